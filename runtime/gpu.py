@@ -9,8 +9,9 @@ the device's, and are counted (`allocations`).
 
 from __future__ import annotations
 
-import gc
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -18,11 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import CompileError, DeviceError, DeviceOutOfMemory, ShapeError
+from graphflow.errors import (
+    CompileError,
+    DeviceError,
+    DeviceLost,
+    DeviceOutOfMemory,
+    ShapeError,
+)
 from graphflow.ops.kernels.address import ALIGNMENT
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_text
 from graphflow.ops.kernels.cupy_module import imported_cupy
 from graphflow.ops.kernels.emit import Region
+from graphflow.pauses import uncollected
 from graphflow.runtime.backend import Array, Keep, kept_or_copied
 from graphflow.runtime.gpu_compiler import compiled
 from graphflow.runtime.gpu_products import Cublas
@@ -33,6 +41,14 @@ _TOGETHER = 64
 """Kernels in one translation unit."""
 _VECTOR = 16
 """Bytes of a vector load, to whose multiples addresses must be aligned for it."""
+_AHEAD = (
+    "its steps are started ahead, so to see which op it was, set CUDA_LAUNCH_BLOCKING=1 and "
+    "GRAPHFLOW_CUDA_GRAPHS=off"
+)
+
+_lock = threading.Lock()
+_backends: weakref.WeakSet[GpuBackend] = weakref.WeakSet()
+"""Those of this process: where one lacks memory, all of its GPU let go of what they keep."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,8 @@ class GpuBackend:
         self.allocations = 0
         self.pinned = 0
         self._functions: dict[str, Any] = {}
+        self._is_capturing = False
+        self._errors = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
         try:
             self._device = cupy.cuda.Device(index)
             with self._device:
@@ -95,20 +113,31 @@ class GpuBackend:
                 self._pool = cupy.cuda.MemoryPool()
                 self._kept = cupy.cuda.MemoryPool()
                 properties = cupy.cuda.runtime.getDeviceProperties(index)
-        except cupy.cuda.runtime.CUDARuntimeError as error:
+                self._begun = self.arrived = self.recorded(self.stream)
+        except self._errors as error:
             raise DeviceError(f"gpu:{index} cannot be used: {error}") from error
         self.processors = int(properties["multiProcessorCount"])
-        self._begun = self.arrived = self._recorded(self.stream)
         # CuPy's own class takes no weak references, by which what is freed is told.
         self._memory = type("Plain", (cupy.cuda.Memory,), {})
         self._plain = 0
+        with _lock:
+            _backends.add(self)
 
     # Where work goes ----------------------------------------------------------------------------
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Work that is started here goes to the device's stream, memory comes from its pool."""
-        with self._device, self.stream, self.xp.cuda.using_allocator(self._allocated):
+        """Work that is started here goes to the device's stream, memory comes from its pool.
+
+        Raises:
+            DeviceError: a call of CUDA's failed.
+        """
+        with (
+            self._naming(),
+            self._device,
+            self.stream,
+            self.xp.cuda.using_allocator(self._allocated),
+        ):
             yield
 
     @contextmanager
@@ -124,23 +153,37 @@ class GpuBackend:
         Raises:
             DeviceError: it failed.
         """
-        with self._device, self._waited():
+        with self._naming(), self._device:
             self.stream.synchronize()
 
     @contextmanager
-    def _waited(self) -> Iterator[None]:
-        """Name the device where it fails: what went wrong earlier is told when it is waited for."""
+    def _naming(self) -> Iterator[None]:
+        """Name the device where a call of CUDA's fails: it may tell of what went wrong earlier."""
         try:
             yield
-        except self.xp.cuda.runtime.CUDARuntimeError as error:
-            raise DeviceError(
-                f"gpu:{self.index} failed: {error}; its steps are started ahead, so to see which "
-                "op it was, set CUDA_LAUNCH_BLOCKING=1 and GRAPHFLOW_CUDA_GRAPHS=off"
-            ) from error
+        except self._errors as error:
+            if self._is_capturing:  # which may be what does not allow it
+                raise
+            lost = self.lost()
+            raise lost or DeviceError(f"gpu:{self.index} failed: {error}; {_AHEAD}") from error
+
+    def lost(self) -> DeviceLost | None:
+        """Why this process cannot use the device any more; None where it can. After an illegal
+        address, or memory that fails, CUDA answers every call with that."""
+        if self._is_capturing:
+            return None  # a wait is refused, lost or not
+        try:
+            self.stream.synchronize()
+        except self._errors as error:
+            return DeviceLost(
+                f"gpu:{self.index} failed: {error}; this process cannot use it any more: start it "
+                f"anew; {_AHEAD}"
+            )
+        return None
 
     def begin(self) -> None:
         """A step begins: what its feeds replace, earlier steps have read when they got here."""
-        self._begun = self._recorded(self.stream)
+        self._begun = self.recorded(self.stream)
 
     @cached_property
     def cublas(self) -> Cublas:
@@ -153,15 +196,23 @@ class GpuBackend:
             return Cublas(self.stream.ptr, self._kept.malloc)
 
     def close(self) -> None:
-        """Wait for what runs, and let go of the pool's memory."""
-        with self._device, suppress(Exception):  # a device that failed has failed already
-            self.stream.synchronize()
-            if (cublas := self.__dict__.pop("cublas", None)) is not None:
-                cublas.close()
-            for pool in (self._pool, self._kept):
-                pool.free_all_blocks()
+        """Wait for what runs, and let go of memory, and of what CuPy keeps for the process: plans
+        of Fourier transforms, which work in the pool's memory, and pinned memory. A device that
+        failed has failed already: that is not told again."""
+        xp, cublas = self.xp, self.__dict__.pop("cublas", None)
+        for end in (
+            self.stream.synchronize,
+            lambda: cublas is None or cublas.close(),
+            lambda: xp.fft.config.get_plan_cache().clear(),
+            self._pool.free_all_blocks,
+            self._kept.free_all_blocks,
+            lambda: xp.get_default_pinned_memory_pool().free_all_blocks(),
+        ):
+            with suppress(Exception), self._device:
+                end()
 
-    def _recorded(self, stream: Any) -> Any:
+    def recorded(self, stream: Any) -> Any:
+        """When a stream has got to where it is now."""
         with self._device:
             event = self.xp.cuda.Event(disable_timing=True)
             event.record(stream)
@@ -172,7 +223,7 @@ class GpuBackend:
     def empty(self, nbytes: int) -> Any:
         """Uninitialised bytes: a plain allocation, not one of a pool's."""
         size = max(nbytes, ALIGNMENT)
-        with self._device:
+        with self._naming(), self._device:
             memory = self._taken(size, self._memory)
             self._plain += size
             weakref.finalize(memory, self._freed, size)
@@ -187,8 +238,8 @@ class GpuBackend:
         return self._taken(nbytes, self._pool.malloc)
 
     def _taken(self, size: int, take: Callable[[int], Any]) -> Any:
-        """Memory of the device. Where there is not enough, the pools let go of what they keep, and
-        it is tried once more.
+        """Memory of the device. Where there is not enough, all pools that this process has there
+        let go of what they keep, and it is tried once more.
 
         Raises:
             DeviceOutOfMemory: there is not enough then, either.
@@ -200,7 +251,10 @@ class GpuBackend:
         except errors as error:
             if not _is_shortage(error):
                 raise
-        for pool in (self._pool, self._kept):
+        with _lock:
+            here = [each for each in _backends if each.index == self.index]
+        pools = [pool for each in here for pool in (each._pool, each._kept)]
+        for pool in (*pools, self.xp.get_default_memory_pool()):
             pool.free_all_blocks()
         try:
             return take(size)
@@ -248,14 +302,13 @@ class GpuBackend:
         landed = []
         with self.active():
             given = [self.xp.ascontiguousarray(a).reshape(a.shape) for a in arrays]
-            self._outward.wait_event(self._recorded(self.stream))
+            self._outward.wait_event(self.recorded(self.stream))
             for array in given:
                 pinned = self.xp.cuda.alloc_pinned_memory(max(int(array.nbytes), 1))
                 if array.nbytes:
                     array.data.copy_to_host_async(pinned.ptr, int(array.nbytes), self._outward)
                 landed.append((pinned, array))
-            with self._waited():
-                self._outward.synchronize()
+            self._outward.synchronize()
         return [
             kept_or_copied(
                 _view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape), keep
@@ -268,7 +321,7 @@ class GpuBackend:
         if kind == "cpu":
             return self.to_host(array)
         with self.active():
-            return Handed(self.xp.copy(array), self._recorded(self.stream))
+            return Handed(self.xp.copy(array), self.recorded(self.stream))
 
     def inlet(self, spec: TensorSpec) -> Inlet:
         """The way in of what is fed or received in each step."""
@@ -280,7 +333,7 @@ class GpuBackend:
         with self._device:
             self._inward.wait_event(self._begun)
             buffer.data.copy_from_host_async(pinned.ptr, size, self._inward)
-            self.arrived = self._recorded(self._inward)
+            self.arrived = self.recorded(self._inward)
             self.stream.wait_event(self.arrived)
 
     # Kernels ------------------------------------------------------------------------------------
@@ -293,7 +346,7 @@ class GpuBackend:
         """
         missing = {k.name: k for k in kernels if k.name not in self._functions}
         names = list(missing)
-        with self._device:
+        with self._naming(), self._device:
             for first in range(0, len(names), _TOGETHER):
                 some = names[first : first + _TOGETHER]
                 text = module_text(missing[name] for name in some)
@@ -302,7 +355,8 @@ class GpuBackend:
                     for name in some:
                         self._functions[name] = module.get_function(name)
                 except Exception as error:  # of CuPy's compiler, or of the driver
-                    raise CompileError(f"CUDA kernels do not compile: {error}") from error
+                    refused = CompileError(f"CUDA kernels do not compile: {error}")
+                    raise self.lost() or refused from error
 
     def launcher(self, region: Region, sizes: tuple[int, ...]) -> Callable[[Sequence[Any]], None]:
         """The kernel of a region for some sizes, as a function of operands and results."""
@@ -330,22 +384,20 @@ class GpuBackend:
 
         Calls that no capture allows are errors in this thread only; other devices' threads go on.
         """
-        runtime = self.xp.cuda.runtime
-        collecting = gc.isenabled()
-        gc.disable()  # a buffer that is freed meanwhile would end the capture
         before = self.allocations
+        self._is_capturing = True
         try:
-            self.stream.begin_capture(runtime.streamCaptureModeThreadLocal)
-            try:
-                run()
-            except BaseException:
-                with suppress(Exception):  # the capture is lost, and so it says
-                    self.stream.end_capture()
-                raise
-            graph = self.stream.end_capture()
+            with uncollected():  # a buffer that is freed meanwhile would end the capture
+                self.stream.begin_capture(self.xp.cuda.runtime.streamCaptureModeThreadLocal)
+                try:
+                    run()
+                except BaseException:
+                    with suppress(Exception):  # the capture is lost, and so it says
+                        self.stream.end_capture()
+                    raise
+                graph = self.stream.end_capture()
         finally:
-            if collecting:
-                gc.enable()
+            self._is_capturing = False
         if self.allocations != before:
             raise DeviceError("memory was taken while the work was captured")
         return graph
@@ -357,7 +409,9 @@ class GpuBackend:
 class Inlet:
     """A place on a GPU that each step fills from the host, or from another GPU.
 
-    Two pinned buffers take turns, so that one is filled while the other may still be on its way.
+    Two pinned buffers take turns, so that one is filled while the other may still be on its way;
+    and what another GPU handed over is kept until this one has read it, or else its memory would be
+    the other's again.
 
     Attributes:
         buffer: the array, always the same one.
@@ -371,7 +425,7 @@ class Inlet:
         self._pinned: list[Any] = []
         self._sent: list[Any] = [None, None]
         self._turn = 0
-        self._from: Any = None
+        self._unread: deque[tuple[Handed, Any]] = deque()  # and when each has been read
 
     def __call__(self, array: Any) -> None:
         """Fill it, for all work that is started from now on."""
@@ -385,17 +439,19 @@ class Inlet:
             self._from_host(np.asarray(array))
 
     def _from_device(self, handed: Handed) -> None:
-        stream = self._backend.stream
-        self._from = handed  # it lives as long as it is read
+        stream, unread = self._backend.stream, self._unread
+        while unread and (len(unread) > 1 or unread[0][1].done):
+            unread.popleft()[1].synchronize()
         stream.wait_event(handed.ready)
         self.buffer.data.copy_from_device_async(handed.array.data, self._size, stream)
+        unread.append((handed, self._backend.recorded(stream)))
 
     def _from_host(self, host: np.ndarray[Any, Any]) -> None:
         backend = self._backend
         if not self._pinned:
             allocate = backend.xp.cuda.alloc_pinned_memory
             self._pinned = [allocate(self._size), allocate(self._size)]
-            backend.pinned += 2 * self._size
+            backend.pinned += 2 * _pinned_bytes(self._size)
         turn = self._turn = 1 - self._turn
         if self._sent[turn] is not None:
             self._sent[turn].synchronize()
@@ -403,6 +459,11 @@ class Inlet:
         np.copyto(_view(pinned, self._size).view(host.dtype).reshape(host.shape), host)
         backend.bring(self.buffer, pinned, self._size)
         self._sent[turn] = backend.arrived
+
+
+def _pinned_bytes(size: int) -> int:
+    """What CuPy's pool takes for so many: the next power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 def _is_shortage(error: Exception) -> bool:

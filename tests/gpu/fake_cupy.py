@@ -33,6 +33,10 @@ class CUDARuntimeError(RuntimeError):
     """As CuPy's."""
 
 
+class CUDADriverError(RuntimeError):
+    """As CuPy's, of launches."""
+
+
 class OutOfMemoryError(MemoryError):
     """As CuPy's."""
 
@@ -51,6 +55,7 @@ class World:
         self.kept: list[Any] = []  # what tasks point to
         self.lock = threading.RLock()
         self.local = threading.local()
+        self.pool, self.pinned, self.plans = MemoryPool(), MemoryPool(), Plans()
         self.null = Stream.__new__(Stream)
         self.null.start(self, "null")
 
@@ -182,14 +187,14 @@ class Memory:
         if _world.taken + size > _world.memory:
             raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
         _world.taken += size
-        self.size = size
+        self.world, self.size = _world, size
         self.bytes = np.full(size + 256, _NOISE, np.uint8)
         self.bytes = self.bytes[-self.bytes.ctypes.data % 256 :][:size]
         self.ptr = self.bytes.ctypes.data
 
     def __del__(self) -> None:
         if hasattr(self, "bytes"):
-            _world.taken -= self.size
+            self.world.taken -= self.size
 
 
 class MemoryPointer:
@@ -204,7 +209,8 @@ class MemoryPointer:
         self._copy("out", mem, self.ptr, size, stream)
 
     def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any = None) -> None:
-        _world.kept.append(src)
+        # It may go back to its pool, and hold something else by then: who copies it has to wait.
+        _world.kept.append(getattr(src.mem, "_memory", src.mem))
         self._copy("across", self.ptr, src.ptr, size, stream)
 
     def _copy(self, way: str, to: int, source: int, size: int, stream: Any) -> None:
@@ -245,6 +251,10 @@ class MemoryPool:
 
     def free_all_blocks(self) -> None:
         self.held.clear()
+
+
+class Plans(list[Any]):
+    """Plans of Fourier transforms, which keep memory."""
 
 
 class Pinned(np.ndarray):
@@ -510,12 +520,16 @@ def install(
     module.asnumpy = lambda a: a.get()
     module.empty = lambda shape, dtype=float: ndarray(shape, dtype)
     module.ascontiguousarray = lambda a: a if a.flags.c_contiguous else a.copy()
+    module.get_default_memory_pool = lambda: _world.pool
+    module.get_default_pinned_memory_pool = lambda: _world.pinned
+    plans = types.SimpleNamespace(get_plan_cache=lambda: _world.plans)
+    module.fft = types.SimpleNamespace(config=plans, **vars(np.fft))
     memory_module = types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
     module.cuda = types.SimpleNamespace(
         Device=Device, runtime=Runtime, Stream=Stream, Event=Event, Memory=Memory, Graph=Graph,
-        MemoryPointer=MemoryPointer, MemoryPool=MemoryPool, memory=memory_module,
-        alloc_pinned_memory=alloc_pinned_memory, using_allocator=using_allocator,
-        get_current_stream=_world.stream,
+        driver=types.SimpleNamespace(CUDADriverError=CUDADriverError), MemoryPointer=MemoryPointer,
+        MemoryPool=MemoryPool, memory=memory_module, using_allocator=using_allocator,
+        alloc_pinned_memory=alloc_pinned_memory, get_current_stream=_world.stream,
         compiler=types.SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
         function=types.SimpleNamespace(Module=Module),
         nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),
