@@ -28,11 +28,11 @@ from graphflow.errors import (
 )
 from graphflow.ops.kernels.address import ALIGNMENT
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_text
+from graphflow.ops.kernels.cuda_compiler import compiled
 from graphflow.ops.kernels.cupy_module import imported_cupy
 from graphflow.ops.kernels.emit import Region
 from graphflow.pauses import uncollected
 from graphflow.runtime.backend import Array, Keep, kept_or_copied
-from graphflow.runtime.gpu_compiler import compiled
 from graphflow.runtime.gpu_products import Cublas
 from graphflow.spec import TensorSpec, nbytes
 from graphflow.values import dataclass
