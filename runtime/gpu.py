@@ -133,7 +133,7 @@ class GpuBackend:
             DeviceError: a call of CUDA's failed.
         """
         with (
-            self._naming(),
+            self.naming(),
             self._device,
             self.stream,
             self.xp.cuda.using_allocator(self._allocated),
@@ -153,11 +153,11 @@ class GpuBackend:
         Raises:
             DeviceError: it failed.
         """
-        with self._naming(), self._device:
+        with self.naming(), self._device:
             self.stream.synchronize()
 
     @contextmanager
-    def _naming(self) -> Iterator[None]:
+    def naming(self) -> Iterator[None]:
         """Name the device where a call of CUDA's fails: it may tell of what went wrong earlier."""
         try:
             yield
@@ -223,7 +223,7 @@ class GpuBackend:
     def empty(self, nbytes: int) -> Any:
         """Uninitialised bytes: a plain allocation, not one of a pool's."""
         size = max(nbytes, ALIGNMENT)
-        with self._naming(), self._device:
+        with self.naming(), self._device:
             memory = self._taken(size, self._memory)
             self._plain += size
             weakref.finalize(memory, self._freed, size)
@@ -346,7 +346,7 @@ class GpuBackend:
         """
         missing = {k.name: k for k in kernels if k.name not in self._functions}
         names = list(missing)
-        with self._naming(), self._device:
+        with self.naming(), self._device:
             for first in range(0, len(names), _TOGETHER):
                 some = names[first : first + _TOGETHER]
                 text = module_text(missing[name] for name in some)
@@ -403,7 +403,8 @@ class GpuBackend:
         return graph
 
     def replay(self, graph: Any) -> None:
-        graph.launch(self.stream)
+        with self.naming():
+            graph.launch(self.stream)
 
 
 class Inlet:
@@ -433,10 +434,11 @@ class Inlet:
             raise ShapeError(f"{self._spec} is wanted, not {array.dtype}{tuple(array.shape)}")
         if not self._size:
             return
-        if isinstance(array, Handed):
-            self._from_device(array)
-        else:
-            self._from_host(np.asarray(array))
+        with self._backend.naming():
+            if isinstance(array, Handed):
+                self._from_device(array)
+            else:
+                self._from_host(np.asarray(array))
 
     def _from_device(self, handed: Handed) -> None:
         stream, unread = self._backend.stream, self._unread

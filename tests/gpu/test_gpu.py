@@ -17,6 +17,7 @@ import graphflow as gf
 from graphflow.errors import DeviceError, DeviceLost, DeviceOutOfMemory, OpError
 from graphflow.graph import Graph
 from graphflow.op import REGISTRY, Tensor
+from graphflow.ops.kernels.cupy_module import imported_cupy
 from graphflow.runtime.executor import Program
 from graphflow.runtime.gpu import GpuBackend, Handed
 from graphflow.runtime.gpu_code import GpuCode
@@ -479,6 +480,19 @@ def test_a_gpu_that_is_lost_is_told_by_every_way_in_and_blames_no_op(
         with pytest.raises(DeviceLost, match=LOST):
             call()
     session.close()
+
+
+def test_a_feed_that_does_not_get_in_is_the_devices_failure_and_no_ops(
+    world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(size: int) -> None:
+        raise fake_cupy.CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered: none to pin")
+
+    monkeypatch.setattr(imported_cupy().cuda, "alloc_pinned_memory", fail)
+    here = OnGpu(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
+    with pytest.raises(DeviceError, match=r"gpu:0 failed: .*none to pin") as failure:
+        here.step(x=X)
+    assert not isinstance(failure.value, DeviceLost)
 
 
 def test_a_program_of_a_gpu_that_is_lost_lets_go_of_its_memory(
