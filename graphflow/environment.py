@@ -4,7 +4,7 @@ is refused rather than taken for another."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graphflow.errors import ArgumentError
@@ -25,6 +25,12 @@ _KEPT = ("GRAPHFLOW_CACHE", "XDG_CACHE_HOME")  # where kernels and measurements 
 def setting(name: str) -> str | None:
     """A folder or an address; None where it is not set, or empty."""
     return os.environ.get(name) or None
+
+
+def offer(name: str, default: Callable[[], str]) -> None:
+    """Set what another library heeds where nobody has, for this process and those it starts."""
+    if setting(name) is None:
+        os.environ[name] = default()
 
 
 def own_folder(name: str) -> Path | None:

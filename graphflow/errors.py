@@ -99,6 +99,11 @@ class DeviceError(PlacementError):
     """A device name is malformed, unknown to the cluster, or has no kernel for a pinned node."""
 
 
+class DeviceLost(DeviceError):
+    """A GPU failed in a way that only a new process gets over: an op read where there is no memory,
+    or the GPU's memory is broken."""
+
+
 class MemoryLimitError(PlacementError):
     """A graph fits in no device's memory.
 

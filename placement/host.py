@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from graphflow.errors import DeviceError
+from graphflow.ops.kernels.cupy_module import imported_cupy
 
 MEMORY_SHARE = 0.8
 """Share of a host's memory that its devices may plan with."""
@@ -116,9 +117,8 @@ def gpu_memory(name: str) -> int:
         DeviceError: CuPy is not installed, or finds no such GPU.
     """
     try:
-        import cupy
-
-        count = int(cupy.cuda.runtime.getDeviceCount())
+        runtime = imported_cupy().cuda.runtime
+        count = int(runtime.getDeviceCount())
     except Exception as error:  # a missing driver raises CuPy's own types
         raise DeviceError(
             f"{name!r} cannot be used: CuPy finds no GPU here ({type(error).__name__}: {error}); "
@@ -127,5 +127,5 @@ def gpu_memory(name: str) -> int:
     index = int(name.partition(":")[2])
     if index >= count:
         raise DeviceError(f"{name!r}: this host has {count} GPU(s), numbered from gpu:0")
-    with cupy.cuda.Device(index):
-        return int(cupy.cuda.runtime.memGetInfo()[1])
+    # Not `memGetInfo`, which begins a context there, of some hundred MB: who plans needs none.
+    return int(runtime.getDeviceProperties(index)["totalGlobalMem"])

@@ -9,9 +9,9 @@ the device's, and are counted (`allocations`).
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
@@ -19,12 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import CompileError, DeviceError, DeviceOutOfMemory, ShapeError
+from graphflow.errors import (
+    CompileError,
+    DeviceError,
+    DeviceLost,
+    DeviceOutOfMemory,
+    ShapeError,
+)
 from graphflow.ops.kernels.address import ALIGNMENT
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_text
+from graphflow.ops.kernels.cuda_compiler import compiled
+from graphflow.ops.kernels.cupy_module import imported_cupy
 from graphflow.ops.kernels.emit import Region
+from graphflow.pauses import uncollected
 from graphflow.runtime.backend import Array, Keep, kept_or_copied
-from graphflow.runtime.gpu_compiler import compiled
+from graphflow.runtime.gpu_libraries import Cudnn
 from graphflow.runtime.gpu_products import Cublas
 from graphflow.spec import TensorSpec, nbytes
 from graphflow.values import dataclass
@@ -33,6 +42,14 @@ _TOGETHER = 64
 """Kernels in one translation unit."""
 _VECTOR = 16
 """Bytes of a vector load, to whose multiples addresses must be aligned for it."""
+_AHEAD = (
+    "its steps are started ahead, so to see which op it was, set CUDA_LAUNCH_BLOCKING=1 and "
+    "GRAPHFLOW_CUDA_GRAPHS=off"
+)
+
+_lock = threading.Lock()
+_backends: weakref.WeakSet[GpuBackend] = weakref.WeakSet()
+"""Those of this process: where one lacks memory, all of its GPU let go of what they keep."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +100,15 @@ class GpuBackend:
     threads = 1
 
     def __init__(self, index: int) -> None:
-        self.xp = cupy = imported()
+        self.xp = cupy = imported_cupy()
         self.index = index
         self.keep: Keep | None = None
         self.allocations = 0
         self.pinned = 0
         self.kernels: dict[Any, Any] = {}
         self._functions: dict[str, Any] = {}
+        self._is_capturing = False
+        self._errors = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
         try:
             self._device = cupy.cuda.Device(index)
             with self._device:
@@ -98,23 +117,34 @@ class GpuBackend:
                 self._outward = cupy.cuda.Stream(non_blocking=True)
                 self._pool = cupy.cuda.MemoryPool()
                 self._kept = cupy.cuda.MemoryPool()
-                self._repeated = cupy.cuda.MemoryPool()
+                self._repeated = cupy.cuda.MemoryPool(self._plainly)
                 properties = cupy.cuda.runtime.getDeviceProperties(index)
-        except cupy.cuda.runtime.CUDARuntimeError as error:
+                self._begun = self.arrived = self.recorded(self.stream)
+        except self._errors as error:
             raise DeviceError(f"gpu:{index} cannot be used: {error}") from error
         self.processors = int(properties["multiProcessorCount"])
         _refuse_uploads(cupy)
-        self._begun = self.arrived = self._recorded(self.stream)
         # CuPy's own class takes no weak references, by which what is freed is told.
         self._memory = type("Plain", (cupy.cuda.Memory,), {})
         self._plain = 0
+        with _lock:
+            _backends.add(self)
 
     # Where work goes ----------------------------------------------------------------------------
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Work that is started here goes to the device's stream, memory comes from its pool."""
-        with self._device, self.stream, self.xp.cuda.using_allocator(self._allocated):
+        """Work that is started here goes to the device's stream, memory comes from its pool.
+
+        Raises:
+            DeviceError: a call of CUDA's failed.
+        """
+        with (
+            self.naming(),
+            self._device,
+            self.stream,
+            self.xp.cuda.using_allocator(self._allocated),
+        ):
             yield
 
     @contextmanager
@@ -130,23 +160,37 @@ class GpuBackend:
         Raises:
             DeviceError: it failed.
         """
-        with self._device, self._waited():
+        with self.naming(), self._device:
             self.stream.synchronize()
 
     @contextmanager
-    def _waited(self) -> Iterator[None]:
-        """Name the device where it fails: what went wrong earlier is told when it is waited for."""
+    def naming(self) -> Iterator[None]:
+        """Name the device where a call of CUDA's fails: it may tell of what went wrong earlier."""
         try:
             yield
-        except self.xp.cuda.runtime.CUDARuntimeError as error:
-            raise DeviceError(
-                f"gpu:{self.index} failed: {error}; its steps are started ahead, so to see which "
-                "op it was, set CUDA_LAUNCH_BLOCKING=1 and GRAPHFLOW_CUDA_GRAPHS=off"
-            ) from error
+        except self._errors as error:
+            if self._is_capturing:  # which may be what does not allow it
+                raise
+            lost = self.lost()
+            raise lost or DeviceError(f"gpu:{self.index} failed: {error}; {_AHEAD}") from error
+
+    def lost(self) -> DeviceLost | None:
+        """Why this process cannot use the device any more; None where it can. After an illegal
+        address, or memory that fails, CUDA answers every call with that."""
+        if self._is_capturing:
+            return None  # a wait is refused, lost or not
+        try:
+            self.stream.synchronize()
+        except self._errors as error:
+            return DeviceLost(
+                f"gpu:{self.index} failed: {error}; this process cannot use it any more: start it "
+                f"anew; {_AHEAD}"
+            )
+        return None
 
     def begin(self) -> None:
         """A step begins: what its feeds replace, earlier steps have read when they got here."""
-        self._begun = self._recorded(self.stream)
+        self._begun = self.recorded(self.stream)
 
     @cached_property
     def cublas(self) -> Cublas:
@@ -159,34 +203,33 @@ class GpuBackend:
             return Cublas(self.xp, self.stream.ptr, self._kept.malloc)
 
     @cached_property
-    def cudnn(self) -> Any:
-        """A handle of cuDNN's that works on the device's stream.
+    def cudnn(self) -> Cudnn:
+        """What cuDNN works by.
 
         Raises:
             Exception: cuDNN is not there, or fails.
         """
-        import cudnn
-
         with self.active():
-            handle = cudnn.create_handle()
-            cudnn.set_stream(handle, self.stream.ptr)
-            return handle
+            return Cudnn(self.stream.ptr)
 
     def close(self) -> None:
-        """Wait for what runs, and let go of the pool's memory."""
-        with self._device, suppress(Exception):  # a device that failed has failed already
-            self.stream.synchronize()
-            self.kernels.clear()
-            if (cublas := self.__dict__.pop("cublas", None)) is not None:
-                cublas.close()
-            if (handle := self.__dict__.pop("cudnn", None)) is not None:
-                import cudnn
+        """Wait for what runs, and let go of memory, of libraries, and of what CuPy keeps for the
+        process: plans of Fourier transforms, which work in the pool's memory, and pinned memory. A
+        device that failed has failed already: that is not told again."""
+        xp = self.xp
+        self.kernels.clear()
+        for end in (
+            self.stream.synchronize,
+            *(partial(_end, self.__dict__.pop(name, None)) for name in ("cublas", "cudnn")),
+            lambda: xp.fft.config.get_plan_cache().clear(),
+            *(pool.free_all_blocks for pool in (self._pool, self._kept, self._repeated)),
+            lambda: xp.get_default_pinned_memory_pool().free_all_blocks(),
+        ):
+            with suppress(Exception), self._device:
+                end()
 
-                cudnn.destroy_handle(handle)
-            for pool in (self._pool, self._kept, self._repeated):
-                pool.free_all_blocks()
-
-    def _recorded(self, stream: Any) -> Any:
+    def recorded(self, stream: Any) -> Any:
+        """When a stream has got to where it is now."""
         with self._device:
             event = self.xp.cuda.Event(disable_timing=True)
             event.record(stream)
@@ -197,7 +240,7 @@ class GpuBackend:
     def empty(self, nbytes: int) -> Any:
         """Uninitialised bytes: a plain allocation, not one of a pool's."""
         size = max(nbytes, ALIGNMENT)
-        with self._device:
+        with self.naming(), self._device:
             memory = self._taken(size, self._memory)
             self._plain += size
             weakref.finalize(memory, self._freed, size)
@@ -208,15 +251,21 @@ class GpuBackend:
         self._plain -= size
 
     def _allocated(self, nbytes: int) -> Any:
-        return self._counted(nbytes, self._pool)
+        return self._counted(nbytes, partial(self._taken, take=self._pool.malloc))
 
-    def _counted(self, nbytes: int, pool: Any) -> Any:
+    def _plainly(self, nbytes: int) -> Any:
+        """Memory of the driver's for a pool that does not let go of what it keeps where there is
+        none, as CuPy's do: a graph may write there."""
+        cuda = self.xp.cuda
+        return self._taken(nbytes, lambda size: cuda.MemoryPointer(cuda.Memory(size), 0))
+
+    def _counted(self, nbytes: int, take: Callable[[int], Any]) -> Any:
         self.allocations += 1
-        return self._taken(nbytes, pool.malloc)
+        return take(nbytes)
 
     def _taken(self, size: int, take: Callable[[int], Any]) -> Any:
-        """Memory of the device. Where there is not enough, the pools let go of what they keep, and
-        it is tried once more.
+        """Memory of the device. Where there is not enough, all pools that this process has there
+        let go of what they keep, and it is tried once more.
 
         Raises:
             DeviceOutOfMemory: there is not enough then, either.
@@ -228,7 +277,10 @@ class GpuBackend:
         except errors as error:
             if not _is_shortage(error):
                 raise
-        for pool in (self._pool, self._kept):
+        with _lock:
+            here = [each for each in _backends if each.index == self.index]
+        pools = [pool for each in here for pool in (each._pool, each._kept)]
+        for pool in (*pools, self.xp.get_default_memory_pool()):
             pool.free_all_blocks()
         try:
             return take(size)
@@ -278,14 +330,13 @@ class GpuBackend:
         landed = []
         with self.active():
             given = [self.xp.ascontiguousarray(a).reshape(a.shape) for a in arrays]
-            self._outward.wait_event(self._recorded(self.stream))
+            self._outward.wait_event(self.recorded(self.stream))
             for array in given:
                 pinned = self.xp.cuda.alloc_pinned_memory(max(int(array.nbytes), 1))
                 if array.nbytes:
                     array.data.copy_to_host_async(pinned.ptr, int(array.nbytes), self._outward)
                 landed.append((pinned, array))
-            with self._waited():
-                self._outward.synchronize()
+            self._outward.synchronize()
         return [
             kept_or_copied(
                 _view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape), keep
@@ -298,7 +349,7 @@ class GpuBackend:
         if kind == "cpu":
             return self.to_host(array)
         with self.active():
-            return Handed(self.xp.copy(array), self._recorded(self.stream))
+            return Handed(self.xp.copy(array), self.recorded(self.stream))
 
     def inlet(self, spec: TensorSpec) -> Inlet:
         """The way in of what is fed or received in each step."""
@@ -310,7 +361,7 @@ class GpuBackend:
         with self._device:
             self._inward.wait_event(self._begun)
             buffer.data.copy_from_host_async(pinned.ptr, size, self._inward)
-            self.arrived = self._recorded(self._inward)
+            self.arrived = self.recorded(self._inward)
             self.stream.wait_event(self.arrived)
 
     # Kernels ------------------------------------------------------------------------------------
@@ -323,7 +374,7 @@ class GpuBackend:
         """
         missing = {k.name: k for k in kernels if k.name not in self._functions}
         names = list(missing)
-        with self._device:
+        with self.naming(), self._device:
             for first in range(0, len(names), _TOGETHER):
                 some = names[first : first + _TOGETHER]
                 text = module_text(missing[name] for name in some)
@@ -332,7 +383,8 @@ class GpuBackend:
                     for name in some:
                         self._functions[name] = module.get_function(name)
                 except Exception as error:  # of CuPy's compiler, or of the driver
-                    raise CompileError(f"CUDA kernels do not compile: {error}") from error
+                    refused = CompileError(f"CUDA kernels do not compile: {error}")
+                    raise self.lost() or refused from error
 
     def launcher(self, region: Region, sizes: tuple[int, ...]) -> Callable[[Sequence[Any]], None]:
         """The kernel of a region for some sizes, as a function of operands and results."""
@@ -364,7 +416,7 @@ class GpuBackend:
         no memory can be taken from the driver while it is captured: by then the pool has what the
         first run took. Graphs of one stream run one after the other, and share it.
         """
-        with self.xp.cuda.using_allocator(partial(self._counted, pool=self._repeated)):
+        with self.xp.cuda.using_allocator(partial(self._counted, take=self._repeated.malloc)):
             yield
 
     def capture(self, run: Callable[[], None]) -> Any:
@@ -372,33 +424,32 @@ class GpuBackend:
 
         Calls that no capture allows are errors in this thread only; other devices' threads go on.
         """
-        runtime = self.xp.cuda.runtime
-        collecting = gc.isenabled()
-        gc.disable()  # a buffer that is freed meanwhile would end the capture
-        _capturing.now = True
+        self._is_capturing = _capturing.now = True
         try:
-            self.stream.begin_capture(runtime.streamCaptureModeThreadLocal)
-            try:
-                with self.repeating():
-                    run()
-            except BaseException:
-                with suppress(Exception):  # the capture is lost, and so it says
-                    self.stream.end_capture()
-                raise
-            return self.stream.end_capture()
+            with uncollected():  # a buffer that is freed meanwhile would end the capture
+                self.stream.begin_capture(self.xp.cuda.runtime.streamCaptureModeThreadLocal)
+                try:
+                    with self.repeating():
+                        run()
+                except BaseException:
+                    with suppress(Exception):  # the capture is lost, and so it says
+                        self.stream.end_capture()
+                    raise
+                return self.stream.end_capture()
         finally:
-            _capturing.now = False
-            if collecting:
-                gc.enable()
+            self._is_capturing = _capturing.now = False
 
     def replay(self, graph: Any) -> None:
-        graph.launch(self.stream)
+        with self.naming():
+            graph.launch(self.stream)
 
 
 class Inlet:
     """A place on a GPU that each step fills from the host, or from another GPU.
 
-    Two pinned buffers take turns, so that one is filled while the other may still be on its way.
+    Two pinned buffers take turns, so that one is filled while the other may still be on its way;
+    and what another GPU handed over is kept until this one has read it, or else its memory would be
+    the other's again.
 
     Attributes:
         buffer: the array, always the same one.
@@ -412,7 +463,7 @@ class Inlet:
         self._pinned: list[Any] = []
         self._sent: list[Any] = [None, None]
         self._turn = 0
-        self._from: Any = None
+        self._unread: deque[tuple[Handed, Any]] = deque()  # and when each has been read
 
     def __call__(self, array: Any) -> None:
         """Fill it, for all work that is started from now on."""
@@ -420,23 +471,26 @@ class Inlet:
             raise ShapeError(f"{self._spec} is wanted, not {array.dtype}{tuple(array.shape)}")
         if not self._size:
             return
-        if isinstance(array, Handed):
-            self._from_device(array)
-        else:
-            self._from_host(np.asarray(array))
+        with self._backend.naming():
+            if isinstance(array, Handed):
+                self._from_device(array)
+            else:
+                self._from_host(np.asarray(array))
 
     def _from_device(self, handed: Handed) -> None:
-        stream = self._backend.stream
-        self._from = handed  # it lives as long as it is read
+        stream, unread = self._backend.stream, self._unread
+        while unread and (len(unread) > 1 or unread[0][1].done):
+            unread.popleft()[1].synchronize()
         stream.wait_event(handed.ready)
         self.buffer.data.copy_from_device_async(handed.array.data, self._size, stream)
+        unread.append((handed, self._backend.recorded(stream)))
 
     def _from_host(self, host: np.ndarray[Any, Any]) -> None:
         backend = self._backend
         if not self._pinned:
             allocate = backend.xp.cuda.alloc_pinned_memory
             self._pinned = [allocate(self._size), allocate(self._size)]
-            backend.pinned += 2 * self._size
+            backend.pinned += 2 * _pinned_bytes(self._size)
         turn = self._turn = 1 - self._turn
         if self._sent[turn] is not None:
             self._sent[turn].synchronize()
@@ -464,6 +518,16 @@ def _refuse_uploads(cupy: Any) -> None:
     cupy.cuda.set_pinned_memory_allocator(allocate)
 
 
+def _pinned_bytes(size: int) -> int:
+    """What CuPy's pool takes for so many: the next power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def _end(library: Any) -> None:
+    if library is not None:
+        library.close()
+
+
 def _is_shortage(error: Exception) -> bool:
     """Whether it is memory that lacks, and not, say, a capture that allows none to be taken."""
     return isinstance(error, MemoryError) or "cudaErrorMemoryAllocation" in str(error)
@@ -476,16 +540,3 @@ def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _view(pinned: Any, size: int) -> np.ndarray[Any, Any]:
     """Pinned memory as bytes."""
     return np.frombuffer(pinned, np.uint8, size)
-
-
-def imported() -> Any:
-    """CuPy.
-
-    Raises:
-        DeviceError: it is not installed.
-    """
-    try:
-        import cupy  # heavy, and only here
-    except ImportError as error:
-        raise DeviceError("a gpu device needs CuPy: pip install 'graphflow[gpu]'") from error
-    return cupy

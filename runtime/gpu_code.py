@@ -8,10 +8,12 @@ and most steps can be captured (`gpu_graphs.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from graphflow.errors import DeviceError, GraphflowError
 from graphflow.graph import bind_attrs, bodies
 from graphflow.half import any_half
 from graphflow.op import Node, Tensor
@@ -425,7 +427,8 @@ class GpuCode:
 
     def release(self) -> None:
         """Let go of the buffers: the program does not run again."""
-        self.backend.synchronize()
+        with suppress(DeviceError):  # it has failed: what it held goes all the same
+            self.backend.synchronize()
         if self._members:
             self.channel.close()
         self.values.clear()
@@ -435,7 +438,10 @@ class GpuCode:
         self.memory = None
 
     def explained(self, error: BaseException) -> Exception:
-        """An error with the node of the failing step, unless it says already what went wrong."""
+        """An error with the node of the failing step, unless it says already what went wrong. A
+        device that is lost is told by whichever step comes next, which has no part in it."""
+        if not isinstance(error, GraphflowError) and (lost := self.backend.lost()) is not None:
+            return lost
         node = self.steps.failing or self.commit_steps.failing
         return explained(error, node, self.layout, self.partition)
 

@@ -24,6 +24,7 @@ import numpy as np
 from graphflow.environment import is_on
 from graphflow.errors import CompileError, DeviceOutOfMemory
 from graphflow.op import Op
+from graphflow.ops.kernels.cupy_module import imported_cupy
 from graphflow.runtime.gpu_graphs import graphs_enabled
 from graphflow.runtime.lines import writing
 from graphflow.runtime.logs import Log
@@ -59,8 +60,7 @@ def gpu_lines() -> list[str]:
     """What is said of each of this machine's GPUs: its name, and what computes on it; nothing where
     CuPy sees none."""
     try:
-        import cupy
-
+        cupy = imported_cupy()
         runtime = cupy.cuda.runtime
         found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
     except Exception:  # no CuPy, no driver, no device: CuPy's own errors
@@ -252,6 +252,25 @@ _ROUNDING = (
 """What costs float32 more of its digits than sums in another order: TF32, say."""
 
 
+class Cudnn:
+    """A handle of cuDNN's that works on the stream of one GPU, which is active.
+
+    Raises:
+        Exception: cuDNN is not there, or fails.
+    """
+
+    def __init__(self, stream: int) -> None:
+        import cudnn
+
+        self.handle = cudnn.create_handle()
+        cudnn.set_stream(self.handle, stream)
+
+    def close(self) -> None:
+        import cudnn
+
+        cudnn.destroy_handle(self.handle)
+
+
 class _CudnnGraph:
     """A graph of cuDNN's over contiguous arrays: built once, run with any addresses.
 
@@ -274,7 +293,7 @@ class _CudnnGraph:
             "float16": dtypes.HALF, "bfloat16": dtypes.BFLOAT16, "float32": dtypes.FLOAT,
         }  # fmt: skip
         with backend.active():
-            self._handle = backend.cudnn
+            self._handle = backend.cudnn.handle
             self._graph = graph = cudnn.pygraph(
                 io_data_type=kinds[specs[0].dtype.name],
                 intermediate_data_type=dtypes.FLOAT,

@@ -9,12 +9,11 @@ change bits.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels import csr_loops
+from graphflow.ops.kernels import csr_loops, cuda_rows
 from graphflow.ops.kernels.flow import element_of
 from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.rows import combine_rows
@@ -245,25 +244,4 @@ def _multiply_on_gpu(
         order = xp.argsort(columns, kind="stable")
         sources = _entry_rows(xp, offsets)
         bounds = xp.searchsorted(columns[order], xp.arange(out.shape[0] + 1))
-    _segments()(values, dense, order, sources, bounds, np.int64(out.shape[1]), out)
-
-
-@cache
-def _segments() -> Any:
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "raw T values, raw T dense, raw int64 order, raw int64 sources, raw int64 bounds, "
-        "int64 width",
-        "T out",
-        """
-        long long row = i / width, column = i % width;
-        T total = 0;
-        for (long long j = bounds[row]; j < bounds[row + 1]; ++j) {
-            long long e = order[j];
-            total += values[e] * dense[sources[e] * width + column];
-        }
-        out = total;
-        """,
-        "graphflow_csr_matmul",
-    )
+    cuda_rows.multiply(xp, out, values, dense, order, sources, bounds)

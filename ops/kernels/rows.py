@@ -6,12 +6,11 @@ of duplicates.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels import row_loops
+from graphflow.ops.kernels import cuda_rows, row_loops
 from graphflow.ops.kernels.flow import element_of
 from graphflow.ops.kernels.regions import enabled
 from graphflow.ops.kernels.shared import call, function
@@ -66,7 +65,7 @@ def combine_rows(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> 
         combine_rows(xp, wide, rows, updates.astype(np.float32), reduction)
         out[...] = wide
     elif xp is not np:
-        _combine_on_gpu(xp, out, rows, updates, reduction)
+        cuda_rows.combine(xp, out, rows, updates, reduction)
     elif reduction == "none":
         out[rows] = updates
     elif _combined_natively(out, rows, updates, reduction):
@@ -112,42 +111,3 @@ def _combine_narrow(out: Any, rows: Any, updates: Any, ufunc: Any) -> None:
         part = slice(first, first + step)
         places = (rows[part, None] * width + columns).reshape(-1)
         ufunc.at(flat, places, updates[part].reshape(-1))
-
-
-_ON_GPU = {
-    "none": "total = u;",
-    "add": "total += u;",
-    "mul": "total *= u;",
-    # NaN, which differs from itself, wins
-    "min": "total = (u < total || u != u) ? u : total;",
-    "max": "total = (u > total || u != u) ? u : total;",
-}
-
-
-def _combine_on_gpu(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> None:
-    """Atomic operations come in any order; here one thread does all that falls on its element."""
-    if out.dtype == bool:
-        out, updates = out.view(np.uint8), updates.view(np.uint8)
-    order = xp.argsort(rows, kind="stable")
-    bounds = xp.searchsorted(rows[order], xp.arange(out.shape[0] + 1))
-    _segments(reduction)(updates, order, bounds, np.int64(out.shape[1]), out)
-
-
-@cache
-def _segments(reduction: str) -> Any:
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "raw T updates, raw int64 order, raw int64 bounds, int64 width",
-        "T out",
-        f"""
-        long long row = i / width, column = i % width;
-        T total = out;
-        for (long long j = bounds[row]; j < bounds[row + 1]; ++j) {{
-            T u = updates[order[j] * width + column];
-            {_ON_GPU[reduction]}
-        }}
-        out = total;
-        """,
-        f"graphflow_segment_{reduction}",
-    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,12 +20,15 @@ from typing import Any
 
 from graphflow.device import DeviceName
 from graphflow.environment import NCCL, setting, word
+from graphflow.errors import DeviceError
+from graphflow.ops.kernels.cupy_module import imported_cupy
 from graphflow.ops.reduction_order import combining, finish, fold
 from graphflow.runtime.clock import identity
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.logs import Log
 
 _log = Log("graphflow.gpu")
+_importing = threading.Lock()  # filters of warnings are the process's
 MEETING = 30.0
 """Seconds for the ranks of a group to meet: they all begin within milliseconds of each other, and
 NCCL takes the better part of one."""
@@ -33,10 +37,14 @@ _SLICE = 0.02  # seconds between two looks at whether the step goes on
 
 
 def library() -> Any:
-    """CuPy's NCCL; None where there is none."""
+    """CuPy's NCCL; None where there is none, of which CuPy warns: a machine with one GPU needs
+    none."""
     try:
-        from cupy.cuda import nccl
-    except ImportError:
+        imported_cupy()
+        with _importing, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from cupy.cuda import nccl
+    except (DeviceError, ImportError):
         return None
     return nccl if getattr(nccl, "available", True) else None
 
@@ -66,10 +74,8 @@ def may_meet(told: Sequence[Any], count: int) -> bool:
 
 
 def _gpu(index: int) -> str:
-    import cupy
-
     host = setting("NCCL_HOSTID") or identity()
-    return f"{host}/{cupy.cuda.runtime.deviceGetPCIBusId(index)}"
+    return f"{host}/{imported_cupy().cuda.runtime.deviceGetPCIBusId(index)}"
 
 
 class _Job:

@@ -18,7 +18,13 @@ from typing import Any
 
 import zmq
 
-from graphflow.errors import MessageTooLarge, NotAuthorised, ProtocolError, TransportError
+from graphflow.errors import (
+    DeviceLost,
+    MessageTooLarge,
+    NotAuthorised,
+    ProtocolError,
+    TransportError,
+)
 from graphflow.placement.host import host_memory
 from graphflow.runtime.clock import identity
 from graphflow.runtime.heap import give_back_freed_memory
@@ -354,6 +360,9 @@ class WorkerProcess:
     def _finish(self) -> None:
         while self._finished:
             finished = self._finished.popleft()
+            if type(finished) is Finished and isinstance(finished.outcome, DeviceLost):
+                self._fail(finished.outcome)
+                continue
             if type(finished) is Finished and self._answer(finished):
                 continue
             is_over = isinstance(finished, Finished) and isinstance(finished.job, Close)
@@ -362,6 +371,12 @@ class WorkerProcess:
             self._handle(finished)
             if is_over:
                 give_back_freed_memory()
+
+    def _fail(self, lost: DeviceLost) -> None:
+        """Ends the process: no later step could be computed here. That is all the answer that the
+        order gets, for a worker that is lost can be replaced, and the step done again."""
+        self._failure, self._why = lost, str(lost)
+        self.stop()
 
     def _answer(self, finished: Finished) -> bool:
         """Answers by the short way, if that is possible."""

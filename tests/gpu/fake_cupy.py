@@ -35,6 +35,10 @@ class CUDARuntimeError(RuntimeError):
     """As CuPy's."""
 
 
+class CUDADriverError(RuntimeError):
+    """As CuPy's, of launches."""
+
+
 class OutOfMemoryError(MemoryError):
     """As CuPy's."""
 
@@ -53,8 +57,8 @@ class World:
         self.kept: list[Any] = []  # what tasks point to
         self.lock = threading.RLock()
         self.local = threading.local()
+        self.pool, self.pinned, self.plans = MemoryPool(), MemoryPool(), Plans()
         self.pinned_by: Callable[[int], Any] = alloc_pinned_memory
-        self.pool = MemoryPool()
         self.null = Stream.__new__(Stream)
         self.null.start(self, "null")
 
@@ -199,9 +203,8 @@ class Memory:
             _world.forbid("cudaMalloc")
         if _world.taken + size > _world.memory:
             raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
-        self.world = _world
-        self.world.taken += size
-        self.size = size
+        _world.taken += size
+        self.world, self.size = _world, size
         self.bytes = np.full(size + 256, _NOISE, np.uint8)
         self.bytes = self.bytes[-self.bytes.ctypes.data % 256 :][:size]
         self.ptr = self.bytes.ctypes.data
@@ -223,7 +226,8 @@ class MemoryPointer:
         self._copy("out", mem, self.ptr, size, stream)
 
     def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any = None) -> None:
-        _world.kept.append(src)
+        # It may go back to its pool, and hold something else by then: who copies it has to wait.
+        _world.kept.append(getattr(src.mem, "_memory", src.mem))
         self._copy("across", self.ptr, src.ptr, size, stream)
 
     def _copy(self, way: str, to: int, source: int, size: int, stream: Any) -> None:
@@ -244,7 +248,8 @@ class Block:
 
 
 class MemoryPool:
-    def __init__(self) -> None:
+    def __init__(self, allocator: Callable[[int], MemoryPointer] | None = None) -> None:
+        self._allocator = allocator
         self._total = 0
         self.held: list[Memory] = []
 
@@ -254,6 +259,8 @@ class MemoryPool:
             if memory.size == size:
                 self.held.remove(memory)
                 return MemoryPointer(Block(memory, self.held), 0)
+        if self._allocator is not None:
+            return MemoryPointer(Block(self._allocator(size).mem, self.held), 0)  # type: ignore[arg-type]
         try:
             with suppress(CUDARuntimeError):
                 return MemoryPointer(Block(Memory(size), self.held), 0)
@@ -267,6 +274,10 @@ class MemoryPool:
 
     def free_all_blocks(self) -> None:
         self.held.clear()
+
+
+class Plans(list[Any]):
+    """Plans of Fourier transforms, which keep memory."""
 
 
 class Pinned(np.ndarray):
@@ -571,13 +582,17 @@ def install(
     module.empty = lambda shape, dtype=float: ndarray(shape, dtype)
     module.ascontiguousarray = lambda a: a if a.flags.c_contiguous else a.copy()
     module.get_default_memory_pool = lambda: _world.pool
+    module.get_default_pinned_memory_pool = lambda: _world.pinned
+    plans = types.SimpleNamespace(get_plan_cache=lambda: _world.plans)
+    module.fft = types.SimpleNamespace(config=plans, **vars(np.fft))
     memory_module = types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
     module.cuda = types.SimpleNamespace(
         Device=Device, runtime=Runtime, Stream=Stream, Event=Event, Memory=Memory, Graph=Graph,
-        MemoryPointer=MemoryPointer, MemoryPool=MemoryPool, memory=memory_module,
-        alloc_pinned_memory=alloc_pinned_memory, using_allocator=using_allocator,
-        get_current_stream=_world.stream, get_elapsed_time=get_elapsed_time,
+        driver=types.SimpleNamespace(CUDADriverError=CUDADriverError), MemoryPointer=MemoryPointer,
+        MemoryPool=MemoryPool, memory=memory_module, using_allocator=using_allocator,
+        alloc_pinned_memory=alloc_pinned_memory, get_current_stream=_world.stream,
         set_pinned_memory_allocator=lambda by: setattr(_world, "pinned_by", by),
+        get_elapsed_time=get_elapsed_time,
         compiler=types.SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
         function=types.SimpleNamespace(Module=Module),
         nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),

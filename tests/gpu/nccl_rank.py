@@ -18,10 +18,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from graphflow.errors import StepTimeout
+from graphflow.ops.kernels.cupy_module import imported_cupy
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.nccl import Communicator, Nccl
 from graphflow.runtime.collectives.pieces import Array, Collective
-from graphflow.runtime.gpu import GpuBackend, imported
+from graphflow.runtime.gpu import GpuBackend
 from graphflow.spec import TensorSpec, nbytes
 from tests.runtime.test_collectives import collective
 
@@ -68,7 +69,7 @@ def _met(folder: Path, backend: GpuBackend, count: int, rank: int) -> Communicat
 
 def exchange(folder: Path, count: int, rank: int) -> None:
     """All examples, twice each: the second result is kept."""
-    backend = GpuBackend(rank % imported().cuda.runtime.getDeviceCount())
+    backend = GpuBackend(rank % imported_cupy().cuda.runtime.getDeviceCount())
     group = _met(folder, backend, count, rank)
     results = []
     for what, xs in examples(count):
@@ -86,7 +87,7 @@ def exchange(folder: Path, count: int, rank: int) -> None:
 
 def leave(folder: Path, count: int, rank: int) -> None:
     """Rank 0 is left alone in an exchange and gives up; its GPU goes on with other things."""
-    backend = GpuBackend(rank % imported().cuda.runtime.getDeviceCount())
+    backend = GpuBackend(rank % imported_cupy().cuda.runtime.getDeviceCount())
     group = _met(folder, backend, count, rank)
     if rank:
         (folder / f"left-{rank}").touch()

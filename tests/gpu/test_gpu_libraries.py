@@ -135,6 +135,11 @@ def cublas(monkeypatch: pytest.MonkeyPatch) -> _Cublas:
     return found
 
 
+@pytest.fixture
+def gpu(cublas: _Cublas) -> GpuBackend:
+    return GpuBackend(0)
+
+
 def _products() -> tuple[OnGpu, np.ndarray[Any, Any]]:
     a = np.random.default_rng(0).normal(size=(6, 5)).astype("float16")
     x = gf.placeholder("float16", (6, 5), name="x")
@@ -208,8 +213,8 @@ def test_products_that_are_alike_are_compared_once(cublas: _Cublas) -> None:
 @settings(max_examples=200, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(st.data())
-def test_products_of_any_views_are_numpys(cublas: _Cublas, data: Any) -> None:
-    check_products_of_views(GpuBackend(0), data.draw)
+def test_products_of_any_views_are_numpys(gpu: GpuBackend, data: Any) -> None:
+    check_products_of_views(gpu, data.draw)
 
 
 def test_a_gpu_that_is_let_go_of_ends_cublas(cublas: _Cublas) -> None:

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.interpret import evaluate
+from graphflow.op import REGISTRY
 
 A = np.random.default_rng(0).standard_normal((4, 5, 6))
 # Few different values, so that there are ties; NaN and both zeros among them.
@@ -122,3 +123,25 @@ def test_sizes_may_be_unknown() -> None:
 def test_mistakes_name_the_line(call: Any, error: type, words: str) -> None:
     with pytest.raises(error, match=rf"test_sort\.py:\d+.*{words}"):
         call()
+
+
+class _NanFirst:
+    """Numpy, but for a partition that puts NaN before all others: CuPy's puts them anywhere."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def partition(self, x: Any, edge: int, axis: int) -> Any:
+        return np.sort(np.where(np.isnan(x), -np.inf, x), axis=axis)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_nan_is_the_largest_wherever_a_partition_puts_it(largest: bool) -> None:
+    rows = np.arange(24, dtype="float32").reshape(2, 12)
+    rows[0, 3] = np.nan
+    given = {"k": 2, "axis": 1, "largest": largest, "sorted": True}
+    op = REGISTRY["top_k"]
+    for have, want in zip(
+        op.run(_NanFirst(), [rows], given), op.run(np, [rows], given), strict=True
+    ):
+        np.testing.assert_array_equal(have, want)

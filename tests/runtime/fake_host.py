@@ -3,7 +3,7 @@
 It stands in for `runtime.host.Host` in tests of the wire, the protocol and the processes. A word is
 one of: `sum` (fetches the sum of feeds and constants), `send:WORKER:NAME` (sends that sum over an
 edge), `receive:NAME` (adds what arrives), `count` (adds 1 to the variable `n` at commit),
-`spoil` (its commit fails), `sleep:SECONDS`, `raise`, `crash`.
+`spoil` (its commit fails), `sleep:SECONDS`, `raise`, `crash`, `lose` (its device).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import GraphflowError, GraphLimitError, OpError, StepTimeout
+from graphflow.errors import DeviceLost, GraphflowError, GraphLimitError, OpError, StepTimeout
 from graphflow.runtime.messages import Computed, Parcel, Usage
 
 
@@ -78,6 +78,8 @@ class FakeHost:
                 time.sleep(float(rest[0]))
             elif verb == "raise":
                 raise OpError("matmul_1 at model.py:7 failed: singular")
+            elif verb == "lose":
+                raise DeviceLost("gpu:0 failed: an illegal address")
             elif verb == "crash":
                 os._exit(11)
             elif verb == "send":

@@ -4,11 +4,14 @@ kernel."""
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +28,7 @@ from graphflow.runtime.collectives.nccl import Communicator, Nccl
 from graphflow.runtime.collectives.pieces import Collective
 from graphflow.runtime.mail import Mail
 from graphflow.spec import TensorSpec
+from tests.house.sources import ROOT
 from tests.runtime.test_collectives import collective, plain, same_bits, together
 
 
@@ -373,3 +377,20 @@ def test_ranks_meet_under_a_name_of_either_form_that_cupy_has(form: type) -> Non
     stand = SimpleNamespace(NcclCommunicator=communicator)
     assert nccl._communicator(stand, 2, tuple(given), 0) == "made"
     assert met == [given]
+
+
+def test_nobody_is_warned_that_nccl_is_not_there(tmp_path: Path) -> None:
+    """CuPy warns as its NCCL is imported: a stand-in does so here."""
+    (tmp_path / "cupy" / "cuda").mkdir(parents=True)
+    (tmp_path / "cupy" / "__init__.py").write_text("")
+    (tmp_path / "cupy" / "cuda" / "__init__.py").write_text("")
+    (tmp_path / "cupy" / "cuda" / "nccl.py").write_text(
+        "import warnings\navailable = False\nwarnings.warn('nccl library could not be loaded')\n"
+    )
+    asks = "from graphflow.runtime.collectives import nccl; print(nccl.library())"
+    told = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", asks], env=told, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("None\n", "")

@@ -352,6 +352,19 @@ def test_a_worker_that_ends_itself_is_lost_with_its_exit_status(own: RemoteHosts
         run(own, "p", 1)
 
 
+def test_a_worker_whose_gpu_is_lost_says_so_and_ends(own: RemoteHosts) -> None:
+    """No later step could be computed there, so it counts as lost, and another one may do it."""
+    pid = own.pids[1]
+    load(own, "p", "", "lose")
+    with pytest.raises(WorkerLost, match="gpu:0 failed: an illegal address") as lost:
+        run(own, "p", 1)
+    assert lost.value.worker == 1
+    until = time.monotonic() + 5.0
+    while alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not alive(pid)
+
+
 def test_no_process_is_left_after_close_even_with_a_stopped_or_busy_worker() -> None:
     hosts = start(3)
     pids = hosts.pids

@@ -15,6 +15,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import DeviceError
+from graphflow.placement.host import gpu_memory
 from tests.gpu import cuda_on_cpu, fake_cupy
 
 pytestmark = pytest.mark.skipif(
@@ -62,6 +63,19 @@ def test_a_graph_trains_across_a_cpu_and_a_gpu(crossings: list[str]) -> None:
 def test_a_gpu_that_is_not_there_is_refused_by_name(crossings: list[str]) -> None:
     with pytest.raises(DeviceError, match="gpu:1"):
         gf.Cluster.here(devices=["gpu:1"])
+
+
+def test_a_gpus_memory_is_known_without_taking_any_of_it(
+    crossings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context takes some hundred MB, and GPUs in exclusive mode allow one process to have one."""
+
+    def fails(*given: object) -> None:
+        raise AssertionError("this begins a context")
+
+    monkeypatch.setattr(fake_cupy.Runtime, "memGetInfo", fails)
+    monkeypatch.setattr(fake_cupy.Device, "__enter__", fails)
+    assert gpu_memory("gpu:0") == 1 << 30
 
 
 def test_bfloat16_on_a_cupy_that_has_none_is_refused_with_a_remedy(crossings: list[str]) -> None:

@@ -1,0 +1,55 @@
+"""CuPy, which everything here imports by way of this, where a GPU is first needed.
+
+CuPy makes a folder for its kernels as it is imported, in the user's home, and cannot be imported
+where that fails: in containers, and for users without a home. There it gets another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any
+
+from graphflow.environment import home, offer
+from graphflow.errors import DeviceError
+from graphflow.ops.kernels.objects import cache_folder
+
+
+def imported_cupy() -> Any:
+    """CuPy.
+
+    Raises:
+        DeviceError: it is not installed, or cannot be imported.
+    """
+    if "cupy" not in sys.modules and find_spec("cupy") is not None:
+        offer("CUPY_CACHE_DIR", _folder)
+    try:
+        import cupy  # heavy, and only here
+    except ModuleNotFoundError as error:
+        raise DeviceError("a gpu device needs CuPy: pip install 'graphflow[gpu]'") from error
+    except Exception as error:  # of a library that it loads, or of the folder that it is told
+        raise DeviceError(f"CuPy cannot be imported: {type(error).__name__}: {error}") from error
+    return cupy
+
+
+def _folder() -> str:
+    """Where CuPy can keep kernels: where it does by itself, or beside our own; else in a folder
+    that goes when this process ends."""
+    for folder in (home() / ".cupy" / "kernel_cache", cache_folder() / "cupy"):
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if os.access(folder, os.W_OK | os.X_OK):
+                return str(folder)
+    passing = tempfile.mkdtemp(prefix="graphflow-cupy-")
+    atexit.register(_remove, passing, os.getpid())
+    return passing
+
+
+def _remove(folder: str, process: int) -> None:
+    if os.getpid() == process:  # and no fork of it
+        shutil.rmtree(folder, ignore_errors=True)
