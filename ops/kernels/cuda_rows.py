@@ -13,6 +13,7 @@ import numpy as np
 
 from graphflow.ops.kernels.cuda_compiler import compiled
 from graphflow.ops.kernels.cuda_text import PRELUDE
+from graphflow.spec import is_half
 
 _THREADS = 256
 _MOST_BLOCKS = 1 << 20  # each goes on in strides
@@ -51,6 +52,8 @@ def combine(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> None:
     """As `rows.combine_rows`, of a GPU's arrays."""
     order = xp.argsort(rows, kind="stable")
     bounds = xp.searchsorted(rows[order], xp.arange(out.shape[0] + 1))
+    if reduction == "none" and is_half(out.dtype):  # copied; sums are made in float32
+        out, updates = out.view(np.uint16), updates.view(np.uint16)
     text = combining(out.dtype, reduction)
     _launch(xp, text, (xp.ascontiguousarray(updates), order, bounds, out))
 
