@@ -58,7 +58,8 @@ class Op:
             op's axes, which stay with size 1 (see kernels/rowwise.py).
         rows: (*shapes, **attrs) -> `Rows`: over which axes `expr` reduces, and how it sees inputs.
         refuse: (xp, *arrays, **attrs), which raises for values that the op does not take; programs
-            call it before a generated kernel, with the specs of floats for these.
+            call it before a generated kernel, and on a GPU before any, with the specs of floats
+            for these.
         native: (*specs, **attrs) -> the generated kernel of the same bits for inputs of these sizes
             on a cpu, a `kernels.native.Task`; None where there is none.
         ufunc: the name in xp of the ufunc that is the whole op.

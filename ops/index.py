@@ -43,13 +43,26 @@ NUMBERS = ("int", "float", "complex")
 # take and scatter_add: whole slices along an axis -----------------------------------------------
 
 
+def _from_front(xp: Any, indices: Any, n: int, axis: int) -> Any:
+    """Indices as int64, counted from the front; those that a GPU is given were looked at before
+    (`refuse`), since it would have to be waited for."""
+    if xp is np:
+        return checked(xp, indices, n, axis)
+    indices = indices.astype(np.int64, copy=False)
+    return xp.where(indices < 0, indices + n, indices)
+
+
 def _taken_shape(x: TensorSpec, indices: TensorSpec, axis: int) -> Shape:
     require_kind(indices, "int")
     return x.shape[:axis] + indices.shape + x.shape[axis + 1 :]
 
 
+def _refuse_take(xp: Any, x: Any, indices: Any, axis: int) -> None:
+    checked(xp, indices, x.shape[axis], axis)
+
+
 def _take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
-    indices = checked(xp, indices, x.shape[axis], axis)
+    indices = _from_front(xp, indices, x.shape[axis], axis)
     if out.size:
         take_into(xp, out, x, indices, axis)
 
@@ -70,6 +83,7 @@ take_op = register(
             take_grad(g, indices, shape=x.shape, axis=axis),
             None,
         ),
+        refuse=_refuse_take,
         batch=batching.taken,
         sharding=sharding_tables.taken,
         cost=lambda x, indices, axis: Cost(
@@ -138,10 +152,10 @@ def _scatter_add_kernel(xp: Any, x: Any, indices: Any, updates: Any, axis: int) 
     return out
 
 
-def _add_slices(xp: Any, out: Any, indices: Any, updates: Any, axis: int) -> None:
-    """Add `updates` to the slices of `out` at `indices` along an axis, in order."""
-    n = out.shape[axis]
-    where = checked(xp, indices, n, axis).reshape(-1)
+def _add_slices(xp: Any, out: Any, where: Any, updates: Any, axis: int) -> None:
+    """Add `updates` to the slices of `out` along an axis, in order; `where` counts from the
+    front."""
+    n, where = out.shape[axis], where.reshape(-1)
     if not updates.size:
         return
     outer, width = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
@@ -155,7 +169,7 @@ def _add_slices(xp: Any, out: Any, indices: Any, updates: Any, axis: int) -> Non
 def _scatter_add_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
     if out is not x:
         xp.copyto(out, x)
-    _add_slices(xp, out, indices, updates, axis)
+    _add_slices(xp, out, checked(xp, indices, x.shape[axis], axis), updates, axis)
 
 
 scatter_add_op = register(
@@ -206,7 +220,11 @@ def _take_grad_into(
     xp: Any, out: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int
 ) -> None:
     out[...] = 0
-    _add_slices(xp, out, indices, g, axis)
+    _add_slices(xp, out, _from_front(xp, indices, shape[axis], axis), g, axis)
+
+
+def _refuse_take_grad(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int) -> None:
+    checked(xp, indices, shape[axis], axis)
 
 
 def _take_grad_kernel(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int) -> Any:
@@ -224,6 +242,7 @@ take_grad: Op = register(
         kernel=_take_grad_kernel,
         into=_take_grad_into,
         vjp=lambda h, y, g, indices, shape, axis: (take(h, indices, axis), None),
+        refuse=_refuse_take_grad,
         batch=batching.take_grad,
         sharding=sharding_tables.taken_back,
         cost=lambda g, indices, shape, axis: Cost(

@@ -306,6 +306,8 @@ class GpuCode:
 
     def _kernel(self, node: Node) -> None:
         """The node's own kernel, into its buffers."""
+        if node.op.refuse is not None:
+            self._refusal(node)
         outs = [self._out(t) for t in node.outputs]
         attrs = bind_attrs(node.attrs, self.bindings)
         specs = [self.layout.specs[t] for t in node.inputs]

@@ -362,7 +362,10 @@ class ndarray(np.ndarray):
         if any(type(k) in (list, np.ndarray) for k in keys):
             _world.upload(8 * len(keys))
         mine, key = raw(self), raw(key)
-        return made("an index", lambda: mine[key])
+        anywhere = tuple(
+            np.zeros_like(k) if isinstance(k, np.ndarray) and k.dtype != bool else k for k in keys
+        )
+        return made("an index", lambda: mine[key], lambda: mine[raw(anywhere)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         _host_array(value)
@@ -414,13 +417,14 @@ class ndarray(np.ndarray):
         return self.get().tolist()
 
 
-def made(what: str, compute: Callable[[], Any]) -> Any:
-    """New arrays: at once, or, in a capture, in their time and in memory that is taken now."""
+def made(what: str, compute: Callable[[], Any], alike: Callable[[], Any] | None = None) -> Any:
+    """New arrays: at once, or, in a capture, in their time and in memory that is taken now; `alike`
+    gives some of their sizes."""
     if _world.stream().collected is None:
         _world.settled(what)
         return fresh(compute())
     with np.errstate(all="ignore"):
-        found = compute()  # of noise, for the sizes
+        found = (alike or compute)()  # of noise, for the sizes
     several = isinstance(found, tuple | list)
     places = [ndarray(np.shape(v), np.asarray(v).dtype) for v in (found if several else [found])]
 

@@ -208,6 +208,35 @@ def test_spectra_are_not_captured(world: fake_cupy.World) -> None:
     assert here.code.steps.graphs == 1  # what comes before
 
 
+def test_indices_that_are_fed_are_looked_at_on_the_host(world: fake_cupy.World) -> None:
+    """The GPU would have to be waited for."""
+    table = gf.variable(np.arange(24, dtype="f4").reshape(6, 4), name="table")
+    rows = gf.placeholder("int64", (5,), name="rows")
+    taken = gf.take(table, rows, 0)
+    fetches = [taken, *gf.gradients(gf.sum(taken**2), [table])]
+    here = OnGpu(*fetches)
+    given = [np.array([0, 5, -1, 2, 2]), np.array([-6, 1, 1, 3, 4])]
+    with gf.Session() as session:
+        for run in range(6):
+            wanted = session.run(fetches, {rows: given[run % 2]})
+            for have, want in zip(here.step(rows=given[run % 2]), wanted, strict=True):
+                assert have.tobytes() == want.tobytes()
+    assert here.code.steps.graphs >= 1 and world.violations == []
+    for wrong in ([0, 6, 1, 1, 1], [-7, 0, 0, 0, 0]):
+        with pytest.raises(OpError, match=r"take.*is outside axis 0 of size 6"):
+            here.step(rows=np.array(wrong))
+
+
+def test_indices_that_are_computed_are_looked_at_where_they_are(world: fake_cupy.World) -> None:
+    x = gf.placeholder("float32", (6, 40), name="x")
+    here = OnGpu(gf.take(x, gf.argmax(x, axis=0) + gf.astype(x[0] > 100, "int64") * 9, 0))
+    for run in range(3):
+        wanted = np.take(X + run, (X + run).argmax(0), 0)
+        assert (here.step(x=X + run)[0] == wanted).all()
+    with pytest.raises(OpError, match=r"take.*is outside axis 0 of size 6"):
+        here.step(x=X + 1000)
+
+
 def test_random_numbers_differ_from_step_to_step(world: fake_cupy.World) -> None:
     x = gf.placeholder("float32", (6, 40), name="x")
     with gf.random.seed(3):
