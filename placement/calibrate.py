@@ -28,6 +28,7 @@ from graphflow.ops.kernels.objects import cache_folder
 from graphflow.placement.host import cores
 from graphflow.placement.measure import measure_cpu, measure_handoff
 from graphflow.placement.measure_gpu import gpu_product, measure_gpu, measure_gpu_link
+from graphflow.progress import telling
 
 _DRAFT = ".part"  # a file that is being written
 _LEFT = 3600.0  # seconds after which nobody writes it any more
@@ -171,7 +172,8 @@ def profile(
     missing = sorted(kind for kind in set(kinds) if not _covers(known, kind))
     if known is not None and not missing:
         return known
-    fresh = measure_machine(missing)
+    with telling("measuring how fast this machine is, which is kept"):
+        fresh = measure_machine(missing)
     before = known or _load(path) or {"devices": {}, "links": {}}
     made = {
         **fresh,

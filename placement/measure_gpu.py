@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import REGISTRY, Op, Sample
+from graphflow.ops.kernels.cupy_module import imported_cupy
+from graphflow.pauses import uncollected
 from graphflow.placement.host import gpu_memory
 from graphflow.placement.measure import (
     MATRICES,
@@ -61,6 +63,14 @@ HELD = 1 << 25
 """Elements of the array that keeps the GPU busy meanwhile."""
 BLOCK = 1 << 16
 """Random numbers of which samples consist, over and over."""
+SINGLE = ("add", "multiply", "sqrt", "exp", "tanh")
+"""Ops that are one kernel in programs and in CuPy: they stand for all that programs generate. CuPy
+would compile more than a hundred others for this alone, which takes a minute the first time."""
+LEFT = (
+    "solve", "triangular_solve", "inv", "cholesky", "qr", "eigh", "eigvalsh", "svd", "svdvals",
+    "pinv", "lstsq", "det", "slogdet", "cofactor", "count_above", "nonzero", "unique",
+)  # fmt: skip
+"""Ops that are left to the medians of their class: cuSOLVER takes seconds to begin."""
 
 
 def measure_gpu() -> dict[str, Any]:
@@ -131,8 +141,7 @@ def gpu_product() -> str | None:
     """What speeds of a GPU are of: its name, and the libraries that compute on it; None where there
     is none."""
     try:
-        import cupy
-
+        cupy = imported_cupy()
         name = cupy.cuda.runtime.getDeviceProperties(0)["name"]
     except Exception:  # no CuPy, no driver, no device: CuPy's own errors
         return None
@@ -149,8 +158,7 @@ def _has_nvmath() -> bool:
 def _alone() -> Iterator[tuple[Any, Any]]:
     """CuPy, and a stream of the first GPU for its work; memory that it takes goes back."""
     gpu_memory("gpu:0")  # says what is missing
-    import cupy
-
+    cupy = imported_cupy()
     with cupy.cuda.Device(0):
         stream = cupy.cuda.Stream(non_blocking=True)
         try:
@@ -224,32 +232,39 @@ class GpuClock(Clock):
 
     def _replayed(self, small: Callable[[], object]) -> float:
         """Seconds of a small kernel among others in a graph; where none can be made, of a call."""
-        runtime, collecting = self._xp.cuda.runtime, gc.isenabled()
-        gc.disable()  # memory that is freed meanwhile would end the capture
+
+        def several() -> None:
+            for _ in range(KERNELS):
+                small()
+
         try:
-            self._stream.begin_capture(runtime.streamCaptureModeThreadLocal)
-            try:
-                for _ in range(KERNELS):
-                    small()
-            finally:
-                graph = self._stream.end_capture()
-        except runtime.CUDARuntimeError:
+            graph = self._graph(several)
+        except self._xp.cuda.runtime.CUDARuntimeError:
             return self.seconds(small)
-        finally:
-            if collecting:
-                gc.enable()
         return self.busy(partial(graph.launch, self._stream)) / KERNELS
 
+    def _graph(self, run: Callable[[], object]) -> Any:
+        """A graph of what a call starts.
+
+        Raises:
+            Exception: of CuPy: none can be made.
+        """
+        with uncollected():  # memory that is freed meanwhile would end the capture
+            self._stream.begin_capture(self._xp.cuda.runtime.streamCaptureModeThreadLocal)
+            try:
+                run()
+            except BaseException:
+                with suppress(Exception):  # the capture is lost, and so it says
+                    self._stream.end_capture()
+                raise
+            return self._stream.end_capture()
+
     def ops(self) -> dict[str, dict[str, float]]:
-        """Launch and rate of every op that has a sample. What programs generate as one kernel, but
-        CuPy computes by several, computes as fast as the best of those that are one in CuPy, too:
+        """Launch and rate of every op that has a sample and is not left to its class. What programs
+        generate as one kernel computes as fast as the best of some that are one in CuPy, too:
         passes over memory are counted by themselves."""
         found = super().ops()
-        single = [
-            entry
-            for name, entry in found.items()
-            if REGISTRY[name].ufunc and entry.get("itemsize") == 4  # float32
-        ]
+        single = [found[name] for name in SINGLE if "rate" in found.get(name, {})]
         best = max(single, key=lambda entry: entry["rate"], default={})
         for name, entry in found.items():
             if _is_generated(REGISTRY[name]) and "rate" in best and "rate" not in entry:
@@ -257,16 +272,24 @@ class GpuClock(Clock):
         return found
 
     def _op(self, op: Op) -> dict[str, float] | None:
-        """Launch and rate of an op. Kernels that programs generate, and products by nvmath-python,
-        are started by graphs; others take memory, or meet the host, and are called."""
+        """Launch and rate of an op. What graphs take is started by them: a kernel that programs
+        generate, or as many as CuPy needs; the rest is called."""
+        if op.name in LEFT:
+            return None
+        if op.alias or (_is_generated(op) and op.name not in SINGLE):
+            return {"launch": self.launch}
         small = self.call(op, case_of(op, lambda size: size))
         if small is None:
             return None
         called = self.called[op.name] = self.seconds(small)
-        entry = {"launch": min(called, self.launch) if _is_captured(op) else called}
-        if op.alias or op.name in MATMUL or (_is_generated(op) and op.ufunc is None):
-            return entry
         least = self.busy(small)
+        entry = {"launch": called}
+        if _is_generated(op):
+            entry = {"launch": self.launch}
+        elif self._is_captured(small):
+            entry = {"launch": self.launch if op.name in MATMUL else min(called, least)}
+        if op.name in MATMUL:
+            return entry
         found = self._larger(op, called, least)
         if found is not None:
             case, run = found
@@ -274,6 +297,16 @@ class GpuClock(Clock):
             if beyond >= least:  # else it is a start, more or less
                 entry |= {"rate": case.amount / beyond, "itemsize": case.itemsize}
         return entry
+
+    def _is_captured(self, call: Callable[[], object]) -> bool:
+        """Whether graphs take an op. They take no products of CuPy's, but nvmath-python's."""
+        try:
+            self._graph(call)
+        except NotImplementedError:
+            return _has_nvmath()
+        except Exception:  # it waits for the GPU, or copies from the host
+            return False
+        return True
 
     def _larger(
         self, op: Op, called: float, least: float
@@ -319,14 +352,6 @@ class GpuClock(Clock):
             beyond[-1][0] / beyond[-1][1]
         ]
         return risen(beyond, max(told))
-
-
-def _is_captured(op: Op) -> bool:
-    """Whether programs on a GPU compute an op by a kernel that graphs take."""
-    return _is_generated(op) or op.alias or (op.name in _MULTIPLIED and _has_nvmath())
-
-
-_MULTIPLIED = ("matmul", "accumulate_product")  # by nvmath-python
 
 
 def _is_generated(op: Op) -> bool:
