@@ -5,11 +5,8 @@ The gradients by the moments of a batch are one op, since one sweep over a chann
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
@@ -46,14 +43,6 @@ def _summable(x: Any) -> Any:
     return x.astype("float32") if x.dtype.itemsize == 2 else x
 
 
-def _summed(xp: Any, x: Any, channel: int) -> Any:
-    """Sums for each channel. A GPU has more to do at a time where rows are summed first."""
-    if xp is np or not x.size:
-        return xp.sum(x, axis=_others(x.ndim, channel))
-    rows = x.reshape(math.prod(x.shape[:channel]), x.shape[channel], -1)
-    return xp.sum(xp.sum(rows, axis=2), axis=0)
-
-
 # By the moments of the batch --------------------------------------------------------------------
 
 
@@ -74,16 +63,16 @@ def _batch_norm_into(
     unbiased: bool = False,
 ) -> None:  # fmt: skip
     y, average, variance = out
-    over = broadcast_along(x.shape, (channel,))
+    axes, over = _others(x.ndim, channel), broadcast_along(x.shape, (channel,))
     number, wide = x.size // max(x.shape[channel], 1), _summable(x)
     correction = number / max(number - 1, 1) if unbiased else 1.0
     if channels.fits(xp, x, channel):
         channels.normalize(y, average, variance, x, scale, bias, channel, epsilon)
         xp.multiply(variance, variance.dtype.type(correction), out=variance)
         return
-    centre = _summed(xp, wide, channel) / number
+    centre = xp.sum(wide, axis=axes) / number
     about = wide - centre.reshape(over)
-    spread = _summed(xp, about * about, channel) / number
+    spread = xp.sum(about * about, axis=axes) / number
     factor = scale * xp.reciprocal(xp.sqrt(spread + epsilon))
     xp.multiply(about, factor.reshape(over), out=about)
     xp.add(about, bias.reshape(over), out=y, casting="same_kind")
@@ -132,11 +121,11 @@ def _batch_norm_grad_into(
         return
     axes, over = _others(x.ndim, channel), broadcast_along(x.shape, (channel,))
     number, x, g = count(x.shape, axes), _summable(x), _summable(g)
-    about = x - (_summed(xp, x, channel) / number).reshape(over)
-    spread = _summed(xp, about * about, channel) / number
+    about = x - (xp.sum(x, axis=axes) / number).reshape(over)
+    spread = xp.sum(about * about, axis=axes) / number
     per_deviation = xp.reciprocal(xp.sqrt(spread + epsilon))
     unit = xp.multiply(about, per_deviation.reshape(over), out=about)
-    along, total = _summed(xp, g * unit, channel), _summed(xp, g, channel)
+    along, total = xp.sum(g * unit, axis=axes), xp.sum(g, axis=axes)
     xp.multiply(unit, (along / number).reshape(over), out=unit)
     rest = xp.subtract(g, unit, out=unit)
     rest -= (total / number).reshape(over)
