@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import REGISTRY, Op, Sample
-from graphflow.ops.kernels.cupy_module import imported_cupy
-from graphflow.pauses import uncollected
+from graphflow.ops.kernels.cupy_module import captured, imported_cupy
 from graphflow.placement.host import gpu_memory
 from graphflow.placement.measure import (
     MATRICES,
@@ -238,26 +237,10 @@ class GpuClock(Clock):
                 small()
 
         try:
-            graph = self._graph(several)
+            graph = captured(self._xp, self._stream, several)
         except self._xp.cuda.runtime.CUDARuntimeError:
             return self.seconds(small)
         return self.busy(partial(graph.launch, self._stream)) / KERNELS
-
-    def _graph(self, run: Callable[[], object]) -> Any:
-        """A graph of what a call starts.
-
-        Raises:
-            Exception: of CuPy: none can be made.
-        """
-        with uncollected():  # memory that is freed meanwhile would end the capture
-            self._stream.begin_capture(self._xp.cuda.runtime.streamCaptureModeThreadLocal)
-            try:
-                run()
-            except BaseException:
-                with suppress(Exception):  # the capture is lost, and so it says
-                    self._stream.end_capture()
-                raise
-            return self._stream.end_capture()
 
     def ops(self) -> dict[str, dict[str, float]]:
         """Launch and rate of every op that has a sample and is not left to its class. What programs
@@ -301,7 +284,7 @@ class GpuClock(Clock):
     def _is_captured(self, call: Callable[[], object]) -> bool:
         """Whether graphs take an op. They take no products of CuPy's, but nvmath-python's."""
         try:
-            self._graph(call)
+            captured(self._xp, self._stream, call)
         except NotImplementedError:
             return _has_nvmath()
         except Exception:  # it waits for the GPU, or copies from the host

@@ -29,9 +29,8 @@ from graphflow.errors import (
 from graphflow.ops.kernels.address import ALIGNMENT
 from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, is_wide, module_text
 from graphflow.ops.kernels.cuda_compiler import compiled
-from graphflow.ops.kernels.cupy_module import imported_cupy
+from graphflow.ops.kernels.cupy_module import captured, imported_cupy
 from graphflow.ops.kernels.emit import Region
-from graphflow.pauses import uncollected
 from graphflow.runtime.backend import Array, Keep, kept_or_copied
 from graphflow.runtime.gpu_libraries import Cudnn
 from graphflow.runtime.gpu_products import Cublas
@@ -420,22 +419,11 @@ class GpuBackend:
             yield
 
     def capture(self, run: Callable[[], None]) -> Any:
-        """A graph of the work that `run` starts on the stream.
-
-        Calls that no capture allows are errors in this thread only; other devices' threads go on.
-        """
+        """A graph of the work that `run` starts on the stream."""
         self._is_capturing = _capturing.now = True
         try:
-            with uncollected():  # a buffer that is freed meanwhile would end the capture
-                self.stream.begin_capture(self.xp.cuda.runtime.streamCaptureModeThreadLocal)
-                try:
-                    with self.repeating():
-                        run()
-                except BaseException:
-                    with suppress(Exception):  # the capture is lost, and so it says
-                        self.stream.end_capture()
-                    raise
-                return self.stream.end_capture()
+            with self.repeating():
+                return captured(self.xp, self.stream, run)
         finally:
             self._is_capturing = _capturing.now = False
 

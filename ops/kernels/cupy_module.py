@@ -1,4 +1,4 @@
-"""CuPy, which everything here imports by way of this, where a GPU is first needed.
+"""CuPy, which everything here imports by way of this, where a GPU is first needed; captures.
 
 CuPy makes a folder for its kernels as it is imported, in the user's home, and cannot be imported
 where that fails: in containers, and for users without a home. There it gets another one.
@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from graphflow.environment import home, offer
 from graphflow.errors import DeviceError
 from graphflow.ops.kernels.objects import cache_folder
+from graphflow.pauses import uncollected
 
 
 def imported_cupy() -> Any:
@@ -35,6 +37,25 @@ def imported_cupy() -> Any:
     except Exception as error:  # of a library that it loads, or of the folder that it is told
         raise DeviceError(f"CuPy cannot be imported: {type(error).__name__}: {error}") from error
     return cupy
+
+
+def captured(cupy: Any, stream: Any, run: Callable[[], object]) -> Any:
+    """A CUDA graph of what is started on a stream, which is the current one; nothing of it is done.
+
+    Calls that no capture allows are errors in this thread only; other devices' threads go on.
+
+    Raises:
+        Exception: of CuPy, or of what runs: it cannot be captured.
+    """
+    with uncollected():  # memory that is freed meanwhile would end the capture
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
+        try:
+            run()
+        except BaseException:
+            with suppress(Exception):  # the capture is lost, and so it says
+                stream.end_capture()
+            raise
+        return stream.end_capture()
 
 
 def _folder() -> str:

@@ -84,7 +84,6 @@ class _Job:
     def __init__(self, run: Callable[[], Any]) -> None:
         self.run = run
         self.ended = threading.Event()
-        self.result: Any = None
         self.error: BaseException | None = None
 
 
