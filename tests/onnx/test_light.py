@@ -84,7 +84,9 @@ def with_random_weights(path: Path) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("network", ["squeezenet", "shufflenet"])
+@pytest.mark.parametrize(
+    "network", ["squeezenet", pytest.param("shufflenet", marks=pytest.mark.slow)]
+)
 def test_a_network_with_random_weights_agrees_with_onnx(network: str, cluster: gf.Cluster) -> None:
     proto = with_random_weights(FOLDER / f"light_{network}.onnx")
     m = gf.onnx.load(proto)

@@ -77,6 +77,7 @@ TWO, FAST = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_mesh_is_tried_and_the_best_comes_first(
     as_for_users: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -412,6 +413,7 @@ def loads_cluster(text: str) -> gf.Cluster:
         return gf.Cluster.load(file.name)
 
 
+@pytest.mark.slow
 def test_of_devices_of_differing_speed_the_fast_ones_are_used() -> None:
     x, loss = network(256, 2)
     found = auto(loss, unequal(1e11, 1e12, 1e12, 1e12), shapes={x: (1 << 14, 256)}, quiet=True)
@@ -421,6 +423,7 @@ def test_of_devices_of_differing_speed_the_fast_ones_are_used() -> None:
     assert far.best.strategy is None and far.device == "/worker:0/gpu:0"
 
 
+@pytest.mark.slow
 def test_over_a_slow_link_and_for_a_tiny_network_one_device_is_best() -> None:
     x, loss = network(256, 2)
     slow = unequal(1e12, 1e12, latency=1e-2, bandwidth=1e6)
@@ -471,6 +474,7 @@ def test_weights_too_small_for_a_mesh_stay_whole_and_the_others_are_cut() -> Non
     assert not tensor_parallel(gf.mean(x[:, :3] @ gf.variable(np.ones((3, 3), "float32"))))
 
 
+@pytest.mark.slow
 def test_under_a_name_scope_it_is_the_same() -> None:
     seconds = []
     for scope in ("", "outer"):
