@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.op import REGISTRY, Op, Sample
-from graphflow.ops.kernels.cupy_module import captured, imported_cupy
+from graphflow.ops.kernels.cupy_module import captured, imported_cupy, name_of
 from graphflow.placement.host import gpu_memory
 from graphflow.placement.measure import (
     MATRICES,
@@ -33,7 +33,7 @@ from graphflow.placement.measure import (
     quick,
     risen,
 )
-from graphflow.placement.rates import MATMUL
+from graphflow.placement.rates import MATMUL, is_generated
 from graphflow.spec import TensorSpec
 
 SIDES = (192, 640, 2048, 1 << 20, 1 << 24)
@@ -141,11 +141,10 @@ def gpu_product() -> str | None:
     is none."""
     try:
         cupy = imported_cupy()
-        name = cupy.cuda.runtime.getDeviceProperties(0)["name"]
+        name = name_of(cupy.cuda.runtime.getDeviceProperties(0))
     except Exception:  # no CuPy, no driver, no device: CuPy's own errors
         return None
-    text = name.decode(errors="replace") if isinstance(name, bytes) else name
-    return f"{text}, CuPy {cupy.__version__}" + (", nvmath-python" if _has_nvmath() else "")
+    return f"{name}, CuPy {cupy.__version__}" + (", nvmath-python" if _has_nvmath() else "")
 
 
 def _has_nvmath() -> bool:
@@ -250,7 +249,7 @@ class GpuClock(Clock):
         single = [found[name] for name in SINGLE if "rate" in found.get(name, {})]
         best = max(single, key=lambda entry: entry["rate"], default={})
         for name, entry in found.items():
-            if _is_generated(REGISTRY[name]) and "rate" in best and "rate" not in entry:
+            if is_generated(REGISTRY[name]) and "rate" in best and "rate" not in entry:
                 entry |= {key: best[key] for key in ("rate", "itemsize")}
         return found
 
@@ -259,7 +258,7 @@ class GpuClock(Clock):
         generate, or as many as CuPy needs; the rest is called."""
         if op.name in LEFT:
             return None
-        if op.alias or (_is_generated(op) and op.name not in SINGLE):
+        if op.alias or (is_generated(op) and op.name not in SINGLE):
             return {"launch": self.launch}
         small = self.call(op, case_of(op, lambda size: size))
         if small is None:
@@ -267,7 +266,7 @@ class GpuClock(Clock):
         called = self.called[op.name] = self.seconds(small)
         least = self.busy(small)
         entry = {"launch": called}
-        if _is_generated(op):
+        if is_generated(op):
             entry = {"launch": self.launch}
         elif self._is_captured(small):
             entry = {"launch": self.launch if op.name in MATMUL else min(called, least)}
@@ -335,8 +334,3 @@ class GpuClock(Clock):
             beyond[-1][0] / beyond[-1][1]
         ]
         return risen(beyond, max(told))
-
-
-def _is_generated(op: Op) -> bool:
-    """Whether programs compute an op by a kernel of ours, with its neighbours."""
-    return (op.elementwise or op.rows is not None) and not op.random

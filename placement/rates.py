@@ -118,8 +118,7 @@ class Rates:
     def _start(self, op: Op) -> float:
         """Seconds to start an op that was not measured: where graphs start kernels, one that is not
         generated may have to be called."""
-        generated = op.elementwise or op.rows is not None
-        return float(self.speeds["launch"] if generated else self._call)
+        return float(self.speeds["launch"] if is_generated(op) else self._call)
 
     @property
     def _call(self) -> float:
@@ -223,6 +222,11 @@ def contended(contention: Mapping[str, Sequence[float]], what: str, threads: int
     counts, factors = contention["threads"], contention[what]
     beyond = max(1.0, threads / counts[-1]) if len(counts) > 1 else 1.0
     return float(np.interp(threads, counts, factors)) * beyond
+
+
+def is_generated(op: Op) -> bool:
+    """Whether programs compute an op by a kernel of ours, with its neighbours."""
+    return op.elementwise or op.rows is not None
 
 
 def given_speeds(flops: float, bandwidth: float, launch: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -219,7 +219,11 @@ class GpuBackend:
         self.kernels.clear()
         for end in (
             self.stream.synchronize,
-            *(partial(_end, self.__dict__.pop(name, None)) for name in ("cublas", "cudnn")),
+            *(
+                self.__dict__.pop(name).close
+                for name in ("cublas", "cudnn")
+                if name in self.__dict__
+            ),
             lambda: xp.fft.config.get_plan_cache().clear(),
             *(pool.free_all_blocks for pool in (self._pool, self._kept, self._repeated)),
             lambda: xp.get_default_pinned_memory_pool().free_all_blocks(),
@@ -250,17 +254,18 @@ class GpuBackend:
         self._plain -= size
 
     def _allocated(self, nbytes: int) -> Any:
-        return self._counted(nbytes, partial(self._taken, take=self._pool.malloc))
+        self.allocations += 1
+        return self._taken(nbytes, self._pool.malloc)
+
+    def _allocated_for_graphs(self, nbytes: int) -> Any:
+        self.allocations += 1
+        return self._repeated.malloc(nbytes)
 
     def _plainly(self, nbytes: int) -> Any:
         """Memory of the driver's for a pool that does not let go of what it keeps where there is
         none, as CuPy's do: a graph may write there."""
         cuda = self.xp.cuda
         return self._taken(nbytes, lambda size: cuda.MemoryPointer(cuda.Memory(size), 0))
-
-    def _counted(self, nbytes: int, take: Callable[[int], Any]) -> Any:
-        self.allocations += 1
-        return take(nbytes)
 
     def _taken(self, size: int, take: Callable[[int], Any]) -> Any:
         """Memory of the device. Where there is not enough, all pools that this process has there
@@ -415,7 +420,7 @@ class GpuBackend:
         no memory can be taken from the driver while it is captured: by then the pool has what the
         first run took. Graphs of one stream run one after the other, and share it.
         """
-        with self.xp.cuda.using_allocator(partial(self._counted, take=self._repeated.malloc)):
+        with self.xp.cuda.using_allocator(self._allocated_for_graphs):
             yield
 
     def capture(self, run: Callable[[], None]) -> Any:
@@ -509,11 +514,6 @@ def _refuse_uploads(cupy: Any) -> None:
 def _pinned_bytes(size: int) -> int:
     """What CuPy's pool takes for so many: the next power of two."""
     return 1 << (size - 1).bit_length() if size else 0
-
-
-def _end(library: Any) -> None:
-    if library is not None:
-        library.close()
 
 
 def _is_shortage(error: Exception) -> bool:

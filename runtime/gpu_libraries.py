@@ -24,7 +24,7 @@ import numpy as np
 from graphflow.environment import is_on
 from graphflow.errors import CompileError, DeviceOutOfMemory
 from graphflow.op import Op
-from graphflow.ops.kernels.cupy_module import imported_cupy
+from graphflow.ops.kernels.cupy_module import imported_cupy, name_of
 from graphflow.runtime.gpu_graphs import graphs_enabled
 from graphflow.runtime.lines import writing
 from graphflow.runtime.logs import Log
@@ -34,6 +34,7 @@ from graphflow.values import dataclass
 _log = Log("graphflow.gpu")
 _SIXTEEN = ("float16", "bfloat16")
 _told: set[tuple[str, str]] = set()
+_MODULE = "module"  # among a GPU's kernels, what those written for numpy are given
 Kernel = Callable[..., None]
 """(out or outs, *arrays)."""
 
@@ -67,14 +68,10 @@ def gpu_lines() -> list[str]:
         return []
     graphs = "on" if graphs_enabled() else "off"
     return [
-        f"gpu:{i} is {_text(each['name'])}, compute capability {each['major']}.{each['minor']}; "
+        f"gpu:{i} is {name_of(each)}, compute capability {each['major']}.{each['minor']}; "
         f"CuPy {cupy.__version__}, CUDA graphs {graphs}; {libraries()}"
         for i, each in enumerate(found)
     ]
-
-
-def _text(name: bytes | str) -> str:
-    return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
 @cache
@@ -143,9 +140,6 @@ def kernels_module(backend: Any) -> Any:
     return backend.kernels[_MODULE]
 
 
-_MODULE = "module"
-
-
 def _agree(
     backend: Any,
     op: Op,
@@ -171,8 +165,9 @@ def _agree(
             found.append(outs)
         for wanted, have, spec in zip(*found, results, strict=True):
             wide = "complex128" if kind(spec.dtype) == "complex" else "float64"
-            scale = max(float(xp.max(xp.abs(wanted.astype(wide)))), 1e-6)
-            off = float(xp.max(xp.abs(wanted.astype(wide) - have.astype(wide)))) / scale
+            wanted = wanted.astype(wide)
+            scale = max(float(xp.max(xp.abs(wanted))), 1e-6)
+            off = float(xp.max(xp.abs(wanted - have.astype(wide)))) / scale
             if not off <= (2e-2 if is_half(specs[0].dtype) else 1e-4):
                 raise CompileError(f"the library's {spec} is off by {off:.1e} of its largest value")
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -37,6 +37,12 @@ def imported_cupy() -> Any:
     except Exception as error:  # of a library that it loads, or of the folder that it is told
         raise DeviceError(f"CuPy cannot be imported: {type(error).__name__}: {error}") from error
     return cupy
+
+
+def name_of(properties: Mapping[str, Any]) -> str:
+    """The name of a GPU, of what CuPy tells of it."""
+    name: bytes | str = properties["name"]
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
 def captured(cupy: Any, stream: Any, run: Callable[[], object]) -> Any:

@@ -3,7 +3,7 @@
     root    makes what all have in common, and tells the others where (token)
     others  say whether they reach it, and where their tensors lie (joined)
     root    says whether all do, and where everything lies (table)
-    others  say whether they reach that, too (mapped); root says whether all do (agreed)
+    others  say whether they reach that, too (mapped); root says whether all do
     others  say, among GPUs, whether they are in NCCL's group (met); root says whether all are
 
 Where a worker cannot share memory with all others, or nobody can, the way is parcels for all.
@@ -144,21 +144,23 @@ class Site:
         self._met[rank] = met
         with self._voting:  # who holds it waits for those who are yet to agree
             if self._all_met is None:
-                workers = sorted(set(self._what.workers))
                 while len(self._met) < self._what.workers.count(line.worker):
                     line.go_on()
                     time.sleep(_PAUSE)
-                ok, others = all(self._met.values()), workers[1:]
-                if line.worker == workers[0]:
-                    heard = [_read(line.hear(f"met/{other}", other)) for other in others]
-                    ok = ok and all(each.get("ok") is True for each in heard)
-                    for other in others:
-                        line.tell("all met", other, _written({"ok": ok}))
-                else:
-                    line.tell(f"met/{line.worker}", workers[0], _written({"ok": ok}))
-                    ok = _read(line.hear("all met", workers[0])).get("ok") is True
-                self._all_met = ok
+                self._all_met = self._all_say(line, "met", all(self._met.values()))
             return self._all_met
+
+    def _all_say(self, line: Line, what: str, ok: bool) -> bool:
+        """Whether all workers say yes: each tells the root, which tells them what came of it."""
+        root, *others = sorted(set(self._what.workers))
+        if line.worker != root:
+            line.tell(f"{what}/{line.worker}", root, _written({"ok": ok}))
+            return _read(line.hear(f"all {what}", root)).get("ok") is True and ok
+        heard = [_read(line.hear(f"{what}/{other}", other)) for other in others]
+        ok = ok and all(each.get("ok") is True for each in heard)
+        for other in others:
+            line.tell(f"all {what}", other, _written({"ok": ok}))
+        return ok
 
     def _lead(self, line: Line, others: Sequence[int]) -> None:
         try:
@@ -176,11 +178,7 @@ class Site:
             told = {"ok": ok, "places": table, "nccl": self.unique}
             line.tell("table", other, _written(told))
         if ok and not self._small:
-            ok = self._reach(line, table)
-            heard = [_read(line.hear(f"mapped/{other}", other)) for other in others]
-            ok = ok and all(each.get("ok") is True for each in heard)
-            for other in others:
-                line.tell("agreed", other, _written({"ok": ok}))
+            ok = self._all_say(line, "mapped", self._reach(line, table))
         if ok and segment is not None:
             self._segments.append(segment)
             self.memory = segment.memory
@@ -203,9 +201,7 @@ class Site:
             self.unique = tuple(unique)
         ok = ok and table.get("ok") is True
         if ok and not self._small:
-            mapped = self._reach(line, table.get("places", ()))
-            line.tell(f"mapped/{line.worker}", root, _written({"ok": mapped}))
-            ok = _read(line.hear("agreed", root)).get("ok") is True and mapped
+            ok = self._all_say(line, "mapped", self._reach(line, table.get("places", ())))
         if ok and segment is not None:
             self.memory = segment.memory
 
