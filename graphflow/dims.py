@@ -265,6 +265,28 @@ def _substituted(atom: Atom, sizes: Mapping[str, Size]) -> Size:
     return minimum(x, y) if function == "min" else maximum(x, y)
 
 
+def known_nonnegative(size: Size) -> bool:
+    """Return True if a size is at least 0 for any sizes of its symbols."""
+    if not isinstance(size, Dim):
+        return size >= 0
+    for monomial, factor in size.terms.items():
+        if factor < 0:
+            # min(p, q) <= p, so that subtracting p instead can only make it smaller
+            if len(monomial) != 1 or isinstance(monomial[0], str) or monomial[0][0] != "min":
+                return False
+            rest = size + Dim({monomial: -factor})
+            return any(known_nonnegative(rest + factor * bound) for bound in monomial[0][1:])
+    return all(_nonnegative_atom(atom) for monomial in size.terms for atom in monomial)
+
+
+def _nonnegative_atom(atom: Any) -> bool:
+    if isinstance(atom, str):
+        return True
+    function_, a, b = atom
+    combine = any if function_ == "max" else all
+    return combine(known_nonnegative(x) for x in (a, b))
+
+
 def alone(size: Size) -> str | None:
     """The symbol that a size is, if it is nothing else."""
     if isinstance(size, Dim) and len(size.terms) == 1:

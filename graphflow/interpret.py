@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from graphflow.blas import one_thread
-from graphflow.errors import FeedError
 from graphflow.graph import Graph, bind_attrs
 from graphflow.op import Node, Tensor
-from graphflow.spec import Dim
+from graphflow.structure import bind
 
 
 def evaluate(
@@ -29,9 +28,14 @@ def evaluate(
     `feeds`.
 
     Variables that are not fed have their initial value. Nothing is assigned.
+
+    Raises:
+        FeedError: a placeholder is not fed, or sizes do not fit each other.
     """
     given = {t.node: xp.asarray(value) for t, value in (feeds or {}).items()}
-    return run(Graph(outputs), given, _bindings(given), step, xp)
+    graph = Graph(outputs)
+    shapes = {n: value.shape for n, value in given.items() if n.op.name == "placeholder"}
+    return run(graph, given, bind(graph, shapes), step, xp)
 
 
 def run(
@@ -47,24 +51,12 @@ def run(
     return [values[t] for t in graph.outputs]
 
 
-def _bindings(given: Mapping[Node, Any]) -> dict[str, int]:
-    """Sizes of symbols, read off the fed arrays; only plain symbols (not `2*n`) can be."""
-    bindings: dict[str, int] = {}
-    for node, array in given.items():
-        for size, actual in zip(node.specs[0].shape, array.shape, strict=True):
-            if isinstance(size, Dim):
-                ((monomial, _),) = size.terms.items()
-                bindings[monomial[0]] = actual
-    return bindings
-
-
 def _run(
     node: Node, values: Mapping[Tensor, Any], bindings: Mapping[str, int], step: int, xp: Any
 ) -> tuple[Any, ...]:
-    if node.op.name == "placeholder":
-        raise FeedError(f"placeholder {node.name!r} (made at {node.location}) is not fed")
     if node.op.name == "variable":
         initial = node.attrs["initial"]
         return (initial() if callable(initial) else initial,)
+    node.bound_specs(bindings)  # refuses negative sizes, which no kernel looks for
     inputs = [values[t] for t in node.inputs]
     return node.op.run(xp, inputs, bind_attrs(node.attrs, bindings), step)

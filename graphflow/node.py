@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from graphflow.arguments import signature_of
 from graphflow.device import DeviceName
-from graphflow.errors import ArgumentError, GraphflowError, OpCheckError
+from graphflow.errors import ArgumentError, GraphflowError, OpCheckError, ShapeError
 from graphflow.location import Location, user_location
 from graphflow.scopes import current_device, current_scope, is_name
-from graphflow.spec import Equation, TensorSpec, recorded_equations
+from graphflow.spec import Equation, TensorSpec, recorded_equations, show_shape
 from graphflow.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -24,7 +24,11 @@ _serial = itertools.count()
 
 
 class Node:
-    """One application of an op. Never changed; compared by identity."""
+    """One application of an op. Never changed; compared by identity.
+
+    Raises:
+        ShapeError: a spec has a negative size.
+    """
 
     __slots__ = (
         "attrs", "device", "equations", "inputs", "location", "name", "op", "origin", "outputs",
@@ -45,6 +49,10 @@ class Node:
         equations: tuple[Equation, ...] = (),
         turn: int = -1,
     ) -> None:
+        for spec in specs:
+            for size in spec.shape:
+                if type(size) is int and size < 0:
+                    raise _negative(op, location, inputs, spec)
         self.op = op
         self.inputs = inputs
         self.attrs = attrs
@@ -83,11 +91,30 @@ class Node:
             turn=self.turn if turn is None else turn,
         )
 
+    def bound_specs(self, bindings: Mapping[str, int]) -> tuple[TensorSpec, ...]:
+        """The specs with symbols replaced by sizes.
+
+        Raises:
+            ShapeError: a size comes out negative.
+        """
+        try:
+            return tuple([spec.bind(bindings) for spec in self.specs])
+        except ShapeError as error:
+            raise ShapeError(f"{self.op.name} at {self.location}: {error}") from None
+
     def __deepcopy__(self, memo: Any) -> Node:
         return self  # what holds one, such as a plan, is copied without it
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.name!r} at {self.location}>"
+
+
+def _negative(op: Op, location: Location, inputs: Sequence[Tensor], spec: TensorSpec) -> ShapeError:
+    given = ", ".join(str(t.spec) for t in inputs) or "no tensors"
+    return ShapeError(
+        f"{op.name} at {location}: the result would have shape {show_shape(spec.shape)}, and no "
+        f"size is negative; it is given {given}: give larger ones, or less padding or cropping"
+    )
 
 
 def next_serial() -> int:

@@ -22,6 +22,7 @@ from graphflow.dims import (
     evaluate,
     floordiv,
     is_fresh,
+    known_nonnegative,
     maximum,
     minimum,
     product,
@@ -76,10 +77,20 @@ class TensorSpec:
         return all(isinstance(s, int) for s in self.shape)
 
     def bind(self, bindings: Mapping[str, int]) -> TensorSpec:
-        """This spec with its symbols replaced by sizes."""
+        """This spec with its symbols replaced by sizes.
+
+        Raises:
+            ShapeError: a size comes out negative.
+        """
         if self.is_concrete:
             return self
-        return TensorSpec(tuple(evaluate(s, bindings) for s in self.shape), self.dtype)
+        shape = tuple([evaluate(s, bindings) for s in self.shape])
+        if min(shape) < 0:
+            raise ShapeError(
+                f"shape {show_shape(self.shape)} comes to {show_shape(shape)}, and no size is "
+                f"negative, where {_shown_sizes(self.shape, bindings)}; give sizes that fit"
+            )
+        return TensorSpec(shape, self.dtype)
 
     def with_shape(self, shape: Iterable[Size]) -> TensorSpec:
         """The same dtype in another shape."""
@@ -91,6 +102,11 @@ class TensorSpec:
 
     def __repr__(self) -> str:
         return f"{self.dtype}{show_shape(self.shape)}"
+
+
+def _shown_sizes(shape: Shape, bindings: Mapping[str, int]) -> str:
+    names = dict.fromkeys(name for size in shape for name in symbols(size))
+    return ", ".join(f"{show_symbol(name)} = {bindings[name]}" for name in names)
 
 
 def nbytes(spec: TensorSpec) -> int:
@@ -141,6 +157,18 @@ def equate(a: Size, b: Size, what: str) -> Size:
     if equations is not None:
         equations.append((a, b))
     return a if isinstance(a, int) else (b if isinstance(b, int) else a)
+
+
+def require_nonnegative(size: Size, what: str) -> None:
+    """Refuse a negative size; a symbolic one is checked when fed.
+
+    Raises:
+        ShapeError: it is negative; `what` is the message.
+    """
+    if not known_nonnegative(size):
+        if not isinstance(size, Dim):
+            raise ShapeError(what)
+        equate(maximum(size, 0), size, what)
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
@@ -255,8 +283,9 @@ def part_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:
 
 __all__ = [
     "BFLOAT16", "DTYPES", "Dim", "Equation", "LARGEST_SIZE", "Outer", "Shape", "Size", "Span",
-    "TensorSpec", "alone", "as_dtype", "broadcast_shapes", "complex_dtype", "equate", "evaluate",
-    "floordiv", "is_fresh", "is_half", "is_inexact", "kind", "limits", "maximum", "minimum",
-    "nbytes", "normalize_shape", "part_of", "product", "promote", "real_dtype",
-    "recorded_equations", "show_shape", "show_symbol", "spec", "stretches", "substitute", "symbols",
+    "TensorSpec", "alone", "as_dtype", "broadcast_shapes", "complex_dtype", "equate",
+    "evaluate", "floordiv", "is_fresh", "is_half", "is_inexact", "kind", "known_nonnegative",
+    "limits", "maximum", "minimum", "nbytes", "normalize_shape", "part_of", "product",
+    "promote", "real_dtype", "recorded_equations", "require_nonnegative", "show_shape",
+    "show_symbol", "spec", "stretches", "substitute", "symbols",
 ]  # fmt: skip

@@ -259,9 +259,15 @@ class _Binding:
         for node, (a, b) in self.graph.equations:
             x, y = self._evaluate(a, node), self._evaluate(b, node)
             if x != y:
+                limit = _limit_of(a, b)
+                told = (
+                    f"{a} == {b}, but these shapes make them {x} and {y}"
+                    if limit is None
+                    else f"{b} to be at least {limit}, but these shapes make it {y}"
+                )
                 raise self.error(
                     f"{node.op.name} {self._name(node)!r} (made at {node.location}) needs "
-                    f"{a} == {b}, but these shapes make them {x} and {y}; {self._origins(a, b)}"
+                    f"{told}; {self._origins(a, b)}"
                 )
 
     def check_specs(self) -> None:
@@ -316,6 +322,16 @@ class _Binding:
             f"{_placeholder(self.graph, node)} takes shape {show_shape(node.specs[0].shape)}, "
             f"got {show_shape(given)}: {told}"
         )
+
+
+def _limit_of(a: Size, b: Size) -> Size | None:
+    """k, if a is max(b, k): the equation of both says that b is at least k."""
+    if isinstance(a, Dim) and len(a.terms) == 1:
+        ((monomial, factor),) = a.terms.items()
+        if factor == 1 and len(monomial) == 1 and monomial[0][:2] == ("max", b):
+            limit: Size = monomial[0][2]
+            return limit
+    return None
 
 
 def _placeholder(graph: Graph, node: Node) -> str:

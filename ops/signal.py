@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ops import batching, sharding
 from graphflow.ops.convert import astype
@@ -27,6 +27,7 @@ from graphflow.spec import (
     floordiv,
     kind,
     real_dtype,
+    require_nonnegative,
     show_shape,
     spec,
 )
@@ -106,14 +107,13 @@ def _infer_frame(x: TensorSpec, length: Size, step: int) -> TensorSpec:
     if not x.rank:
         raise ShapeError("takes signals along the last axis, not a scalar")
     n = x.shape[-1]
-    if isinstance(n, int) and isinstance(length, int) and n < length:
-        raise ShapeError(f"a signal of {n} elements has no frame of {length}; pad it first")
+    require_nonnegative(
+        n - length, f"a signal of {n} elements has no frame of {length}; pad it first"
+    )
     return x.with_shape((*x.shape[:-1], _frames(n, length, step), length))
 
 
 def _frame_kernel(xp: Any, x: Any, length: int, step: int) -> Any:
-    if x.shape[-1] < length:
-        raise CheckError(f"a signal of {x.shape[-1]} elements has no frame of {length}; pad it")
     windows = xp.lib.stride_tricks.sliding_window_view(x, length, axis=-1)
     return xp.ascontiguousarray(windows[..., ::step, :])
 
@@ -194,7 +194,7 @@ def frame(x: Any, length: int, step: int) -> Tensor:
 
     Raises:
         ArgumentError: length or step is no int of at least 1.
-        ShapeError: the signal is shorter than a frame (a size not known before: CheckError).
+        ShapeError: the signal is shorter than a frame (a size not known before: FeedError).
         DTypeError: bools.
     """
     result: Tensor = frame_op(

@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.spec import Dim, Shape, Size, equate, floordiv, maximum, minimum
+from graphflow.spec import (
+    Dim,
+    Shape,
+    Size,
+    equate,
+    floordiv,
+    maximum,
+    minimum,
+    require_nonnegative,
+    show_shape,
+)
 
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[Size, Size], ...]
@@ -130,11 +140,16 @@ def positions(
         ShapeError: not one fits.
     """
     span = (kernel - 1) * dilation + 1
+    what = f"windows of size {span} on an axis of size {n} padded by {show_shape(padding)}"
+    require_nonnegative(kernel - 1, f"{what}: a window has one element at least, not {kernel}")
+    if min(stride, dilation) < 1:
+        raise ShapeError(f"{what}: stride and dilation are from 1 on, not {stride} and {dilation}")
+    # what comes after it may be negative: see `conv._closing`
+    require_nonnegative(padding[0], f"{what}: the padding before it is negative")
     room = n + padding[0] + padding[1] - span
     count = floordiv(room + (stride - 1 if ceil_mode else 0), stride) + 1
     if ceil_mode:
         count = minimum(count, floordiv(n + padding[0] - 1, stride) + 1)
-    what = f"windows of size {span} on an axis of size {n} padded by {tuple(padding)}"
     if isinstance(count, int):
         if count < 1:
             raise ShapeError(f"{what}: not one fits")

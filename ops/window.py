@@ -18,7 +18,6 @@ from graphflow.ops import batching, sharding_parts
 from graphflow.ops.rules import listed, normalize_axes, normalize_axis
 from graphflow.ops.shape import expand_dims, reshape, squeeze
 from graphflow.spec import (
-    Dim,
     Shape,
     Size,
     TensorSpec,
@@ -27,6 +26,7 @@ from graphflow.spec import (
     maximum,
     normalize_shape,
     product,
+    require_nonnegative,
     show_shape,
     spec,
 )
@@ -38,47 +38,17 @@ _DIFFERENCES = 1000
 # Windows: slice and pad -------------------------------------------------------------------------
 
 
-def known_nonnegative(size: Size) -> bool:
-    """Whether a size is at least 0 whatever its symbols are (which are sizes, so at least 0)."""
-    if not isinstance(size, Dim):
-        return size >= 0
-    for monomial, factor in size.terms.items():
-        if factor < 0:
-            # min(p, q) <= p, so that subtracting p instead can only make it smaller
-            if len(monomial) != 1 or isinstance(monomial[0], str) or monomial[0][0] != "min":
-                return False
-            rest = size + Dim({monomial: -factor})
-            return any(known_nonnegative(rest + factor * bound) for bound in monomial[0][1:])
-    return all(_nonnegative_atom(atom) for monomial in size.terms for atom in monomial)
-
-
-def _nonnegative_atom(atom: Any) -> bool:
-    if isinstance(atom, str):
-        return True
-    function_, a, b = atom
-    combine = any if function_ == "max" else all
-    return combine(known_nonnegative(x) for x in (a, b))
-
-
-def _require_nonnegative(size: Size, what: str) -> None:
-    """Refuse a negative size; a symbolic one is checked when fed."""
-    if not known_nonnegative(size):
-        if not isinstance(size, Dim):
-            raise ShapeError(what)
-        equate(maximum(size, 0), size, what)
-
-
 def _check_window(shape: Shape, start: Shape, size: Shape, step: Shape) -> None:
     for axis, (n, first, count, stride) in enumerate(zip(shape, start, size, step, strict=True)):
         what = f"window [{first} + i*{stride}, i < {count}] leaves axis {axis} of size {n}"
-        _require_nonnegative(count, what)
+        require_nonnegative(count, what)
         if count == 0 or not isinstance(stride, int):
             continue
         if abs(stride) == 1 or all(isinstance(s, int) for s in (n, first, count)):
             last = first + (count - 1) * stride
             low, high = (first, last) if stride > 0 else (last, first)
-            _require_nonnegative(low, what)
-            _require_nonnegative(n - 1 - high, what)
+            require_nonnegative(low, what)
+            require_nonnegative(n - 1 - high, what)
 
 
 def _windows(start: Sequence[int], size: Sequence[int], step: Sequence[int]) -> tuple[Any, ...]:
@@ -331,7 +301,8 @@ def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
     """A tensor cut along an axis into equal parts (an int) or parts of given sizes.
 
     Raises:
-        ShapeError: the sizes do not add up to the axis.
+        ShapeError: the sizes do not add up to the axis; where its size is a symbol, FeedError when
+            it is fed.
     """
     x = as_tensor(x)
     at = normalize_axis(axis, x.ndim)
@@ -347,8 +318,8 @@ def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
         total = total + size
     if isinstance(n, int) and isinstance(total, int) and n != total:
         raise ShapeError(f"sizes {show_shape(sizes)} add up to {total}, axis {at} has {n}")
-    if total != n:  # the last part's window checks the sum when fed
-        sizes = (*sizes[:-1], n - (total - sizes[-1]))
+    if total != n:  # that they are equal is checked when a size is fed
+        x = reshape(x, (*x.shape[:at], total, *x.shape[at + 1 :]))
     results, start = [], 0
     for size in sizes:
         results.append(window(x, at, start, size))

@@ -86,7 +86,9 @@ class Layout:
 def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     """Lay a partition out for given sizes of its symbols."""
     graph = partition.graph
-    specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
+    specs: dict[Tensor, TensorSpec] = {}
+    for node in graph.nodes:
+        specs.update(zip(node.outputs, node.bound_specs(bindings), strict=True))
     roots = roots_of(graph)
     commits = graph.of_op("assign")
     kind = DeviceName.parse(partition.device).kind or "cpu"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphflow as gf
-from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
+from graphflow.errors import ArgumentError, DTypeError, FeedError, ShapeError
 from graphflow.interpret import evaluate
 from tests.ops.test_decompose import drawn, seeds
 from tests.ops.test_registry import check_gradients
@@ -86,7 +86,7 @@ def test_frames_of_a_signal_of_unknown_length_and_their_gradient() -> None:
 def test_a_fed_signal_that_is_too_short_is_an_error_of_the_step() -> None:
     x = gf.placeholder("float64", (None,))
     frames = gf.signal.frame(x, 4, 2)
-    with pytest.raises(CheckError, match="3 elements has no frame of 4"):
+    with pytest.raises(FeedError, match="to be at least 0, but these shapes make it -1"):
         evaluate([frames], {x: np.ones(3)})
 
 

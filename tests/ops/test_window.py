@@ -15,8 +15,7 @@ from graphflow.build import placeholder
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.interpret import evaluate
 from graphflow.op import FUNCTIONS as G
-from graphflow.ops.window import known_nonnegative
-from graphflow.spec import Dim, minimum
+from graphflow.spec import Dim, known_nonnegative, minimum
 
 A = np.arange(24, dtype="float32").reshape(2, 3, 4)
 
