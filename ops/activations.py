@@ -14,13 +14,16 @@ from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, sa
 from graphflow.ops.elementwise import (
     SCALAR,
     F,
+    add,
+    divide,
     elementwise,
     greater,
     multiply,
+    reciprocal,
     square,
 )
 from graphflow.ops.rules import normalize_axis, same_float
-from graphflow.ops.select import where
+from graphflow.ops.select import clip, where
 from graphflow.ops.transcendental import erf_of, exp, tanh
 from graphflow.spec import TensorSpec
 
@@ -66,14 +69,19 @@ sigmoid = elementwise(
 )
 
 
+_FLAT = 1000.0
+"""Beyond it sigmoids and normal distributions are exactly 0 and 1. Products with them are taken of
+x within these limits, since an infinite x times 0 would be NaN."""
+
+
 def _silu_grad_vjp(h: Tensor, y: Tensor, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    s = sigmoid(x)
-    return silu_grad(h, x), h * g * (s * (1 - s) * (x * (1 - s * 2) + 2))
+    s, inner = sigmoid(x), clip(x, -_FLAT, _FLAT)
+    return silu_grad(h, x), h * g * (s * (1 - s) * (inner * (1 - s * 2) + 2))
 
 
 def _silu_slope(xp: Any, x: Any) -> Any:
     s = _sigmoid(xp, x)
-    return s * (1 + x * (1 - s))
+    return s * (1 + xp.clip(x, -_FLAT, _FLAT) * (1 - s))
 
 
 silu_grad = elementwise(
@@ -87,12 +95,12 @@ silu_grad = elementwise(
 )
 silu = elementwise(
     "silu",
-    lambda xp, x: x * _sigmoid(xp, x),
+    lambda xp, x: xp.maximum(x, -_FLAT) * _sigmoid(xp, x),
     vjp=lambda g, y, x: (silu_grad(g, x),),
     infer=same_float,
     samples=_SMOOTH,
     flops=13,
-    into=lambda xp, out, x: xp.multiply(x, _sigmoid(xp, x), out=out),
+    into=lambda xp, out, x: xp.multiply(xp.maximum(x, -_FLAT), _sigmoid(xp, x), out=out),
     doc="x·sigmoid(x), also called swish.",
 )
 
@@ -310,25 +318,32 @@ log_sigmoid = elementwise(
     into=lambda xp, out, x: xp.subtract(xp.minimum(x, 0), _softplus(xp, x), out=out),
     doc="log(sigmoid(x)), without overflow.",
 )
+
+
+def _softsign_of(xp: Any, x: Any) -> Any:
+    inside = xp.clip(x, -1e30, 1e30)  # beyond it is ±1, and inf / inf would be NaN
+    return inside / (1 + xp.abs(inside))
+
+
 softsign = elementwise(
     "softsign",
-    lambda xp, x: x / (1 + xp.abs(x)),
-    vjp=lambda g, y, x: (g * square(1 - FUNCTIONS["abs"](y)),),
+    _softsign_of,
+    vjp=lambda g, y, x: (g * square(reciprocal(FUNCTIONS["abs"](x) + 1)),),
     infer=same_float,
     samples=_SIDES,
     flops=6,
-    into=lambda xp, out, x: xp.divide(x, 1 + xp.abs(x), out=out),
+    into=lambda xp, out, x: xp.copyto(out, _softsign_of(xp, x)),
     doc="x / (1 + |x|).",
 )
 
 
 def _mish_of(xp: Any, x: Any) -> Any:
-    return x * xp.tanh(_softplus(xp, x) + xp.maximum(x, 0))
+    return xp.maximum(x, -_FLAT) * xp.tanh(_softplus(xp, x) + xp.maximum(x, 0))
 
 
 def _mish_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     t = tanh(softplus(x))
-    return (g * (t + x * (1 - square(t)) * sigmoid(x)),)
+    return (g * (t + clip(x, -_FLAT, _FLAT) * (1 - square(t)) * sigmoid(x)),)
 
 
 mish = elementwise(
@@ -356,7 +371,9 @@ def swish(x: Any, beta: float = 1.0, name: str | None = None) -> Tensor:
     if beta == 1:
         plain: Tensor = silu(x, name=name)
         return plain
-    result: Tensor = multiply(x, sigmoid(x * beta), name=name)
+    if beta == 0:
+        return multiply(x, 0.5, name=name)  # type: ignore[no-any-return]
+    result: Tensor = divide(silu(x * beta), beta, name=name)
     return result
 
 
@@ -408,11 +425,12 @@ def _normal_cdf(xp: Any, x: Any) -> Any:
 
 
 def _gelu_slope(xp: Any, x: Any) -> Any:
+    x = xp.clip(x, -_FLAT, _FLAT)
     return _normal_cdf(xp, x) + x * (xp.exp(x * x * -0.5) * _PER_ROOT_2_PI)
 
 
 def _gelu_grad_vjp(h: Tensor, y: Tensor, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    squared = square(x)
+    squared = square(clip(x, -_FLAT, _FLAT))
     curvature = exp(squared * -0.5) * _PER_ROOT_2_PI * (2 - squared)
     return gelu_grad(h, x), h * g * curvature
 
@@ -428,12 +446,12 @@ gelu_grad = elementwise(
 )
 _gelu: Op = elementwise(
     "gelu",
-    lambda xp, x: x * _normal_cdf(xp, x),
+    lambda xp, x: xp.maximum(x, -_FLAT) * _normal_cdf(xp, x),
     vjp=lambda g, y, x: (gelu_grad(g, x),),
     infer=same_float,
     samples=_SMOOTH,
     flops=44,
-    into=lambda xp, out, x: xp.multiply(x, _normal_cdf(xp, x), out=out),
+    into=lambda xp, out, x: xp.multiply(xp.maximum(x, -_FLAT), _normal_cdf(xp, x), out=out),
 )
 
 
@@ -454,8 +472,9 @@ def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Ten
     if approximate != "tanh":
         result: Tensor = _gelu(x, name=name)
         return result
-    inner = x * (square(x) * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi))
-    result = multiply(x * 0.5, tanh(inner) + 1, name=name)
+    near = clip(x, -_FLAT, _FLAT)
+    inner = near * (square(near) * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi))
+    result = add(near * 0.5 * (tanh(inner) + 1), relu(x - _FLAT), name=name)
     return result
 
 

@@ -203,9 +203,10 @@ remainder = elementwise(
 def _pow_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """d/da is 0 where b is 0, d/db is 0 where a is not positive (where it has no real value), or
     is 0."""
-    less = FUNCTIONS["where"](equal(b, 0), 1, b - 1)
+    less = FUNCTIONS["where"](equal(b, 0), 0, b - 1)  # 0·a⁰ is 0 for an infinite a, too
     has_log = not_equal(a, 0) if kind(a.dtype) == "complex" else greater(a, 0)
-    logarithm = FUNCTIONS["log"](FUNCTIONS["where"](has_log, a, 1))
+    matters = logical_and(has_log, not_equal(y, 0))
+    logarithm = FUNCTIONS["log"](FUNCTIONS["where"](matters, a, 1))
     slopes = conj(b * _pow(a, less)), conj(y * logarithm)
     return g * slopes[0], g * slopes[1]
 

@@ -93,14 +93,20 @@ def hard_sigmoid(
     return result
 
 
+def _hard_swish_of(xp: Any, x: Any) -> Any:
+    return xp.maximum(x, -4) * _ramp(xp, x, **_SIXTH)  # -inf·0 would be NaN
+
+
 hard_swish: Op = elementwise(
     "hard_swish",
-    lambda xp, x: x * _ramp(xp, x, **_SIXTH),
-    vjp=lambda g, y, x: (g * _hard_sigmoid(x, **_SIXTH) + _ramp_slope(g * x, x, **_SIXTH),),
+    _hard_swish_of,
+    vjp=lambda g, y, x: (
+        g * _hard_sigmoid(x, **_SIXTH) + _ramp_slope(g * clip(x, -4.0, 4.0), x, **_SIXTH),
+    ),
     infer=same_float,
     samples=(sample(F), sample(F, low=3.2, high=5.0), sample(SCALAR, low=-5.0, high=-3.2)),
     flops=5,
-    into=lambda xp, out, x: xp.multiply(x, _ramp(xp, x, **_SIXTH), out=out),
+    into=lambda xp, out, x: xp.copyto(out, _hard_swish_of(xp, x)),
     doc="x·hard_sigmoid(x). Source: Howard et al., ICCV 2019.",
 )
 

@@ -43,16 +43,15 @@ _SIDES = (
 )
 
 
-def _sine(xp: Any, x: Any) -> tuple[Any, Any]:
-    """How far a number is from the nearest whole one, in radians of a half turn, and the sine."""
+def _from_whole(xp: Any, x: Any) -> Any:
+    """How far a number is from the nearest whole one, from -½ to ½."""
     inside = xp.maximum(xp.minimum(x, 2.0**60), -(2.0**60))  # beyond, all are whole
-    angle = (inside - xp.rint(inside)) * math.pi
-    return angle, xp.sin(angle)
+    return inside - xp.rint(inside)
 
 
 def _lgamma(xp: Any, x: Any) -> Any:
-    """The series at 2, and the factors that lead there; Stirling's series from 8 on; below -½ by
-    Γ(x)·Γ(-x) = -π / (x·sin πx)."""
+    """The series at 2, and the factors that lead there; Stirling's series from 8 on; from -½ down
+    by Γ(x)·Γ(-x) = -π / (x·sin πx)."""
     size = xp.abs(x)
     is_small, is_low, is_far = size < 0.5, size < 1.5, size >= _FAR
     y, factors = xp.minimum(size, _FAR), xp.where(is_low, size, 1.0)
@@ -68,9 +67,9 @@ def _lgamma(xp: Any, x: Any) -> Any:
     inverse = 1 / xp.maximum(size, _FAR)
     rest = horner(_STIRLING, inverse * inverse) * inverse + (_HALF_LOG_TAU - 0.5)
     found = xp.where(is_far, (size - 0.5) * (log - 1) + rest, near)
-    _, sine = _sine(xp, size)
+    sine = xp.sin(_from_whole(xp, size) * math.pi)
     mirrored = xp.log(math.pi / (size * xp.abs(sine))) - found
-    return xp.where(x < -0.5, xp.where(sine == 0, math.inf, mirrored), found)
+    return xp.where(x <= -0.5, xp.where(sine == 0, math.inf, mirrored), found)
 
 
 lgamma = elementwise(
@@ -124,8 +123,9 @@ def _polygamma(xp: Any, x: Any, n: int) -> Any:
     else:
         tail = _raised(inverse, n) * (rest + 1 / n)
         found = (total + tail) * float((-1) ** (n + 1) * math.factorial(n))
-    angle, sine = _sine(xp, x)
-    turned = xp.cos(angle) / sine
+    rest = _from_whole(xp, x)
+    sine = xp.sin(rest * math.pi)
+    turned = xp.sin((0.5 - xp.abs(rest)) * math.pi) / sine  # the cosine is 0 half-way
     if n % 2 == 0:  # on both sides of a pole the signs differ
         turned = xp.where((sine == 0) & (x < 0), math.nan, turned)
     mirrored = horner(_cotangents(n), turned) * math.pi ** (n + 1)

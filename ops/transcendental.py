@@ -27,7 +27,7 @@ from graphflow.ops.elementwise import (
     square,
 )
 from graphflow.ops.rules import conj, same_float, same_inexact
-from graphflow.spec import TensorSpec, kind
+from graphflow.spec import TensorSpec, kind, limits
 
 
 def _function(
@@ -60,7 +60,7 @@ rsqrt = _function(
 )
 
 exp = _function("exp", lambda g, y, x: (g * conj(y),))
-expm1 = _function("expm1", lambda g, y, x: (g * (conj(y) + 1),))
+expm1 = _function("expm1", lambda g, y, x: (g * conj(exp(x)),))
 log = _function("log", lambda g, y, x: (g / conj(x),), samples=POSITIVE)
 log1p = _function("log1p", lambda g, y, x: (g / (conj(x) + 1),), samples=POSITIVE)
 log2 = _function("log2", lambda g, y, x: (g / (conj(x) * math.log(2)),), samples=POSITIVE)
@@ -87,18 +87,38 @@ logaddexp = _function(
 sin = _function("sin", lambda g, y, x: (g * conj(cos(x)),))
 cos: Op = _function("cos", lambda g, y, x: (-(g * conj(sin(x))),))
 tan = _function("tan", lambda g, y, x: (g * conj(square(y) + 1),), samples=_INSIDE, flops=20)
+
+
+def _one_less_square(x: Tensor) -> Tensor:
+    """1 - x², of real numbers by factors, which keep their digits near 1."""
+    result: Tensor = 1 - square(x) if kind(x.dtype) == "complex" else (1 - x) * (1 + x)
+    return result
+
+
 asin = _function(
-    "asin", lambda g, y, x: (g * conj(rsqrt(1 - square(x))),), "arcsin", _INSIDE, flops=20
+    "asin", lambda g, y, x: (g * conj(rsqrt(_one_less_square(x))),), "arcsin", _INSIDE, flops=20
 )
 acos = _function(
-    "acos", lambda g, y, x: (-(g * conj(rsqrt(1 - square(x)))),), "arccos", _INSIDE, flops=20
+    "acos", lambda g, y, x: (-(g * conj(rsqrt(_one_less_square(x)))),), "arccos", _INSIDE, flops=20
 )
 atan = _function("atan", lambda g, y, x: (g / conj(square(x) + 1),), "arctan", flops=20)
 
 
 def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    part = g / (square(a) + square(b))
-    return part * b, -(part * a)
+    up, along, length, scale = _direction(hypot(a, b), a, b)
+    part = g * scale / length
+    return part * along, -(part * up)
+
+
+def _direction(y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """a / y, b / y, y·s and s, of the hypotenuse y of a and b; s makes y finite where it is not,
+    and both quotients are 0 where y is 0."""
+    where, largest = FUNCTIONS["where"], float(limits(a.dtype)[1])
+    scale = 1.0 - 0.75 * FUNCTIONS["astype"](isinf(y), y.dtype)
+    a, b = (FUNCTIONS["clip"](t, -largest, largest) * scale for t in (a, b))
+    length = hypot(a, b)
+    length = where(equal(length, 0), 1, length)
+    return a / length, b / length, length, scale
 
 
 # The angle of the point (b, a), in (-π, π].
@@ -106,29 +126,38 @@ atan2 = _function("atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float)
 
 
 def _hypot_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    length = FUNCTIONS["where"](equal(y, 0), 1, y)
-    return g * (a / length), g * (b / length)
+    up, along, _, _ = _direction(y, a, b)
+    return g * up, g * along
 
 
-hypot = _function(
+hypot: Op = _function(
     "hypot", _hypot_vjp, "hypot", RATIO, 10, same_float,
     doc="√(a² + b²), where the squares are too large or small, too; the gradient at 0 is 0.",
 )  # fmt: skip
 
 sinh = _function("sinh", lambda g, y, x: (g * conj(cosh(x)),), flops=20)
 cosh: Op = _function("cosh", lambda g, y, x: (g * conj(sinh(x)),), flops=20)
-asinh = _function("asinh", lambda g, y, x: (g * conj(rsqrt(square(x) + 1)),), "arcsinh", flops=20)
+
+
+def _asinh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    if kind(x.dtype) == "complex":
+        return (g * conj(rsqrt(square(x) + 1)),)
+    return (g / hypot(x, 1.0),)
+
+
+asinh = _function("asinh", _asinh_vjp, "arcsinh", flops=20)
 
 
 def _acosh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """Two roots for complex numbers: the root of x² - 1 has another sign where Re x < 0."""
-    if kind(x.dtype) == "complex":
-        return (g * conj(rsqrt(x - 1) * rsqrt(x + 1)),)
-    return (g * rsqrt(square(x) - 1),)
+    """By two roots: x² - 1 may overflow, and of complex numbers with Re x < 0 its root has another
+    sign."""
+    return (g * conj(rsqrt(x - 1) * rsqrt(x + 1)),)
 
 
 acosh = _function("acosh", _acosh_vjp, "arccosh", _ABOVE_ONE, flops=20)
-atanh = _function("atanh", lambda g, y, x: (g / conj(1 - square(x)),), "arctanh", _INSIDE, flops=20)
+atanh = _function(
+    "atanh", lambda g, y, x: (g / conj(_one_less_square(x)),), "arctanh", _INSIDE, flops=20
+)
 
 
 def _tanh_grad_into(xp: Any, out: Any, g: Any, y: Any) -> None:
