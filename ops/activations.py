@@ -14,7 +14,6 @@ from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, sa
 from graphflow.ops.elementwise import (
     SCALAR,
     F,
-    add,
     divide,
     elementwise,
     greater,
@@ -455,6 +454,50 @@ _gelu: Op = elementwise(
 )
 
 
+_ROOT = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715 * _ROOT
+
+
+def _gelu_tanh_of(xp: Any, x: Any) -> Any:
+    inner = x * (x * x * _CUBIC + _ROOT)
+    return xp.maximum(x, -_FLAT) * 0.5 * (xp.tanh(inner) + 1)
+
+
+def _gelu_tanh_slope(xp: Any, x: Any) -> Any:
+    x = xp.clip(x, -_FLAT, _FLAT)
+    squared = x * x
+    t = xp.tanh(x * (squared * _CUBIC + _ROOT))
+    return (t + 1) * 0.5 + x * 0.5 * (1 - t * t) * (squared * (3 * _CUBIC) + _ROOT)
+
+
+def _gelu_tanh_grad_vjp(h: Tensor, y: Tensor, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    near = clip(x, -_FLAT, _FLAT)
+    squared = square(near)
+    t, slope = tanh(near * (squared * _CUBIC + _ROOT)), squared * (3 * _CUBIC) + _ROOT
+    curvature = slope + near * (near * (3 * _CUBIC) - t * square(slope))
+    return gelu_tanh_grad(h, x), h * g * ((1 - square(t)) * curvature)
+
+
+gelu_tanh_grad = elementwise(
+    "gelu_tanh_grad",
+    lambda xp, g, x: g * _gelu_tanh_slope(xp, x),
+    _gelu_tanh_grad_vjp,
+    same_float,
+    samples=_PAIRS,
+    flops=32,
+    into=lambda xp, out, g, x: xp.multiply(g, _gelu_tanh_slope(xp, x), out=out),
+)
+gelu_tanh: Op = elementwise(
+    "gelu_tanh",
+    _gelu_tanh_of,
+    vjp=lambda g, y, x: (gelu_tanh_grad(g, x),),
+    infer=same_float,
+    samples=_SMOOTH,
+    flops=24,
+    into=lambda xp, out, x: xp.copyto(out, _gelu_tanh_of(xp, x)),
+)
+
+
 @function
 def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Tensor:
     """x·Φ(x), with Φ the normal distribution function; approximate="tanh" for the tanh form.
@@ -472,9 +515,7 @@ def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Ten
     if approximate != "tanh":
         result: Tensor = _gelu(x, name=name)
         return result
-    near = clip(x, -_FLAT, _FLAT)
-    inner = near * (square(near) * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi))
-    result = add(near * 0.5 * (tanh(inner) + 1), relu(x - _FLAT), name=name)
+    result = gelu_tanh(x, name=name)
     return result
 
 

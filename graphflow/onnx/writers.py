@@ -38,6 +38,11 @@ def _same(e: Export, node: Node, inputs: list[str]) -> str:
     return e.emit(_SAME[node.op.name], inputs)
 
 
+@writes("gelu_tanh")
+def _gelu_tanh(e: Export, node: Node, inputs: list[str]) -> str:
+    return e.emit("Gelu", inputs, approximate="tanh")
+
+
 # Attributes of ours, and what ONNX calls them.
 _WITH = {
     "leaky_relu": ("LeakyRelu", {"slope": "alpha"}),
