@@ -10,7 +10,7 @@ import numpy as np
 from graphflow.op import Op, Tensor, function, located, register, sample
 from graphflow.ops import batching, sharding, sharding_coupled
 from graphflow.ops.convert import astype
-from graphflow.ops.elementwise import equal
+from graphflow.ops.elementwise import equal, isinf
 from graphflow.ops.kernels.rowwise import by_rows, over_axes
 from graphflow.ops.reduce import (
     CUBE,
@@ -31,6 +31,7 @@ from graphflow.ops.rules import (
     reduced_shape,
     require_kind,
 )
+from graphflow.ops.select import minimum, where
 from graphflow.ops.transcendental import exp
 from graphflow.spec import TensorSpec
 
@@ -168,7 +169,9 @@ def _logsumexp_of(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
 
 def _logsumexp_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
     g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
-    return (g * exp(x - y),)
+    # An infinite element is all of the sum, or nothing, also where y is that infinity.
+    gap = where(isinf(x), minimum(x, 0), x - y)
+    return (g * exp(gap),)
 
 
 _logsumexp = register(

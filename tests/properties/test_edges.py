@@ -216,3 +216,11 @@ def test_slopes_of_powers_are_finite_where_the_power_is_0_or_vanishes(dtype: str
     _, da, db = values_and_slopes(gf.pow, a, b)
     assert da.tolist() == [0, 0, 0, 0]
     assert db[1:].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slopes_of_logsumexp_are_0_in_a_row_of_minus_infinity_and_1_at_infinity(dtype: str) -> None:
+    x = np.array([[-INF, -INF], [INF, 1], [-INF, 2]], dtype)
+    found, slopes = values_and_slopes(lambda x: gf.logsumexp(x, axis=1), x)
+    assert found.tolist() == [-INF, INF, 2]
+    assert slopes.tolist() == [[0, 0], [1, 0], [0, 1]]
