@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +101,17 @@ def checked_opsets(model: ModelProto, file: str) -> dict[str, int]:
     """The version of each domain that a model was written for.
 
     Raises:
-        OnnxError: none is given, one twice, or one is newer than the installed onnx knows.
+        OnnxError: none is given, one as two versions, or one that is newer than the installed
+            onnx.
     """
     opsets: dict[str, int] = {}
     for entry in model.opset_import:
         domain = normal_domain(entry.domain)
-        if domain in opsets:
-            raise OnnxError(f"{file}: imports opset {domain or 'ai.onnx'!r} twice")
+        if opsets.get(domain, entry.version) != entry.version:
+            raise OnnxError(
+                f"{file}: imports opset {domain or 'ai.onnx'!r} as {opsets[domain]} and as "
+                f"{entry.version}; it may be one of them only"
+            )
         opsets[domain] = entry.version
     if not opsets and model.ir_version < 3:
         opsets[""] = 1  # before IR version 3 there was one opset only
@@ -354,7 +358,7 @@ def sparse_array(tensor: SparseTensorProto, file: str, folder: Path | None) -> A
     return result.reshape(shape)
 
 
-def initializers(graph: GraphProto, file: str, folder: Path | None) -> Mapping[str, Array]:
+def initializers(graph: GraphProto, file: str, folder: Path | None) -> dict[str, Array]:
     """The arrays that a graph brings along, by name."""
     arrays = {t.name: array_of(t, file, folder) for t in graph.initializer}
     arrays.update((_sparse_name(t), sparse_array(t, file, folder)) for t in _sparse(graph))

@@ -246,6 +246,23 @@ def test_the_batch_may_come_first(op: str, gates: int) -> None:
     np.testing.assert_array_equal(last, np.moveaxis(h, 1, 0))
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_an_lstm_of_the_usual_activations_is_one_op_for_each_direction(direction: str) -> None:
+    proto = layer("LSTM", 4, direction=direction)
+    proto.graph.node[0].input[4] = ""
+    del proto.graph.input[1]
+    m = gf.onnx.load(proto)
+    names = [n.op.name for n in gf.Graph([m.outputs["y"], m.outputs["h"]]).nodes]
+    assert names.count("lstm") == 1 + (direction == "bidirectional") and "scan" not in names
+    x = normal(4, 2, 2)
+    if direction != "bidirectional":  # the reference has one direction only
+        want = ReferenceEvaluator(proto).run(None, {"x": x}) if direction == "forward" else None
+        turned = {"x": x[::-1].copy()}
+        forward = gf.onnx.load(layer("LSTM", 4)).run({**turned, "lengths": np.full(2, 4, "int32")})
+        expected = want[0] if want else forward["y"][::-1]
+        np.testing.assert_allclose(m.run([x])["y"], expected, 1e-5, 1e-6)
+
+
 def test_linear_attention_takes_any_batch_and_time() -> None:
     names = ["q", "k", "v", "", "decay", "beta"]
     node = helper.make_node("LinearAttention", names, ["y", "state"], q_num_heads=4, kv_num_heads=2)

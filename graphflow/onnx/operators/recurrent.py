@@ -22,19 +22,16 @@ _DIRECTIONS = {
     "forward": ["forward"], "reverse": ["reverse"], "bidirectional": ["forward", "reverse"],
 }  # fmt: skip
 
-# Activations by lower-case name: how one is made from alpha and beta, and these by default.
+_PLAIN = ("relu", "tanh", "sigmoid", "softsign", "softplus")
+
+# Other activations by lower-case name: how one is made from alpha and beta, and these by default.
 _ACTIVATIONS: dict[str, tuple[Callable[[Any, float, float], Any], float, float]] = {
-    "relu": (lambda x, a, b: activations.relu(x), 0, 0),
-    "tanh": (lambda x, a, b: transcendental.tanh(x), 0, 0),
-    "sigmoid": (lambda x, a, b: activations.sigmoid(x), 0, 0),
     "affine": (lambda x, a, b: x * a + b, 1.0, 0.0),
     "leakyrelu": (lambda x, a, b: activations.leaky_relu(x, a), 0.01, 0),
     "thresholdedrelu": (lambda x, a, b: piecewise.thresholded_relu(x, a), 1.0, 0),
     "scaledtanh": (lambda x, a, b: transcendental.tanh(x * b) * a, 1.0, 1.0),
     "hardsigmoid": (piecewise.hard_sigmoid, 0.2, 0.5),
     "elu": (lambda x, a, b: activations.elu(x, a), 1.0, 0),
-    "softsign": (lambda x, a, b: activations.softsign(x), 0, 0),
-    "softplus": (lambda x, a, b: activations.softplus(x), 0, 0),
 }
 _TAKES = {
     "affine": 2, "leakyrelu": 1, "thresholdedrelu": 1, "scaledtanh": 2, "hardsigmoid": 2, "elu": 1,
@@ -47,18 +44,21 @@ def _activations(call: Call, defaults: tuple[str, ...], directions: int) -> list
     alpha and beta list values for those activations, in order, that have such a parameter.
     """
     names = [n.lower() for n in call.attr("activations", list(defaults) * directions)]
-    unknown = [n for n in names if n not in _ACTIVATIONS]
+    unknown = [n for n in names if n not in _ACTIVATIONS and n not in _PLAIN]
     if unknown or len(names) != len(defaults) * directions:
         raise call.unsupported(
             f"activations {names}; there are {len(defaults)} a direction of "
-            f"{', '.join(_ACTIVATIONS)}"
+            f"{', '.join([*_PLAIN, *_ACTIVATIONS])}"
         )
     alphas = list(call.attr("activation_alpha", []))
     betas = list(call.attr("activation_beta", []))
     functions: list[_Function] = []
     for name in names:
+        if name in _PLAIN:
+            functions.append(FUNCTIONS[name])  # itself, by which a layer knows its usual ones
+            continue
         make, alpha, beta = _ACTIVATIONS[name]
-        takes = _TAKES.get(name, 0)
+        takes = _TAKES[name]
         a = alphas.pop(0) if takes > 0 and alphas else alpha
         b = betas.pop(0) if takes > 1 and betas else beta
         functions.append(partial(_applied, make, a, b))
