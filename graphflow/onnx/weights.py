@@ -41,9 +41,9 @@ _PLACES = _PRODUCTS | {
 
 # The first input that is an option of the operator.
 _OPTIONS = {
-    "Clip": 1, "DequantizeLinear": 1, "Dropout": 1, "Mod": 1, "NonMaxSuppression": 2, "OneHot": 0,
-    "Pad": 2, "Pow": 1, "QLinearConv": 0, "QLinearMatMul": 0, "QuantizeLinear": 1, "Range": 0,
-    "Resize": 1, "Upsample": 1,
+    "Clip": 1, "DequantizeLinear": 1, "Dropout": 1, "DynamicQuantizeLSTM": 8, "Mod": 1,
+    "NonMaxSuppression": 2, "OneHot": 0, "Pad": 2, "Pow": 1, "QLinearConv": 0, "QLinearMatMul": 0,
+    "QuantizeLinear": 1, "Range": 0, "Resize": 1, "Upsample": 1,
 }  # fmt: skip
 
 # Their result is the first input in another form.

@@ -579,3 +579,35 @@ def test_a_recurrent_layer_says_what_it_cannot_do(attrs: dict[str, Any], told: s
         gf.onnx.load(layer("RNN", 1, time=3, **attrs)).run(
             {"x": normal(3, 2, 2), "lengths": np.array([3, 3], "int32")}
         )
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_an_lstm_of_8_bit_weights_is_near_that_of_floats(direction: str, columns: bool) -> None:
+    """Weights of 8 bits, with a scale for each direction or each column."""
+    plain = layer("LSTM", 4, direction=direction)
+    w, r, b = (numpy_helper.to_array(t) for t in plain.graph.initializer)
+    entries, names = [initializer("b", b)], []
+    for name, weight in (("w", w), ("r", r)):
+        turned = weight.swapaxes(1, 2)
+        scale = np.abs(turned).max(1 if columns else (1, 2)) / 127
+        steps = scale[:, None, :] if columns else scale[:, None, None]
+        entries += [
+            initializer(name, np.round(turned / steps), "int8"),
+            initializer(f"{name}_scale", scale),
+            initializer(f"{name}_zero", np.zeros(scale.shape), "int8"),
+        ]
+        names += [f"{name}_scale", f"{name}_zero"]
+    node = helper.make_node(
+        "DynamicQuantizeLSTM", ["x", "w", "r", "b", "lengths", "", "", "", *names], ["y", "h"],
+        domain="com.microsoft", hidden_size=3, direction=direction,
+    )  # fmt: skip
+    proto = model([node], plain.graph.input, plain.graph.output, entries, com_microsoft=1)
+    m = gf.onnx.load(proto)
+    assert m.whole and set(m.variables) == {"b"}
+    feeds = {"x": normal(5, 2, 2), "lengths": np.array([5, 3], "int32")}
+    for got, want in zip(
+        m.run(feeds).values(), gf.onnx.load(plain).run(feeds).values(), strict=True
+    ):
+        np.testing.assert_allclose(got, want, 0, 0.02)
+        assert not np.array_equal(got, want)
