@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto
 
-from graphflow.build import variable
+from graphflow.build import kept_variable
 from graphflow.errors import GraphflowError, OnnxError, UnsupportedOnnxError
 from graphflow.graph import Graph
 from graphflow.onnx import expansion, host
@@ -32,7 +32,7 @@ from graphflow.onnx.folding import fold
 from graphflow.onnx.reader import array_of
 from graphflow.onnx.registry import handler_of, normal_domain
 from graphflow.onnx.values import Array, Fixed, Known, OnHost, Value, classified, known
-from graphflow.op import Location, Tensor, as_tensor, read_from
+from graphflow.op import REGISTRY, Location, Tensor, read_from
 from graphflow.spec import Dim, nbytes
 from graphflow.values import dataclass
 
@@ -283,14 +283,15 @@ class Importer:
             return value.tensor()
         entry = self._constants.get(id(value))
         if entry is None:
-            entry = self._constants[id(value)] = (value, as_tensor(value.array))
+            constant: Tensor = REGISTRY["constant"](value=_frozen(value.array))
+            entry = self._constants[id(value)] = (value, constant)
         return entry[1]
 
     def parameter(self, value: Known) -> Tensor:
         """The variable that a weight becomes, made once."""
         name = value.parameter or ""
         if name not in self.variables:
-            self.variables[name] = variable(value.array, name=name, trainable=self.weights[name])
+            self.variables[name] = kept_variable(_frozen(value.array), name, self.weights[name])
         return self.variables[name]
 
     # Subgraphs --------------------------------------------------------------------------------
@@ -392,6 +393,15 @@ def _free_names(graph: GraphProto) -> Iterator[str]:
 
 def _identifier(node: NodeProto, index: int) -> str:
     return node.name or f"{node.op_type}_{index + 1}"
+
+
+def _frozen(array: Array) -> Array:
+    """An array that nobody changes: itself if it is read only, else a copy."""
+    if not array.flags.writeable and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    copy = np.array(array, order="C")
+    copy.flags.writeable = False
+    return copy
 
 
 def _is_symbolic(value: Value | None) -> bool:

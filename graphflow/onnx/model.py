@@ -199,12 +199,12 @@ def load(
         OnnxError: the file is broken, too large, or not what it says.
         UnsupportedOnnxError: lists every node that has no translation.
     """
-    model, file, folder = read(source, limit)
+    model, large, file, folder = read(source, limit)
     opsets = _checked(model, file)
     functions = {
         (normal_domain(f.domain), f.name): function_body(f, opsets) for f in model.functions
     }
-    arrays = initializers(model.graph, file, folder)
+    arrays = initializers(model.graph, file, folder, large)
     nodes = list(model.graph.node)
     arrays.update(named_constants(variables, nodes, arrays, file))
     chosen = {**weights(nodes, arrays, functions), **dict.fromkeys(variables, True)}

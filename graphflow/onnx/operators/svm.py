@@ -27,14 +27,11 @@ from graphflow.ops import activations, elementwise, extrema, linalg, reduce, sel
 from graphflow.ops.convert import astype
 from graphflow.ops.creation import full
 from graphflow.ops.index import take
-from graphflow.ops.shape import broadcast_to, expand_dims
-from graphflow.ops.window import concat, stack
+from graphflow.ops.shape import broadcast_to, expand_dims, reshape, swapaxes
+from graphflow.ops.window import concat
 
 if TYPE_CHECKING:
     from graphflow.onnx.program import Run
-
-MOST_CLASSES = 32
-"""Classes whose probabilities are part of a graph: it grows with their number."""
 
 
 def _rows(call: Call) -> Tensor:
@@ -77,7 +74,8 @@ def _kernel(call: Call, x: Tensor, vectors: Array) -> Tensor:
 def _power(x: Tensor, degree: int) -> Tensor:
     """x to a whole power: small ones are products, which take a tenth of the time."""
     if 1 <= degree <= 8:
-        return reduce_by(mul, [x] * degree)
+        product: Tensor = reduce_by(mul, [x] * degree)
+        return product
     result: Tensor = elementwise.pow(x, degree)
     return result
 
@@ -146,8 +144,8 @@ def _paired(call: Call, weights: Array, rho: Array, sizes: Sequence[int]) -> Ten
         first, second = slice(ends[i], ends[i + 1]), slice(ends[j], ends[j + 1])
         table[first, column] = given[j - 1, first]
         table[second, column] = given[i, second]
-    scores: Tensor = linalg.matmul(_kernel(call, _rows(call), vectors), table)
-    return scores + rho[: len(pairs)]
+    scores: Tensor = linalg.matmul(_kernel(call, _rows(call), vectors), table) + rho[: len(pairs)]
+    return scores
 
 
 def _votes(scores: Tensor, classes: int) -> Tensor:
@@ -166,23 +164,16 @@ def _probabilities(call: Call, scores: Tensor, classes: int) -> Tensor:
 
     Source: Wu, Lin & Weng, JMLR 5, 2004, second method; Gauss-Seidel steps as in libsvm.
     """
-    if classes > MOST_CLASSES:
-        raise RunOnHost(f"probabilities of more than {MOST_CLASSES} classes")
     a, b = _floats(call, "prob_a"), _floats(call, "prob_b")
     chance = select.clip(activations.sigmoid(-(scores * a + b)), 1e-7, 1 - 1e-7)
-    pairs = {pair: at for at, pair in enumerate(combinations(range(classes), 2))}
-
-    def against(i: int, j: int) -> Tensor:
-        """The probability of i among i and j, one for each row."""
-        return chance[:, pairs[i, j]] if i < j else 1 - chance[:, pairs[j, i]]
-
-    def entry(i: int, j: int) -> Tensor:
-        if i != j:
-            return -against(i, j) * against(j, i)
-        total = sum(against(k, i) * against(k, i) for k in range(classes) if k != i)
-        return as_tensor(total)
-
-    q = stack([stack([entry(i, j) for j in range(classes)], 1) for i in range(classes)], 1)
+    pairs = list(combinations(range(classes), 2))
+    places = np.full((classes, classes), 2 * len(pairs))
+    for at, (i, j) in enumerate(pairs):
+        places[i, j], places[j, i] = at, len(pairs) + at
+    every = concat([chance, 1 - chance, chance[:, :1] * 0], 1)
+    won = reshape(take(every, as_tensor(places.reshape(-1)), 1), (-1, classes, classes))
+    own = reduce.sum(won * won, axis=1, keepdims=True) * np.eye(classes)
+    q = own - won * swapaxes(won, 1, 2)  # won[i, j]: the probability of i among i and j
 
     def residual(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Q·p, p·Q·p, and whether a row has not settled."""
