@@ -20,6 +20,7 @@ from graphflow.spec import (
     evaluate,
     show_shape,
     show_symbol,
+    shown_apart,
     symbols,
 )
 
@@ -259,9 +260,11 @@ class _Binding:
         for node, (a, b) in self.graph.equations:
             x, y = self._evaluate(a, node), self._evaluate(b, node)
             if x != y:
+                left, right = shown_apart(a, b)
                 raise self.error(
                     f"{node.op.name} {self._name(node)!r} (made at {node.location}) needs "
-                    f"{a} == {b}, but these shapes make them {x} and {y}; {self._origins(a, b)}"
+                    f"{left} == {right}, but these shapes make them {x} and {y}; "
+                    f"{self._origins(a, b)}"
                 )
 
     def check_specs(self) -> None:
@@ -306,8 +309,8 @@ class _Binding:
         """Which placeholders to look at."""
         names = dict.fromkeys(s for size in sizes for s in symbols(size) if s in self._from)
         found = [
-            f"{show_symbol(s)} = {self.sizes[s]} from {_placeholder(self.graph, self._from[s])}"
-            for s in names
+            f"{shown} = {self.sizes[s]} from {_placeholder(self.graph, self._from[s])}"
+            for s, shown in zip(names, shown_apart(*map(Dim.symbol, names)), strict=True)
         ]
         return "give sizes that fit" + (": " + ", ".join(found) if found else "")
 
