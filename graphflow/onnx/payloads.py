@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from graphflow.errors import OnnxError
 from graphflow.onnx.values import Array
+from graphflow.pages import SMALL, Pages, are_there, rounded
 
 LARGE = 1024
 """Bytes of a tensor that is read on its own."""
@@ -70,6 +71,24 @@ class Stored:
                 raise OnnxError(f"the file ended {count - done} bytes early while it was read")
             done += got
         return result
+
+    def copy(self, start: int, count: int, target: int, at: int) -> None:
+        """Write `count` bytes to a place of an open file.
+
+        Raises:
+            OnnxError: the file ends before.
+        """
+        if self._descriptor < 0:
+            while count:
+                done = os.pwrite(target, self._view[start : start + count], at)
+                start, count, at = start + done, count - done, at + done
+            return
+        os.lseek(target, at, os.SEEK_SET)
+        while count:
+            done = os.sendfile(target, self._descriptor, start, count)
+            if not done:
+                raise OnnxError(f"the file ended {count} bytes early while it was read")
+            start, count = start + done, count - done
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
         """The number that begins at a place, and where the next thing begins.
@@ -149,7 +168,21 @@ def _separated(stored: Stored) -> tuple[bytes, dict[int, Array]]:
         _delimited(_GRAPH, inner),
         stored.read(graph.end, stored.size),
     ]
-    return b"".join(parts), {at: stored.array(*where) for at, where in large.items()}
+    return b"".join(parts), _arrays(stored, large)
+
+
+def _arrays(stored: Stored, large: dict[int, tuple[int, int]]) -> dict[int, Array]:
+    """The bytes of large initializers; the largest in pages, which sessions share."""
+    arrays = {at: stored.array(*where) for at, where in large.items() if where[1] < SMALL}
+    rest = {at: where for at, where in large.items() if at not in arrays}
+    if not rest or not are_there():
+        return arrays | {at: stored.array(*where) for at, where in rest.items()}
+    pages, begin = Pages(sum(rounded(count) for _, count in rest.values())), 0
+    for at, (start, count) in rest.items():
+        stored.copy(start, count, pages.descriptor, begin)
+        arrays[at] = pages.view(begin, count)
+        begin += rounded(count)
+    return arrays
 
 
 def _without_large(stored: Stored, graph: _Field) -> tuple[bytes, dict[int, tuple[int, int]]]:
