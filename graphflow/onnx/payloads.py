@@ -168,21 +168,32 @@ def _separated(stored: Stored) -> tuple[bytes, dict[int, Array]]:
         _delimited(_GRAPH, inner),
         stored.read(graph.end, stored.size),
     ]
-    return b"".join(parts), _arrays(stored, large)
+    room = Room(sum(rounded(count) for _, count in large.values()))
+    return b"".join(parts), {at: room.array(stored, *where) for at, where in large.items()}
 
 
-def _arrays(stored: Stored, large: dict[int, tuple[int, int]]) -> dict[int, Array]:
-    """The bytes of large initializers; the largest in pages, which sessions share."""
-    arrays = {at: stored.array(*where) for at, where in large.items() if where[1] < SMALL}
-    rest = {at: where for at, where in large.items() if at not in arrays}
-    if not rest or not are_there():
-        return arrays | {at: stored.array(*where) for at, where in rest.items()}
-    pages, begin = Pages(sum(rounded(count) for _, count in rest.values())), 0
-    for at, (start, count) in rest.items():
-        stored.copy(start, count, pages.descriptor, begin)
-        arrays[at] = pages.view(begin, count)
-        begin += rounded(count)
-    return arrays
+class Room:
+    """Memory for the bytes of initializers: pages, which sessions share, for all but small ones."""
+
+    def __init__(self, nbytes: int = 1 << 26) -> None:
+        self._next = nbytes  # what is never written to takes no memory
+        self._pages: Pages | None = None
+        self._used = 0
+
+    def array(self, stored: Stored, start: int, count: int) -> Array:
+        """`count` bytes of a file or of given ones, which nobody changes.
+
+        Raises:
+            OnnxError: they end before.
+        """
+        if count < SMALL or not are_there():
+            return stored.array(start, count)
+        if self._pages is None or self._used + count > len(self._pages):
+            self._pages, self._used = Pages(max(rounded(count), self._next)), 0
+            self._next *= 2
+        at, self._used = self._used, self._used + rounded(count)
+        stored.copy(start, count, self._pages.descriptor, at)
+        return self._pages.view(at, count)
 
 
 def _without_large(stored: Stored, graph: _Field) -> tuple[bytes, dict[int, tuple[int, int]]]:
@@ -225,4 +236,4 @@ def _delimited(number: int, content: bytes) -> bytes:
     return bytes(head) + content
 
 
-__all__ = ["LARGE", "PLAIN", "Stored", "separated"]
+__all__ = ["LARGE", "PLAIN", "Room", "Stored", "separated"]

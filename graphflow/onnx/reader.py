@@ -28,7 +28,7 @@ from onnx import (
 )
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.payloads import PLAIN, Stored, separated
+from graphflow.onnx.payloads import PLAIN, Room, Stored, separated
 from graphflow.onnx.registry import normal_domain
 from graphflow.onnx.values import Array, onnx_dtype
 from graphflow.onnx.values import dtype_name as name_of
@@ -257,9 +257,15 @@ def _sparse_name(tensor: SparseTensorProto) -> str:
 
 
 def array_of(
-    tensor: TensorProto, file: str, folder: Path | None = None, large: Array | None = None
+    tensor: TensorProto,
+    file: str,
+    folder: Path | None = None,
+    large: Array | None = None,
+    room: Room | None = None,
 ) -> Array:
     """The array in a TensorProto (of objects for strings), or in the bytes that were beside it.
+
+    `room`: where external data goes.
 
     Raises:
         OnnxError: an unknown dtype, a negative size, bytes that do not match the shape, or external
@@ -278,7 +284,8 @@ def array_of(
     if tensor.data_location == TensorProto.EXTERNAL:
         if dtype is None:
             raise OnnxError(f"{what} keeps strings outside of the file, which ONNX does not allow")
-        raw = _external(tensor, what, folder, _stored_bytes(tensor.data_type, dtype, count))
+        wanted = _stored_bytes(tensor.data_type, dtype, count)
+        raw = _external(tensor, what, folder, wanted, room or Room())
         return _from_raw(tensor.data_type, shape, raw)
     if dtype is not None and (large is not None or tensor.HasField("raw_data")):
         wanted = _stored_bytes(tensor.data_type, dtype, count)
@@ -319,7 +326,9 @@ def _from_raw(code: int, shape: tuple[int, ...], raw: Array) -> Array:
     return array
 
 
-def _external(tensor: TensorProto, what: str, folder: Path | None, wanted: int) -> Array:
+def _external(
+    tensor: TensorProto, what: str, folder: Path | None, wanted: int, room: Room
+) -> Array:
     """The bytes of a tensor outside of the model's file."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -335,7 +344,7 @@ def _external(tensor: TensorProto, what: str, folder: Path | None, wanted: int) 
                 f"{offset} on are named"
             )
         with path.open("rb") as file:
-            return Stored(file.fileno()).array(offset, wanted)
+            return room.array(Stored(file.fileno()), offset, wanted)
     except (OSError, ValueError) as error:
         raise OnnxError(f"{what}: {location!r} cannot be read: {error}") from None
     except OnnxError as error:
@@ -387,8 +396,10 @@ def initializers(
     graph: GraphProto, file: str, folder: Path | None, large: Mapping[int, Array]
 ) -> dict[str, Array]:
     """The arrays that a graph brings along, by name."""
+    room = Room()
     arrays = {
-        t.name: array_of(t, file, folder, large.get(i)) for i, t in enumerate(graph.initializer)
+        t.name: array_of(t, file, folder, large.get(i), room)
+        for i, t in enumerate(graph.initializer)
     }
     arrays.update((_sparse_name(t), sparse_array(t, file, folder)) for t in _sparse(graph))
     return arrays
