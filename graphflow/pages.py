@@ -10,6 +10,7 @@ import mmap
 import os
 import sys
 import weakref
+from bisect import bisect
 from typing import Any
 
 import numpy as np
@@ -68,16 +69,21 @@ class Private:
 
     def __init__(self) -> None:
         self._maps: weakref.WeakKeyDictionary[Pages, mmap.mmap] = weakref.WeakKeyDictionary()
-        self._given: set[int] = set()  # addresses
+        self._given: list[tuple[int, int]] = []  # first and last address of arrays, in order
 
     def array(self, value: Array) -> Array | None:
         """Memory that holds a value of some pages, to be written to.
 
-        None where it has to be copied: the value lies elsewhere, or was given before, so that its
-        pages may have been written to.
+        None where it has to be copied: the value does not begin a page of this kind, or some of it
+        was given before and may have been written to.
         """
         address = value.__array_interface__["data"][0]
-        if value.nbytes < SMALL or address in self._given:
+        extent = (address, address + value.nbytes - 1)
+        if value.nbytes < SMALL or address % mmap.PAGESIZE:
+            return None
+        at = bisect(self._given, extent)
+        around = self._given[max(0, at - 1) : at + 1]
+        if any(first <= extent[1] and address <= last for first, last in around):
             return None
         for pages in list(_all):
             start = address - pages.address
@@ -86,7 +92,7 @@ class Private:
                     self._maps[pages] = mmap.mmap(
                         pages.descriptor, len(pages), flags=mmap.MAP_PRIVATE
                     )
-                self._given.add(address)
+                self._given.insert(at, extent)
                 memory = np.frombuffer(self._maps[pages], np.uint8, value.nbytes, start)
                 return memory.view(value.dtype).reshape(value.shape)
         return None

@@ -43,6 +43,15 @@ def test_pages_that_may_have_been_written_to_are_given_once() -> None:
     assert private.array(a) is not None and private.array(a) is None
 
 
+def test_parts_that_overlap_or_begin_within_a_page_are_copied() -> None:
+    (a,) = filled(np.zeros((64, 512)))  # a row is a page
+    private = Private()
+    assert private.array(a[16:48]) is not None
+    assert all(private.array(a[i:j]) is None for i, j in ((0, 17), (0, 64), (47, 64), (20, 40)))
+    assert private.array(a[48:]) is not None and private.array(a[:16]) is not None
+    assert Private().array(a.reshape(-1)[1:]) is None
+
+
 def test_other_arrays_and_small_ones_are_copied() -> None:
     (small,) = filled(np.zeros(10))
     assert Private().array(small) is None and Private().array(np.zeros(SMALL)) is None
