@@ -64,6 +64,11 @@ def variable(
             initial = _initial(initial, dtype)
         elif dtype is not None:
             initial = initial.with_dtype(dtype)
+    return kept_variable(initial, name, trainable)
+
+
+def kept_variable(initial: Any, name: str | None, trainable: bool) -> Tensor:
+    """A variable that begins as an array which nobody changes, of which no copy is made."""
     tensor: Tensor = REGISTRY["variable"](
         initial=initial,
         trainable=trainable,

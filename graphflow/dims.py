@@ -150,6 +150,11 @@ def is_fresh(symbol: str) -> bool:
     return symbol.startswith(_FRESH)
 
 
+def fresh_number(symbol: str) -> int:
+    """The number of a fresh symbol; a later one has a higher number."""
+    return int(symbol[len(_FRESH) :].partition(" ")[0])
+
+
 def show_symbol(symbol: str) -> str:
     """A symbol as people read it: a fresh one without its number."""
     return symbol.partition(" ")[2] if is_fresh(symbol) else symbol

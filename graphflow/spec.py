@@ -21,6 +21,7 @@ from graphflow.dims import (
     alone,
     evaluate,
     floordiv,
+    fresh_number,
     is_fresh,
     known_nonnegative,
     maximum,
@@ -195,6 +196,38 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 def show_shape(shape: Sequence[Size | str]) -> str:
     """A shape as Python writes it: `(n, 64)`."""
     return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
+
+
+def shown_apart(*things: Size | TensorSpec) -> list[str]:
+    """Sizes and specs for a message: fresh sizes that are shown alike but differ have numbers, in
+    the order in which they were made."""
+    shapes = [thing.shape if isinstance(thing, TensorSpec) else (thing,) for thing in things]
+    fresh = {name for shape in shapes for size in shape for name in symbols(size) if is_fresh(name)}
+    alike: dict[str, list[str]] = {}
+    for name in sorted(fresh, key=fresh_number):
+        alike.setdefault(show_symbol(name), []).append(name)
+    numbered: dict[str, Size] = {}
+    for shown, names in alike.items():
+        head, dot, tail = shown.rpartition(".shape[") if ".shape[" in shown else (shown, "", "")
+        if len(names) > 1:
+            numbered |= {n: Dim.symbol(f"{head}#{i}{dot}{tail}") for i, n in enumerate(names, 1)}
+    told = [tuple(substitute(size, numbered) for size in shape) for shape in shapes]
+    return [
+        str(thing.with_shape(shape) if isinstance(thing, TensorSpec) else shape[0])
+        for thing, shape in zip(things, told, strict=True)
+    ]
+
+
+def differ(before: TensorSpec, after: TensorSpec) -> str:
+    """The end of a message on two specs that have to be equal: how to make them so."""
+    known = [(a, b) for a, b in zip(before.shape, after.shape, strict=False) if a != b]
+    named = all(isinstance(a, Dim) and isinstance(b, Dim) for a, b in known)
+    if before.dtype != after.dtype or before.rank != after.rank or not named:
+        return "give an initial value of that shape and dtype, or convert what is returned"
+    return (
+        "sizes that placeholders do not name count as different: give those that are equal one "
+        "name, as in gf.placeholder(dtype, ('batch', 4)), or return a tensor of the first size"
+    )
 
 
 def normalize_shape(shape: Any, what: str = "shape", of: str | None = None) -> Shape:

@@ -20,6 +20,7 @@ from graphflow.spec import (
     evaluate,
     show_shape,
     show_symbol,
+    shown_apart,
     symbols,
 )
 
@@ -260,8 +261,9 @@ class _Binding:
             x, y = self._evaluate(a, node), self._evaluate(b, node)
             if x != y:
                 limit = _limit_of(a, b)
+                left, right = shown_apart(a, b)
                 told = (
-                    f"{a} == {b}, but these shapes make them {x} and {y}"
+                    f"{left} == {right}, but these shapes make them {x} and {y}"
                     if limit is None
                     else f"{b} to be at least {limit}, but these shapes make it {y}"
                 )
@@ -312,8 +314,8 @@ class _Binding:
         """Which placeholders to look at."""
         names = dict.fromkeys(s for size in sizes for s in symbols(size) if s in self._from)
         found = [
-            f"{show_symbol(s)} = {self.sizes[s]} from {_placeholder(self.graph, self._from[s])}"
-            for s in names
+            f"{shown} = {self.sizes[s]} from {_placeholder(self.graph, self._from[s])}"
+            for s, shown in zip(names, shown_apart(*map(Dim.symbol, names)), strict=True)
         ]
         return "give sizes that fit" + (": " + ", ".join(found) if found else "")
 

@@ -19,7 +19,7 @@ from graphflow.graph import Body
 from graphflow.interpret import run
 from graphflow.op import Cost, Op, register
 from graphflow.ops.rules import require_kind
-from graphflow.spec import Size, TensorSpec, spec
+from graphflow.spec import Size, TensorSpec, shown_apart, spec
 
 COUNT = spec("int64")
 FREE = ("constant", "placeholder")
@@ -51,7 +51,8 @@ def _check_operands(body: Body, operands: Sequence[TensorSpec]) -> None:
         raise ShapeError(f"{len(operands)} operands for a body of {len(wanted)} parameters")
     for i, (want, have) in enumerate(zip(wanted, operands, strict=True)):
         if want != have:
-            raise ShapeError(f"operand {i} is {have}, and the body takes {want}")
+            given, taken = shown_apart(have, want)
+            raise ShapeError(f"operand {i} is {given}, and the body takes {taken}")
 
 
 def _results(body: Body) -> tuple[TensorSpec, ...]:
@@ -61,8 +62,9 @@ def _results(body: Body) -> tuple[TensorSpec, ...]:
 def _check_carried(body: Body, carries: Sequence[TensorSpec], what: str) -> None:
     for i, (before, after) in enumerate(zip(carries, _results(body), strict=False)):
         if before != after:
+            first, last = shown_apart(before, after)
             raise ShapeError(
-                f"{what} {i} begins as {before} and comes back as {after}; it must stay the same"
+                f"{what} {i} begins as {first} and comes back as {last}; it must stay the same"
             )
 
 
@@ -118,15 +120,13 @@ def _infer_cond(
     for body in (then, orelse):
         _check_operands(body, operands)
     if _results(then) != _results(orelse):
+        count = len(_results(then))
+        shown = shown_apart(*_results(then), *_results(orelse))
         raise ShapeError(
-            f"the branches differ: {_shown(_results(then))} and {_shown(_results(orelse))}; let "
-            "both return the same shapes and dtypes"
+            f"the branches differ: ({', '.join(shown[:count])}) and ({', '.join(shown[count:])}); "
+            "let both return the same shapes and dtypes"
         )
     return _results(then)
-
-
-def _shown(specs: Sequence[TensorSpec]) -> str:
-    return f"({', '.join(map(str, specs))})"
 
 
 def _cond_kernel(
@@ -173,7 +173,10 @@ def _infer_scan(
         operands = operands[1:]
     for i, item in enumerate(operands[carries : carries + items]):
         if not item.shape or item.shape[0] != length:
-            raise ShapeError(f"xs {i} is {item}; its first axis must be {length}, as of the others")
+            given, wanted = shown_apart(item, length)
+            raise ShapeError(
+                f"xs {i} is {given}; its first axis must be {wanted}, as of the others"
+            )
     rows = [s.with_shape(s.shape[1:]) for s in operands[carries : carries + items]]
     _check_operands(body, (*operands[:carries], *rows, *operands[carries + items :]))
     _check_carried(body, operands[:carries], "carry")

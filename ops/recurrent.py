@@ -208,7 +208,7 @@ def _in_one_op(
 ) -> tuple[Tensor, State] | None:
     """As `run`, of a plain LSTM by the op of whole sequences; None for other cells."""
     usual = (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"], FUNCTIONS["tanh"])
-    plain = isinstance(cell, Lstm) and not cell.coupled and cell.limit is None
+    plain = type(cell) is Lstm and not cell.coupled and cell.limit is None
     half = is_half(weights.r.dtype)
     if not plain or cell.activations != usual or weights.peepholes is not None or half:
         return None
@@ -274,7 +274,7 @@ def _known(what: str, size: Any) -> int:
     return size
 
 
-def _layer(
+def run_layer(
     cell: Cell, x: Any, w: Any, r: Any, bias: Any, initial: Any, lengths: Any, direction: Any,
     batch_first: Any, peepholes: Any = None,
 ) -> tuple[Tensor, State]:  # fmt: skip
@@ -372,7 +372,7 @@ def rnn(
     Source: Elman, Cognitive Science 14, 1990.
     """
     cell = _cell(Plain("h", (FUNCTIONS["tanh"],)), activations, clip, "h")
-    y, (h,) = _layer(cell, x, w, r, bias, initial, lengths, direction, batch_first)
+    y, (h,) = run_layer(cell, x, w, r, bias, initial, lengths, direction, batch_first)
     return y, h
 
 
@@ -413,7 +413,7 @@ def lstm(
     if not isinstance(input_forget, bool):
         raise ArgumentError(f"input_forget is True or False, not {input_forget!r}")
     cell = replace(chosen, coupled=input_forget)  # type: ignore[call-arg]
-    return _layer(
+    return run_layer(
         cell, x, w, r, bias, initial, lengths, direction, batch_first, peepholes
     )  # fmt: skip
 
@@ -437,7 +437,7 @@ def gru(
     if not isinstance(linear_before_reset, bool):
         raise ArgumentError(f"linear_before_reset is True or False, not {linear_before_reset!r}")
     cell = replace(chosen, before_reset=linear_before_reset)  # type: ignore[call-arg]
-    y, (h,) = _layer(cell, x, w, r, bias, initial, lengths, direction, batch_first)
+    y, (h,) = run_layer(cell, x, w, r, bias, initial, lengths, direction, batch_first)
     return y, h
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from graphflow.device import DeviceName
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
+from graphflow.pages import Private
 from graphflow.runtime.arenas import Arena, Arenas
 from graphflow.runtime.backend import Backend, Keep
 from graphflow.runtime.channel import Ends, meets_others
@@ -90,6 +91,7 @@ class SessionState:
         self._outbox = outbox
         self._programs: dict[str, _Loaded] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
+        self._private = Private()
         self._computed: dict[int, list[Program]] = {}  # steps that are not settled
         self._failed = 0  # steps, when exchanges last agreed on their ways
         self._stuck = False  # a step failed here, which the coordinator has not decided yet
@@ -119,6 +121,7 @@ class SessionState:
         for backend in self._backends.values():
             backend.close()
         self._variables.clear()
+        self._private = Private()
         self._computed.clear()
 
     def add(self, program: str, partitions: Sequence[Partition]) -> None:
@@ -151,6 +154,9 @@ class SessionState:
         return fresh
 
     def _owned(self, backend: Backend, value: Array) -> Any:
+        shared = self._private.array(value) if backend.xp is np else None
+        if shared is not None:
+            return shared
         memory = backend.empty(value.nbytes).view(value.dtype).reshape(value.shape)
         backend.write(memory, value)
         return memory

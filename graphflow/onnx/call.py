@@ -90,11 +90,11 @@ class Call:
             raise OnnxError(f"{self.label}: input {i} is missing")
         return found
 
-    def tensor(self, i: int, trainable: bool = True) -> Tensor:
-        """Input i as a tensor; an initializer of floats becomes a variable."""
+    def tensor(self, i: int) -> Tensor:
+        """Input i as a tensor; a weight becomes a variable."""
         value = self.value(i)
         if isinstance(value, Known):
-            return self._importer.as_tensor(value, trainable)
+            return self._importer.as_tensor(value)
         if isinstance(value, OnHost | Fixed):
             raise RunOnHost(f"{self.op_type} reads a value that is no tensor")
         return value
@@ -127,6 +127,11 @@ class Call:
             raise NeedsShapes(f"{self.label} needs the size {size} as a number")
         return int(size)
 
+    def is_symbolic(self, i: int) -> bool:
+        """Whether input i is known but for symbolic sizes in it."""
+        value = self.value(i)
+        return isinstance(value, Known) and value.symbolic
+
     def known(self, i: int) -> Array:
         """The value of input i as an array of plain numbers.
 
@@ -149,7 +154,10 @@ class Call:
         """The value of input i as a list of sizes, some of them perhaps symbolic."""
         value = self.value(i)
         if isinstance(value, Known):
-            return [x if isinstance(x, Dim) else int(x) for x in value.array.reshape(-1).tolist()]
+            items = value.array.reshape(-1).tolist()
+            if any(not isinstance(x, Dim) and x != int(x) for x in items):
+                raise OnnxError(f"{self.label}: sizes are whole numbers, not {items}")
+            return [x if isinstance(x, Dim) else int(x) for x in items]
         return [int(x) for x in self.known(i).reshape(-1)]
 
     def scalar(self, i: int) -> Any:
@@ -244,14 +252,15 @@ def constant_value(tensor: Tensor) -> Array | None:
     """The value of a tensor that depends on no feed and draws nothing; variables count with their
     initial values. None for any other tensor, and for one that takes much memory to compute."""
     for node in Graph(tensor).nodes:
-        if not (node.op.pure or node.op.name == "variable") or _has_dim(node):
+        if not (node.op.pure or node.op.name == "variable") or has_dim(node):
             return None
         if any(not spec.is_concrete or nbytes(spec) > LARGE for spec in node.specs):
             return None
     return np.asarray(evaluate([tensor])[0])
 
 
-def _has_dim(node: Any) -> bool:
+def has_dim(node: Any) -> bool:
+    """Whether an attribute of a node is or holds a symbolic size."""
     return any(
         isinstance(item, Dim)
         for value in node.attrs.values()
@@ -261,5 +270,5 @@ def _has_dim(node: Any) -> bool:
 
 __all__ = [
     "LARGE", "Call", "NeedsShapes", "NeedsValue", "RunOnHost", "Signal", "attribute_value",
-    "constant_value",
+    "constant_value", "has_dim",
 ]  # fmt: skip

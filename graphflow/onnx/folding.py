@@ -7,13 +7,16 @@ divides as ints do). What Dims cannot do (order, remainders) is left to the grap
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from graphflow.errors import GraphflowError, OnnxError
 from graphflow.onnx.call import Call
 from graphflow.onnx.values import Array, Known, onnx_dtype
-from graphflow.spec import Dim
+from graphflow.ops.window import known_nonnegative
+from graphflow.spec import Dim, maximum, minimum
 
 MOST = 4096
 """Elements of the largest value that is computed while a model is read."""
@@ -43,7 +46,7 @@ def fold(call: Call) -> Known | None:
         return None
     try:
         result = rule(call, *(v.array for v in values))
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, IndexError, GraphflowError):
         return None
     if result is None or np.size(result) > MOST:
         return None
@@ -70,17 +73,44 @@ _ALWAYS = {"Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Identity", "Res
 
 @folds("Add")
 def _add(call: Call, a: Array, b: Array) -> Any:
-    return a + b
+    return _whole(a) + _whole(b)
 
 
 @folds("Sub")
 def _subtract(call: Call, a: Array, b: Array) -> Any:
-    return a - b
+    return _whole(a) - _whole(b)
+
+
+@folds("Min")
+def _least(call: Call, *arrays: Array) -> Any:
+    return reduce(np.frompyfunc(minimum, 2, 1), map(_whole, arrays))
+
+
+@folds("Max")
+def _most(call: Call, *arrays: Array) -> Any:
+    return reduce(np.frompyfunc(maximum, 2, 1), map(_whole, arrays))
+
+
+@folds("Floor", "Ceil", "Round", "Abs")
+def _rounded(call: Call, a: Array) -> Any:
+    """Sizes are whole, and not negative unless something is subtracted."""
+    if call.op_type == "Abs" and not all(known_nonnegative(x) for x in a.reshape(-1)):
+        return None
+    return a
 
 
 @folds("Mul")
 def _multiply(call: Call, a: Array, b: Array) -> Any:
-    return a * b
+    return _whole(a) * _whole(b)
+
+
+def _whole(a: Array) -> Array:
+    """Whole floats as ints, by which sizes are multiplied; other floats raise OnnxError."""
+    if a.dtype.kind != "f":
+        return a
+    if not (a == np.floor(a)).all():
+        raise OnnxError("sizes are scaled by whole numbers only")
+    return a.astype(np.int64)
 
 
 @folds("Div")
@@ -103,7 +133,7 @@ def _identity(call: Call, a: Array) -> Any:
 @folds("Cast")
 def _cast(call: Call, a: Array) -> Any:
     target = onnx_dtype(call.attr("to"))
-    return a if target is not None and target.kind in "iu" else None
+    return a if target is not None and target.kind in "iuf" else None
 
 
 @folds("Concat")

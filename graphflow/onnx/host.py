@@ -52,7 +52,7 @@ REASONS: dict[tuple[str, str], str] = {
 REFERENCE = {
     ("", "ImageDecoder"), ("", "RegexFullMatch"), ("", "StringConcat"),
     ("", "StringNormalizer"), ("", "StringSplit"), ("", "TfIdfVectorizer"),
-    (ML, "DictVectorizer"), (ML, "SVMClassifier"), (ML, "SVMRegressor"),
+    (ML, "DictVectorizer"),
 }  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def execute(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any
         body = _schema_body(run, node, inputs)
         if body is not None:
             return _in_body(run, node, inputs, body)
-        return _by_reference(run, node, inputs)
+        return by_reference(run, node, inputs)
     except GraphflowError:
         raise
     except Exception as error:  # numpy's and onnx's complaints about values
@@ -174,7 +174,7 @@ def _schema_body(run: Run, node: Node, inputs: Sequence[Any]) -> Any:
     return schema_body(call, plain=False)
 
 
-def _by_reference(run: Run, node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+def by_reference(run: Run, node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """onnx's reference implementation of a node."""
     _, evaluator = run.importer.programs.setdefault(id(node.proto), (node.proto, _evaluator(node)))
     feeds = {n: v for n, v in zip(node.proto.input, inputs, strict=False) if n}

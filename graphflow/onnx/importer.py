@@ -8,15 +8,16 @@ is computed when the model runs, and the next segment begins there (`program.py`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto
 
-from graphflow.build import variable
+from graphflow.build import kept_variable
 from graphflow.errors import GraphflowError, OnnxError, UnsupportedOnnxError
+from graphflow.graph import Graph
 from graphflow.onnx import expansion, host
 from graphflow.onnx.call import (
     Call,
@@ -25,14 +26,17 @@ from graphflow.onnx.call import (
     RunOnHost,
     Signal,
     constant_value,
+    has_dim,
 )
 from graphflow.onnx.folding import fold
 from graphflow.onnx.reader import array_of
 from graphflow.onnx.registry import handler_of, normal_domain
 from graphflow.onnx.values import Array, Fixed, Known, OnHost, Value, classified, known
-from graphflow.op import Location, Tensor, as_tensor, read_from
+from graphflow.op import REGISTRY, Location, Tensor, read_from
 from graphflow.spec import Dim, nbytes
 from graphflow.values import dataclass
+
+_CONTROL = {"If", "Loop", "Scan"}
 
 SMALL = 1024
 """Elements of a known value that is computed at once while a model is read."""
@@ -48,6 +52,7 @@ class Body:
     opsets: Mapping[str, int]
     initializers: Mapping[str, Value] = field(default_factory=dict)
     defaults: Mapping[str, AttributeProto] = field(default_factory=dict)  # of a function
+    main: bool = False  # the model's own graph
 
 
 @dataclass
@@ -57,6 +62,7 @@ class Scope:
     values: dict[str, Value]
     opsets: Mapping[str, int]
     outer: Scope | None = None
+    main: bool = False  # of the model's own graph, whose names are those of the weights
 
     def find(self, name: str) -> Value | None:
         """What a name stands for, here or further out."""
@@ -73,13 +79,18 @@ class Stop:
     """Why a pass ended before the last node.
 
     kind: "host" (the node runs on the host), "value" (a computed value decides shapes), "input"
-    (the same for an input of the segment), "shapes" (symbolic sizes would have to be known).
+    (the same for an input of the segment), "shapes" (symbolic sizes would have to be known), "rank"
+    (an input has none).
+    fed: inputs of ints whose values decide, so that giving them may avoid the stop.
+    sized: whether giving sizes may avoid the stop.
     """
 
     kind: str
     index: int
     why: str
     name: str = ""
+    fed: tuple[str, ...] = ()
+    sized: bool = False
 
 
 Plan = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -107,12 +118,13 @@ class Importer:
         file: str,
         folder: Path | None = None,
         functions: Mapping[tuple[str, str], Body] | None = None,
-        trainable: bool = True,
+        weights: Mapping[str, bool] | None = None,
     ) -> None:
+        """`weights`: of each value that becomes a variable, whether training changes it."""
         self.file = file
         self.folder = folder
         self.functions = dict(functions or {})
-        self.trainable = trainable
+        self.weights = dict(weights or {})
         self.variables: dict[str, Tensor] = {}
         self.programs: dict[int, tuple[Any, Any]] = {}  # of subgraphs that run on the host
         self._constants: dict[int, tuple[Known, Tensor]] = {}
@@ -126,7 +138,7 @@ class Importer:
             UnsupportedOnnxError: lists every node of the pass that has no translation.
             OnnxError: a node is wrong.
         """
-        scope = Scope({**body.initializers, **given}, body.opsets)
+        scope = Scope({**body.initializers, **given}, body.opsets, main=body.main)
         inputs = {
             name: value
             for name, value in given.items()
@@ -146,9 +158,9 @@ class Importer:
                 unsupported.append(str(error))
                 missing.update(node.output)
             except RunOnHost as signal:
-                stop = Stop("host", index, str(signal))
+                stop = Stop("host", index, str(signal), sized=node.op_type in _CONTROL)
             except NeedsShapes as signal:
-                stop = Stop("shapes", index, str(signal))
+                stop = Stop("shapes", index, str(signal), sized=True)
             except NeedsValue as signal:
                 stop = _value_stop(signal, index, node, scope, inputs)
             if stop is not None:
@@ -183,7 +195,13 @@ class Importer:
             raise OnnxError(f"{label} has {len(node.output)} outputs, {len(outputs)} are known")
         for name, output in zip(node.output, outputs, strict=False):
             if name and output is not None:
-                scope.values[name] = output
+                scope.values[name] = self._as_weight(name, output, scope)
+
+    def _as_weight(self, name: str, value: Value, scope: Scope) -> Value:
+        """The value of a Constant as the weight that the user says it is."""
+        if name in self.weights and scope.main and isinstance(value, Known):
+            return replace(value, parameter=name)
+        return value
 
     def label(self, node: NodeProto, index: int) -> str:
         """How messages name a node."""
@@ -257,24 +275,23 @@ class Importer:
                 return Known(array, array.dtype)
         return output
 
-    def as_tensor(self, value: Known, trainable: bool = True) -> Tensor:
-        """A known value as a tensor: an initializer of floats is a variable."""
-        if value.parameter is not None and value.dtype.kind in "fc":
-            return self.parameter(value, trainable)
+    def as_tensor(self, value: Known) -> Tensor:
+        """A known value as a tensor: a weight is a variable."""
+        if value.parameter is not None:
+            return self.parameter(value)
         if value.symbolic:
             return value.tensor()
         entry = self._constants.get(id(value))
         if entry is None:
-            entry = self._constants[id(value)] = (value, as_tensor(value.array))
+            constant: Tensor = REGISTRY["constant"](value=_frozen(value.array))
+            entry = self._constants[id(value)] = (value, constant)
         return entry[1]
 
-    def parameter(self, value: Known, trainable: bool = True) -> Tensor:
-        """The variable that an initializer becomes, made once."""
+    def parameter(self, value: Known) -> Tensor:
+        """The variable that a weight becomes, made once."""
         name = value.parameter or ""
         if name not in self.variables:
-            self.variables[name] = variable(
-                value.array, name=name, trainable=trainable and self.trainable
-            )
+            self.variables[name] = kept_variable(_frozen(value.array), name, self.weights[name])
         return self.variables[name]
 
     # Subgraphs --------------------------------------------------------------------------------
@@ -319,11 +336,16 @@ def _value_stop(
 ) -> Stop:
     """How to go on without a value: by the name that it has. What has none is within a function:
     then by the next input of the node that looks like sizes, and last on the host."""
+    nodes = Graph(signal.tensor).nodes
+    whole = {name: tensor for name, tensor in inputs.items() if tensor.dtype.kind in "iub"}
+    fed = tuple(name for name, tensor in whole.items() if tensor.node in nodes)
+    sized = any(map(has_dim, nodes))
     named = [name for name, value in scope.values.items() if value is signal.tensor]
     named += [name for name in node.input if _looks_like_sizes(scope.values.get(name))]
     if not named:
-        return Stop("host", index, str(signal))
-    return Stop("input" if named[0] in inputs else "value", index, str(signal), named[0])
+        return Stop("host", index, str(signal), "", fed, sized)
+    kind = "input" if named[0] in inputs else "value"
+    return Stop(kind, index, str(signal), named[0], fed, sized)
 
 
 def _looks_like_sizes(value: Value | None) -> bool:
@@ -371,6 +393,15 @@ def _free_names(graph: GraphProto) -> Iterator[str]:
 
 def _identifier(node: NodeProto, index: int) -> str:
     return node.name or f"{node.op_type}_{index + 1}"
+
+
+def _frozen(array: Array) -> Array:
+    """An array that nobody changes: itself if it is read only, else a copy."""
+    if not array.flags.writeable and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    copy = np.array(array, order="C")
+    copy.flags.writeable = False
+    return copy
 
 
 def _is_symbolic(value: Value | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
 from graphflow.onnx import host, host_control, host_values, operators
 from graphflow.onnx.expansion import function_body, schema_with_body
 from graphflow.onnx.importer import Body, Importer, Segment, Stop, array_known
+from graphflow.onnx.outputs import Outputs
 from graphflow.onnx.program import Program, Run
 from graphflow.onnx.reader import (
     LIMIT,
@@ -27,53 +28,12 @@ from graphflow.onnx.reader import (
 from graphflow.onnx.registry import handler_of, normal_domain
 from graphflow.onnx.values import Array, Fixed, Known, OnHost, Value, dtype_name, is_native
 from graphflow.onnx.values import onnx_dtype as dtype_of
+from graphflow.onnx.weights import named_constants, weights
 from graphflow.op import Tensor, user_location
 from graphflow.session import DEADLINE, Session
 from graphflow.spec import Dim
 
 NO_RANK = "it has no rank"
-
-
-class Outputs(Mapping[str, Tensor]):
-    """A model's outputs by name; one that is no tensor says why when it is asked for."""
-
-    def __init__(self, names: Sequence[str], segment: Segment, file: str) -> None:
-        self._names = tuple(names)
-        self._segment = segment
-        self._file = file
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __repr__(self) -> str:
-        return f"<Outputs of {self._file}: {', '.join(self._names)}>"
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise OnnxError(f"{self._file} has no output {name!r}; it has {', '.join(self._names)}")
-        value = self._segment.values.get(name)
-        if isinstance(value, Known):
-            return value.tensor()
-        if isinstance(value, Tensor):
-            return value
-        stop = self._segment.stop
-        why = stop.why if stop is not None else "it is no tensor"
-        remedy = (
-            "give that input's value to load(values=…), or use m.run"
-            if stop is not None and stop.kind == "input"
-            else "give all sizes to load(shapes=…), or use m.run"
-            if stop is not None and stop.kind in ("shapes", "rank")
-            else "use m.run, which takes the steps on the host as well"
-        )
-        raise OnnxError(
-            f"output {name!r} of {self._file} is no tensor of one graph: {why}; {remedy}"
-        )
 
 
 class Model:
@@ -82,7 +42,7 @@ class Model:
     Attributes:
         inputs: a placeholder for each input that has a dtype which tensors have.
         outputs: a tensor for each output.
-        variables: what initializers of floats became, by name.
+        variables: what weights became, by name; also those of later graphs if there are several.
         output_names, input_names: in the order of the file.
     """
 
@@ -221,6 +181,7 @@ def load(
     *,
     shapes: Mapping[str, Sequence[Any]] | None = None,
     values: Mapping[str, Any] | None = None,
+    variables: Sequence[str] = (),
     trainable: bool = True,
     limit: int = LIMIT,
 ) -> Model:
@@ -229,6 +190,8 @@ def load(
     Args:
         shapes: of inputs, in place of those in the file: `{"data": (None, 3, 224, 224)}`.
         values: of inputs that decide shapes; they are constants from then on.
+        variables: initializers of floats that become variables though they look like constants (a
+            single number is one), and outputs of Constant nodes that are weights.
         trainable: whether `minimize` updates the model's variables.
         limit: bytes of the largest file that is parsed.
 
@@ -236,20 +199,24 @@ def load(
         OnnxError: the file is broken, too large, or not what it says.
         UnsupportedOnnxError: lists every node that has no translation.
     """
-    model, file, folder = read(source, limit)
+    model, large, file, folder = read(source, limit)
     opsets = _checked(model, file)
     functions = {
         (normal_domain(f.domain), f.name): function_body(f, opsets) for f in model.functions
     }
-    importer = Importer(file, folder, functions, trainable)
-    arrays = initializers(model.graph, file, folder)
+    arrays = initializers(model.graph, file, folder, large)
+    nodes = list(model.graph.node)
+    arrays.update(named_constants(variables, nodes, arrays, file))
+    chosen = {**weights(nodes, arrays, functions), **dict.fromkeys(variables, True)}
     body = Body(
-        list(model.graph.node),
+        nodes,
         tuple(i.name for i in model.graph.input),
         tuple(o.name for o in model.graph.output),
         opsets,
-        {name: _initial(name, array) for name, array in arrays.items()},
+        {n: _initial(array, n if n in chosen else None) for n, array in arrays.items()},
+        main=True,
     )
+    importer = Importer(file, folder, functions, {n: trainable and t for n, t in chosen.items()})
     inputs = [i.name for i in model.graph.input if i.name not in arrays]
     inputs += [i.name for i in model.graph.input if i.name in arrays]
     given = _inputs(model.graph, arrays, shapes or {}, values or {}, file)
@@ -259,6 +226,10 @@ def load(
         first = Segment(0, {}, {}, stop, given)
     else:
         first = importer.segment(body, 0, given)
+    if first.stop is not None:  # weights that only later graphs read
+        for value in body.initializers.values():
+            if isinstance(value, Known) and value.parameter is not None:
+                importer.parameter(value)
     return Model(file, inputs, importer, body, first)
 
 
@@ -271,8 +242,8 @@ def _checked(model: ModelProto, file: str) -> dict[str, int]:
     return opsets
 
 
-def _initial(name: str, array: Array) -> Value:
-    return array_known(array, name) if is_native(array.dtype) else Fixed(array)
+def _initial(array: Array, parameter: str | None) -> Value:
+    return array_known(array, parameter) if is_native(array.dtype) else Fixed(array)
 
 
 def _check_operators(model: ModelProto, opsets: Mapping[str, int], file: str) -> None:

@@ -55,6 +55,12 @@ class Run:
             return evaluate(tensors, feeds)
         return list(self.session.run(list(tensors), feeds))
 
+    def shared(self, tensor: Tensor) -> Any:
+        """The value of a constant, or that of a variable as the step begins."""
+        if self.session is not None and tensor.node.op.name == "variable":
+            return self.session.get(tensor)
+        return evaluate([tensor])[0]
+
     def program(self, owner: Any, body: Body) -> Program:
         """The program of a subgraph or function, made once for each `owner`."""
         entry = (owner, Program(self.importer, body))
@@ -89,7 +95,8 @@ class Program:
         """
         first = self._first
         ranked = first is not None and not (first.stop and first.stop.kind == "rank")
-        segment = first if first is not None and ranked else self._root(values)
+        defaults = self.body.initializers.keys().isdisjoint(values)
+        segment = first if first is not None and ranked and defaults else self._root(values)
         current = dict(values)
         while True:
             run.check()
@@ -105,7 +112,7 @@ class Program:
                 segment.stop, segment.plan = Stop("shapes", 0, str(error)), None
                 continue
             if stop is None:
-                return [self._output(segment, name, current) for name in self.body.outputs]
+                return [self._output(run, segment, name, current) for name in self.body.outputs]
             if stop.kind == "host":
                 self._host(run, segment, stop, current)
             segment = self._next(segment, stop, self._live(segment), current)
@@ -139,17 +146,19 @@ class Program:
     def _host(self, run: Run, segment: Segment, stop: Stop, current: dict[str, Any]) -> None:
         proto = self.body.nodes[stop.index]
         node = host.Node(proto, self.body.opsets, self.importer.label(proto, stop.index), stop.why)
-        arguments = [self._output(segment, n, current) if n else None for n in proto.input]
-        outer = {n: self._output(segment, n, current) for n in captures(proto)}
+        arguments = [self._output(run, segment, n, current) if n else None for n in proto.input]
+        outer = {n: self._output(run, segment, n, current) for n in captures(proto)}
         results = host.execute(run, node, arguments, outer)
         current.update((n, v) for n, v in zip(proto.output, results, strict=False) if n)
 
-    def _output(self, segment: Segment, name: str, current: Mapping[str, Any]) -> Any:
+    def _output(self, run: Run, segment: Segment, name: str, current: Mapping[str, Any]) -> Any:
         if name in current:
             return current[name]
         value = segment.values.get(name)
+        if isinstance(value, Known) and value.parameter is not None:
+            value = self.importer.parameter(value)
         if isinstance(value, Tensor):  # a constant or a variable, which every segment shares
-            return evaluate([value])[0]
+            return run.shared(value)
         if value is None:
             return None
         if isinstance(value, OnHost):
@@ -180,7 +189,7 @@ class Program:
         """The segment after a host node, or with a computed value known."""
         start = stop.index + (stop.kind == "host")
         given: dict[str, Value] = {}
-        names = dict.fromkeys(live)
+        names = dict.fromkeys(n for n in live if self._reads[n] >= start)
         if stop.kind == "host":
             made = self.body.nodes[stop.index].output
             names.update(dict.fromkeys(n for n in made if self._reads.get(n, -1) >= start))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import os
+import stat
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import (
@@ -26,6 +28,7 @@ from onnx import (
 )
 
 from graphflow.errors import OnnxError
+from graphflow.onnx.payloads import PLAIN, Room, Stored, separated
 from graphflow.onnx.registry import normal_domain
 from graphflow.onnx.values import Array, onnx_dtype
 from graphflow.onnx.values import dtype_name as name_of
@@ -37,7 +40,19 @@ DEEPEST = 16
 """Subgraphs within subgraphs."""
 
 
-def read(source: Any, limit: int = LIMIT) -> tuple[ModelProto, str, Path | None]:
+class Read(NamedTuple):
+    """A model that was read.
+
+    large: the bytes of large initializers, by their place; the model is without them.
+    """
+
+    model: ModelProto
+    large: Mapping[int, Array]
+    file: str
+    folder: Path | None
+
+
+def read(source: Any, limit: int = LIMIT) -> Read:
     """The model in a file, in bytes or already parsed; how to name it, and its folder.
 
     Raises:
@@ -47,38 +62,39 @@ def read(source: Any, limit: int = LIMIT) -> tuple[ModelProto, str, Path | None]
         raise OnnxError(f"the limit is a number of bytes above 0, not {limit!r}")
     if isinstance(source, ModelProto):
         _check_text(source, "the model")
-        return source, "the model", None
+        return Read(source, {}, "the model", None)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _parsed(bytes(source), "the given bytes", limit), "the given bytes", None
+        stored = Stored(memoryview(source).cast("B"))
+        return Read(*_parsed(stored, "the given bytes", limit), "the given bytes", None)
     if not isinstance(source, str | os.PathLike):
         raise OnnxError(f"a model is a path, bytes or a ModelProto, not {source!r}")
     path = Path(source)
     try:
-        size = path.stat().st_size
-        if not path.is_file():
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
             raise OnnxError(f"{path} is no file")
-        if size > limit:
-            raise OnnxError(f"{path} has {size} bytes, the limit is {limit}; raise limit= to read")
         with path.open("rb") as file:
-            content = file.read(limit + 1)
+            return Read(*_parsed(Stored(file.fileno()), str(path), limit), path.name, path.parent)
     except OSError as error:
         raise OnnxError(f"{path} cannot be read: {error.strerror}") from None
-    return _parsed(content, str(path), limit), path.name, path.parent
 
 
-def _parsed(content: bytes, what: str, limit: int) -> ModelProto:
-    if len(content) > limit:
-        raise OnnxError(f"{what}: {len(content)} bytes, the limit is {limit}")
+def _parsed(stored: Stored, what: str, limit: int) -> tuple[ModelProto, Mapping[int, Array]]:
+    """The model in some bytes without its large initializers, and those."""
+    if stored.size > limit:
+        raise OnnxError(
+            f"{what} has {stored.size} bytes, the limit is {limit}; raise limit= to read"
+        )
+    content, large = separated(stored)
     try:
         model: ModelProto = ModelProto.FromString(content)
     except Exception as error:  # protobuf's DecodeError, which onnx does not export
         raise OnnxError(
-            f"{what}: not an ONNX model, or cut short ({len(content)} bytes): {error}"
+            f"{what}: not an ONNX model, or cut short ({stored.size} bytes): {error}"
         ) from None
     if not model.HasField("graph"):
         raise OnnxError(f"{what}: holds no graph; is it an ONNX model?")
     _check_text(model, what)
-    return model
+    return model, large
 
 
 def _check_text(model: ModelProto, what: str) -> None:
@@ -101,13 +117,17 @@ def checked_opsets(model: ModelProto, file: str) -> dict[str, int]:
     """The version of each domain that a model was written for.
 
     Raises:
-        OnnxError: none is given, one twice, or one is newer than the installed onnx knows.
+        OnnxError: none is given, one as two versions, or one that is newer than the installed
+            onnx.
     """
     opsets: dict[str, int] = {}
     for entry in model.opset_import:
         domain = normal_domain(entry.domain)
-        if domain in opsets:
-            raise OnnxError(f"{file}: imports opset {domain or 'ai.onnx'!r} twice")
+        if opsets.get(domain, entry.version) != entry.version:
+            raise OnnxError(
+                f"{file}: imports opset {domain or 'ai.onnx'!r} as {opsets[domain]} and as "
+                f"{entry.version}; it may be one of them only"
+            )
         opsets[domain] = entry.version
     if not opsets and model.ir_version < 3:
         opsets[""] = 1  # before IR version 3 there was one opset only
@@ -236,8 +256,16 @@ def _sparse_name(tensor: SparseTensorProto) -> str:
 # Tensors --------------------------------------------------------------------------------------
 
 
-def array_of(tensor: TensorProto, file: str, folder: Path | None = None) -> Array:
-    """The array in a TensorProto (of objects for strings).
+def array_of(
+    tensor: TensorProto,
+    file: str,
+    folder: Path | None = None,
+    large: Array | None = None,
+    room: Room | None = None,
+) -> Array:
+    """The array in a TensorProto (of objects for strings), or in the bytes that were beside it.
+
+    `room`: where external data goes.
 
     Raises:
         OnnxError: an unknown dtype, a negative size, bytes that do not match the shape, or external
@@ -256,15 +284,18 @@ def array_of(tensor: TensorProto, file: str, folder: Path | None = None) -> Arra
     if tensor.data_location == TensorProto.EXTERNAL:
         if dtype is None:
             raise OnnxError(f"{what} keeps strings outside of the file, which ONNX does not allow")
-        raw = _external(tensor, what, folder, _stored_bytes(tensor.data_type, dtype, count))
-        return _from_raw(tensor.data_type, shape, raw)
-    if dtype is not None and tensor.HasField("raw_data"):
         wanted = _stored_bytes(tensor.data_type, dtype, count)
-        if len(tensor.raw_data) != wanted:
+        raw = _external(tensor, what, folder, wanted, room or Room())
+        return _from_raw(tensor.data_type, shape, raw)
+    if dtype is not None and (large is not None or tensor.HasField("raw_data")):
+        wanted = _stored_bytes(tensor.data_type, dtype, count)
+        have = len(tensor.raw_data) if large is None else large.size
+        if have != wanted:
             raise OnnxError(
-                f"{what} has {len(tensor.raw_data)} bytes, but {name_of(tensor.data_type)}{shape} "
-                f"takes {wanted}"
+                f"{what} has {have} bytes, but {name_of(tensor.data_type)}{shape} takes {wanted}"
             )
+    if large is not None:
+        return _from_raw(tensor.data_type, shape, large)
     try:
         array = np.asarray(numpy_helper.to_array(tensor))
     except Exception as error:  # whatever onnx stumbles over is in the file
@@ -283,12 +314,21 @@ def _stored_bytes(code: int, dtype: np.dtype[Any], count: int) -> int:
     return -(-count // per_byte) if per_byte else count * dtype.itemsize
 
 
-def _from_raw(code: int, shape: tuple[int, ...], raw: bytes) -> Array:
-    proto = TensorProto(data_type=code, dims=shape, raw_data=raw)
-    return np.asarray(numpy_helper.to_array(proto))
+def _from_raw(code: int, shape: tuple[int, ...], raw: Array) -> Array:
+    """Bytes of which nobody else has a copy, as an array that nobody changes."""
+    dtype = onnx_dtype(code)
+    if dtype is not None and code in PLAIN and sys.byteorder == "little":
+        array = raw.view(dtype).reshape(shape)
+    else:
+        proto = TensorProto(data_type=code, dims=shape, raw_data=raw.tobytes())
+        array = np.asarray(numpy_helper.to_array(proto))
+    array.flags.writeable = False
+    return array
 
 
-def _external(tensor: TensorProto, what: str, folder: Path | None, wanted: int) -> bytes:
+def _external(
+    tensor: TensorProto, what: str, folder: Path | None, wanted: int, room: Room
+) -> Array:
     """The bytes of a tensor outside of the model's file."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -304,13 +344,11 @@ def _external(tensor: TensorProto, what: str, folder: Path | None, wanted: int) 
                 f"{offset} on are named"
             )
         with path.open("rb") as file:
-            file.seek(offset)
-            raw = file.read(wanted)
+            return room.array(Stored(file.fileno()), offset, wanted)
     except (OSError, ValueError) as error:
         raise OnnxError(f"{what}: {location!r} cannot be read: {error}") from None
-    if len(raw) != wanted:
-        raise OnnxError(f"{what}: {location!r} ended {wanted - len(raw)} bytes early")
-    return raw
+    except OnnxError as error:
+        raise OnnxError(f"{what}: {location!r}: {error}") from None
 
 
 def _inside(folder: Path, location: str, what: str) -> Path:
@@ -354,8 +392,14 @@ def sparse_array(tensor: SparseTensorProto, file: str, folder: Path | None) -> A
     return result.reshape(shape)
 
 
-def initializers(graph: GraphProto, file: str, folder: Path | None) -> Mapping[str, Array]:
+def initializers(
+    graph: GraphProto, file: str, folder: Path | None, large: Mapping[int, Array]
+) -> dict[str, Array]:
     """The arrays that a graph brings along, by name."""
-    arrays = {t.name: array_of(t, file, folder) for t in graph.initializer}
+    room = Room()
+    arrays = {
+        t.name: array_of(t, file, folder, large.get(i), room)
+        for i, t in enumerate(graph.initializer)
+    }
     arrays.update((_sparse_name(t), sparse_array(t, file, folder)) for t in _sparse(graph))
     return arrays

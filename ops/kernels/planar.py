@@ -26,6 +26,8 @@ _WIDEST = 6  # outputs of a block
 _HIGHEST = 5  # of the gradient in the weights
 _SHORT, _SOME = 16, 4  # rows, and images, whose rows are joined for the gradient in the weights
 _PARTS = 8  # for threads
+_HIGH = 32  # elements of a column
+_OVERLAP = 4  # windows that see an element, at which planes take as long as columns
 _ROOM = 1 << 22  # bytes of planes at once
 _SHARED = 1 << 15  # elements of results that are worth a hand-over to another thread
 
@@ -40,8 +42,16 @@ def fits(xp: Any, x: Any, outputs: int, windows: Windows, groups: int) -> bool:
         and x.dtype == np.float32
         and len(windows.out) in (1, 2)
         and math.prod(windows.kernel) > 1
+        and not (groups == 1 and _lie_apart(inputs, outputs, windows))
         and enabled()
     )
+
+
+def _lie_apart(inputs: int, outputs: int, windows: Windows) -> bool:
+    """Whether windows overlap so little that their columns are not much larger than x, and are high
+    enough for products of matrices: patches of images, spectrograms."""
+    taps, apart = math.prod(windows.kernel), math.prod(windows.stride)
+    return outputs > _FEW and inputs * taps >= _HIGH and taps < _OVERLAP * apart
 
 
 class Planes(NamedTuple):

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 import graphflow as gf
 from graphflow.errors import FeedError, OnnxError, OpError, StepTimeout, UnsupportedOnnxError
-from tests.onnx.models import info, initializer, model, perceptron, text
+from tests.onnx.models import INT64, info, initializer, model, perceptron, text
 
 RNG = np.random.default_rng(3)
 ROOT = Path(__file__).resolve().parents[2]
@@ -498,3 +498,102 @@ def test_a_model_and_its_outputs_say_what_they_are() -> None:
     (name,) = loaded.output_names
     assert name in loaded.outputs and "unknown" not in loaded.outputs
     assert name in repr(loaded.outputs)
+
+
+SIZE = [
+    helper.make_node("Shape", ["x"], ["s"]),
+    helper.make_node("Gather", ["s", "one"], ["t"], axis=0),
+]
+
+
+def sized(nodes: list[Any], ints: dict[str, Any], **options: Any) -> gf.onnx.Model:
+    """A model of x: int64(B, T) whose nodes may read `t`, with ints as initializers."""
+    entries = [initializer(name, value, "int64") for name, value in {"one": 1, **ints}.items()]
+    inputs, outputs = [info("x", ["B", "T"], INT64)], [info("y", None, INT64)]
+    return gf.onnx.load(model([*SIZE, *nodes], inputs, outputs, entries), **options)
+
+
+def test_ints_in_initializers_are_folded_as_constants_are() -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["t", "axes"], ["tt"]),
+        helper.make_node("Concat", ["tt", "rest"], ["to"], axis=0),
+        helper.make_node("Reshape", ["x", "to"], ["y"]),
+    ]
+    m = sized(nodes, {"axes": [0], "rest": [1, -1]})
+    assert m.whole and str(m.outputs["y"].shape) == "(T, 1, B)"
+
+
+@pytest.mark.parametrize("of_floats", [False, True])
+def test_a_range_may_end_at_a_symbolic_size(of_floats: bool) -> None:
+    node = helper.make_node
+    nodes = [node("Range", ["zero", "t", "one"], ["r"]), node("Add", ["x", "r"], ["y"])]
+    if of_floats:
+        nodes = [
+            *(node("Cast", [n], [n + "f"], to=1) for n in ("zero", "t", "one")),
+            node("Range", ["zerof", "tf", "onef"], ["rf"]),
+            node("Cast", ["rf"], ["r"], to=7),
+            nodes[1],
+        ]
+    m = sized(nodes, {"zero": 0})
+    x = np.ones((2, 5), "int64")
+    assert m.whole and np.array_equal(m.run([x])["y"], x + np.arange(5))
+
+
+def test_a_constant_is_cut_to_a_symbolic_size() -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["t", "axes"], ["tt"]),
+        helper.make_node("Slice", ["ids", "zero", "tt", "axes1"], ["p"]),
+        helper.make_node("Concat", ["x", "p"], ["y"], axis=0),
+    ]
+    m = sized(nodes, {"axes": [0], "zero": [0], "axes1": [1], "ids": np.arange(12)[None]})
+    assert m.whole
+    x = np.ones((2, 5), "int64")
+    assert np.array_equal(m.run([x])["y"], [*x, np.arange(5)])
+
+
+def test_sizes_are_scaled_by_whole_floats_and_compared() -> None:
+    node = helper.make_node
+    nodes = [
+        node("Cast", ["t"], ["f"], to=1),
+        node("Cast", ["two"], ["g"], to=1),
+        node("Mul", ["f", "g"], ["h"]),
+        node("Floor", ["h"], ["i"]),
+        node("Cast", ["i"], ["j"], to=7),
+        node("Max", ["j", "t"], ["k"]),
+        node("Unsqueeze", ["k", "axes"], ["to"]),
+        node("Expand", ["one", "to"], ["y"]),
+    ]
+    m = sized(nodes, {"two": 2, "axes": [0]})
+    assert m.whole and m.run([np.ones((2, 5), "int64")])["y"].shape == (10,)
+
+
+def test_an_output_that_is_no_tensor_names_the_remedy() -> None:
+    node = helper.make_node
+    cases = [
+        ([node("ReduceSum", ["x"], ["s1"], keepdims=0), node("Reshape", ["one", "s1"], ["y"])],
+         "load\\(values={'x': …}\\)"),
+        ([node("Unsqueeze", ["t", "axes"], ["k"]), node("TopK", ["x", "k"], ["y", "places"])],
+         "load\\(shapes={'x': \\(B, T\\)}\\)"),
+        ([node("NonZero", ["x"], ["y"])], "use m.run"),
+    ]  # fmt: skip
+    for nodes, told in cases:
+        m = sized(nodes, {"axes": [0]})
+        assert not m.whole
+        with pytest.raises(gf.errors.OnnxError, match=told):
+            m.outputs["y"]
+
+
+def test_an_opset_may_be_imported_twice_as_one_version() -> None:
+    proto = text("g (float[1] x) => (float[1] y) { y = Exp(x) }")
+    proto.opset_import.extend([helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx", 20)])
+    assert gf.onnx.load(proto).run([np.zeros(1, "float32")])["y"].tolist() == [1]
+
+
+def test_a_constant_that_is_shorter_than_a_symbolic_size_is_cut_as_onnx_says() -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["t", "axes"], ["tt"]),
+        helper.make_node("Slice", ["ids", "zero", "tt"], ["y"]),
+    ]
+    m = sized(nodes, {"axes": [0], "zero": [0], "ids": np.arange(12)})
+    assert m.whole
+    assert [m.run([np.ones((1, n), "int64")])["y"].size for n in (5, 15, 7)] == [5, 12, 7]

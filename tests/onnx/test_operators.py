@@ -246,6 +246,23 @@ def test_the_batch_may_come_first(op: str, gates: int) -> None:
     np.testing.assert_array_equal(last, np.moveaxis(h, 1, 0))
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_an_lstm_of_the_usual_activations_is_one_op_for_each_direction(direction: str) -> None:
+    proto = layer("LSTM", 4, direction=direction)
+    proto.graph.node[0].input[4] = ""
+    del proto.graph.input[1]
+    m = gf.onnx.load(proto)
+    names = [n.op.name for n in gf.Graph([m.outputs["y"], m.outputs["h"]]).nodes]
+    assert names.count("lstm") == 1 + (direction == "bidirectional") and "scan" not in names
+    x = normal(4, 2, 2)
+    if direction != "bidirectional":  # the reference has one direction only
+        want = ReferenceEvaluator(proto).run(None, {"x": x}) if direction == "forward" else None
+        turned = {"x": x[::-1].copy()}
+        forward = gf.onnx.load(layer("LSTM", 4)).run({**turned, "lengths": np.full(2, 4, "int32")})
+        expected = want[0] if want else forward["y"][::-1]
+        np.testing.assert_allclose(m.run([x])["y"], expected, 1e-5, 1e-6)
+
+
 def test_linear_attention_takes_any_batch_and_time() -> None:
     names = ["q", "k", "v", "", "decay", "beta"]
     node = helper.make_node("LinearAttention", names, ["y", "state"], q_num_heads=4, kv_num_heads=2)
@@ -562,3 +579,35 @@ def test_a_recurrent_layer_says_what_it_cannot_do(attrs: dict[str, Any], told: s
         gf.onnx.load(layer("RNN", 1, time=3, **attrs)).run(
             {"x": normal(3, 2, 2), "lengths": np.array([3, 3], "int32")}
         )
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_an_lstm_of_8_bit_weights_is_near_that_of_floats(direction: str, columns: bool) -> None:
+    """Weights of 8 bits, with a scale for each direction or each column."""
+    plain = layer("LSTM", 4, direction=direction)
+    w, r, b = (numpy_helper.to_array(t) for t in plain.graph.initializer)
+    entries, names = [initializer("b", b)], []
+    for name, weight in (("w", w), ("r", r)):
+        turned = weight.swapaxes(1, 2)
+        scale = np.abs(turned).max(1 if columns else (1, 2)) / 127
+        steps = scale[:, None, :] if columns else scale[:, None, None]
+        entries += [
+            initializer(name, np.round(turned / steps), "int8"),
+            initializer(f"{name}_scale", scale),
+            initializer(f"{name}_zero", np.zeros(scale.shape), "int8"),
+        ]
+        names += [f"{name}_scale", f"{name}_zero"]
+    node = helper.make_node(
+        "DynamicQuantizeLSTM", ["x", "w", "r", "b", "lengths", "", "", "", *names], ["y", "h"],
+        domain="com.microsoft", hidden_size=3, direction=direction,
+    )  # fmt: skip
+    proto = model([node], plain.graph.input, plain.graph.output, entries, com_microsoft=1)
+    m = gf.onnx.load(proto)
+    assert m.whole and set(m.variables) == {"b"}
+    feeds = {"x": normal(5, 2, 2), "lengths": np.array([5, 3], "int32")}
+    for got, want in zip(
+        m.run(feeds).values(), gf.onnx.load(plain).run(feeds).values(), strict=True
+    ):
+        np.testing.assert_allclose(got, want, 0, 0.02)
+        assert not np.array_equal(got, want)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphflow as gf
+from graphflow.errors import FeedError, ShapeError
 from graphflow.graph import Graph, bodies
 from graphflow.interpret import evaluate, run
 from graphflow.ops.control import folded
@@ -254,3 +255,35 @@ def test_a_loop_needs_memory_for_one_iteration_only() -> None:
         return max(trace.steps[-1].peak.values())
 
     assert peak(50) == peak(2)
+
+
+def _of_two_batches() -> tuple[Any, Any]:
+    return gf.placeholder("float32", (None, 4)), gf.placeholder("float32", (None, 4))
+
+
+@pytest.mark.parametrize("loop", [
+    lambda x, y: gf.scan(lambda h, e: (y, h), x, length=3),
+    lambda x, y: gf.while_loop(lambda h: gf.sum(h) > 0, lambda h: y, x),
+    lambda x, y: gf.cond(gf.placeholder("bool"), lambda: x, lambda: y),
+])  # fmt: skip
+def test_two_sizes_without_a_name_are_told_apart(loop: Any) -> None:
+    with pytest.raises(ShapeError) as told:
+        loop(*_of_two_batches())
+    assert "placeholder#1.shape[0]" in str(told.value)
+    assert "placeholder#2.shape[0]" in str(told.value)
+
+
+def test_a_carry_of_another_batch_names_the_remedy() -> None:
+    x, y = _of_two_batches()
+    with pytest.raises(
+        ShapeError, match=r"one name, as in gf.placeholder\(dtype, \('batch', 4\)\)"
+    ):
+        gf.scan(lambda h, e: (y, h), x, length=3)
+
+
+def test_a_feed_of_two_batches_tells_them_apart() -> None:
+    x, y = _of_two_batches()
+    with gf.Session() as s, pytest.raises(FeedError) as told:
+        s.run(x + y, {x: np.zeros((3, 4), "float32"), y: np.zeros((2, 4), "float32")})
+    assert "placeholder#1.shape[0] == placeholder#2.shape[0]" in str(told.value)
+    assert "placeholder#2.shape[0] = 2 from" in str(told.value)

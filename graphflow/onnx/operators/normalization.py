@@ -18,10 +18,7 @@ from graphflow.ops.shape import repeat
 
 @operator("BatchNormalization")
 def _batch_norm(call: Call) -> Outputs:
-    """The running moments are no weights: an optimiser leaves them alone."""
-    x = call.tensor(0)
-    scale, bias = call.tensor(1), call.tensor(2)
-    mean, variance = call.tensor(3, trainable=False), call.tensor(4, trainable=False)
+    x, scale, bias, mean, variance = (call.tensor(i) for i in range(5))
     epsilon = call.attr("epsilon", 1e-5)
     if call.version < 7 and not call.attr("is_test", 0) and call.wants(1):
         raise call.unsupported("training as opsets before 7 have it; export for opset 15")

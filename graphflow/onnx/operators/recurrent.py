@@ -10,7 +10,15 @@ from typing import Any
 from graphflow.onnx.call import Call
 from graphflow.onnx.registry import Outputs, operator
 from graphflow.op import FUNCTIONS, Tensor
-from graphflow.ops import activations, piecewise, recurrent, transcendental
+from graphflow.ops import (
+    activations,
+    elementwise,
+    extrema,
+    piecewise,
+    recurrent,
+    select,
+    transcendental,
+)
 from graphflow.ops.convert import astype
 from graphflow.ops.creation import zeros
 from graphflow.ops.linalg import matmul
@@ -22,19 +30,16 @@ _DIRECTIONS = {
     "forward": ["forward"], "reverse": ["reverse"], "bidirectional": ["forward", "reverse"],
 }  # fmt: skip
 
-# Activations by lower-case name: how one is made from alpha and beta, and these by default.
+_PLAIN = ("relu", "tanh", "sigmoid", "softsign", "softplus")
+
+# Other activations by lower-case name: how one is made from alpha and beta, and these by default.
 _ACTIVATIONS: dict[str, tuple[Callable[[Any, float, float], Any], float, float]] = {
-    "relu": (lambda x, a, b: activations.relu(x), 0, 0),
-    "tanh": (lambda x, a, b: transcendental.tanh(x), 0, 0),
-    "sigmoid": (lambda x, a, b: activations.sigmoid(x), 0, 0),
     "affine": (lambda x, a, b: x * a + b, 1.0, 0.0),
     "leakyrelu": (lambda x, a, b: activations.leaky_relu(x, a), 0.01, 0),
     "thresholdedrelu": (lambda x, a, b: piecewise.thresholded_relu(x, a), 1.0, 0),
     "scaledtanh": (lambda x, a, b: transcendental.tanh(x * b) * a, 1.0, 1.0),
     "hardsigmoid": (piecewise.hard_sigmoid, 0.2, 0.5),
     "elu": (lambda x, a, b: activations.elu(x, a), 1.0, 0),
-    "softsign": (lambda x, a, b: activations.softsign(x), 0, 0),
-    "softplus": (lambda x, a, b: activations.softplus(x), 0, 0),
 }
 _TAKES = {
     "affine": 2, "leakyrelu": 1, "thresholdedrelu": 1, "scaledtanh": 2, "hardsigmoid": 2, "elu": 1,
@@ -47,18 +52,21 @@ def _activations(call: Call, defaults: tuple[str, ...], directions: int) -> list
     alpha and beta list values for those activations, in order, that have such a parameter.
     """
     names = [n.lower() for n in call.attr("activations", list(defaults) * directions)]
-    unknown = [n for n in names if n not in _ACTIVATIONS]
+    unknown = [n for n in names if n not in _ACTIVATIONS and n not in _PLAIN]
     if unknown or len(names) != len(defaults) * directions:
         raise call.unsupported(
             f"activations {names}; there are {len(defaults)} a direction of "
-            f"{', '.join(_ACTIVATIONS)}"
+            f"{', '.join([*_PLAIN, *_ACTIVATIONS])}"
         )
     alphas = list(call.attr("activation_alpha", []))
     betas = list(call.attr("activation_beta", []))
     functions: list[_Function] = []
     for name in names:
+        if name in _PLAIN:
+            functions.append(FUNCTIONS[name])  # itself, by which a layer knows its usual ones
+            continue
         make, alpha, beta = _ACTIVATIONS[name]
-        takes = _TAKES.get(name, 0)
+        takes = _TAKES[name]
         a = alphas.pop(0) if takes > 0 and alphas else alpha
         b = betas.pop(0) if takes > 1 and betas else beta
         functions.append(partial(_applied, make, a, b))
@@ -76,9 +84,13 @@ def _side(x: Tensor | None, i: int, count: int) -> Tensor | None:
 
 
 def _layer(
-    call: Call, layer: Callable[..., Any], defaults: tuple[str, ...], **choices: Any
+    call: Call,
+    layer: Callable[..., Any],
+    defaults: tuple[str, ...],
+    weights: tuple[Tensor, Tensor] | None = None,
+    **choices: Any,
 ) -> Outputs:
-    """Run a layer in each direction.
+    """Run a layer in each direction, by the weights that are inputs 1 and 2 or by others.
 
     ONNX has y of (time, directions, batch, hidden), and with layout 1 the batch first in all that
     has one.
@@ -88,8 +100,9 @@ def _layer(
         raise call.unsupported(f"direction {direction!r}")
     directions = _DIRECTIONS[direction]
     count, batch_first = len(directions), bool(call.attr("layout", 0))
-    lstm = layer is recurrent.lstm
-    w, r, bias = call.tensor(1), call.tensor(2), call.optional(3)
+    lstm = len(defaults) == 3
+    w, r = weights or (call.tensor(1), call.tensor(2))
+    bias = call.optional(3)
     states = [call.optional(i) for i in ((5, 6) if lstm else (5,))]
     if batch_first:
         states = [s if s is None else moveaxis(s, 0, 1) for s in states]
@@ -150,6 +163,57 @@ def _lstm(call: Call) -> Outputs:
         call,
         recurrent.lstm,
         ("Sigmoid", "Tanh", "Tanh"),
+        input_forget=bool(call.attr("input_forget", 0)),
+        gates="iofg",
+    )
+
+
+class _QuantizedLstm(recurrent.Lstm):
+    """An LSTM whose state goes through 8 bits before it meets the weights."""
+
+    def step(
+        self, z: Tensor, state: recurrent.State, weights: recurrent.Weights
+    ) -> recurrent.State:
+        return super().step(z, (_in_8_bits(state[0]), *state[1:]), weights)
+
+
+def _in_8_bits(x: Tensor) -> Tensor:
+    """x as `DynamicQuantizeLinear` rounds it: 256 steps from its least to its largest value."""
+    low, high = (select.minimum(extrema.min(x), 0), select.maximum(extrema.max(x), 0))
+    width = (high - low) / 255
+    step = select.where(elementwise.equal(width, 0), 1.0, width)
+    zero = select.clip(elementwise.round(-low / step), 0, 255)
+    whole = select.clip(elementwise.round(x / step) + zero, 0, 255)
+    result: Tensor = (whole - zero) * step
+    return result
+
+
+def _quantized(
+    x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None, initial: Any, *, gates: str,
+    activations: tuple[_Function, ...], clip: float | None, input_forget: bool, **others: Any,
+) -> tuple[Tensor, recurrent.State]:  # fmt: skip
+    """As `recurrent.lstm`, of inputs and states that are rounded to 8 bits."""
+    cell = _QuantizedLstm(gates, activations, 2, clip, input_forget)
+    return recurrent.run_layer(cell, _in_8_bits(x), w, r, bias, initial, **others)
+
+
+@operator("DynamicQuantizeLSTM", domain="com.microsoft")
+def _quantized_lstm(call: Call) -> Outputs:
+    """onnxruntime's LSTM of 8-bit weights (directions, inputs, gates·hidden), with a scale and a
+    zero point for each direction or each column."""
+
+    def weights(i: int, scale: int) -> Tensor:
+        q, factors, zero = (call.tensor(j) for j in (i, scale, scale + 1))
+        wide = factors.ndim == 2
+        factors, zero = (reshape(t, (q.shape[0], 1, -1 if wide else 1)) for t in (factors, zero))
+        whole = astype(q, "int32") - astype(zero, "int32")
+        return moveaxis(astype(whole, factors.dtype) * factors, 1, 2)
+
+    return _layer(
+        call,
+        _quantized,
+        ("Sigmoid", "Tanh", "Tanh"),
+        (weights(1, 8), weights(2, 10)),
         input_forget=bool(call.attr("input_forget", 0)),
         gates="iofg",
     )

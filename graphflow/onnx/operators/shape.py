@@ -98,10 +98,11 @@ def _size(call: Call) -> Outputs:
 
 @operator("Range")
 def _range(call: Call) -> Outputs:
-    start, stop, step = (call.known(i).reshape(()) for i in range(3))
     dtype = call.spec(0).dtype
-    if dtype.kind in "iu":
-        return creation.arange(int(start), int(stop), int(step), dtype=dtype)
+    if dtype.kind in "iu" or any(call.is_symbolic(i) for i in range(3)):
+        first, last = (call.sizes(i)[0] for i in range(2))
+        return astype(creation.arange(first, last, int(call.known(2).reshape(-1)[0])), dtype)
+    start, stop, step = (call.known(i).reshape(()) for i in range(3))
     count = max(0, math.ceil((stop - start) / step))
     if count <= FEW:
         return known((start + np.arange(count) * step).astype(dtype))

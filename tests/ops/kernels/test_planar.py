@@ -97,3 +97,31 @@ def test_infinite_pixels_reach_only_what_looks_at_them() -> None:
     assert np.argwhere(~np.isfinite(y[0, 0])).min(0).tolist() == [3, 19]
     assert np.argwhere(~np.isfinite(y[0, 0])).max(0).tolist() == [5, 21]
     assert (~np.isfinite(y)).sum() == 27
+
+
+APART = [
+    pytest.param((2, 1, 1600), (33, 1, 256), 80, True, id="spectrogram"),
+    pytest.param((3, 3, 33, 32), (24, 3, 8, 8), 8, True, id="patches"),
+    pytest.param((3, 3, 32, 32), (24, 3, 4, 4), 2, False, id="half overlapping"),
+    pytest.param((3, 3, 32, 32), (24, 3, 3, 3), 3, False, id="low columns"),
+]
+
+
+@pytest.mark.parametrize("shape, weight, stride, apart", APART)
+def test_windows_that_hardly_overlap_are_products_of_matrices(
+    shape: tuple[int, ...], weight: tuple[int, ...], stride: int, apart: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    rank = len(shape) - 2
+    kernel, one = weight[2:], (1,) * rank
+    out = tuple((n - k) // stride + 1 for n, k in zip(shape[2:], kernel, strict=True))
+    windows = Windows(kernel, (stride,) * rank, (0,) * rank, one, out)
+    x = np.empty(shape, "float32")
+    if planar.enabled():
+        assert planar.fits(np, x, weight[0], windows, 1) is not apart
+    shapes = (shape, weight, (shape[0], weight[0], *out))
+    arrays = [rng.normal(size=s).astype("float32") for s in shapes]
+    attrs = {"stride": windows.stride, "padding": ((0, 0),) * rank, "dilation": one, "groups": 1}
+    wide = three(*(a.astype("float64") for a in arrays), attrs)
+    for have, want in zip(three(*arrays, attrs), wide, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())

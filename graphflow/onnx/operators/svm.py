@@ -1,0 +1,227 @@
+"""Support vector machines, by products of matrices for all rows at once; and classifiers whose
+labels are strings, by the same graphs with numbered labels.
+
+Kernels are computed in float64: distances are differences of squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce as reduce_by
+from itertools import combinations
+from operator import mul
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from graphflow import control
+from graphflow.errors import OnnxError
+from graphflow.onnx import host
+from graphflow.onnx.call import Call, RunOnHost
+from graphflow.onnx.operators.scores import transformed
+from graphflow.onnx.registry import ML, Outputs, operator
+from graphflow.onnx.values import Array
+from graphflow.op import Tensor, as_tensor
+from graphflow.ops import activations, elementwise, extrema, linalg, reduce, select, transcendental
+from graphflow.ops.convert import astype
+from graphflow.ops.creation import full
+from graphflow.ops.index import take
+from graphflow.ops.shape import broadcast_to, expand_dims, reshape, swapaxes
+from graphflow.ops.window import concat
+
+if TYPE_CHECKING:
+    from graphflow.onnx.program import Run
+
+
+def _rows(call: Call) -> Tensor:
+    """The features as (rows, features) in float64; a vector counts as one row."""
+    x = astype(call.tensor(0), "float64")
+    return expand_dims(x, 0) if x.ndim == 1 else x
+
+
+def _floats(call: Call, name: str) -> Array:
+    return np.asarray(call.attr(name, []), np.float64)
+
+
+def _matrix(call: Call, values: Array, rows: int) -> Array:
+    """Values as a matrix of so many rows."""
+    if rows < 1 or values.size % rows:
+        raise OnnxError(f"{call.label}: {values.size} numbers are not {rows} rows of equal size")
+    return values.reshape(rows, -1)
+
+
+def _kernel(call: Call, x: Tensor, vectors: Array) -> Tensor:
+    """What each row of x (rows, features) and each vector (vectors, features) come to."""
+    how = call.attr("kernel_type", "LINEAR")
+    gamma, shift, degree = [*call.attr("kernel_params", []), 0.0, 0.0, 0.0][:3]
+    product: Tensor = linalg.matmul(x, vectors, transpose_b=True)
+    if how == "LINEAR":
+        return product
+    if how == "POLY":
+        return _power(product * gamma + shift, int(degree))
+    if how == "SIGMOID":
+        squashed: Tensor = transcendental.tanh(product * gamma + shift)
+        return squashed
+    if how == "RBF":
+        lengths = reduce.sum(x * x, axis=1, keepdims=True)
+        apart = lengths + np.square(vectors).sum(1) - product * 2.0
+        near: Tensor = transcendental.exp(select.maximum(apart, 0.0) * -gamma)
+        return near
+    raise call.unsupported(f"kernel_type {how!r}; it is LINEAR, POLY, RBF or SIGMOID")
+
+
+def _power(x: Tensor, degree: int) -> Tensor:
+    """x to a whole power: small ones are products, which take a tenth of the time."""
+    if 1 <= degree <= 8:
+        product: Tensor = reduce_by(mul, [x] * degree)
+        return product
+    result: Tensor = elementwise.pow(x, degree)
+    return result
+
+
+@operator("SVMRegressor", domain=ML)
+def _regressor(call: Call) -> Outputs:
+    x, weights, rho = _rows(call), _floats(call, "coefficients"), _floats(call, "rho")
+    count = call.attr("n_supports", 0)
+    if count:
+        vectors = _matrix(call, _floats(call, "support_vectors"), count)
+        x = _kernel(call, x, vectors)
+    scores = linalg.matmul(x, weights.reshape(-1, 1)) + rho[:1]
+    if call.attr("one_class", 0):
+        scores = select.where(elementwise.greater(scores, 0), 1.0, -1.0)
+    return astype(transformed(call, scores, call.attr("post_transform", "NONE")), "float32")
+
+
+@operator("SVMClassifier", domain=ML)
+def _classifier(call: Call) -> Outputs:
+    """Labels and scores, one score for each pair of classes or (with probabilities) each class."""
+    labels = call.attr("classlabels_ints", [])
+    if call.attr("classlabels_strings"):
+        raise RunOnHost("labels are strings")
+    classes, weights = max(len(labels), 1), _floats(call, "coefficients")
+    rho, sizes = _floats(call, "rho"), call.attr("vectors_per_class", [])
+    probable = bool(sum(sizes) and call.attr("prob_a"))
+    if not sum(sizes):
+        rows = _matrix(call, weights, classes)
+        scores = linalg.matmul(_rows(call), rows, transpose_b=True) + rho[:1]
+        votes = scores
+    else:
+        scores = _paired(call, weights, rho, sizes)
+        votes = _votes(scores, classes)
+        if probable:
+            scores = _probabilities(call, scores, classes)
+    best = extrema.argmax(votes, axis=1)
+    if len(rho) == 1 and classes == 2:
+        certain = not probable and bool((weights >= 0).all())
+        if certain:
+            best = select.where(elementwise.greater_equal(extrema.max(votes, axis=1), 0.5), 1, best)
+        table = labels
+    elif len(rho) == 1 and classes == 1:
+        best = astype(elementwise.greater(extrema.max(votes, axis=1), 0), "int64")
+        table = [0, 1]
+    else:
+        table = labels or [0]
+    if scores.shape[1] == 1 and len(rho) == 1 and classes == 2:
+        scores = concat([-scores, scores], 1)
+    scores = astype(transformed(call, scores, call.attr("post_transform", "NONE")), "float32")
+    return [take(as_tensor(np.asarray(table, np.int64)), best, 0), scores]
+
+
+def _paired(call: Call, weights: Array, rho: Array, sizes: Sequence[int]) -> Tensor:
+    """Scores (rows, pairs of classes): above 0 for the first class of a pair."""
+    count = sum(sizes)
+    vectors = _matrix(call, _floats(call, "support_vectors"), count)
+    pairs = list(combinations(range(len(sizes)), 2))
+    if weights.size != count * (len(sizes) - 1) or len(rho) < len(pairs):
+        raise OnnxError(
+            f"{call.label}: {weights.size} coefficients and {len(rho)} rho for {count} vectors of "
+            f"{len(sizes)} classes"
+        )
+    given, ends = weights.reshape(-1, count), np.cumsum([0, *sizes])
+    table = np.zeros((count, len(pairs)))
+    for column, (i, j) in enumerate(pairs):
+        first, second = slice(ends[i], ends[i + 1]), slice(ends[j], ends[j + 1])
+        table[first, column] = given[j - 1, first]
+        table[second, column] = given[i, second]
+    scores: Tensor = linalg.matmul(_kernel(call, _rows(call), vectors), table) + rho[: len(pairs)]
+    return scores
+
+
+def _votes(scores: Tensor, classes: int) -> Tensor:
+    """How many pairs each class wins."""
+    pairs = list(combinations(range(classes), 2))
+    wins, losses = np.zeros((len(pairs), classes)), np.zeros((len(pairs), classes))
+    for row, (i, j) in enumerate(pairs):
+        wins[row, i], losses[row, j] = 1, 1
+    won = astype(elementwise.greater(scores, 0), "float64")
+    votes: Tensor = linalg.matmul(won, wins) + linalg.matmul(1 - won, losses)
+    return votes
+
+
+def _probabilities(call: Call, scores: Tensor, classes: int) -> Tensor:
+    """Probabilities of classes (rows, classes) from those of pairs.
+
+    Source: Wu, Lin & Weng, JMLR 5, 2004, second method; Gauss-Seidel steps as in libsvm.
+    """
+    a, b = _floats(call, "prob_a"), _floats(call, "prob_b")
+    chance = select.clip(activations.sigmoid(-(scores * a + b)), 1e-7, 1 - 1e-7)
+    pairs = list(combinations(range(classes), 2))
+    places = np.full((classes, classes), 2 * len(pairs))
+    for at, (i, j) in enumerate(pairs):
+        places[i, j], places[j, i] = at, len(pairs) + at
+    every = concat([chance, 1 - chance, chance[:, :1] * 0], 1)
+    won = reshape(take(every, as_tensor(places.reshape(-1)), 1), (-1, classes, classes))
+    own = reduce.sum(won * won, axis=1, keepdims=True) * np.eye(classes)
+    q = own - won * swapaxes(won, 1, 2)  # won[i, j]: the probability of i among i and j
+
+    def residual(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q·p, p·Q·p, and whether a row has not settled."""
+        qp = linalg.matmul(q, expand_dims(p, -1))[:, :, 0]
+        pqp = reduce.sum(p * qp, axis=1, keepdims=True)
+        error = extrema.max(elementwise.abs(qp - pqp), axis=1, keepdims=True)
+        return qp, pqp, elementwise.greater_equal(error, 0.005 / classes)
+
+    def step(p: Tensor) -> Tensor:
+        qp, pqp, moves = residual(p)
+        new = p
+        for t in range(classes):
+            own = q[:, t, t : t + 1]
+            change = (pqp - qp[:, t : t + 1]) / own
+            grown = change + 1
+            one = np.eye(classes)[t]
+            pqp = (pqp + change * (change * own + qp[:, t : t + 1] * 2)) / (grown * grown)
+            new = (new + change * one) / grown
+            qp = (qp + change * q[:, t]) / grown
+        return select.where(moves, new, p)
+
+    start = broadcast_to(full((1, classes), 1 / classes, "float64"), (scores.shape[0], classes))
+    settled: Tensor = control.while_loop(
+        lambda p: reduce.any(residual(p)[2]), step, start, max_iterations=max(100, classes)
+    )
+    return settled
+
+
+# Labels that are strings ------------------------------------------------------------------------
+
+
+@host.routine("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", domain=ML)
+def _labelled(run: Run, node: host.Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+    """The classifier with numbers for labels, as a graph; then the label of each number."""
+    from graphflow.onnx.importer import Body
+
+    words = node.attr("classlabels_strings") or []
+    if len(words) < 2 or inputs[0].dtype.kind not in "iuf":
+        return host.by_reference(run, node, inputs)
+    numbered = NodeProto()
+    numbered.CopyFrom(node.proto)
+    del numbered.attribute[:]
+    kept = [a for a in node.proto.attribute if a.name != "classlabels_strings"]
+    ints = "classlabels_int64s" if node.proto.op_type.startswith("Tree") else "classlabels_ints"
+    numbered.attribute.extend([*kept, helper.make_attribute(ints, list(range(len(words))))])
+    del numbered.input[:], numbered.output[:]
+    numbered.input.append("x")
+    numbered.output.extend(["label", "scores"])
+    body = Body([numbered], ("x",), ("label", "scores"), node.opsets)
+    labels, scores = run.program(node.proto, body).run(run, {"x": np.asarray(inputs[0])})
+    return [np.asarray(words, object)[labels], scores]
