@@ -33,6 +33,7 @@ from graphflow.errors import (
     VariableError,
 )
 from graphflow.feeding import convert, convert_all
+from graphflow.fitting import Loaded, check_rename
 from graphflow.fragile import Fragile
 from graphflow.lifetime import Lifetime
 from graphflow.memory_report import MemoryReport, memory_report
@@ -91,6 +92,7 @@ class Session:
             checkpoint and exit status 0 (SystemExit) at SIGTERM. See docs/checkpoints.md.
         every: how often: a number of steps, or a time such as "30s" or "2h"; default: "10min".
         keep: how many checkpoints stay.
+        strict, rename: how the checkpoint meets the variables, as for `load`.
         rejoin: seconds in which a lost worker of another machine may come back; after that the
             session goes on with those that remain.
         metrics: where this process serves what it counts to Prometheus, such as "127.0.0.1:9100";
@@ -119,6 +121,8 @@ class Session:
         every: int | str | None = None,
         keep: int | None = None,
         rejoin: float | None = None,
+        strict: bool = True,
+        rename: Mapping[str, str] | None = None,
         metrics: str | None = None,
     ) -> None:
         allowed = seconds(deadline)
@@ -134,7 +138,7 @@ class Session:
         self._automatic = check_replan(replan)
         names = module_names(ops, "ops")
         admit(names)
-        policy = Policy.of(checkpoint, every, keep, rejoin)
+        policy = Policy.of(checkpoint, every, keep, rejoin, strict, rename)
         chosen = cluster_of(cluster, plan)
         self._life = life = Lifetime(saves=policy is not None)
         self._lock = life.lock
@@ -165,8 +169,9 @@ class Session:
                 saver = Saver(store, policy.every, hosts, state, steps)
                 patience = life.patience(policy.rejoin)
                 self._recovery = Recovery(
-                    saver, self._deployment, running.step, running.undo, patience
-                )
+                    saver, self._deployment, running.step, running.undo, patience,
+                    strict=policy.strict, rename=policy.rename,
+                )  # fmt: skip
             life.begin(hosts, server, self._deployment, self._recovery)
             failed.pop_all()
 
@@ -416,25 +421,58 @@ class Session:
             else:
                 self._recovery.save()
 
-    def load(self, folder: str | os.PathLike[str]) -> None:
+    def load(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        strict: bool = True,
+        rename: Mapping[str, str] | None = None,
+    ) -> Loaded:
         """Take variables and the step number from a checkpoint; those not used yet, when they are.
 
         Args:
-            folder: of a checkpoint; or of several: then the newest that is whole and fits.
+            folder: of a checkpoint; or of several: then the newest that is whole and fits. Or a
+                file of safetensors that another program wrote; `step` stays as it is then.
+            strict: whether a variable that the checkpoint lacks is an error. If not, it keeps its
+                value, and the log names it.
+            rename: names of variables, or of scopes, in the checkpoint and in this model:
+                `{"encoder": "enc"}` loads "encoder/w" into "enc/w".
+
+        Returns:
+            What was loaded, what is missing, and what no variable has asked for yet. Variables
+            that no fetch has used are checked when one does: see `loaded`.
 
         Raises:
             CheckpointError: unreadable, damaged, or it does not fit the variables; nothing is
                 changed.
+            ArgumentError: strict is no bool, or rename no dict of names.
         """
+        names = check_rename(strict, rename)
         with self._life.held():
-            source, checkpoint = read(self._state, folder)
+            state = self._state
+            source, checkpoint = read(state, folder, self.step, strict=strict, rename=names)
+            kept = self._recovery.guarded(lambda: state.others(checkpoint))
 
             def take() -> None:
                 with uninterrupted():  # else some variables are of the checkpoint, others not
-                    self._state.load(checkpoint, source)
+                    state.load(checkpoint, str(source), strict=strict)
                     self._steps.committed = checkpoint.step
 
-            self._recovery.load(take, source)
+            def again() -> Checkpoint:
+                """The same once more: after a loss, variables have no values."""
+                _, same = read(state, source, checkpoint.step, strict=False, rename=names)
+                return Checkpoint({**kept, **same.variables}, same.step)
+
+            self._recovery.load(take, again)
+            report = state.loaded
+            assert report is not None
+            return report
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """What the session has in use of the checkpoint that it loaded last, by `load` or at its
+        start; None if there was none. Print it."""
+        return self._state.loaded
 
     @property
     def step(self) -> int:
