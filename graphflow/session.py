@@ -13,6 +13,7 @@ import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -185,7 +186,8 @@ class Session:
 
         Args:
             fetches: a tensor, or a list, tuple or dict of them, nested at will.
-            feeds: a value for each placeholder that the fetches depend on; with `steps`, an
+            feeds: a value for each placeholder that the fetches depend on, by the tensor or its
+                name; those of other placeholders are not used. With `steps`, an
                 iterable of such feeds, one for each step, of which a few are taken ahead.
             steps: run so many steps, each when its result is asked for. The same numbers, states
                 and errors as of so many calls, but workers have the feeds of the next steps
@@ -227,7 +229,8 @@ class Session:
                         return dict(zip(fetches, values, strict=True))
                     return values[0] if kind is Tensor else kind(values)
         tensors, rebuild = flatten(fetches)
-        given = convert_all(feeds)  # out of turn: it may run code of the user's
+        known = partial(self._deployment.placeholders, tensors)
+        given = convert_all(feeds, known)  # out of turn: it may run code of the user's
         with self._lock:
             life.check()
             return rebuild(self._values(tensors, given))
@@ -253,8 +256,8 @@ class Session:
         life = self._life
         life.check_turn()
         life.check()
-        flatten(fetches)
-        copies = {node.outputs[0]: np.array(a) for node, a in convert_all(feeds).items()}
+        known = partial(self._deployment.placeholders, flatten(fetches)[0])
+        copies = {n.outputs[0]: np.array(a) for n, a in convert_all(feeds, known).items()}
         with life.queued.lock:
             life.check()
             future = life.queued.put(self.run, fetches, copies)
