@@ -350,7 +350,12 @@ def _inputs(
 def _given_value(info: ValueInfoProto, value: Any, file: str) -> Known:
     """A value that is known from now on, in the dtype of the input."""
     dtype = dtype_of(info.type.tensor_type.elem_type)
-    array = np.asarray(value)
+    try:
+        array = array_of(value)
+    except NoArrayError as error:
+        raise OnnxError(
+            f"{file} at {user_location()}: input {info.name!r} is given {error}"
+        ) from None
     if dtype is None or not is_native(dtype) or not np.can_cast(array.dtype, dtype, "same_kind"):
         raise OnnxError(
             f"{file} at {user_location()}: input {info.name!r} takes {dtype or 'no arrays'}, the "
