@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.arguments import spelt
-from graphflow.errors import ArgumentError, DTypeError, GraphError, VariableError
+from graphflow.arrays import NoArrayError, array_of, is_foreign, narrowed
+from graphflow.errors import ArgumentError, DTypeError, VariableError
 from graphflow.feeding import cast
 from graphflow.init import Initializer
 from graphflow.op import PLAIN, REGISTRY, Tensor, as_tensor, located
@@ -85,13 +86,18 @@ def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, Tensor):
         raise VariableError("the initial value is a tensor; give an array")
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, GraphError) as error:
-        raise DTypeError(f"the initial value is no array: {error}; give an array") from None
+        array = array_of(value)
+    except NoArrayError as error:
+        raise DTypeError(f"the initial value is {error}") from None
+    wanted = None if dtype is None else as_dtype(dtype)
     if not isinstance(value, np.ndarray | np.generic) and array.dtype.name in PLAIN:
-        array = array.astype(PLAIN[array.dtype.name])
+        wanted = wanted or np.dtype(PLAIN[array.dtype.name])
     given = as_dtype(array.dtype)
-    array = np.array(array, given if dtype is None else as_dtype(dtype), order="C")
+    try:
+        array = narrowed(array, given if wanted is None else wanted)
+    except OverflowError as error:
+        raise DTypeError(f"the initial value: {error}; give a larger dtype") from None
+    array = np.array(array, order="C")
     array.flags.writeable = False
     return array
 
@@ -104,6 +110,8 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
         DTypeError: no array of a supported dtype.
     """
     with located("constant"):
+        if is_foreign(value) and not isinstance(value, Tensor | np.generic):
+            value = _converted(value)
         tensor = as_tensor(value, dtype)
         if tensor is value and (name is not None or dtype is not None):
             raise ArgumentError("the value is a tensor already; use .astype for another dtype")
@@ -111,6 +119,14 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
         return tensor
     named: Tensor = REGISTRY["constant"](value=tensor.node.attrs["value"], name=name)
     return named
+
+
+def _converted(value: Any) -> np.ndarray[Any, Any]:
+    """An array of another library as one of numpy's."""
+    try:
+        return array_of(value)
+    except NoArrayError as error:
+        raise DTypeError(f"the value is {error}") from None
 
 
 @spelt(ArgumentError)

@@ -20,8 +20,16 @@ import numpy as np
 
 from graphflow.arguments import plain, seconds
 from graphflow.errors import ArgumentError, CheckpointError, GraphflowError, StaleEpoch
-from graphflow.runtime.checkpoint import Checkpoint, files, load, save
-from graphflow.runtime.checkpoint.folder import CLIENT, MANIFEST, Draft, signature, unwritable
+from graphflow.fitting import Rename, check_rename, renamed
+from graphflow.runtime.checkpoint import Checkpoint, Manifest, files, load, save
+from graphflow.runtime.checkpoint.folder import (
+    CLIENT,
+    MANIFEST,
+    Draft,
+    load_file,
+    signature,
+    unwritable,
+)
 from graphflow.runtime.checkpoint.manifest import Part, Shard, Signature
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import Store, folders, newest
@@ -77,23 +85,34 @@ class Every:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a user says of checkpoints: where, how often, how many, and how long a lost worker is
-    waited for."""
+    """What a user says of checkpoints: where, how often, how many, how long a lost worker is waited
+    for, and how the first one meets the model: `strict`, `rename` (see `fitting`)."""
 
     folder: str | os.PathLike[str]
     every: Every
     keep: int
     rejoin: float
+    strict: bool
+    rename: Rename
 
     @classmethod
-    def of(cls, folder: Any, every: Any, keep: Any, rejoin: Any) -> Policy | None:
+    def of(
+        cls, folder: Any, every: Any, keep: Any, rejoin: Any, strict: Any, rename: Any
+    ) -> Policy | None:
         """From a session's arguments; None where it has no directory for checkpoints.
 
         Raises:
             ArgumentError: one is wrong, or makes no sense without a directory.
         """
+        names = check_rename(strict, rename, again=True)
         if folder is None:
-            for name, value in (("every", every), ("keep", keep), ("rejoin", rejoin)):
+            given = {
+                "every": every,
+                "keep": keep,
+                "rejoin": rejoin,
+                "strict": None if strict else False,
+            }
+            for name, value in {**given, "rename": rename}.items():
                 if value is not None:
                     raise ArgumentError(f"{name}= is for sessions with a checkpoint= directory")
             return None
@@ -105,7 +124,7 @@ class Policy:
         waits = REJOIN if rejoin is None else seconds(rejoin)
         if waits is None:
             raise ArgumentError(f"rejoin is a number of seconds from 0 on, not {rejoin!r}")
-        return cls(folder, Every.of(EVERY if every is None else every), keep, waits)
+        return cls(folder, Every.of(EVERY if every is None else every), keep, waits, strict, names)
 
     def store(self) -> Store:
         """The directory, taken over.
@@ -184,11 +203,12 @@ class Saver:
         self._looked = 0  # the step at which it was last due
         self._since = time.monotonic()
 
-    def resume(self) -> Path | None:
+    def resume(self, strict: bool, rename: Rename) -> Path | None:
         """Take up the newest checkpoint that can be read; where it is, if there is one.
 
         Raises:
-            CheckpointError: there are some, but none can be read.
+            CheckpointError: there are some, but none can be read; or a name of `rename` is not in
+                it.
         """
         for told in self.store.cleaned:
             _log.tell("checkpoint.cleaned", folder=str(self.store.root), what=told)
@@ -204,7 +224,8 @@ class Saver:
         if found is None:
             return None
         folder, checkpoint = found
-        self._state.resume(checkpoint, folder)
+        values = renamed(checkpoint.variables, rename, folder)
+        self._state.load(Checkpoint(values, checkpoint.step), str(folder), strict=strict)
         self._steps.committed = self.saved = self._looked = checkpoint.step
         _log.tell("session.resumed", folder=str(folder), step=checkpoint.step)
         return folder
@@ -337,18 +358,37 @@ def _ignored(told: str) -> None:
     _log.tell("checkpoint.ignored", reason=told)
 
 
-def read(state: State, folder: str | os.PathLike[str]) -> tuple[Path, Checkpoint]:
-    """A checkpoint, and where it is: the folder itself, or the newest in it that is whole and fits
-    the session's variables.
+def read(
+    state: State, folder: str | os.PathLike[str], step: int, *, strict: bool, rename: Rename
+) -> tuple[Path, Checkpoint]:
+    """A checkpoint with the model's names, and where it is: the folder itself, or the newest in it
+    that is whole and fits the session's variables; or a single file of safetensors.
+
+    Args:
+        step: of a single file, which has none.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or a name of `rename` is not in it.
     """
     source = files.absolute(folder)
-    if not source.is_dir() or (source / MANIFEST).is_file() or not folders(source):
-        return source, load(source)
+    if source.is_file():
+        found = source, Checkpoint(load_file(source), step)
+    elif not source.is_dir() or (source / MANIFEST).is_file() or not folders(source):
+        found = source, load(source)
+    else:
+        found = _newest(state, source, strict=strict, rename=rename)
+    place, checkpoint = found
+    return place, Checkpoint(renamed(checkpoint.variables, rename, place), checkpoint.step)
+
+
+def _newest(state: State, source: Path, *, strict: bool, rename: Rename) -> tuple[Path, Checkpoint]:
+    """The newest checkpoint of a directory that is whole and fits."""
+
+    def misfit(manifest: Manifest) -> str:
+        return state.misfit(renamed(manifest.variables, rename, source), strict=strict)
+
     told: list[str] = []
-    found = newest(source, told.append, lambda manifest: state.misfit(manifest.variables))
+    found = newest(source, told.append, misfit)
     if found is None:
         raise CheckpointError(f"no checkpoint in {source} can be used: {'; '.join(told)}")
     for each in told:

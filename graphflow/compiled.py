@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, partial
 from typing import Any
@@ -151,7 +151,8 @@ class Compiled:
     variant: int = 0
     _routes: dict[int, Route] = field(default_factory=dict)  # by which sizes they are for
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
-    _measured: set[Node] = field(default_factory=set)  # fed for their sizes only
+    _accepted: set[Node] = field(default_factory=set)  # fed before
+    _concerns: dict[Node, bool] = field(default_factory=dict)
     _fitting: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
 
     @property
@@ -173,29 +174,40 @@ class Compiled:
             result.setdefault(worker_of(device), []).append(part)
         return result
 
-    def arrays(self, given: Mapping[Node, Array]) -> dict[Node, Array]:
-        """Feeds, checked to be those that the fetches need.
+    def arrays(
+        self, given: Mapping[Node, Array], others: Iterable[Compiled] = ()
+    ) -> dict[Node, Array]:
+        """Feeds, checked to have all that the fetches need.
+
+        Args:
+            others: further fetches of the session, whose feeds are accepted, too, so that one dict
+                serves them all.
 
         Raises:
-            FeedError: one is missing, or unknown here.
+            FeedError: one is missing, or unknown to all of these.
         """
-        wanted = self.source.placeholders
         for node in given:
-            if node in wanted or node in self._measured:
+            if node in self._accepted:
                 continue
-            if not concerns(self.source, node):
+            if not self._concerned(node) and not any(node in c.source.placeholders for c in others):
                 raise FeedError(
-                    f"feed {node.name!r} (made at {node.location}) is unknown to these fetches: "
-                    "nothing fetched depends on it; leave it out"
+                    f"feed {node.name!r} (made at {node.location}) is unknown to these fetches and "
+                    "to those that ran before: none of them depends on it; leave it out"
                 )
-            self._measured.add(node)
-        for node in wanted:
+            self._accepted.add(node)
+        for node in self.source.placeholders:
             if node not in given:
                 raise FeedError(
                     f"placeholder {node.name!r} (made at {node.location}) is not fed, and the "
                     f"fetches depend on it; add it to the feeds: {node.specs[0]}"
                 )
         return dict(given)
+
+    def _concerned(self, node: Node) -> bool:
+        """Whether the fetches depend on a placeholder, or on its size."""
+        if node not in self._concerns:
+            self._concerns[node] = concerns(self.source, node)
+        return self._concerns[node]
 
     def suits(self, shapes: Mapping[Node, tuple[int, ...]]) -> bool:
         """Whether feeds of such shapes would be divided as this is."""
@@ -211,7 +223,7 @@ class Compiled:
         """
         key = frozenset(shapes.items())
         if key not in self._bindings:
-            sizes = bind(self.source, shapes)
+            sizes = bind(self.source, {n: s for n, s in shapes.items() if self._concerned(n)})
             if len(self._bindings) >= CHECKED:
                 self._bindings.clear()
             self._bindings[key] = sizes if self.division is None else self.division.bindings(sizes)

@@ -73,6 +73,13 @@ class Deployment:
         """What there is of these fetches already."""
         return self.compiled.get(key_of(tensors))
 
+    def placeholders(self, tensors: Sequence[Tensor]) -> list[Sequence[Node]]:
+        """Placeholders that feeds may name: those of these fetches, then the session's others."""
+        compiled = self.known(tensors)
+        source = compiled.source if compiled is not None else Graph(tensors)
+        others = {n: None for c in list(self.compiled.values()) for n in c.source.placeholders}
+        return [list(source.placeholders), list(others)]
+
     def of(self, tensors: Sequence[Tensor], shapes: Mapping[Node, Any]) -> Compiled:
         """The same, or else verified and optimised; then nothing is placed or sent yet.
 

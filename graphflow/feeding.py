@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from graphflow.errors import FeedError, GraphError, GraphflowError
+from graphflow.arguments import meant
+from graphflow.arrays import NoArrayError, array_of, narrowed
+from graphflow.errors import FeedError, GraphflowError
 from graphflow.op import Node, Tensor, user_location
 from graphflow.spec import Size, TensorSpec, alone, is_fresh, is_inexact, kind, limits, show_shape
 
+Known = Callable[[], Sequence[Iterable[Node]]]
+"""Groups of placeholders that a name may stand for. The first group that has the name counts."""
 
-def convert_all(feeds: Any) -> dict[Node, np.ndarray[Any, Any]]:
-    """A user's feeds by placeholder, each converted.
+
+def convert_all(feeds: Any, known: Known = tuple) -> dict[Node, np.ndarray[Any, Any]]:
+    """A user's feeds by placeholder, each converted. A key may be a placeholder's name.
 
     Raises:
-        FeedError: no dict, a key that is no placeholder, a value that does not convert.
+        FeedError: no dict, a key that is no placeholder, one that is fed twice, a value that does
+            not convert.
     """
     if feeds is None:
         return {}
@@ -29,10 +35,35 @@ def convert_all(feeds: Any) -> dict[Node, np.ndarray[Any, Any]]:
             + "; for many steps, each with feeds of its own: run(fetches, feeds, steps=n)"
             * several
         )
-    return {
-        node: convert(node, value)
-        for node, value in ((as_placeholder(tensor), value) for tensor, value in feeds.items())
-    }
+    result: dict[Node, np.ndarray[Any, Any]] = {}
+    for key, value in feeds.items():
+        node = _named(key, known()) if isinstance(key, str) else as_placeholder(key)
+        if node in result:
+            raise FeedError(f"{_described(node)} is fed twice, by itself and by its name")
+        result[node] = convert(node, value)
+    return result
+
+
+def _named(name: str, groups: Sequence[Iterable[Node]]) -> Node:
+    """The placeholder of a name."""
+    names: list[str] = []
+    for group in groups:
+        nodes = list(group)
+        found = [node for node in nodes if node.name == name]
+        if len(found) > 1:
+            made = " and ".join(str(node.location) for node in found[:2])
+            raise FeedError(
+                f"feed {name!r} at {user_location()}: several placeholders have this name (made "
+                f"at {made}); use the tensor itself as key"
+            )
+        if found:
+            return found[0]
+        names += [node.name for node in nodes]
+    hint = meant(name, names) or (f"they have {', '.join(names[:8])}." if names else "")
+    raise FeedError(
+        f"feed {name!r} at {user_location()}: no placeholder of these fetches has this name; "
+        f"{hint}{' ' if hint else ''}use the tensor itself as key"
+    )
 
 
 def as_placeholder(tensor: Any) -> Node:
@@ -58,7 +89,8 @@ def convert(
 ) -> np.ndarray[Any, Any]:
     """The value as an array of the node's dtype, its known sizes checked.
 
-    Converts where numpy calls it safe, and float64 to float32 (complex128 to complex64); plain
+    Converts where numpy calls it safe, and float64 to float32 (complex128 to complex64) unless a
+    finite number would become infinite; plain
     Python numbers and lists also where every element keeps its value (so `[1, 2]` may be fed as
     float32).
 
@@ -91,11 +123,13 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
     if isinstance(value, Tensor):
         raise error(f"{what} is given a symbolic tensor {value.name!r}; give an array")
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, GraphError) as cause:
-        raise error(f"{what} is given what is no array: {cause}; give an array") from None
+        array = array_of(value)
+    except NoArrayError as cause:
+        raise error(f"{what} is given {cause}") from None
     if array.dtype != spec.dtype:
-        plain = not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__")
+        plain = not isinstance(value, np.ndarray | np.generic) and not (
+            hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+        )
         if not _safe(array, spec.dtype, plain):
             name = repr(spec.dtype.name)
             told = f"{what} is {spec.dtype}, the given value {array.dtype}"
@@ -103,8 +137,13 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
                 raise error(f"{told}; give numbers that some dtype holds")
             remedy = f"np.asarray(value, {name})" if plain else f"value.astype({name})"
             raise error(f"{told}, which does not convert safely; give {remedy}")
-        with np.errstate(over="ignore"):  # beyond float32 is inf, as for any op
-            array = array.astype(spec.dtype)
+        try:
+            array = narrowed(array, spec.dtype)
+        except OverflowError as cause:
+            raise error(
+                f"{what} is {spec.dtype}, and the given value {cause}; scale it, clip it, or make "
+                f"the {node.op.name} {array.dtype}"
+            ) from None
     return array
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from graphflow.deployment import Deployment
 from graphflow.errors import ArgumentError, CheckpointError, StateLost, WorkerLost
 from graphflow.op import Node
+from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.streaming import Run
 
 Array = np.ndarray[Any, Any]
@@ -63,7 +63,7 @@ class Fragile:
         """
         raise ArgumentError("save takes a folder, or the session a checkpoint= directory")
 
-    def load(self, take: Callable[[], None], folder: Path) -> None:
+    def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:
         """Take the state of a checkpoint."""
         take()
 

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,8 +24,9 @@ import numpy as np
 from graphflow.checkpointing import WRITE_SECONDS, Flight, Saver
 from graphflow.deployment import Deployment
 from graphflow.errors import CheckpointError, LinkLost, StateLost, WorkerLost
+from graphflow.fitting import Rename, load
 from graphflow.op import Node, Tensor
-from graphflow.runtime.checkpoint import Checkpoint, load
+from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.hosts import NOBODY, uninterrupted
 from graphflow.runtime.logs import Log
 from graphflow.runtime.protocol.poison import Poison
@@ -65,11 +68,11 @@ class Stretch:
     """A checkpoint, and what happened from then on to the next one.
 
     Attributes:
-        folder: where it is; None: what variables begin with.
+        read: reads it again; None: what variables begin with.
         written: whether it is there already.
     """
 
-    folder: Path | None
+    read: Callable[[], Checkpoint] | None
     written: bool
     entries: list[Ran | Given] = field(default_factory=list)
     nbytes: int = 0
@@ -81,6 +84,7 @@ class Recovery:
     Args:
         run: a step, once.
         undo: ends what was begun ahead, before the workers begin anew.
+        strict, rename: how the checkpoint that the session goes on from meets the model.
         patience: seconds to wait for workers that are not this session's own processes, less once
             the session is asked to end.
     """
@@ -92,6 +96,9 @@ class Recovery:
         run: Run,
         undo: Callable[[], None],
         patience: Callable[[], float],
+        *,
+        strict: bool = True,
+        rename: Rename = MappingProxyType({}),
     ) -> None:
         self.saver = saver
         self._deployment = deployment
@@ -103,7 +110,9 @@ class Recovery:
         self._undo = undo
         self._patience = patience
         self._keeps = self._hosts.can_be_lost
-        self._stretches = [Stretch(saver.resume(), written=True)]
+        folder = saver.resume(strict, rename)
+        again = None if folder is None else partial(load, folder, rename)
+        self._stretches = [Stretch(again, written=True)]
         self._writing: Stretch | None = None
         self._broken: WorkerLost | None = None
         self._goal = 0  # steps committed when the first of some losses in a row came
@@ -279,8 +288,9 @@ class Recovery:
         if self.saver.error is not None:  # there is no later one
             raise self.saver.error
 
-    def load(self, take: Callable[[], None], folder: Path) -> None:
-        """Take the state of a checkpoint; what was kept leads nowhere from now on.
+    def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:
+        """Take the state of a checkpoint, which `read` reads again where a recovery needs it; what
+        was kept leads nowhere from now on.
 
         It is written anew among our own at once, as the newest: a crash goes on from there, not
         from what was written before it, and the user may save something else in its place.
@@ -290,7 +300,7 @@ class Recovery:
             with uninterrupted():  # else nothing is written of what was taken
                 take()
                 self.saver.restart()
-                self._stretches = [Stretch(folder, written=True)]
+                self._stretches = [Stretch(read, written=True)]
                 if not self._keeps:
                     self._begin()
 
@@ -315,7 +325,7 @@ class Recovery:
         with uninterrupted():  # else nobody would write what is known to be written
             flight = self.saver.begin()
             if flight is not None and self._keeps:
-                self._writing = Stretch(flight.draft.target, written=False)
+                self._writing = Stretch(partial(load, flight.draft.target), written=False)
                 self._stretches.append(self._writing)
         return flight
 
@@ -428,10 +438,10 @@ class Recovery:
             stretch = self._stretches[place]
             if not stretch.written:
                 continue
-            if stretch.folder is None:
+            if stretch.read is None:
                 return place, Checkpoint({}, 0)
             try:
-                return place, load(stretch.folder)
+                return place, stretch.read()
             except CheckpointError as error:
                 why = str(error)
                 _log.tell("checkpoint.ignored", reason=why)

@@ -47,7 +47,7 @@ class Running:
             return decided
         shapes = {node: a.shape for node, a in given.items()}
         compiled = self._deployment.of(tensors, shapes)
-        arrays = compiled.arrays(given)
+        arrays = compiled.arrays(given, self._deployment.compiled.values())
         bindings = compiled.bindings(shapes)
         self._deployment.prepare(compiled, shapes, bindings)
         with telling("first step of", 0 if compiled.runs else len(compiled.graph)):
@@ -71,7 +71,9 @@ class Running:
             run: what a step takes, `step` among it.
         """
         known = partial(self._deployment.compiled.get, key_of(tensors))
-        stream = Stream(self._steps, feeds, count, known, partial(run, tensors), self._shortly)
+        named = partial(self._deployment.placeholders, tensors)
+        step = partial(run, tensors)
+        stream = Stream(self._steps, feeds, count, known, step, self._shortly, named)
         life, thread, is_dropped = self._life, 0, False
         try:
             for number in range(1, count + 1):

@@ -13,6 +13,7 @@ import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +34,7 @@ from graphflow.errors import (
     VariableError,
 )
 from graphflow.feeding import convert, convert_all
+from graphflow.fitting import Loaded, check_rename
 from graphflow.fragile import Fragile
 from graphflow.lifetime import Lifetime
 from graphflow.memory_report import MemoryReport, memory_report
@@ -91,6 +93,7 @@ class Session:
             checkpoint and exit status 0 (SystemExit) at SIGTERM. See docs/checkpoints.md.
         every: how often: a number of steps, or a time such as "30s" or "2h"; default: "10min".
         keep: how many checkpoints stay.
+        strict, rename: how the checkpoint meets the variables, as for `load`.
         rejoin: seconds in which a lost worker of another machine may come back; after that the
             session goes on with those that remain.
         metrics: where this process serves what it counts to Prometheus, such as "127.0.0.1:9100";
@@ -119,6 +122,8 @@ class Session:
         every: int | str | None = None,
         keep: int | None = None,
         rejoin: float | None = None,
+        strict: bool = True,
+        rename: Mapping[str, str] | None = None,
         metrics: str | None = None,
     ) -> None:
         allowed = seconds(deadline)
@@ -134,7 +139,7 @@ class Session:
         self._automatic = check_replan(replan)
         names = module_names(ops, "ops")
         admit(names)
-        policy = Policy.of(checkpoint, every, keep, rejoin)
+        policy = Policy.of(checkpoint, every, keep, rejoin, strict, rename)
         chosen = cluster_of(cluster, plan)
         self._life = life = Lifetime(saves=policy is not None)
         self._lock = life.lock
@@ -165,8 +170,9 @@ class Session:
                 saver = Saver(store, policy.every, hosts, state, steps)
                 patience = life.patience(policy.rejoin)
                 self._recovery = Recovery(
-                    saver, self._deployment, running.step, running.undo, patience
-                )
+                    saver, self._deployment, running.step, running.undo, patience,
+                    strict=policy.strict, rename=policy.rename,
+                )  # fmt: skip
             life.begin(hosts, server, self._deployment, self._recovery)
             failed.pop_all()
 
@@ -180,7 +186,8 @@ class Session:
 
         Args:
             fetches: a tensor, or a list, tuple or dict of them, nested at will.
-            feeds: a value for each placeholder that the fetches depend on; with `steps`, an
+            feeds: a value for each placeholder that the fetches depend on, by the tensor or its
+                name; those of other placeholders are not used. With `steps`, an
                 iterable of such feeds, one for each step, of which a few are taken ahead.
             steps: run so many steps, each when its result is asked for. The same numbers, states
                 and errors as of so many calls, but workers have the feeds of the next steps
@@ -222,7 +229,8 @@ class Session:
                         return dict(zip(fetches, values, strict=True))
                     return values[0] if kind is Tensor else kind(values)
         tensors, rebuild = flatten(fetches)
-        given = convert_all(feeds)  # out of turn: it may run code of the user's
+        known = partial(self._deployment.placeholders, tensors)
+        given = convert_all(feeds, known)  # out of turn: it may run code of the user's
         with self._lock:
             life.check()
             return rebuild(self._values(tensors, given))
@@ -248,8 +256,8 @@ class Session:
         life = self._life
         life.check_turn()
         life.check()
-        flatten(fetches)
-        copies = {node.outputs[0]: np.array(a) for node, a in convert_all(feeds).items()}
+        known = partial(self._deployment.placeholders, flatten(fetches)[0])
+        copies = {n.outputs[0]: np.array(a) for n, a in convert_all(feeds, known).items()}
         with life.queued.lock:
             life.check()
             future = life.queued.put(self.run, fetches, copies)
@@ -416,25 +424,58 @@ class Session:
             else:
                 self._recovery.save()
 
-    def load(self, folder: str | os.PathLike[str]) -> None:
+    def load(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        strict: bool = True,
+        rename: Mapping[str, str] | None = None,
+    ) -> Loaded:
         """Take variables and the step number from a checkpoint; those not used yet, when they are.
 
         Args:
-            folder: of a checkpoint; or of several: then the newest that is whole and fits.
+            folder: of a checkpoint; or of several: then the newest that is whole and fits. Or a
+                file of safetensors that another program wrote; `step` stays as it is then.
+            strict: whether a variable that the checkpoint lacks is an error. If not, it keeps its
+                value, and the log names it.
+            rename: names of variables, or of scopes, in the checkpoint and in this model:
+                `{"encoder": "enc"}` loads "encoder/w" into "enc/w".
+
+        Returns:
+            What was loaded, what is missing, and what no variable has asked for yet. Variables
+            that no fetch has used are checked when one does: see `loaded`.
 
         Raises:
             CheckpointError: unreadable, damaged, or it does not fit the variables; nothing is
                 changed.
+            ArgumentError: strict is no bool, or rename no dict of names.
         """
+        names = check_rename(strict, rename)
         with self._life.held():
-            source, checkpoint = read(self._state, folder)
+            state = self._state
+            source, checkpoint = read(state, folder, self.step, strict=strict, rename=names)
+            kept = self._recovery.guarded(lambda: state.others(checkpoint))
 
             def take() -> None:
                 with uninterrupted():  # else some variables are of the checkpoint, others not
-                    self._state.load(checkpoint, source)
+                    state.load(checkpoint, str(source), strict=strict)
                     self._steps.committed = checkpoint.step
 
-            self._recovery.load(take, source)
+            def again() -> Checkpoint:
+                """The same once more: after a loss, variables have no values."""
+                _, same = read(state, source, checkpoint.step, strict=False, rename=names)
+                return Checkpoint({**kept, **same.variables}, same.step)
+
+            self._recovery.load(take, again)
+            report = state.loaded
+            assert report is not None
+            return report
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """What the session has in use of the checkpoint that it loaded last, by `load` or at its
+        start; None if there was none. Print it."""
+        return self._state.loaded
 
     @property
     def step(self) -> int:

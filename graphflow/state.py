@@ -8,7 +8,6 @@ waits here, and so does what moves.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -16,16 +15,19 @@ from typing import Any
 import numpy as np
 
 from graphflow.compiled import worker_of
-from graphflow.errors import CheckpointError, VariableError
+from graphflow.errors import VariableError
+from graphflow.fitting import Loaded, Origin, misfit, remedy
 from graphflow.op import Node, Tensor
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
-from graphflow.runtime.checkpoint.manifest import Part, Signature
+from graphflow.runtime.checkpoint.manifest import Part, Signature, some
 from graphflow.runtime.hosts import Hosts
+from graphflow.runtime.logs import Log
 from graphflow.spec import Span, part_of
 from graphflow.strategy import Pieces
 
 Array = np.ndarray[Any, Any]
+_log = Log("graphflow.session")
 
 
 class State:
@@ -48,8 +50,7 @@ class State:
         self._hosts = hosts
         self._loaded: set[Node] = set()  # variables that their home holds
         self._pending: dict[str, Array] = {}
-        self._loaded_from = ""  # the last checkpoint, for errors
-        self._resumed: frozenset[str] = frozenset()  # names of variables that it began with
+        self._origin: Origin | None = None
 
     # Names ------------------------------------------------------------------------------------
 
@@ -92,23 +93,34 @@ class State:
     def check(
         self, names: Mapping[Node, str], divided: Mapping[Node, Pieces] = MappingProxyType({})
     ) -> None:
-        """Refuse variables for which a value of another kind waits.
+        """Refuse new variables that the loaded checkpoint does not fit.
+
+        A variable that the checkpoint lacks is refused as long as the checkpoint has values that no
+        variable has asked for. Once all its values are in use, new variables are further ones.
 
         Args:
             divided: variables of which some of these are pieces.
 
         Raises:
-            CheckpointError: one was loaded that does not fit; all differences are listed.
+            CheckpointError: a value has another dtype or shape, or there is none for a variable;
+                all differences are listed.
         """
+        origin = self._origin
+        if origin is None:
+            return
         known = self._logical()
         parts = {piece for pieces in divided.values() for piece in pieces.nodes}
         fresh = {name: node for node, name in names.items() if node not in parts}
         fresh |= {name: node for node, name in self._whole_names(divided).items()}
         wrong = [name for name in fresh if not self._fits(fresh[name], name)]
-        if self._resumed and fresh and not self._resumed & {*known, *fresh}:
-            wrong = wrong or [next(iter(fresh))]
+        lacking = [n for n in fresh if n not in origin.there and n not in self._pending]
+        if origin.strict and not origin.there.keys() <= known.keys():
+            wrong += lacking
         if wrong:
-            raise _misfit({**known, **fresh}, _signatures(self._pending), wrong, self._loaded_from)
+            nodes = {**known, **fresh}
+            raise misfit(nodes, _kinds(nodes), origin.there, wrong, origin.source)
+        if lacking:
+            _log.tell("checkpoint.partial", folder=origin.source, missing=some(lacking))
 
     def _fits(self, node: Node, name: str) -> bool:
         """Whether a value that waits, if any, is of the variable's kind."""
@@ -149,7 +161,7 @@ class State:
         names |= self._whole_names(divided)
         known = [node for node in divided if node in self.names]
         values = {n: self._pending[name] for n, name in names.items() if name in self._pending}
-        values |= {node: self.get(node) for node in known}
+        values |= {node: self._value(node) for node in known}
         leaving = self.unsettle([node for node in known if node in self._loaded])
         for node, name in names.items():
             if self.names.pop(node, None) is not None:
@@ -197,21 +209,28 @@ class State:
         for piece, spans in _distinct(self.pieces[node]).items():
             if spans not in found:
                 found.add(spans)
-                value[part_of(spans, spec.shape)] = self.get(piece)
+                value[part_of(spans, spec.shape)] = self._value(piece)
         return value
 
     # Values -----------------------------------------------------------------------------------
 
     def get(self, node: Node) -> Array:
-        """A copy of a variable's value: its initial one if no step has used it."""
+        """A copy of a variable's value: its initial one if no step has used it.
+
+        Raises:
+            CheckpointError: the variable is new, and the loaded checkpoint does not fit it.
+        """
+        if node not in self.names and node not in self.pieces:
+            self.check(self.new_names([node]))
+        return self._value(node)
+
+    def _value(self, node: Node) -> Array:
         if node in self.pieces:
             return self._assembled(node)
         name = self._name(node)
         if node in self._loaded:
             return self._hosts.read(worker_of(self.homes[node]), name)
         if name in self._pending:
-            if not self._fits(node, name):
-                raise _misfit({name: node}, _signatures(self._pending), [name], self._loaded_from)
             return self._pending[name].copy()
         initial = node.attrs["initial"]
         return np.array(initial() if callable(initial) else initial)
@@ -231,25 +250,50 @@ class State:
 
     def values(self) -> dict[str, Array]:
         """All of them by name, also of variables that were loaded and not met yet."""
-        values = {name: self.get(node) for name, node in self._logical().items()}
+        values = {name: self._value(node) for name, node in self._logical().items()}
         return {**{n: v for n, v in self._pending.items() if n not in self.variables}, **values}
 
-    def load(self, checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
+    def load(self, checkpoint: Checkpoint, source: str, *, strict: bool = True) -> None:
         """Take the values of a checkpoint; those of variables not met yet, when they are.
 
         Args:
-            folder: where it was read from, for errors.
+            source: where it was read from, for errors.
+            strict: whether it has to have all variables. If not, those that it lacks keep their
+                values, and values that wait since an earlier checkpoint still do.
 
         Raises:
             CheckpointError: it does not fit the variables; nothing is changed.
         """
         there = checkpoint.signatures
         nodes = self._logical()
-        wrong = [name for name, node in nodes.items() if there.get(name) != _signature(node)]
+        wrong = self._wrong(there, strict)
         if wrong:
-            raise _misfit(nodes, there, wrong, os.fspath(folder))
-        self._loaded_from = os.fspath(folder)
+            raise misfit(nodes, _kinds(nodes), there, wrong, source)
+        lacking = [name for name in nodes if name not in there]
+        if lacking:
+            _log.tell("checkpoint.partial", folder=source, missing=some(lacking))
+        if strict:  # else a variable would begin with the value of the checkpoint before
+            self._pending = {n: v for n, v in self._pending.items() if n in self.variables}
+        self._origin = Origin(source, checkpoint.step, there, strict)
         self._take(checkpoint.variables)
+
+    def others(self, checkpoint: Checkpoint) -> dict[str, Array]:
+        """Values of the variables that a checkpoint lacks, by name."""
+        nodes = self._logical()
+        return {n: self._value(nodes[n]) for n in nodes.keys() - checkpoint.variables.keys()}
+
+    def _wrong(self, there: Mapping[str, Signature], strict: bool) -> list[str]:
+        """Names of variables that a checkpoint does not fit."""
+        return [
+            name
+            for name, kind in _kinds(self._logical()).items()
+            if (name in there or strict) and there.get(name) != kind
+        ]
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """What is in use of the checkpoint that was loaded last; None if there was none."""
+        return self._origin.report(self._logical()) if self._origin is not None else None
 
     def _take(self, values: Mapping[str, Array]) -> None:
         """Set variables by name; values of those not met yet wait."""
@@ -260,16 +304,12 @@ class State:
             else:
                 self._pending[name] = value
 
-    def misfit(self, there: Mapping[str, Signature]) -> str:
+    def misfit(self, there: Mapping[str, Signature], *, strict: bool = True) -> str:
         """What a checkpoint has otherwise than the variables so far, in words; "" if it fits."""
-        wanted = {name: _signature(node) for name, node in self._logical().items()}
-        fits = all(there.get(name) == kind for name, kind in wanted.items())
-        return "" if fits else differences(wanted, there)
-
-    def resume(self, checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
-        """As `load`, at the session's start: a model that has none of the variables is another."""
-        self.load(checkpoint, folder)
-        self._resumed = frozenset(checkpoint.variables)
+        wanted = _kinds(self._logical())
+        if not self._wrong(there, strict):
+            return ""
+        return f"{differences(wanted, there)}; {remedy(wanted, there)}"
 
     def restore(self, checkpoint: Checkpoint, *, homes: bool) -> None:
         """Go back to a checkpoint after all homes were lost; values wait until these are back.
@@ -295,22 +335,11 @@ class State:
     def waiting(self) -> dict[str, Array]:
         """The values that no worker holds, by name; of pieces, where variables are in pieces."""
         here = {
-            name: self.get(tensor.node)
+            name: self._value(tensor.node)
             for name, tensor in self.variables.items()
             if tensor.node not in self._loaded
         }
         return {**self._pending, **here}
-
-
-def _misfit(
-    nodes: Mapping[str, Node], there: Mapping[str, Signature], wrong: Sequence[str], folder: str
-) -> CheckpointError:
-    wanted = {name: _signature(node) for name, node in nodes.items()}
-    made = ", ".join(f"{name!r} (made at {nodes[name].location})" for name in wrong[:3])
-    return CheckpointError(
-        f"checkpoint {folder} does not fit {made}{', …' if len(wrong) > 3 else ''}; "
-        f"{differences(wanted, there)}; load one of this model, or set the variables"
-    )
 
 
 def _signature(node: Node) -> Signature:
@@ -319,8 +348,9 @@ def _signature(node: Node) -> Signature:
     return spec.dtype.name, tuple(int(size) for size in spec.shape)
 
 
-def _signatures(values: Mapping[str, Array]) -> dict[str, Signature]:
-    return {name: signature(value) for name, value in values.items()}
+def _kinds(nodes: Mapping[str, Node]) -> dict[str, Signature]:
+    """Dtypes and shapes of variables, by name."""
+    return {name: _signature(node) for name, node in nodes.items()}
 
 
 def _distinct(pieces: Pieces) -> dict[Node, tuple[Span, ...]]:

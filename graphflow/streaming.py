@@ -17,7 +17,7 @@ import numpy as np
 
 from graphflow.compiled import Compiled
 from graphflow.errors import ArgumentError, FeedError, GraphflowError, NonFiniteError
-from graphflow.feeding import convert_all
+from graphflow.feeding import Known, convert_all
 from graphflow.op import Node, Tensor
 from graphflow.stepping import Steps
 from graphflow.values import dataclass
@@ -85,6 +85,7 @@ class Stream:
         compiled: what the fetches are now, or None if they have not run in this way.
         run: runs one step as `Session.run` does.
         shortly: the same in less time, where that is possible.
+        named: placeholders that feeds may name.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Stream:
         compiled: Callable[[], Compiled | None],
         run: Callable[[Given, Decide], list[Any]],
         shortly: Shortly,
+        named: Known,
     ) -> None:
         self._steps = steps
         self._near = steps.is_near
@@ -103,6 +105,7 @@ class Stream:
         self._compiled = compiled
         self._run = run
         self._shortly = shortly
+        self._named = named
         self._free = False  # steps need not wait for each other
         self._wary = 1  # small steps to be seen before more than `DEPTH` are under way
         self._taken = 0  # feeds, from the iterator
@@ -290,7 +293,7 @@ class Stream:
             if taken is not None:
                 return _Step(taken, usual=True)
         try:
-            given = convert_all(feeds)
+            given = convert_all(feeds, self._named)
         except GraphflowError as error:
             wrong = self._wrong(self._taken, error)
             wrong.__cause__ = error

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from graphflow import numpy_names
+from graphflow.arguments import shown
+from graphflow.arrays import NoArrayError, array_of, narrowed
 from graphflow.errors import DTypeError, GraphError, VariableError
 from graphflow.location import told, user_location
 from graphflow.registry import FUNCTIONS, REGISTRY
@@ -271,20 +273,20 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         size: Tensor = REGISTRY["size_of"](size=value, dtype=as_dtype(dtype or "int64").name)
         return size
     try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise DTypeError(f"{value!r} is no regular array: {error}") from None
+        array = array_of(value)
+    except NoArrayError as error:
+        why = f"no regular array: {error.__cause__}" if error.__cause__ is not None else error
+        raise DTypeError(f"{shown(value)} is {why}") from None
     if dtype is None and not isinstance(value, np.ndarray | np.generic):
         dtype = _PLAIN_DTYPES.get(array.dtype)
     given = as_dtype(array.dtype)
     wanted = given if dtype is None else as_dtype(dtype)
     if kind(given) == "complex" and kind(wanted) != "complex":
         raise DTypeError(f"complex numbers do not fit {wanted}; take gf.real or gf.abs of them")
-    if wanted is given:
-        array = array.astype(wanted)
-    else:
-        with np.errstate(over="ignore"):  # beyond the dtype is inf, as for any op
-            array = array.astype(wanted)
+    try:
+        array = narrowed(array, wanted)
+    except OverflowError as error:
+        raise DTypeError(f"a constant: {error}; give dtype={given.name!r}, or scale it") from None
     array.flags.writeable = False
     constant: Tensor = REGISTRY["constant"](value=array)
     return constant

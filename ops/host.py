@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.arrays import NoArrayError, array_of
 from graphflow.errors import ArgumentError, DifferentiationError, OpError
 from graphflow.modules import admit, function_named
 from graphflow.op import Cost, Op, Tensor, as_tensor, function, register, sample, user_location
@@ -99,7 +100,10 @@ def _kernel(
         )
     made = []
     for i, (result, (shape, dtype)) in enumerate(zip(results, specs, strict=True)):
-        array = np.asarray(result)
+        try:
+            array = array_of(result)
+        except NoArrayError as error:
+            raise OpError(f"result {i} of {call.name} at {where} is {error}") from None
         if array.shape != tuple(shape) or array.dtype != as_dtype(dtype):
             which = f"result {i} of {call.name}" if len(specs) > 1 else call.name
             raise OpError(

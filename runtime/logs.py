@@ -107,6 +107,9 @@ EVENTS: Mapping[str, Event] = {
         limit=5,
     ),
     "checkpoint.ignored": _event(_W, "a checkpoint cannot be used, an older one is", "reason"),
+    "checkpoint.partial": _event(
+        _W, "a checkpoint lacks variables, which begin with values of their own", "folder missing"
+    ),
     "checkpoint.cleaned": _event(_I, "what a crash left is put in order", "folder what"),
     "session.resumed": _event(_I, "a session goes on from a checkpoint", "folder step"),
     "session.recovering": _event(_W, "a session lost a worker and begins anew", "step reason"),

@@ -146,7 +146,7 @@ def a_feed_for_a_variable(s: gf.Session) -> None:
 
 @case(FeedError, r"use the tensor itself")
 def a_feed_by_name(s: gf.Session) -> None:
-    s.run(gf.placeholder("float32", (None, 3), name="x") + 1, {"x": np.ones((2, 3))})  # here
+    s.run(gf.placeholder("float32", (None, 3), name="x") + 1, {"y": np.ones((2, 3))})  # here
 
 
 @case(FeedError, r"\(None, 3\).*\(2, 4\).*reshape")

@@ -24,13 +24,15 @@ from onnx import (
 )
 
 from graphflow import _version
-from graphflow.arguments import spelt
+from graphflow.arguments import meant, spelt
 from graphflow.errors import ArgumentError, OnnxError, UnsupportedOnnxError
+from graphflow.feeding import convert
 from graphflow.graph import Graph
 from graphflow.onnx.reader import LIMIT
 from graphflow.onnx.values import Array
 from graphflow.op import Node, Tensor, located, user_location
 from graphflow.quantities import counted
+from graphflow.runtime.checkpoint.manifest import some
 from graphflow.session import Session
 from graphflow.spec import Dim, Size, is_fresh, substitute, symbols
 
@@ -222,7 +224,8 @@ def save(
         path: where to; None to write no file.
         outputs: a tensor, a list of them, or {name: tensor}.
         inputs: placeholders in order, or {name: placeholder}; default: all, by their names.
-        values: of the variables: a session, or {variable: array}; default: the initial ones.
+        values: of the variables: a session, or {variable: array} by tensor or name, which has to
+            have all of them; default: the initial ones.
 
     Raises:
         UnsupportedOnnxError: lists every node that ONNX cannot say.
@@ -233,7 +236,7 @@ def save(
         graph = Graph(list(named.values()))
         given = _named("input", inputs) if inputs is not None else _placeholders(graph)
         _check_inputs(graph, given)
-    export = Export(graph, _reader(values))
+    export = Export(graph, _reader(values, graph))
     infos = [export.input(tensor, name) for name, tensor in given.items()]
     made = export.write(named)
     proto = helper.make_graph(
@@ -295,8 +298,12 @@ def _check_inputs(graph: Graph, given: Mapping[str, Tensor]) -> None:
         raise ArgumentError(f"the outputs also depend on placeholders {', '.join(missing)}")
 
 
-def _reader(values: Session | Mapping[Any, Any] | None) -> Callable[[Tensor], Array]:
-    """Where the value of a variable comes from."""
+def _reader(values: Session | Mapping[Any, Any] | None, graph: Graph) -> Callable[[Tensor], Array]:
+    """Where the value of a variable comes from.
+
+    Raises:
+        OnnxError: a dict lacks variables of the graph.
+    """
 
     def initial(tensor: Tensor) -> Array:
         start = tensor.node.attrs["initial"]
@@ -308,15 +315,21 @@ def _reader(values: Session | Mapping[Any, Any] | None) -> Callable[[Tensor], Ar
         return values.get
     if not isinstance(values, Mapping):
         raise OnnxError(f"save at {user_location()}: values are a session or a dict")
+    names = [node.name for node in graph.variables]
+    lacking = [
+        n.name for n in graph.variables if n.outputs[0] not in values and n.name not in values
+    ]
+    if lacking:
+        spare = [key for key in values if isinstance(key, str) and key not in names]
+        unexpected = f"; no variable is named {some(spare)}" if spare else ""
+        raise OnnxError(
+            f"save at {user_location()}: values lack variables {some(lacking)}{unexpected}; give "
+            f"all of them. {meant(lacking[0], spare)}".rstrip()
+        )
 
     def given(tensor: Tensor) -> Array:
-        found = values.get(tensor, values.get(tensor.name))
-        if found is None:
-            return initial(tensor)
-        array = np.asarray(found, tensor.dtype)
-        if array.shape != tensor.shape:
-            raise OnnxError(f"variable {tensor.name!r} is {tensor.shape}, its value {array.shape}")
-        return array
+        found = values[tensor] if tensor in values else values[tensor.name]
+        return convert(tensor.node, found, OnnxError)
 
     return given
 

@@ -10,6 +10,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
 
 from graphflow.arguments import spelt
+from graphflow.arrays import NoArrayError, array_of
 from graphflow.build import placeholder
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
 from graphflow.onnx import host, host_control, host_values, operators
@@ -150,7 +151,12 @@ class Model:
         given = self._given.get(name)
         if not isinstance(given, Tensor):
             return value
-        array = np.asarray(value)
+        try:
+            array = array_of(value)
+        except NoArrayError as error:
+            raise FeedError(
+                f"{self.file} at {user_location()}: input {name!r} is given {error}"
+            ) from None
         if array.dtype != given.dtype:
             if not np.can_cast(array.dtype, given.dtype, "same_kind"):
                 raise FeedError(
@@ -315,7 +321,12 @@ def _inputs(
 def _given_value(info: ValueInfoProto, value: Any, file: str) -> Known:
     """A value that is known from now on, in the dtype of the input."""
     dtype = dtype_of(info.type.tensor_type.elem_type)
-    array = np.asarray(value)
+    try:
+        array = array_of(value)
+    except NoArrayError as error:
+        raise OnnxError(
+            f"{file} at {user_location()}: input {info.name!r} is given {error}"
+        ) from None
     if dtype is None or not is_native(dtype) or not np.can_cast(array.dtype, dtype, "same_kind"):
         raise OnnxError(
             f"{file} at {user_location()}: input {info.name!r} takes {dtype or 'no arrays'}, the "

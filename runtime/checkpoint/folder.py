@@ -20,7 +20,7 @@ from graphflow.errors import CheckpointError
 from graphflow.placement.host import host_memory
 from graphflow.runtime.checkpoint import files
 from graphflow.runtime.checkpoint.manifest import Manifest, Part, Shard, Signature
-from graphflow.runtime.checkpoint.shard import arrays_of, metadata_of, pieces
+from graphflow.runtime.checkpoint.shard import all_arrays_of, arrays_of, metadata_of, pieces
 from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
@@ -167,6 +167,23 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
 
 
+def load_file(source: Path) -> dict[str, Array]:
+    """All arrays of a single file of safetensors, whichever program wrote it.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another format.
+    """
+    try:
+        return all_arrays_of(files.read(source, host_memory()))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"cannot read {source} as a file of safetensors: {error}; give a folder that "
+            "Session.save wrote, or read the file by its own program and give its arrays to s.set"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read {source}: {error}") from error
+
+
 def read_manifest(source: Path) -> Manifest:
     """The manifest of a checkpoint's folder.
 
@@ -176,8 +193,10 @@ def read_manifest(source: Path) -> Manifest:
     try:
         return Manifest.from_bytes(files.read(source / MANIFEST, _LARGEST_MANIFEST))
     except FileNotFoundError as error:
+        files_there = [place.name for place in sorted(source.glob("*.safetensors"))]
+        or_file = f", or one of its files, such as {files_there[0]}" if files_there else ""
         raise CheckpointError(
-            f"{source} is no checkpoint: {error}; give a folder that Session.save wrote"
+            f"{source} is no checkpoint: {error}; give a folder that Session.save wrote{or_file}"
         ) from error
     except OSError as error:
         raise CheckpointError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import Any
@@ -96,7 +96,7 @@ class Manifest:
             n for n, kind in self.stored.items() if n not in stored or not _is(stored[n], kind)
         ]
         if wrong:
-            raise CheckpointError(f"its shards do not hold {_some(wrong)} as the manifest says")
+            raise CheckpointError(f"its shards do not hold {some(wrong)} as the manifest says")
         found = {n: stored[n] for n in self.variables if n not in self.pieces}
         for name, parts in self.pieces.items():
             dtype, shape = self.variables[name]
@@ -257,7 +257,7 @@ def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature])
     missing = [f"{name} {_show(wanted[name])}" for name in wanted if name not in there]
     unexpected = [f"{name} {_show(there[name])}" for name in there if name not in wanted]
     told = [
-        f"{what}: {_some(names)}"
+        f"{what}: {some(names)}"
         for what, names in (
             ("another shape or dtype", changed),
             ("missing in the checkpoint", missing),
@@ -283,6 +283,7 @@ def _show(signature: Signature) -> str:
     return f"{dtype}{show_shape(shape)}"
 
 
-def _some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are beyond these."""
     rest = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -18,7 +18,7 @@ import numpy as np
 
 from graphflow.build import RESERVED
 from graphflow.errors import CheckpointError
-from graphflow.spec import real_dtype
+from graphflow.spec import as_dtype, complex_dtype, real_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -83,6 +83,34 @@ def arrays_of(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Arr
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"no shard of this checkpoint: {error!r}") from error
     return arrays
+
+
+def all_arrays_of(data: bytes) -> dict[str, Array]:
+    """The arrays of a file of safetensors that no manifest describes.
+
+    Raises:
+        CheckpointError: no such file, or an array of a dtype that variables cannot have.
+    """
+    import safetensors
+
+    read: Any = safetensors.deserialize
+    try:
+        entries = read(data)
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{error}") from error
+    known = {code: as_dtype(name) for name, code in _NAMES.items()}
+    strange = [f"{name} ({e['dtype']})" for name, e in entries if e["dtype"] not in known]
+    if strange:
+        raise CheckpointError(f"it has {strange[0]}, of a dtype that variables cannot have")
+    try:
+        pairs = set(json.loads(metadata_of(data).get("complex", "[]")))
+    except (ValueError, TypeError):
+        pairs = set()
+    dtypes = {
+        name: complex_dtype(known[e["dtype"]]) if name in pairs else known[e["dtype"]]
+        for name, e in entries
+    }
+    return arrays_of(data, dtypes)
 
 
 def metadata_of(data: bytes) -> dict[str, str]:

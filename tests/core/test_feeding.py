@@ -115,10 +115,149 @@ def test_a_masked_or_foreign_array_is_taken_by_its_array_interface() -> None:
     assert _convert("float32", (None,), Foreign()).tolist() == [1, 2]
 
 
-def test_float64_beyond_float32_becomes_infinite_without_a_warning() -> None:
-    with np.errstate(all="raise"):
-        assert _convert("float32", (), np.float64(1e300)) == np.inf
-        assert _convert("float32", (), -1e300) == -np.inf
+MASKED = np.ma.array(np.array([1, -9999, 3], "float32"), mask=[False, True, False])
+
+
+class _Gradient:
+    requires_grad = True
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad")
+
+
+class _Sparse:
+    def tocsr(self) -> None: ...
+    def toarray(self) -> None: ...
+
+
+class _Series:
+    dtype = "Float32"
+
+    def to_numpy(self) -> None: ...
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        return np.array([1.0, None, 2.0], object)
+
+
+class _Exported:
+    """An array that only speaks DLPack."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+REFUSED = {
+    "masked": (MASKED, r"1 of 3 elements masked; give value\.filled"),
+    "list of masked": ([MASKED], r"elements masked; give value\.filled"),
+    "gradient": (_Gradient(), r"requires grad; give value\.detach\(\)"),
+    "sparse": (_Sparse(), r"sparse matrix \(_Sparse\); give value\.toarray\(\)"),
+    "series": (_Series(), r"_Series of dtype Float32.*to_numpy\(dtype, na_value"),
+}
+
+
+def _host_call(value: Any) -> Any:
+    with gf.Session() as s:
+        return s.run(
+            gf.host_call(lambda x: value, gf.constant([0.0]), spec=gf.spec("float32", (3,)))
+        )
+
+
+def _stream(value: Any) -> Any:
+    x = gf.placeholder("float32", (None,), name="p")
+    with gf.Session() as s:
+        return list(s.run(x + 1, [{x: value}], steps=1))
+
+
+def _set(value: Any) -> Any:
+    w = gf.variable(np.zeros(3, "float32"), name="p")
+    with gf.Session() as s:
+        s.set(w, value)
+        return s.get(w)
+
+
+ENTRANCES: dict[str, Any] = {
+    "feed": lambda value: _convert("float32", (None,), value),
+    "stream": _stream,
+    "constant": gf.constant,
+    "variable": gf.variable,
+    "set": _set,
+    "assign": lambda v: gf.assign(gf.variable(np.zeros(3, "float32"), name="p"), v),
+    "host_call": _host_call,
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_no_entrance_takes_values_that_are_missing(entrance: str, kind: str) -> None:
+    value, told = REFUSED[kind]
+    with pytest.raises(gf.errors.GraphflowError, match=told) as caught:
+        ENTRANCES[entrance](value)
+    if entrance in ("feed", "stream", "set", "assign"):
+        assert "'p' (made at " in str(caught.value)
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_every_entrance_takes_dlpack_and_masked_arrays_without_a_mask(entrance: str) -> None:
+    for value in (_Exported(np.ones(3, "float32")), np.ma.array(np.ones(3, "float32"))):
+        ENTRANCES[entrance](value)
+
+
+@pytest.mark.parametrize("value", [np.float64(1e300), -1e300, [0, 1e39], np.array([[0.0, 1e300]])])
+def test_a_number_that_the_dtype_cannot_hold_is_refused(value: Any) -> None:
+    shape = (None,) * np.ndim(value)
+    where = r" at index \((0, )?1,?\)" if shape else ""
+    with (
+        np.errstate(all="raise"),
+        pytest.raises(FeedError, match=rf"e\+\d+{where} is out of the range of float32"),
+    ):
+        _convert("float32", shape, value)
+    for made in (gf.constant, gf.variable):
+        with pytest.raises(gf.errors.DTypeError, match="is out of the range of float32"):
+            made(value, dtype="float32")
+
+
+def test_infinities_and_nan_convert() -> None:
+    given = np.array([np.inf, -np.inf, np.nan, 3.4e38])
+    assert np.array_equal(_convert("float32", (4,), given), given.astype("f"), equal_nan=True)
+
+
+def test_feeds_go_by_name_too() -> None:
+    with gf.name_scope("in"):
+        x = gf.placeholder("float32", (2,), name="x")
+    y, y2 = (gf.placeholder("float32", (), name="y") for _ in range(2))
+    loss = gf.sum(x * y)
+    feeds = {"in/x": [1.0, 2.0], "y": 3.0}
+    with gf.Session() as s:
+        for _ in range(3):
+            assert s.run(loss, feeds) == 9
+        assert s.run(gf.sum(x), feeds) == 3  # y is another fetch's
+        assert list(s.run(loss, [feeds] * 3, steps=3)) == [9, 9, 9]
+        assert s.run_async(loss, feeds).result() == 9
+        with pytest.raises(FeedError, match=r"'in/z'.*has this name; did you mean 'in/x'\?"):
+            s.run(loss, {**feeds, "in/z": 1.0})
+        with pytest.raises(FeedError, match="fed twice"):
+            s.run(loss, {**feeds, y: 1.0})
+        with pytest.raises(FeedError, match="several placeholders have this name"):
+            s.run(y + y2, {"y": 1.0})
+
+
+def test_one_dict_of_feeds_serves_several_fetches() -> None:
+    x = gf.placeholder("float32", ("n",), name="x")
+    other = gf.placeholder("float32", ("n",), name="other")
+    loss = gf.sum(2 * x)
+    with gf.Session() as s:
+        s.run(gf.sum(other), {other: [1.0]})
+        for size in (2, 3, 3, 2):
+            feeds = {x: np.ones(size, "float32"), other: np.ones(7, "float32")}
+            assert s.run(loss, feeds) == 2 * size
+        assert list(s.run(loss, [feeds] * 4, steps=4)) == [4] * 4
+        with pytest.raises(FeedError, match=r"'x' .*is not fed"):
+            s.run(loss, {other: np.ones(2, "float32")})
 
 
 @st.composite

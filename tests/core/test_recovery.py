@@ -412,6 +412,16 @@ def test_a_variable_that_is_new_begins_with_its_own_value(tmp_path: Path) -> Non
         s.run(add)
     fresh = gf.variable(5.0, name="fresh")
     with gf.Session(checkpoint=tmp_path) as s:
+        with pytest.raises(
+            CheckpointError, match=r"missing in the checkpoint: fresh.*strict=False"
+        ):
+            s.run([count, fresh])
+        s.run(count)  # all values are in use now: another variable is no part of the checkpoint
+        assert s.run([count, fresh])[1] == 5
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path / "other") as s:
+        s.run(add)
+    with gf.Session(checkpoint=tmp_path / "other", strict=False) as s:
         assert s.run([count, fresh])[1] == 5
 
 
@@ -527,9 +537,9 @@ def test_ctrl_c_while_a_checkpoint_is_loaded_leaves_it_the_newest(
     _, add = counting()
     root, load_state = tmp_path / "c", State.load
 
-    def interrupted(*what: Any) -> None:
+    def interrupted(*what: Any, **how: Any) -> None:
         signal.raise_signal(signal.SIGINT)
-        load_state(*what)
+        load_state(*what, **how)
 
     with gf.Session(checkpoint=root, every="1h") as s:
         s.run(add)

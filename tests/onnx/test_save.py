@@ -191,6 +191,16 @@ def test_a_value_of_another_shape_is_refused() -> None:
         gf.onnx.save(None, w * 2.0, values={w: np.zeros(3)})
 
 
+def test_values_that_lack_a_variable_are_refused() -> None:
+    w = gf.variable(np.zeros(2, "float32"), name="enc/w")
+    b = gf.variable(np.zeros(2, "float32"), name="b")
+    with pytest.raises(
+        OnnxError, match=r"lack variables enc/w; no variable is named ecn/w.*'ecn/w'"
+    ):
+        gf.onnx.save(None, w + b, values={b: np.ones(2), "ecn/w": np.ones(2)})
+    gf.onnx.save(None, w + b, values={b: np.ones(2), "enc/w": np.ones(2), "adam": np.ones(2)})
+
+
 def test_what_is_picked_scattered_and_sorted_goes_through_onnx_with_unknown_sizes() -> None:
     x = gf.placeholder("float32", ("n", "m"), name="x")
     i = gf.placeholder("int64", ("n", 3), name="i")

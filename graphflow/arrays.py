@@ -1,0 +1,105 @@
+"""Arrays of other libraries, masked, sparse or on another device, as arrays of numpy.
+
+Each entrance of a user's values goes through `array_of`: feeds, constants, initial values, values
+that variables are set to, results of host calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+_NUMBERS = {bool, int, float, complex}
+
+
+class NoArrayError(TypeError):
+    """A value is no array of numbers; a noun phrase that says why, and what to give."""
+
+
+def array_of(value: Any) -> Array:
+    """A value as an array, through `__array__`, the buffer protocol or DLPack.
+
+    Raises:
+        NoArrayError: it is none, or some of its elements have no value.
+    """
+    if type(value) is np.ndarray:
+        return value
+    _check_masks(value)
+    if hasattr(value, "tocsr") and hasattr(value, "toarray"):
+        raise NoArrayError(f"a sparse matrix ({type(value).__name__}); give value.toarray()")
+    try:
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            array: Array = np.from_dlpack(value)
+        else:
+            array = np.asarray(value)
+    except MemoryError:
+        raise
+    except Exception as cause:  # the value's own
+        raise NoArrayError(f"no array: {str(cause)[:300]}; {_remedy(value)}") from cause
+    if array.dtype == object and hasattr(value, "to_numpy"):
+        raise NoArrayError(
+            f"a {type(value).__name__} of {_columns(value)}, which numpy holds as objects; give "
+            "value.to_numpy(dtype), or value.to_numpy(dtype, na_value=…) where values are missing"
+        )
+    return array
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether a value is an array or a matrix of any library, numpy's included."""
+    return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "toarray"))
+
+
+def narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
+    """An array in another dtype.
+
+    Raises:
+        OverflowError: a finite element is beyond the floats of that dtype, or an integer beyond its
+            integers.
+    """
+    if array.dtype.kind in "iu" and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype):
+        result = array.astype(dtype)
+        beyond = (result != array) | ((result < 0) != (array < 0))
+    else:
+        try:  # the processor's flag costs nothing
+            with np.errstate(over="raise", under="ignore", invalid="ignore"):
+                return array.astype(dtype)
+        except FloatingPointError:
+            with np.errstate(all="ignore"):
+                result = array.astype(dtype)
+            beyond = np.asarray(np.isfinite(array) & ~np.isfinite(result))
+    if beyond.any():
+        index = tuple(int(i) for i in np.argwhere(beyond)[0])
+        where = f" at index {index}" if index else ""
+        raise OverflowError(f"{array[index]!s}{where} is out of the range of {dtype}")
+    return result
+
+
+def _check_masks(value: Any) -> None:
+    """Refuse masked arrays, and lists of them, if an element is masked."""
+    if isinstance(value, np.ma.MaskedArray):
+        count = int(np.count_nonzero(np.ma.getmaskarray(value)))
+        if count:
+            raise NoArrayError(
+                f"a masked array with {count} of {value.size} elements masked; give "
+                "value.filled(…) with the number to use for these"
+            )
+    elif type(value) in (list, tuple) and not set(map(type, value)) <= _NUMBERS:
+        for item in value:
+            _check_masks(item)
+
+
+def _remedy(value: Any) -> str:
+    if getattr(value, "requires_grad", False) is True:
+        return "give value.detach()"
+    if getattr(value, "is_cuda", False) is True:
+        return "give value.cpu()"
+    return "give an array"
+
+
+def _columns(value: Any) -> str:
+    """The dtypes of a frame or a series."""
+    dtypes = getattr(value, "dtypes", getattr(value, "dtype", "?"))
+    named = dtypes.items() if hasattr(dtypes, "items") else ()
+    return ", ".join(f"{n}: {d}" for n, d in list(named)[:8]) or f"dtype {dtypes}"
