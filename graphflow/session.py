@@ -34,6 +34,7 @@ from graphflow.errors import (
 )
 from graphflow.feeding import convert, convert_all
 from graphflow.fragile import Fragile
+from graphflow.interrupts import uninterrupted
 from graphflow.lifetime import Lifetime
 from graphflow.memory_report import MemoryReport, memory_report
 from graphflow.metering import serve_metrics, steps_of
@@ -49,7 +50,6 @@ from graphflow.replanning import GAIN, Replanned, check_replan
 from graphflow.running import Running
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.finite import RESULTS
-from graphflow.runtime.hosts import uninterrupted
 from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.trace import Trace, check_target
 from graphflow.state import State
