@@ -7,6 +7,7 @@ this package or an op did.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # faster than `signal`
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,9 +15,6 @@ from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
-
-# `signal.signal` would do, but takes longer than a small step's other parts.
-_signal: Any = __import__("_signal")
 
 _FAULTS = {"SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGILL", "SIGBUS", "SIGABRT", "SIGTRAP"}
 _NUMBERS = tuple(
@@ -111,6 +109,17 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def interrupt_behind(error: BaseException, outer: BaseException | None) -> BaseException | None:
+    """Return what a signal's handler raised if it became `error`, as a TimeoutError does where
+    errors of the disk are told; `outer` was being handled before."""
+    behind = error.__cause__ or error.__context__
+    while behind is not None and behind is not outer:
+        if is_interrupt(behind):
+            return behind
+        behind = behind.__cause__ or behind.__context__
+    return None
 
 
 def _code_of(handler: Any) -> CodeType | None:

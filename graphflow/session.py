@@ -270,7 +270,7 @@ class Session:
         Raises:
             FetchError, FeedError: not sets of fetches; a shape that is missing or wrong.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             if isinstance(fetch_sets, Tensor) or not isinstance(fetch_sets, Sequence):
                 raise FetchError(
                     f"compile takes a list of sets of fetches, not {shown(fetch_sets)}"
@@ -299,7 +299,7 @@ class Session:
                 is wrong or missing.
             WorkerLost: a worker was lost meanwhile.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             tensors, _ = flatten(fetches)
             self._recovery.guarded(lambda: self._deployment.warm_up(tensors, shapes))
 
@@ -362,7 +362,7 @@ class Session:
             MemoryLimitError: the graph fits in no memory; nothing has moved.
             WorkerLost: a worker was lost while variables moved.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             self._learn()
             self._recovery.guarded(self._planner.look_again)
             return self._recovery.guarded(lambda: migrate(self._deployment, 0.0))
@@ -384,7 +384,7 @@ class Session:
 
     def get(self, variable: Tensor) -> Array:
         """A copy of a variable's value: its initial one if no step has used it."""
-        with self._life.held(looks=True):
+        with self._life.turn(), self._life.held(looks=True):
             node = _variable(variable, "get")
             return self._recovery.guarded(lambda: self._state.get(node))
 
@@ -394,7 +394,7 @@ class Session:
         Raises:
             VariableError: no variable, or a value of another shape or an unsafe dtype.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             node = _variable(variable, "set")
             array = np.array(convert(node, value, VariableError))
             self._recovery.set(node, array)
@@ -409,7 +409,7 @@ class Session:
             CheckpointError: the folder cannot be written; a checkpoint that is there stays intact.
             ArgumentError: no folder, and the session has no directory for checkpoints.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             if folder is not None:
                 values = self._recovery.guarded(self._state.values)
                 save_by_worker(Checkpoint(values, self._steps.committed), self._state, folder)
@@ -426,7 +426,7 @@ class Session:
             CheckpointError: unreadable, damaged, or it does not fit the variables; nothing is
                 changed.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             source, checkpoint = read(self._state, folder)
 
             def take() -> None:
