@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from graphflow.errors import PlanError, SessionError
+from graphflow.interrupts import uninterrupted
 from graphflow.placement.calibrate import Link
 from graphflow.placement.cluster import Cluster
 from graphflow.placement.devices import CLIENT
 from graphflow.placement.plan import Plan
 from graphflow.quantities import counted
 from graphflow.runtime.checkpoint.store import Store
-from graphflow.runtime.hosts import Hosts, LocalHosts, uninterrupted
+from graphflow.runtime.hosts import Hosts, LocalHosts
 from graphflow.runtime.survey import Survey, links_between, survey
 
 default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", default=None)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 from weakref import WeakMethod
 
-from graphflow.runtime.hosts import HeldBack
+from graphflow.interrupts import HeldBack
 
 AGAIN = 10.0
 """Seconds for a process that has left its sessions to end: the same signal, which schedulers send

@@ -7,6 +7,7 @@ this process. It ends when it is closed, when its block ends, at SIGTERM, and ne
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from graphflow.deployment import Deployment
 from graphflow.draining import Drain
-from graphflow.errors import SessionError, WorkerLost
+from graphflow.errors import GraphflowError, SessionError, WorkerLost
 from graphflow.fragile import Fragile
+from graphflow.interrupts import interrupt_behind
 from graphflow.queued import Queued
 from graphflow.recovery import Recovery
 from graphflow.runtime.hosts import Hosts
@@ -101,18 +103,29 @@ class Lifetime:
                 "session is free again between two steps"
             )
 
+    def turn(self) -> Any:
+        """The lock, once it is this thread's turn. It is taken by `with` itself: in a function of
+        Python's a signal's handler could raise when it is taken, and before anything lets it go."""
+        self.check_turn()
+        return self.lock
+
     @contextmanager
     def held(self, *, looks: bool = False) -> Iterator[None]:
-        """The lock, for anything but a step; a SIGTERM that came meanwhile is heeded at its end.
+        """In a `turn`, for anything but a step; a SIGTERM that came meanwhile is heeded at its end.
 
         Args:
             looks: nothing that was begun ahead minds what is done.
         """
-        self.check_turn()
-        with self.lock:
-            self.check(keep=self.stream if looks else None)
+        self.check(keep=self.stream if looks else None)
+        outer = sys.exc_info()[1]
+        try:
             yield
-            self.heed()
+        except GraphflowError as error:
+            interrupt = interrupt_behind(error, outer)
+            if interrupt is None:
+                raise
+            raise interrupt from None
+        self.heed()
 
     def check(self, keep: Stream | None = None) -> None:
         """Whether anything can be done; what another stream than `keep` began ahead is undone.

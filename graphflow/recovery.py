@@ -25,9 +25,10 @@ from graphflow.checkpointing import WRITE_SECONDS, Flight, Saver
 from graphflow.deployment import Deployment
 from graphflow.errors import CheckpointError, LinkLost, StateLost, WorkerLost
 from graphflow.fitting import Rename, load
+from graphflow.interrupts import is_interrupt, uninterrupted
 from graphflow.op import Node, Tensor
 from graphflow.runtime.checkpoint import Checkpoint
-from graphflow.runtime.hosts import NOBODY, uninterrupted
+from graphflow.runtime.hosts import NOBODY
 from graphflow.runtime.logs import Log
 from graphflow.runtime.protocol.poison import Poison
 from graphflow.streaming import Decide, Run, nothing
@@ -162,8 +163,9 @@ class Recovery:
         """After Ctrl-C in the block, workers may have done what it does, or not."""
         try:
             yield
-        except KeyboardInterrupt:
-            self._uncertain = self._keeps
+        except BaseException as error:
+            if is_interrupt(error):
+                self._uncertain = self._keeps
             raise
 
     def _make_certain(self) -> None:

@@ -36,6 +36,7 @@ from graphflow.errors import (
 from graphflow.feeding import convert, convert_all
 from graphflow.fitting import Loaded, check_rename
 from graphflow.fragile import Fragile
+from graphflow.interrupts import uninterrupted
 from graphflow.lifetime import Lifetime
 from graphflow.memory_report import MemoryReport, memory_report
 from graphflow.metering import serve_metrics, steps_of
@@ -51,7 +52,6 @@ from graphflow.replanning import GAIN, Replanned, check_replan
 from graphflow.running import Running
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.finite import RESULTS
-from graphflow.runtime.hosts import uninterrupted
 from graphflow.runtime.logs import Log, configure_by_environment
 from graphflow.runtime.trace import Trace, check_target
 from graphflow.state import State
@@ -278,7 +278,7 @@ class Session:
         Raises:
             FetchError, FeedError: not sets of fetches; a shape that is missing or wrong.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             if isinstance(fetch_sets, Tensor) or not isinstance(fetch_sets, Sequence):
                 raise FetchError(
                     f"compile takes a list of sets of fetches, not {shown(fetch_sets)}"
@@ -307,7 +307,7 @@ class Session:
                 is wrong or missing.
             WorkerLost: a worker was lost meanwhile.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             tensors, _ = flatten(fetches)
             self._recovery.guarded(lambda: self._deployment.warm_up(tensors, shapes))
 
@@ -370,7 +370,7 @@ class Session:
             MemoryLimitError: the graph fits in no memory; nothing has moved.
             WorkerLost: a worker was lost while variables moved.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             self._learn()
             self._recovery.guarded(self._planner.look_again)
             return self._recovery.guarded(lambda: migrate(self._deployment, 0.0))
@@ -392,7 +392,7 @@ class Session:
 
     def get(self, variable: Tensor) -> Array:
         """A copy of a variable's value: its initial one if no step has used it."""
-        with self._life.held(looks=True):
+        with self._life.turn(), self._life.held(looks=True):
             node = _variable(variable, "get")
             return self._recovery.guarded(lambda: self._state.get(node))
 
@@ -402,7 +402,7 @@ class Session:
         Raises:
             VariableError: no variable, or a value of another shape or an unsafe dtype.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             node = _variable(variable, "set")
             array = np.array(convert(node, value, VariableError))
             self._recovery.set(node, array)
@@ -417,7 +417,7 @@ class Session:
             CheckpointError: the folder cannot be written; a checkpoint that is there stays intact.
             ArgumentError: no folder, and the session has no directory for checkpoints.
         """
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             if folder is not None:
                 values = self._recovery.guarded(self._state.values)
                 save_by_worker(Checkpoint(values, self._steps.committed), self._state, folder)
@@ -451,7 +451,7 @@ class Session:
             ArgumentError: strict is no bool, or rename no dict of names.
         """
         names = check_rename(strict, rename)
-        with self._life.held():
+        with self._life.turn(), self._life.held():
             state = self._state
             source, checkpoint = read(state, folder, self.step, strict=strict, rename=names)
             kept = self._recovery.guarded(lambda: state.others(checkpoint))

@@ -14,6 +14,7 @@ import numpy as np
 
 from graphflow.compiled import Compiled, Route
 from graphflow.errors import LinkLost, NonFiniteError, WorkerLost
+from graphflow.interrupts import is_interrupt
 from graphflow.op import Node
 from graphflow.replanning import window_at
 from graphflow.runtime.finite import EVERY
@@ -79,8 +80,9 @@ class Steps:
         except WorkerLost as error:
             self.lost = error
             raise
-        except KeyboardInterrupt:
-            self.committed += 1
+        except BaseException as error:
+            if is_interrupt(error):
+                self.committed += 1
             raise
         if fetched is None:
             compiled.lose_routes()
@@ -122,8 +124,9 @@ class Steps:
                 raise compiled.explained(error) from None
             except NonFiniteError as error:
                 raise self._located(error, compiled, arrays, bindings) from None
-            except KeyboardInterrupt:
-                self.committed += 1  # perhaps it has: its random numbers are not drawn again
+            except BaseException as error:
+                if is_interrupt(error):
+                    self.committed += 1  # perhaps it has: its numbers are not drawn again
                 raise
             self.committed += 1
             fetched = result.fetches
@@ -185,8 +188,9 @@ class Steps:
             raise
         except LinkLost as error:
             raise compiled.explained(error) from None
-        except KeyboardInterrupt:
-            self.committed += 1
+        except BaseException as error:
+            if is_interrupt(error):
+                self.committed += 1
             raise
         self.committed += 1
         self.last = compiled

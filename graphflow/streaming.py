@@ -18,6 +18,7 @@ import numpy as np
 from graphflow.compiled import Compiled
 from graphflow.errors import ArgumentError, FeedError, GraphflowError, NonFiniteError
 from graphflow.feeding import Known, convert_all
+from graphflow.interrupts import is_interrupt
 from graphflow.op import Node, Tensor
 from graphflow.stepping import Steps
 from graphflow.values import dataclass
@@ -279,6 +280,8 @@ class Stream:
         except StopIteration:
             return _Step(self._wrong(number, f"the feeds ended after {self._taken}"))
         except Exception as error:  # the iterator's own; Ctrl-C is not kept back
+            if is_interrupt(error):
+                raise
             return _Step(error)
         self._taken = number
         return feeds

@@ -27,6 +27,7 @@ import numpy as np
 
 from graphflow.compiled import Compiled
 from graphflow.graph import Graph
+from graphflow.interrupts import is_interrupt
 from graphflow.learning import node_seconds
 from graphflow.op import Node, owner
 from graphflow.placement.cluster import Cluster
@@ -96,6 +97,8 @@ def try_out(
         with _computing(stages[1:]):
             return stages[0].play(learned, known)
     except Exception as error:  # the real step will say it to the user
+        if is_interrupt(error):
+            raise
         _log.tell("trial.ended", reason=str(error))
         return 0
     finally:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.blas import one_thread
+from graphflow.interrupts import is_interrupt
 from graphflow.op import REGISTRY, Op, Sample, owner
 from graphflow.placement.host import cache_bytes, cores
 from graphflow.placement.rates import MATMUL, interpolated, op_class, work
@@ -158,7 +159,9 @@ class Clock:
                 arrays = case.sample.make(arrays)
             arrays = [self._xp.asarray(a) for a in arrays]
             run(*arrays)
-        except Exception:  # the sample does not scale: attributes speak of its sizes
+        except Exception as error:  # the sample does not scale: attributes speak of its sizes
+            if is_interrupt(error):
+                raise
             return None
         return partial(run, *arrays)
 
@@ -248,7 +251,9 @@ def case_of(op: Op, scale: Callable[[Size], Size]) -> Case | None:
             max((s.dtype.itemsize for s in (*outputs, *inputs)), default=1),
             sum(map(nbytes, (*inputs, *outputs))),
         )  # fmt: skip
-    except Exception:  # attributes speak of the sample's sizes
+    except Exception as error:  # attributes speak of the sample's sizes
+        if is_interrupt(error):
+            raise
         return None
 
 

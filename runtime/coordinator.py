@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from graphflow.errors import GraphflowError, SessionError
+from graphflow.interrupts import is_interrupt
 from graphflow.progress import telling
 from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name
@@ -275,7 +276,7 @@ class RemoteHosts(Members):
         try:
             replies = wait()
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
+            if is_interrupt(error):
                 self.cancel()
             self._failed += 1
             self._activity.aborted(step, time.monotonic() - began, error)

@@ -16,7 +16,6 @@ import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
-from threading import current_thread, main_thread
 from time import monotonic_ns
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 
 from graphflow.errors import DeviceOutOfMemory
 from graphflow.graph import bind_attrs
+from graphflow.interrupts import is_interrupt
 from graphflow.op import Node
 from graphflow.pauses import without_collection
 from graphflow.placement.rates import work
@@ -145,8 +145,8 @@ class Program:
             else:
                 values = self._run_traced(feeds, step, draws, spans)
         except BaseException as error:
-            if not isinstance(error, Exception) and current_thread() is main_thread():
-                raise  # a signal's: Ctrl-C, or what a handler makes of another
+            if is_interrupt(error):
+                raise
             raise self._code.explained(error) from error
         return self._to_hosts(values, self._backend.keep)
 

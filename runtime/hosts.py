@@ -3,16 +3,15 @@ others."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from graphflow.errors import SessionError
+from graphflow.interrupts import uninterrupted
 from graphflow.placement.cluster import Cluster
 from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name, write_under
@@ -285,49 +284,3 @@ class LocalHosts:
 
 def _no_other_worker(parcel: Parcel) -> None:
     raise SessionError(f"an embedded session has no worker {parcel.target_worker}")
-
-
-class HeldBack:
-    """A signal's handler that notes it, for a moment in which nothing may be raised.
-
-    Args:
-        told: is called when one comes.
-
-    Attributes:
-        came: the numbers of the signals.
-    """
-
-    def __init__(self, told: Callable[[], None] | None = None) -> None:
-        self.came: list[int] = []
-        self._told = told
-
-    def __call__(self, number: int, frame: object) -> None:
-        self.came.append(number)
-        if self._told is not None:
-            self._told()
-
-    def release(self) -> None:
-        """Raises the last one that came again: its handler is what it was before."""
-        if self.came:
-            number = self.came[-1]
-            self.came.clear()
-            signal.raise_signal(number)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold a Ctrl-C back until the block is done, so that a commit is never half done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before):
-        yield
-        return
-    held = HeldBack()
-    signal.signal(signal.SIGINT, held)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        held.release()

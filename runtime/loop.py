@@ -7,9 +7,7 @@ user's code computes. An interrupt waits until the machine is between two events
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import math
-import signal
 import threading
 import time
 from collections import deque
@@ -27,9 +25,9 @@ from graphflow.errors import (
     TransportError,
     WorkerLost,
 )
+from graphflow.interrupts import HeldBack
 from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.clock import identity
-from graphflow.runtime.hosts import HeldBack
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.loans import Loans, Promises
 from graphflow.runtime.logs import Log
@@ -173,7 +171,7 @@ class Loop:
 
         Raises:
             GraphflowError: how it failed; SessionError if the session is closed meanwhile.
-            KeyboardInterrupt: and the operation goes on.
+            KeyboardInterrupt, or what else a signal's handler raises: and the operation goes on.
         """
         pending = self.submit(begin)
         return self.finish(begin.request, pending, seconds)
@@ -249,20 +247,16 @@ class Loop:
             self._uninterrupted(self._await, pending, until)
 
     def _uninterrupted(self, act: Callable[..., _T], *args: Any) -> _T:
-        """Does what ends soon after a Ctrl-C has come. On the main thread, where that may be at any
-        moment, it is held back meanwhile, and is then what it would have been."""
+        """Does what ends soon after a signal has come. On the main thread, where that may be at any
+        moment, handlers are held back meanwhile, and then run as they would have."""
         if threading.get_ident() != self._main:
             return act(*args)
         held = self._held
-        # `signal.signal` would do, but takes longer than a small step's other parts.
-        before = _signal.signal(signal.SIGINT, held)
+        before = held.hold()
         try:
-            done = act(*args)
+            return act(*args)
         finally:
-            _signal.signal(signal.SIGINT, before)
-        if held.came:
-            held.release()
-        return done
+            held.restore(before)
 
     def _await(self, pending: Pending, until: float) -> None:
         came = self._held.came if threading.get_ident() == self._main else []

@@ -22,10 +22,10 @@ from graphflow.errors import (
     SessionError,
     WorkerLost,
 )
+from graphflow.interrupts import is_interrupt, uninterrupted
 from graphflow.progress import waiting
 from graphflow.runtime.activity import SessionActivity
 from graphflow.runtime.checkpoint.store import Store
-from graphflow.runtime.hosts import uninterrupted
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.logs import Log
 from graphflow.runtime.loop import SLACK
@@ -195,8 +195,9 @@ class Members:
     ) -> Replies:
         try:
             return self._joined().ask(Begin(request, orders, seconds, step), seconds + SLACK)
-        except KeyboardInterrupt:
-            self.cancel()
+        except BaseException as error:
+            if is_interrupt(error):
+                self.cancel()
             raise
 
     def _joined(self) -> RepeatingLoop:

@@ -17,9 +17,9 @@ from functools import partial
 from typing import IO, TextIO
 
 from graphflow.errors import RendezvousTimeout, WorkerLost
+from graphflow.interrupts import uninterrupted
 from graphflow.modules import folders
 from graphflow.placement.host import shares_of_cores
-from graphflow.runtime.hosts import uninterrupted
 from graphflow.runtime.launch import child
 from graphflow.runtime.launch.memory_kills import MemoryKills
 from graphflow.runtime.launch.nursery import Forked, Nursery, can_fork, started

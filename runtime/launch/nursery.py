@@ -72,6 +72,7 @@ def grow(descriptor: int) -> list[str] | None:
     for name in _LOADED:
         import_module(name)
     gc.freeze()  # what is never looked at again is never copied
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel keeps no statuses
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its workers may have something to write still
     parent, children = os.getppid(), dict[int, int]()  # processes by their descriptors
     with socket.socket(fileno=descriptor) as asked, contextlib.closing(select.epoll()) as ready:
