@@ -21,7 +21,7 @@ from graphflow.op import (
     next_stream,
 )
 from graphflow.ops import control
-from graphflow.spec import Size, equate, normalize_shape, show_shape
+from graphflow.spec import Size, equate, normalize_shape, show_shape, told_apart
 from graphflow.structure import flatten_values
 from graphflow.tracing import Traced, graph_body, trace
 
@@ -264,6 +264,7 @@ def _check_carry(init: Any, traced: Traced, carries: int, what: str) -> None:
     for i in range(carries):
         before, after = traced.inputs[i].specs[0], traced.outputs[i].spec
         if before != after:
+            before, after = told_apart(before, after)
             raise ShapeError(
                 f"{what} {i} begins as {before} and comes back as {after}; give an initial value "
                 "of that shape and dtype, or convert what is returned"

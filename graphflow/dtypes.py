@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes  # 6 ms; with it numpy knows "bfloat16" by name
 import numpy as np
 
+from graphflow.arguments import meant
 from graphflow.errors import DTypeError
 
 _SIGNED = ("int8", "int16", "int32", "int64")
@@ -37,7 +38,11 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
             f"{', '.join(DTYPES)}"
         )
     if result is None or dtype is None or result.name not in DTYPES:
-        raise DTypeError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
+        hint = meant(dtype, DTYPES) if isinstance(dtype, str) else ""
+        if isinstance(dtype, int | np.integer):
+            hint = "a shape is one argument, such as (4, 2), and before the dtype it is a tuple;"
+        told = f"{hint} use" if hint else "use"
+        raise DTypeError(f"dtype {dtype!r} is not supported; {told} one of {', '.join(DTYPES)}")
     native: np.dtype[Any] = result.newbyteorder("=")
     return native
 

@@ -7,6 +7,7 @@ public names.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -91,6 +92,22 @@ class TensorSpec:
 
     def __repr__(self) -> str:
         return f"{self.dtype}{show_shape(self.shape)}"
+
+
+def told_apart(*specs: TensorSpec) -> tuple[TensorSpec, ...]:
+    """Return specs for an error that tells them apart. If the sizes of several placeholders are
+    shown alike, as those without names are, each has a number behind it: `x.shape[0]#2`."""
+    alike: dict[str, dict[str, None]] = {}
+    for spec in specs:
+        for symbol in itertools.chain.from_iterable(map(symbols, spec.shape)):
+            alike.setdefault(show_symbol(symbol), {})[symbol] = None
+    sizes: dict[str, Size] = {
+        symbol: Dim.symbol(f"{shown}#{number}")
+        for shown, several in alike.items()
+        for number, symbol in enumerate(several, 1)
+        if len(several) > 1
+    }
+    return tuple(each.with_shape(substitute(s, sizes) for s in each.shape) for each in specs)
 
 
 def nbytes(spec: TensorSpec) -> int:
@@ -259,4 +276,5 @@ __all__ = [
     "floordiv", "is_fresh", "is_half", "is_inexact", "kind", "limits", "maximum", "minimum",
     "nbytes", "normalize_shape", "part_of", "product", "promote", "real_dtype",
     "recorded_equations", "show_shape", "show_symbol", "spec", "stretches", "substitute", "symbols",
+    "told_apart",
 ]  # fmt: skip

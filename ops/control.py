@@ -19,7 +19,7 @@ from graphflow.graph import Body
 from graphflow.interpret import run
 from graphflow.op import Cost, Op, register
 from graphflow.ops.rules import require_kind
-from graphflow.spec import Size, TensorSpec, spec
+from graphflow.spec import Size, TensorSpec, spec, told_apart
 
 COUNT = spec("int64")
 FREE = ("constant", "placeholder")
@@ -51,6 +51,7 @@ def _check_operands(body: Body, operands: Sequence[TensorSpec]) -> None:
         raise ShapeError(f"{len(operands)} operands for a body of {len(wanted)} parameters")
     for i, (want, have) in enumerate(zip(wanted, operands, strict=True)):
         if want != have:
+            want, have = told_apart(want, have)
             raise ShapeError(f"operand {i} is {have}, and the body takes {want}")
 
 
@@ -61,6 +62,7 @@ def _results(body: Body) -> tuple[TensorSpec, ...]:
 def _check_carried(body: Body, carries: Sequence[TensorSpec], what: str) -> None:
     for i, (before, after) in enumerate(zip(carries, _results(body), strict=False)):
         if before != after:
+            before, after = told_apart(before, after)
             raise ShapeError(
                 f"{what} {i} begins as {before} and comes back as {after}; it must stay the same"
             )
@@ -118,8 +120,10 @@ def _infer_cond(
     for body in (then, orelse):
         _check_operands(body, operands)
     if _results(then) != _results(orelse):
+        count = len(_results(then))
+        specs = told_apart(*_results(then), *_results(orelse))
         raise ShapeError(
-            f"the branches differ: {_shown(_results(then))} and {_shown(_results(orelse))}; let "
+            f"the branches differ: {_shown(specs[:count])} and {_shown(specs[count:])}; let "
             "both return the same shapes and dtypes"
         )
     return _results(then)

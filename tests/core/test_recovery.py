@@ -951,7 +951,7 @@ def test_losses_without_end_are_given_up(losing: Losing, tmp_path: Path) -> None
 def test_a_step_has_the_sessions_own_number_on_every_attempt(
     losing: Losing, tmp_path: Path
 ) -> None:
-    """After steps that failed, a checkpoint that was loaded, steps that were done again, a trace."""
+    """After failed steps, a checkpoint that was loaded, steps that were done again, a trace."""
     _, add = counting()
     with gf.Session(checkpoint=tmp_path, every=100) as s:
         for attempt in (1, 3, 6):  # each step after those before were done again
