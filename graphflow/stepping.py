@@ -18,7 +18,7 @@ from graphflow.op import Node
 from graphflow.replanning import window_at
 from graphflow.runtime.finite import EVERY
 from graphflow.runtime.hosts import Hosts
-from graphflow.runtime.messages import STEP_BITS, step_of
+from graphflow.runtime.messages import STEP_BITS
 from graphflow.runtime.session_state import DRAWS
 from graphflow.runtime.trace import Trace
 
@@ -47,6 +47,7 @@ class Steps:
         self._hosts = hosts
         self._deadline = deadline
         self._sampling = sampling
+        self._raised = 1 << STEP_BITS  # what numbers on the wire have above those of the session
         self._number = 0  # of the last step on the wire
         self._programs = 0
 
@@ -62,11 +63,10 @@ class Steps:
     def _next(self, ahead: int = 0) -> int:
         """Return the number on the wire of the step after `ahead` others that are not decided: that
         of the session, and bits above it that make it larger than all numbers before."""
-        number = self._number - step_of(self._number) + self.committed + ahead
-        if number <= self._number:
-            number += 1 << STEP_BITS
-        self._number = number
-        return number
+        if self._raised + self.committed + ahead <= self._number:
+            self._raised += 1 << STEP_BITS
+        self._number = self._raised + self.committed + ahead
+        return self._number
 
     def routed(self, compiled: Compiled, route: Route, feeds: Any) -> list[Any] | None:
         """A step by the shorter way; None if it is not for it. As `run` otherwise."""
@@ -78,9 +78,13 @@ class Steps:
             if found is None:
                 return None
             route, named = found
+        number = self._raised + self.committed
+        if number <= self._number:
+            number = self._next()
+        self._number = number
         start = perf_counter()
         try:
-            fetched = route.ready(self._next(), self.committed, named, self._deadline)
+            fetched = route.ready(number, self.committed, named, self._deadline)
         except NonFiniteError:
             return None  # the long way finds out where it came from
         except LinkLost as error:
