@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow import errors, init, optim
 from graphflow._version import __version__
+from graphflow.arguments import meant
 from graphflow.autodiff import gradients
 from graphflow.build import assign, constant, placeholder, variable
 from graphflow.control import call, cond, scan, while_loop
@@ -20,7 +21,7 @@ from graphflow.functions import checkpoint, custom_vjp
 from graphflow.functions import traced_once as function
 from graphflow.graph import Graph
 from graphflow.jvp import jvp
-from graphflow.numpy_names import MODULES_ELSEWHERE
+from graphflow.numpy_names import MODULES_ELSEWHERE, mark_rooms
 from graphflow.op import Cost, Node, Op, Tensor, autocast, device, name_scope, sample
 from graphflow.op import register as register_op
 from graphflow.opcheck import check_op
@@ -174,6 +175,7 @@ def __getattr__(name: str) -> Any:
     module = import_module(home or f"graphflow.{name}")
     found = getattr(module, name) if home else module
     globals()[name] = found
+    mark_rooms(sys.modules[__name__])  # loading one module loads others
     return found
 
 
@@ -185,7 +187,10 @@ def _elsewhere(name: str) -> str:
         found.append(f"gf.errors.{name}")
     if not found and name in MODULES_ELSEWHERE:
         found = [MODULES_ELSEWHERE[name]]
-    return f"; it is {' or '.join(found)}" if found else ""
+    if found:
+        return f"; it is {' or '.join(found)}"
+    hint = meant(name, __all__, cutoff=0.7)
+    return f"; {hint}" if hint else ""
 
 
 def __dir__() -> list[str]:
@@ -401,3 +406,5 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+mark_rooms(sys.modules[__name__])

@@ -139,7 +139,7 @@ def assign(variable: Tensor, value: Any, name: str | None = None) -> Tensor:
     """
     with located("assign"):
         if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
-            raise VariableError(f"{variable!r} is not a variable")
+            raise VariableError(f"{variable!r} is not a variable; gf.variable(initial) makes one")
         if not isinstance(value, Tensor):
             value = as_tensor(cast(variable.node, value, DTypeError), variable.dtype)
     tensor: Tensor = REGISTRY["assign"](variable, value, name=name)

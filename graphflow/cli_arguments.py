@@ -110,7 +110,10 @@ def attribute_of(target: str) -> Any:
     """What `script.py:name` names; a function is called."""
     path, separator, name = target.rpartition(":")
     if not separator or not name.isidentifier():
-        raise ArgumentError(f"{target!r} is not of the form script.py:name")
+        raise ArgumentError(
+            f"{target!r} is not of the form script.py:name, where the script defines the name as a "
+            "tensor, fetches, or a function that makes them"
+        )
     script = readable(Path(path))
     sys.argv = [path]
     with code_of(script, ours=GraphflowError):

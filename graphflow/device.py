@@ -29,7 +29,7 @@ class DeviceName:
         match = _NAME.fullmatch(text) if isinstance(text, str) and text else None
         if match is None:
             raise DeviceError(
-                f"{text!r} is no device name; write '/worker:1/cpu:0', or a part: "
+                f"{text!r} is no device name; {_meant(text)}write '/worker:1/cpu:0', or a part: "
                 "'/worker:1', 'gpu', 'cpu:1'"
             )
         worker, kind, index = match["worker"], match["kind"], match["index"]
@@ -68,3 +68,11 @@ class DeviceName:
         kind = "" if self.kind is None else self.kind
         index = "" if self.index is None else f":{self.index}"
         return f"{worker}/{kind}{index}" if worker and kind else worker + kind + index
+
+
+def _meant(text: object) -> str:
+    """Return a question that names the device which was meant, such as "gpu:0" by "cuda:0"."""
+    plain = str(text).lower().replace("cuda", "gpu").replace("device:", "").strip("/ ")
+    plain = re.sub(r"(cpu|gpu|worker)[ _-]?(\d)", r"\1:\2", plain)
+    plain = f"/{plain}" if plain.startswith("worker") else plain
+    return f"did you mean {plain!r}? " if _NAME.fullmatch(plain) and plain != text else ""

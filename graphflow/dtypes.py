@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -37,7 +38,12 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
             f"{', '.join(DTYPES)}"
         )
     if result is None or dtype is None or result.name not in DTYPES:
-        raise DTypeError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
+        near = get_close_matches(dtype, DTYPES, 1) if isinstance(dtype, str) else []
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        if isinstance(dtype, int | np.integer):
+            hint = "a shape is one argument, such as (4, 2), and before the dtype it is a tuple;"
+        told = f"{hint} use" if hint else "use"
+        raise DTypeError(f"dtype {dtype!r} is not supported; {told} one of {', '.join(DTYPES)}")
     native: np.dtype[Any] = result.newbyteorder("=")
     return native
 

@@ -17,7 +17,7 @@ from graphflow.control import call_body, require_function
 from graphflow.errors import ArgumentError, DifferentiationError
 from graphflow.graph import Body
 from graphflow.op import Tensor, as_tensor, located, user_location
-from graphflow.spec import TensorSpec
+from graphflow.spec import TensorSpec, shown_apart
 from graphflow.structure import Rebuild
 from graphflow.tracing import Traced, trace
 
@@ -128,9 +128,11 @@ def _given_rule(vjp: Callable[..., Any], traced: Traced, count: int, name: str) 
 
 def _check_cotangent(name: str, i: int, spec: TensorSpec, part: Any) -> None:
     if part is not None and (not isinstance(part, Tensor) or part.spec != spec):
-        shown = part.spec if isinstance(part, Tensor) else repr(part)
+        shown, wanted = repr(part), str(spec)
+        if isinstance(part, Tensor):
+            shown, wanted = shown_apart(part.spec, spec)
         raise DifferentiationError(
-            f"the vjp of {name} gave {shown} as cotangent {i}, for a tensor {spec}"
+            f"the vjp of {name} gave {shown} as cotangent {i}, for a tensor {wanted}"
         )
 
 

@@ -9,9 +9,12 @@ instead: a part of numpy that worked would only hide where the rest begins.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from types import ModuleType
+from typing import Any, NoReturn
 
+from graphflow.arguments import meant
 from graphflow.dtypes import DTYPES
+from graphflow.errors import ArgumentError
 from graphflow.location import user_location
 from graphflow.registry import FUNCTIONS
 
@@ -45,14 +48,22 @@ _METHODS = (
     "tanh tile trace nn.dropout nn.gelu nn.log_softmax nn.relu nn.sigmoid nn.softmax "
     "linalg.cholesky linalg.det linalg.inv linalg.norm"
 )
+_PLACES = 'a block `with gf.device("/worker:0/gpu:0"):` around the lines that build nodes'
 ELSEWHERE = {
     **{name.rpartition(".")[2]: f"gf.{name}(x, …)" for name in _METHODS.split()},
     **dict.fromkeys(("numpy", "item", "tolist", "eval", "value"), "Session.run, for values"),
     **dict.fromkeys(("backward", "grad", "requires_grad"), "gf.gradients(loss, variables)"),
-    **dict.fromkeys(("cuda", "cpu"), "gf.device(name), around what builds nodes"),
+    **dict.fromkeys(
+        ("grad_fn", "is_leaf", "requires_grad_", "retain_grad", "zero_grad"),
+        "gf.gradients(loss, variables)",
+    ),
+    **dict.fromkeys(("cuda", "cpu", "device", "is_cuda"), _PLACES),
+    **dict.fromkeys(("block_until_ready", "compute", "result"), "Session.run, for values"),
+    "to": f".astype(dtype) for another dtype; for a place {_PLACES}",
+    "type": ".dtype, or .astype(dtype)",
     **dict.fromkeys(("clone", "copy"), "the tensor itself, which never changes"),
     **dict.fromkeys(("assign", "assign_add", "data"), "gf.assign(variable, value)"),
-    **dict.fromkeys(("bool", "double", "float", "half", "int", "long", "to"), ".astype(dtype)"),
+    **dict.fromkeys(("bool", "double", "float", "half", "int", "long"), ".astype(dtype)"),
     **dict.fromkeys(("dot", "mm", "bmm"), "gf.matmul(x, …)"), "at": "gf.scatter or gf.index_add",
     **dict.fromkeys(("permute", "transpose"), "gf.permute_dims(x, axes)"), "t": ".T",
     "detach": "gf.stop_gradient(x)", "view": ".reshape(shape)", "flatten": ".reshape(-1)",
@@ -82,6 +93,12 @@ MODULES_ELSEWHERE = {
     **dict.fromkeys(("DataParallel", "DistributedDataParallel"), "gf.parallel.Data"),
     **dict.fromkeys(("Parameter", "Variable"), "gf.variable"),
     **dict.fromkeys(("compile", "jit"), "gf.Session, which compiles what it runs"),
+    **dict.fromkeys(("run", "eval"), "a session's: gf.Session().run(fetches, feeds)"),
+    **dict.fromkeys(("cuda", "device_put", "to"), "gf.device(name), around what builds nodes"),
+    **dict.fromkeys(("fit", "train"), "gf.optim.Adam(rate).minimize(loss), run by a session"),
+    **dict.fromkeys(("keras", "layers"), "gf.nn"),
+    **dict.fromkeys(("jacobian", "hessian", "vjp"), "gf.gradients, gf.jvp and gf.vmap together"),
+    "Function": "gf.custom_vjp", "Placeholder": "gf.placeholder", "Constant": "gf.constant",
     **dict.fromkeys(("cat", "hstack", "vstack"), "gf.concat"),
     **dict.fromkeys(("mm", "bmm"), "gf.matmul"),
     **dict.fromkeys(("no_grad", "stop_grad"), "gf.stop_gradient(x)"),
@@ -115,12 +132,74 @@ MODULES_ELSEWHERE = {
 """What stands for functions and classes that their modules have."""
 
 
+MODULES_CALLED = {
+    "tensor": "gf.constant(value) makes a tensor, gf.placeholder(dtype, shape) one that is fed",
+    "graph": "gf.Graph(tensors) is the graph of tensors, and gf.Session runs them without one",
+    "session": "gf.Session() opens a session", "node": "ops such as gf.add make nodes",
+    "op": "gf.register_op makes an op", "init": "gf.init.glorot(shape), gf.init.he(shape) … do",
+    "functions": "@gf.function traces a function", "autodiff": "gf.gradients(loss, variables) does",
+    "state": "s.get(variable) reads a session's state", "values": "s.run(tensor) gives values",
+    "random": 'gf.random.uniform(shape), gf.random.normal(shape) … make random numbers',
+    "optim": "gf.optim.Adam(0.001).minimize(loss) … train", "half": 'x.astype("float16") converts',
+    "placement": "gf.plan(fetches, cluster) places a graph",
+    "planner": "gf.plan(fetches, cluster) places a graph",
+    "onnx": "gf.onnx.load(path) reads a model", "updates": "gf.assign(variable, value) updates",
+    "strategy": "gf.parallel.Data(…) and its like are strategies", "batched": "gf.vmap(f) does",
+    "control": "gf.cond, gf.while_loop and gf.scan do", "running": "s.run(fetches, feeds) runs",
+    "spec": "gf.spec(dtype, shape) does", "dtypes": 'a dtype is a word, such as "float32"',
+}  # fmt: skip
+"""What stands for a module that was called as if it were a function."""
+
+
+class Room(ModuleType):
+    """The class of graphflow's modules: if one is called, the error says what to use instead."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Of a name that is not there: a module's own __getattr__ knows more.
+        own = self.__dict__.get("__getattr__")
+        if own is not None:
+            return own(name)
+        told = f"module {self.__name__!r} has no attribute {name!r}"
+        hint = "" if name.startswith("__") else meant(name, self.__dict__.get("__all__", ()))
+        raise AttributeError(f"{told}; {hint}" if hint else told, name=name, obj=self)
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        name = self.__name__.rpartition(".")[2]
+        name = {"linear_algebra": "linalg"}.get(name, name)
+        public = getattr(self, "__all__", ())
+        hint = MODULES_CALLED.get(name)
+        if hint is None and public:
+            some = ", ".join(f"gf.{name}.{each}" for each in public[:3])
+            hint = f"call something in it: {some}, …"
+        hint = hint or "dir(gf) lists what there is to call"
+        raise ArgumentError(f"gf.{name}(…) at {user_location()}: gf.{name} is a module; {hint}")
+
+
+def mark_rooms(package: ModuleType) -> None:
+    """Have the modules that a package shows say what to use if they are called."""
+    for found in vars(package).values():
+        if type(found) is ModuleType and found.__name__.startswith("graphflow."):
+            found.__class__ = Room
+
+
+def without(name: str) -> str:
+    """Return what to use for an attribute that tensors do not have; "" where that is not known."""
+    if name in ELSEWHERE:
+        return f"; use {ELSEWHERE[name]}"
+    if name.endswith("_") and name.islower():  # torch's names of what changes a tensor
+        return "; tensors do not change: ops make new ones, gf.assign(variable, value) sets one"
+    return ""
+
+
 def missing(room: str, name: str) -> AttributeError:
     """What is said where `gf.<room>` has no such name."""
     told = f"gf.{room} has no attribute {name!r}"
+    module = sys.modules[f"graphflow.ops.{room}"]
     if name in MODULES_ELSEWHERE:
         told += f"; it is {MODULES_ELSEWHERE[name]}"
-    return AttributeError(told, name=name, obj=sys.modules[f"graphflow.ops.{room}"])
+    elif not name.startswith("__") and (hint := meant(name, module.__dict__.get("__all__", ()))):
+        told += f"; {hint}"
+    return AttributeError(told, name=name, obj=module)
 
 
 def refusal(function: Any, what: str) -> str:

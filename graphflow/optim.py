@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from graphflow import init
-from graphflow.arguments import shown, spelt
+from graphflow.arguments import meant, shown, spelt
 from graphflow.autodiff import gradients
 from graphflow.build import assign
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
@@ -54,6 +54,16 @@ class Optimizer:
     """
 
     sparse: bool = field(default=False, kw_only=True)
+
+    if not TYPE_CHECKING:  # it would have every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            told = f"{type(self).__name__} has no attribute {name!r}"
+            if name in ("step", "zero_grad", "apply_gradients", "update", "compute_gradients"):
+                told += "; train = optimiser.minimize(loss), and s.run(train, feeds) takes a step"
+            elif name[0] != "_" and (hint := meant(name, dir(type(self)))):
+                told += f"; {hint}"
+            raise AttributeError(told, name=name, obj=self)
 
     @spelt(ArgumentError)
     def minimize(
@@ -100,7 +110,8 @@ class Optimizer:
         chosen = _trainable(loss) if variables is None else list(variables)
         if not chosen:
             raise VariableError(
-                f"minimize at {user_location()}: the loss depends on no trainable variable"
+                f"minimize at {user_location()}: the loss depends on no trainable variable; make "
+                "weights by gf.variable(initial) or layers of gf.nn, and the loss of them"
             )
         if scaling is None:
             grads = gradients(loss, chosen)

@@ -578,5 +578,8 @@ class Session:
 
 def _variable(tensor: Any, what: str) -> Node:
     if not isinstance(tensor, Tensor) or tensor.node.op.name != "variable":
-        raise VariableError(f"{what} at {user_location()}: {tensor!r} is not a variable")
+        raise VariableError(
+            f"{what} at {user_location()}: {tensor!r} is not a variable; give the tensor that "
+            "gf.variable(initial) made"
+        )
     return tensor.node

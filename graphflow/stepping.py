@@ -19,6 +19,7 @@ from graphflow.op import Node
 from graphflow.replanning import window_at
 from graphflow.runtime.finite import EVERY
 from graphflow.runtime.hosts import Hosts
+from graphflow.runtime.messages import STEP_BITS
 from graphflow.runtime.session_state import DRAWS
 from graphflow.runtime.trace import Trace
 
@@ -47,7 +48,8 @@ class Steps:
         self._hosts = hosts
         self._deadline = deadline
         self._sampling = sampling
-        self._attempts = 0
+        self._raised = 1 << STEP_BITS  # what numbers on the wire have above those of the session
+        self._number = 0  # of the last step on the wire
         self._programs = 0
 
     def add(self, compiled: Compiled) -> str:
@@ -59,6 +61,14 @@ class Steps:
         self._hosts.add(compiled.name, compiled.by_worker)
         return compiled.name
 
+    def _next(self, ahead: int = 0) -> int:
+        """Return the number on the wire of the step after `ahead` others that are not decided: that
+        of the session, and bits above it that make it larger than all numbers before."""
+        if self._raised + self.committed + ahead <= self._number:
+            self._raised += 1 << STEP_BITS
+        self._number = self._raised + self.committed + ahead
+        return self._number
+
     def routed(self, compiled: Compiled, route: Route, feeds: Any) -> list[Any] | None:
         """A step by the shorter way; None if it is not for it. As `run` otherwise."""
         if self.trace is not None:
@@ -69,10 +79,13 @@ class Steps:
             if found is None:
                 return None
             route, named = found
-        self._attempts += 1
+        number = self._raised + self.committed
+        if number <= self._number:
+            number = self._next()
+        self._number = number
         start = perf_counter()
         try:
-            fetched = route.ready(self._attempts, self.committed, named, self._deadline)
+            fetched = route.ready(number, self.committed, named, self._deadline)
         except NonFiniteError:
             return None  # the long way finds out where it came from
         except LinkLost as error:
@@ -101,7 +114,7 @@ class Steps:
         Raises:
             OpError, StepTimeout, WorkerLost: the step failed, and changed nothing.
         """
-        self._attempts += 1
+        step = self.committed
         traced = self.trace is not None or self._sampled(compiled)
         if traced and compiled.partitions:
             self._hosts.meet_clocks()
@@ -111,7 +124,7 @@ class Steps:
             try:
                 result = self._hosts.step(
                     compiled.program,
-                    self._attempts,
+                    self._next(),
                     {**bindings, DRAWS: self.committed},
                     compiled.feeds(arrays),
                     traced,
@@ -135,7 +148,7 @@ class Steps:
                 compiled.traced.append(bindings)
                 for trace in filter(None, (self.trace, compiled.trace)):
                     trace.add_step(
-                        self._attempts, start, monotonic_ns(), result.spans, edges, result.peak,
+                        step, start, monotonic_ns(), result.spans, edges, result.peak,
                         result.errors, exchanges,
                     )  # fmt: skip
             elif compiled.runs:
@@ -169,10 +182,9 @@ class Steps:
         `follows` is the number of the one before it, -1 if that is decided."""
         if not compiled.partitions or not compiled.program:
             return None
-        self._attempts += 1
         return self._hosts.begin(
             compiled.program,
-            self._attempts,
+            self._next(ahead),
             {**bindings, DRAWS: self.committed + ahead},
             compiled.feeds(arrays),
             self._deadline,
@@ -215,11 +227,10 @@ class Steps:
             worker: [replace(part, checks=EVERY) for part in mine]
             for worker, mine in compiled.by_worker.items()
         }
-        self._attempts += 1
         self._hosts.add(program, parts)
         try:
             self._hosts.step(
-                program, self._attempts, {**bindings, DRAWS: self.committed},
+                program, self._next(), {**bindings, DRAWS: self.committed},
                 compiled.feeds(arrays), False, self._deadline,
             )  # fmt: skip
         except NonFiniteError as found:

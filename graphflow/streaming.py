@@ -304,7 +304,7 @@ class Stream:
         return _Step({node: a.copy() for node, a in given.items()} if copied else given)
 
     def _wrong(self, number: int, why: object) -> FeedError:
-        return FeedError(f"step {number} of {self._count}: {why}")
+        return FeedError(f"feeds {number} of {self._count}: {why}")
 
 
 def check_stream(feeds: Any, steps: Any) -> None:

@@ -170,8 +170,7 @@ class Tensor:
 
         def __getattr__(self, name: str) -> NoReturn:
             told = f"tensors have no attribute {name!r}"
-            if name in numpy_names.ELSEWHERE:
-                told += f"; use {numpy_names.ELSEWHERE[name]}"
+            told += numpy_names.without(name)
             raise AttributeError(told, name=name, obj=self)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
@@ -268,7 +267,10 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if not _convertible(value):
-        raise DTypeError(f"cannot make a tensor of {type(value).__name__} {value!r}")
+        raise DTypeError(
+            f"cannot make a tensor of {type(value).__name__} {value!r}; give a tensor, a number, a "
+            "list of numbers or an array"
+        )
     if isinstance(value, Dim):
         size: Tensor = REGISTRY["size_of"](size=value, dtype=as_dtype(dtype or "int64").name)
         return size

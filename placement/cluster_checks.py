@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphflow.arguments import meant
@@ -12,6 +12,7 @@ from graphflow.placement.devices import CLIENT, Worker, check_number
 if TYPE_CHECKING:
     from graphflow.placement.cluster import Cluster
 
+_OWN = frozenset({"localhost", "127.0.0.1", "[::1]", "ip6-localhost"})
 KINDS = ("here", "local", "remote", "hypothetical")
 
 
@@ -49,19 +50,39 @@ def suggested(word: Any, known: Iterable[str]) -> str:
 
 
 def _check_addresses(cluster: Cluster) -> None:
-    seen: dict[str, int] = {}
+    addresses = [worker.address for worker in cluster.workers]
     for worker in cluster.workers:
         if cluster.kind == "remote" and worker.address is None:
             raise ClusterError(
                 f"worker {worker.index} has no address; the others do: give it 'tcp://host:port'"
             )
-        if worker.address is not None:
-            if worker.address in seen:
-                raise ClusterError(
-                    f"workers {seen[worker.address]} and {worker.index} share "
-                    f"the address {worker.address}"
-                )
-            seen[worker.address] = worker.index
+        other = same_address(addresses[: worker.index], worker.address)
+        if other is not None:
+            raise ClusterError(shared(other, worker.index, addresses))
+
+
+def same_address(addresses: Sequence[str | None], address: str | None) -> int | None:
+    """Return which of some addresses leads where another one does, as localhost and 127.0.0.1."""
+    if not isinstance(address, str):
+        return None
+    known = [_plain(each) if isinstance(each, str) else None for each in addresses]
+    return known.index(_plain(address)) if _plain(address) in known else None
+
+
+def _plain(address: str) -> str:
+    """An address with this machine's names for itself as a number."""
+    host, colon, port = address.lower().removeprefix("tcp://").rpartition(":")
+    return f"{'127.0.0.1' if host in _OWN else host}{colon}{port.lstrip('0')}"
+
+
+def shared(one: int, other: int, addresses: Sequence[str | None]) -> str:
+    """Return what is wrong where two workers are the same one."""
+    a, b = addresses[one], addresses[other]
+    named = f"the address {a}" if a == b else f"a place: {a} and {b} are the same worker"
+    return (
+        f"workers {one} and {other} share {named}; each needs a `graphflow worker` of its own, at "
+        "a port of its own"
+    )
 
 
 def _ends(cluster: Cluster) -> list[str]:

@@ -48,12 +48,14 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
 from graphflow.arguments import meant
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.cluster import Cluster
+from graphflow.placement.cluster_checks import same_address, shared
 from graphflow.placement.devices import CLIENT, MOST, Device, Link, Worker, local_kind
 from graphflow.placement.host import device_memory
 from graphflow.placement.products import product
@@ -68,6 +70,17 @@ UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
 }
 
 
+_UNLIKELY: dict[str, tuple[float, float, str, str]] = {
+    "memory": (2**16, inf, "bytes", 'memory = "16GB" for 16 gigabytes'),
+    "flops": (1e6, inf, "flop/s", "flops = 1.0e12 for a teraflop/s"),
+    "bandwidth": (1e3, inf, "bytes/s", "bandwidth = 1.0e9 for a gigabyte/s"),
+    "backbone": (1e3, inf, "bytes/s", "backbone = 1.0e9 for a gigabyte/s"),
+    "launch": (0.0, 1.0, "seconds", "launch = 5.0e-6 for 5 µs"),
+    "latency": (0.0, 1.0, "seconds", "latency = 1.0e-4 for 100 µs"),
+}
+"""The least and the most that a number in a cluster file can mean, its unit, and an example."""
+
+
 def read(path: Path) -> dict[str, Any]:
     """The plain data of a cluster file, for `Cluster.from_dict`.
 
@@ -75,7 +88,7 @@ def read(path: Path) -> dict[str, Any]:
         ClusterError: unreadable, not TOML, an unknown key, a value that is wrong.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows begins files with a mark
     except (OSError, ValueError) as error:  # a path with a zero byte, bytes that are no text
         raise ClusterError(f"cannot read cluster file {path}: {error}") from None
     for number, line in enumerate(text.splitlines(), 1):
@@ -136,11 +149,9 @@ class Reader:
             )  # fmt: skip
         addresses = [worker.address for worker in workers]
         for index, address in enumerate(addresses):
-            if address is not None and address in addresses[:index]:
-                other = addresses.index(address)
-                self.fail(
-                    f"workers {other} and {index} share {address}", "workers", index, "address"
-                )
+            other = same_address(addresses[:index], address)
+            if other is not None:
+                self.fail(shared(other, index, addresses), "workers", index, "address")
         result = {
             "kind": "remote" if all(addressed) else "hypothetical",
             "insecure": insecure,
@@ -317,6 +328,15 @@ class Reader:
                 )
             self.fail(str(error), section, index, bad)
 
+    def check_unit(self, table: dict[str, Any], section: str | None, index: int) -> None:
+        """Fail if a number was surely meant in another unit than the one that its key has."""
+        for key, value in table.items():
+            number = value if type(value) in (int, float) else 0  # others are refused elsewhere
+            least, most, unit, example = _UNLIKELY.get(key, (0.0, inf, "", ""))
+            if 0 < number < inf and not least <= number <= most:
+                told = f"{key} = {value!r} is {value:g} {unit}; write {example}"
+                self.fail(told, section, index, key)
+
     def bytes(self, value: Any) -> Any:
         """A size in bytes; a string carries its unit. Other values are for `Device` to judge."""
         if not isinstance(value, str):
@@ -327,7 +347,10 @@ class Reader:
                 f"device: memory {value!r} is no size; write bytes, "
                 'or a string like "8GiB" or "16GB"'
             )
-        return int(float(match[1]) * UNITS[match[2]])
+        size = int(float(match[1]) * UNITS[match[2]])
+        if 0 < size < _UNLIKELY["memory"][0]:
+            raise ClusterError(f'device: memory {value!r} is {size} bytes; write "{match[1]}GB"')
+        return size
 
     # Values and lines -------------------------------------------------------------------------
 
@@ -338,6 +361,7 @@ class Reader:
             if key not in known:
                 hint = meant(key, known) or f"known here: {', '.join(known)}"
                 self.fail(f"unknown key {key!r}; {hint}", section, index, key)
+        self.check_unit(table, section, index)
 
     def typed(
         self,

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow.runtime.clock import Clock
 from graphflow.runtime.logs import Log
-from graphflow.runtime.messages import EDGE_BITS, Abort, Commit, Compute, Forget, Key, Load
+from graphflow.runtime.messages import (
+    EDGE_BITS,
+    Abort,
+    Commit,
+    Compute,
+    Forget,
+    Key,
+    Load,
+    step_of,
+)
 from graphflow.runtime.metrics import Meters
 
 if TYPE_CHECKING:
@@ -42,7 +51,7 @@ class Activity:
         self.opened = time.monotonic()
         self.committed = 0
         self.last_seconds = 0.0
-        self.step = -1
+        self.step = -1  # how many steps of the session have committed, as far as is known here
         self._meters = meters
         self._addresses = addresses
         self._job: tuple[Any, int, float] | None = None  # what, of which step, since when
@@ -52,7 +61,7 @@ class Activity:
     def begin(self, job: Any, step: int) -> None:
         """A job starts."""
         if type(job) is Compute:
-            self.step = step
+            self.step = step_of(step)
         self._job = (job, step, time.monotonic())
 
     def end(self, job: Any, step: int, outcome: Any, *, cancelled: bool = False) -> None:
@@ -66,7 +75,7 @@ class Activity:
         if type(job) is Compute:
             self._computed(step, seconds, outcome if failed else None, cancelled)
         elif type(job) is Commit and not failed:
-            self.commits()
+            self.commits(step)
         elif isinstance(job, Abort) and not failed:
             self._meters.add("graphflow_steps_total", 1, "aborted")
         elif isinstance(job, Load) and not failed:
@@ -74,9 +83,10 @@ class Activity:
         elif isinstance(job, Forget) and not failed:
             self._programs.difference_update(job.programs)
 
-    def commits(self) -> None:
+    def commits(self, step: int) -> None:
         """A step has committed."""
         self.committed += 1
+        self.step = max(self.step, step_of(step) + 1)
         self._ends.append(time.monotonic())
         self._meters.later(self._count_commits, None)
 
@@ -90,13 +100,15 @@ class Activity:
         self._meters.later(self._count_computed, seconds)
         if error is None:
             if _log.hears("step.computed"):
-                _log.tell("step.computed", session=self.session, step=step, seconds=seconds)
+                _log.tell(
+                    "step.computed", session=self.session, step=step_of(step), seconds=seconds
+                )
             return
         if not cancelled:  # else it counts when it is told to abort
             self._meters.add("graphflow_steps_total", 1, "failed")
         _log.tell(
             "step.cancelled" if cancelled else "step.failed",
-            session=self.session, step=step, seconds=seconds,
+            session=self.session, step=step_of(step), seconds=seconds,
             error=type(error).__name__, reason=str(error),
         )  # fmt: skip
 
@@ -138,7 +150,7 @@ class Activity:
 
 def _named(job: Any, step: int) -> str:
     what = type(job).__name__.lower()
-    return f"{what} step {step}" if isinstance(job, Compute | Commit | Abort) else what
+    return f"{what} step {step_of(step)}" if isinstance(job, Compute | Commit | Abort) else what
 
 
 class SessionActivity:
@@ -196,7 +208,7 @@ class SessionActivity:
         self.meters.later(self._count, (seconds, fed, fetched))
         if _coordinator_log.hears("step.committed"):
             _coordinator_log.tell(
-                "step.committed", session=self.session, step=step, seconds=seconds
+                "step.committed", session=self.session, step=step_of(step), seconds=seconds
             )
 
     def _count(self, steps: Sequence[tuple[float, int, int]]) -> None:
@@ -215,7 +227,7 @@ class SessionActivity:
         """A step changed nothing."""
         self.meters.add("graphflow_steps_total", 1, "aborted")
         _coordinator_log.tell(
-            "step.aborted", session=self.session, step=step, seconds=seconds,
+            "step.aborted", session=self.session, step=step_of(step), seconds=seconds,
             error=type(error).__name__, reason=str(error),
         )  # fmt: skip
 

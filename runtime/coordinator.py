@@ -48,6 +48,7 @@ from graphflow.runtime.messages import (
     StepResult,
     Write,
     changed,
+    step_of,
 )
 from graphflow.runtime.pending import Pending
 from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
@@ -352,7 +353,8 @@ class RemoteHosts(Members):
             waits: whether the caller, whose arrays the feeds are, waits for the step.
         """
         if step <= self._last_step:
-            raise SessionError(f"step {step} is not after step {self._last_step}")
+            last = step_of(self._last_step)
+            raise SessionError(f"step {step_of(step)} is not after step {last}")
         self._last_step = step
         self._tell_failed(order)
         request = next(self._requests)

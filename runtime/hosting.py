@@ -47,6 +47,7 @@ from graphflow.runtime.messages import (
     Saved,
     Usage,
     Write,
+    step_of,
 )
 from graphflow.runtime.metrics import Meters
 from graphflow.runtime.protocol.jobs import Beat, Cut, Finished, Heard, Offer, Outcome, Run
@@ -164,7 +165,7 @@ class HostedSession:
         self._borrowers: dict[int, Borrower] = {}
         self._idle = False  # its thread has no job, and drives the sockets
         self._given, self._done = 1, 0  # jobs; while they are as many, its thread sends nothing
-        self._commits = 0  # that were not counted yet: nobody waits for that
+        self._uncounted: int | None = None  # a step that has committed: nobody waits for that
         self._cancelled = -1  # every step up to this one
         self._until = 0.0  # when the step's deadline passes
         self._lasts = True  # what it sends is not written to before the step is decided
@@ -276,9 +277,9 @@ class HostedSession:
             # writes a file reports from a thread of its own.
             if outcome is not None or type(job) not in _SILENT:
                 self._report(Finished(self._session, job, step, self._epoch, outcome))
-            if self._commits:
-                self._commits = 0
-                self.activity.commits()
+            if self._uncounted is not None:
+                self.activity.commits(self._uncounted)
+                self._uncounted = None
             self.activity.end(job, step, outcome, cancelled=cancelled)
             self._done += 1
             if type(job) is Close:
@@ -375,14 +376,14 @@ class HostedSession:
         """Commits a step of which the order of the next one told."""
         try:
             host.commit(self._session, step)
-            self._commits += 1
+            self._uncounted = step
         except BaseException as error:  # that ends the session here, the next step with it
             self._report(Finished(self._session, Commit(), step, self._epoch, error))
             raise
 
     def _compute(self, host: HostLike, run: Run, job: Compute) -> Computed:
         if run.step <= self._cancelled:
-            raise StepTimeout(f"step {run.step} was cancelled before it started here")
+            raise StepTimeout(f"step {step_of(run.step)} was cancelled before it started here")
         feeds: Any = run.arrays  # by name
         self._lasts = not job.free
         self._until = time.monotonic() + job.deadline
@@ -405,7 +406,8 @@ class HostedSession:
         """Waits for the last of a feed that the session was still copying when it told of it."""
         while not is_whole(array):
             if step <= self._cancelled or time.monotonic() > self._until:
-                raise StepTimeout(f"step {step}: feed {name} did not come before the deadline")
+                late = f"step {step_of(step)}: feed {name} did not come before the deadline"
+                raise StepTimeout(late)
 
     def _handed(self, request: int, name: str, array: Array) -> Array | Chunk:
         return self._loans.lend("fetch", request, name, array)
@@ -445,8 +447,8 @@ class HostedSession:
         if time.monotonic() > until:
             target = parcel.target_worker
             raise StepTimeout(
-                f"step {parcel.step}: worker {target} at {self._addresses[target]} did not "
-                f"take edge {parcel.edge} before the deadline; can it be reached from there?",
+                f"step {step_of(parcel.step)}: worker {target} at {self._addresses[target]} did "
+                f"not take edge {parcel.edge} before the deadline; can it be reached from there?",
                 worker=target,
             )
         return parcel.step > self._cancelled and not self._closing.is_set()

@@ -220,6 +220,10 @@ class Loop:
         """The workers whose replies an operation waits for."""
         return self._machine.awaited()
 
+    def same(self) -> list[int]:
+        """Two workers that are one process; none if there are no such."""
+        return self._machine.same()
+
     def refused(self) -> list[int]:
         """The workers with which the last handshake failed: of those with a key mostly for want of
         trust."""

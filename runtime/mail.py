@@ -9,7 +9,7 @@ from time import monotonic, monotonic_ns
 from typing import Any, NamedTuple
 
 from graphflow.errors import GraphflowError, StepTimeout
-from graphflow.runtime.messages import Key
+from graphflow.runtime.messages import Key, step_of
 from graphflow.runtime.transport.lending import PATIENCE, is_whole
 
 _SLICE = 0.002
@@ -146,8 +146,8 @@ class Mail:
         if monotonic() > self.deadline:
             what, worker = self._blame(step, awaited)
             raise StepTimeout(
-                f"step {step}: {what} did not come before the deadline; is that worker slow or "
-                "stuck? give Session a longer deadline",
+                f"step {step_of(step)}: {what} did not come before the deadline; is that worker "
+                "slow or stuck? give Session a longer deadline",
                 worker=worker,
             )
 
@@ -204,8 +204,9 @@ class Mail:
             raise self._cancelled[1]
         if monotonic() > self.deadline:
             raise StepTimeout(
-                f"step {step}: {loop} was in iteration {done}{of} when the step's deadline passed; "
-                "does the loop end? bound it (max_iterations), or give Session a longer deadline"
+                f"step {step_of(step)}: {loop} was in iteration {done}{of} when the step's "
+                "deadline passed; does the loop end? bound it (max_iterations), or give Session a "
+                "longer deadline"
             )
 
     def cancel(self, step: int, reason: GraphflowError) -> None:

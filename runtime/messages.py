@@ -27,6 +27,10 @@ Plain = Annotated[Any, "plain data"]  # None, bool, int, float, str, and lists a
 Key = int | str
 EDGE_BITS = 32
 """Of the key of a tensor in a step: its edge; above them is its number, for an edge in a loop."""
+STEP_BITS = 36
+"""Of the number that a step has on the wire: the session's own number of it. Above them is how
+often that number did not grow from one step to the next, as after a failure or a recovery, so that
+numbers on the wire always grow. The lowest is 1 << STEP_BITS."""
 TAKEN = "taken/"
 """What keys begin with that tell how much of an edge in a loop was received."""
 EXCHANGE = "collective/"
@@ -37,6 +41,11 @@ Small = bytes
 WAIT, SEND = "recv/", "send/"
 """How spans of edges begin; then comes the tensor's name, "/", and the number of the edge. Of those
 in loops, whose lines know no names, the number alone."""
+
+
+def step_of(number: int) -> int:
+    """Return the session's own number of a step, for people: how many had committed before it."""
+    return number & ((1 << STEP_BITS) - 1)
 
 
 class Parcel(NamedTuple):

@@ -122,6 +122,11 @@ class Rendezvous:
                     f"{self._at(worker)} {wrong}; start it with `graphflow worker --devices "
                     f"{','.join(_wanted(cluster, worker))}`, or change the cluster"
                 )
+        if same := self._loop.same():
+            raise ClusterError(
+                f"{' and '.join(map(self._at, same))} are one process, reached by two names; each "
+                "worker needs a `graphflow worker` of its own, at a port of its own"
+            )
         request = next(self._requests)
         shown = self._keys if any(self._keys) else []
         # Own processes end with this one: however long it stands still, they wait for it.

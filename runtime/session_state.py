@@ -26,7 +26,7 @@ from graphflow.runtime.collectives.exchanges import Exchanges, Part
 from graphflow.runtime.collectives.passages import Inward, Outward
 from graphflow.runtime.executor import Program, Span
 from graphflow.runtime.mail import Mail
-from graphflow.runtime.messages import Computed, Parcel, Usage
+from graphflow.runtime.messages import Computed, Parcel, Usage, step_of
 from graphflow.runtime.partition import FORMS, Partition
 from graphflow.structure import symbols_of
 from graphflow.values import dataclass
@@ -179,7 +179,9 @@ class SessionState:
                 while met:
                     met.popitem()[1].rest()
         if self._stuck:  # who waits for what the failed one did not send would take this one's
-            raise SessionError(f"step {step} was not run, because the one before it failed")
+            raise SessionError(
+                f"step {step_of(step)} was not run, because the one before it failed"
+            )
         try:
             programs = self._programs_of(program, sizes, draws)
             self.mail.deadline = monotonic() + deadline
@@ -298,7 +300,9 @@ class SessionState:
                 return program.compute(feeds, step, draws, spans)
             except BaseException as error:
                 errors.append(error)
-                self.mail.cancel(step, OpError(f"step {step} failed on another device: {error}"))
+                self.mail.cancel(
+                    step, OpError(f"step {step_of(step)} failed on another device: {error}")
+                )
                 return {}
 
         futures = [self._threads.submit(one, program) for program in programs[:-1]]
@@ -306,7 +310,7 @@ class SessionState:
             fetches = one(programs[-1])  # on this thread: one hand-over less
             wait(futures)
         except BaseException:  # Ctrl-C: the next step uses the same buffers, so let go of them
-            self.mail.cancel(step, OpError(f"step {step} was interrupted"))
+            self.mail.cancel(step, OpError(f"step {step_of(step)} was interrupted"))
             wait(futures)
             raise
         if errors:
@@ -359,7 +363,7 @@ class SessionState:
         programs = self._computed.pop(step, None)
         if programs is None:
             raise SessionError(
-                f"step {step} cannot commit: worker {self._worker} did not compute it"
+                f"step {step_of(step)} cannot commit: worker {self._worker} did not compute it"
             )
         for program in programs:
             if program.commits:
@@ -372,7 +376,7 @@ class SessionState:
     def abort(self, step: int) -> None:
         for each in [each for each in self._computed if each <= step]:
             del self._computed[each]
-        self.mail.cancel(step, StepTimeout(f"step {step} was given up"))
+        self.mail.cancel(step, StepTimeout(f"step {step_of(step)} was given up"))
         self.exchanges.abort()
         self._stuck = False
         self.mail.finish(step)

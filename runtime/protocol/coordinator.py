@@ -153,6 +153,15 @@ class CoordinatorMachine:
         """The workers that have not answered yet."""
         return [index for index, peer in enumerate(self._peers) if not peer.welcomed]
 
+    def same(self) -> list[int]:
+        """Two workers that have answered and are one process; none if there are no such."""
+        found: dict[int, int] = {}
+        for index, peer in enumerate(self._peers):
+            first = found.setdefault(peer.process, index) if peer.process else index
+            if first != index:
+                return [first, index]
+        return []
+
     def clock(self, worker: int) -> Clock:
         """How a worker's clock stands to ours, to look at."""
         return self._peers[worker].clock

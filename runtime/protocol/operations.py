@@ -31,6 +31,7 @@ from graphflow.runtime.messages import (
     Saved,
     Welcome,
     Write,
+    step_of,
 )
 from graphflow.runtime.protocol.orders import Begin, Replies
 from graphflow.runtime.wire import array_of, pieces
@@ -87,6 +88,11 @@ class Operation:
         raise ProtocolError("an operation without orders has no first one")
 
     @property
+    def number(self) -> int | None:
+        """The session's own number of the step; None for anything else."""
+        return step_of(self.begin.step) if self.is_step else None
+
+    @property
     def is_free(self) -> bool:
         """Whether it is a step that may compute before the one that it follows is decided."""
         first = self.first
@@ -96,7 +102,7 @@ class Operation:
     def what(self) -> str:
         """What errors call it."""
         if isinstance(self.first, Compute):
-            return f"step {self.begin.step}"
+            return f"step {step_of(self.begin.step)}"
         subject = getattr(self.first, "variable", getattr(self.first, "program", ""))
         return f"{type(self.first).__name__.lower()} {subject}".rstrip()
 

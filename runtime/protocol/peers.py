@@ -81,7 +81,7 @@ class Peer:
         return WorkerLost(
             f"{self} {what}: {why}{died_in}",
             worker=self.index,
-            step=operation.begin.step if operation is not None and operation.is_step else None,
+            step=operation.number if operation is not None else None,
             reason=gone.reason,
             op=gone.op,
             program=operation.computing(self.index) if operation is not None else "",
@@ -159,12 +159,11 @@ def kept_waiting(operation: Operation, peers: Sequence[Peer], now: float) -> Ste
 
 def apart(source: Peer, target: Peer, operation: Operation, edge: Key) -> LinkLost:
     """The error of a step whose workers do not reach each other."""
-    step = operation.begin.step
     return LinkLost(
         f"{operation.what}: {source} sent edge {edge}, but {target} did not take it, though both "
         "answer this process: what is between the two is cut, or refuses connections; mend that, "
         "and run it again: nothing has changed",
-        source=source.index, target=target.index, step=step, edge=edge,
+        source=source.index, target=target.index, step=operation.number, edge=edge,
     )  # fmt: skip
 
 

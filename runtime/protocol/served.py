@@ -38,6 +38,7 @@ from graphflow.runtime.messages import (
     Saved,
     Small,
     Spans,
+    step_of,
 )
 from graphflow.runtime.protocol.faults import error_of, failed
 from graphflow.runtime.protocol.jobs import Job, Outcome, Route, Run, Send, Wake, WorkerAction
@@ -115,7 +116,7 @@ class Served:
         """
         last = self.ahead[-1].step if self.ahead else self.begun
         if step <= max(last, self.settled):
-            raise ProtocolError(f"step {step} is not after step {last}")
+            raise ProtocolError(f"step {step_of(step)} is not after step {step_of(last)}")
         arrays = self.take("feed", message.request, message.feeds) if message.feeds else {}
         if message.small:
             arrays.update(map(array_of, message.small))

@@ -55,6 +55,7 @@ from graphflow.runtime.messages import (
     Welcome,
     Write,
     changed,
+    step_of,
 )
 from graphflow.runtime.protocol.faults import failed
 from graphflow.runtime.protocol.jobs import (
@@ -445,7 +446,7 @@ class WorkerMachine:
             return session.answer(job, event.step, outcome)  # nearly always
         if isinstance(job, _DECISIONS):
             if isinstance(outcome, BaseException):
-                what = f"{type(job).__name__.lower()} of step {event.step} failed"
+                what = f"{type(job).__name__.lower()} of step {step_of(event.step)} failed"
                 return self._break(session, f"{what}: {outcome}")
             return []
         if isinstance(job, Compute) and event.step <= session.settled:

@@ -42,6 +42,7 @@ _BUSY_SECONDS = 0.02  # between looks while more comes than heartbeats
 _BUSY_BYTES = 1024  # between two looks
 _LOOKS = 1000  # at one connection, a second: each takes some 10 µs
 _WAITED_FOR = 64  # connections, of which the first byte is waited for at a time
+_ROUTE_BYTES = 5  # of a route that ZeroMQ has made: a zero and a number
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 _log = Log("graphflow.security")
@@ -134,10 +135,25 @@ class Door:
                 del self._senders[each]
         with Connection(descriptor) as connection:
             peer = connection.peer
+        if peer is not None and not self._owns(route, descriptor, peer):
+            peer = None
         sender = self._senders.setdefault(route, _Sender())
         sender.descriptor, sender.peer = -1 if peer is None else descriptor, peer
         if peer is not None:
             self._routes[descriptor] = route
+
+    def _owns(self, route: bytes, descriptor: int, peer: Any) -> bool:
+        """Return whether a route is that of the connection which has a descriptor now. Messages of
+        one that has ended may be read late, when its descriptor is another's: of two routes that
+        lead to the same peer, the later one is the connection's, the earlier one leads nowhere."""
+        before = self._routes.get(descriptor, route)
+        known = self._senders.get(before)
+        if before == route or known is None or known.peer != peer:
+            return True
+        if _is_later(before, route):
+            return False
+        known.descriptor, known.peer = -1, None
+        return True
 
     def drained(self) -> None:
         """The socket has no message: what is under way is not whole."""
@@ -295,6 +311,14 @@ def _superfluous(visitors: Sequence[_Visitor], beyond: int, now: float) -> list[
         return 2, -visitor.since
 
     return sorted(visitors, key=rank)[:beyond]
+
+
+def _is_later(route: bytes, other: bytes) -> bool:
+    """Return whether ZeroMQ has given a route later than another: it counts them in 32 bits."""
+    if not len(route) == len(other) == _ROUTE_BYTES:
+        return False
+    difference = int.from_bytes(route[1:], "big") - int.from_bytes(other[1:], "big")
+    return 0 < difference % (1 << 32) < 1 << 31
 
 
 def _shown(peer: Any) -> str:

@@ -103,6 +103,8 @@ def check(address: str, *, insecure: bool, listening: bool) -> Address:
     match = _ADDRESS.fullmatch(address)
     port = int(match[2].replace("*", "0")) if match else -1
     if match is None or port > 65535 or (not listening and (port == 0 or match[1] == "*")):
+        if match is not None and port > 65535:
+            raise TransportError(f"{address!r}: port {port} is above 65535, the highest there is")
         example = "tcp://127.0.0.1:7001"
         raise TransportError(f"{address!r} is not of the form tcp://host:port, such as {example}")
     parts = Address(match[1].strip("[]"), port)

@@ -354,3 +354,18 @@ def test_a_loop_that_does_not_end_is_ended_by_the_deadline() -> None:
 def test_a_body_shows_in_the_printed_graph() -> None:
     text = str(gf.Graph([gf.call(gf.tanh, gf.constant(1.0))]))
     assert "call(" in text and "tanh(argument_0)" in text
+
+
+def test_sizes_of_different_placeholders_are_told_apart() -> None:
+    x, y = gf.placeholder("float32", (None, 4)), gf.placeholder("float32", (None, 4))
+    one, other = (rf"float32\(placeholder#{i}.shape\[0\], 4\)" for i in (1, 2))
+    with refused(errors.ShapeError, f"carry 0 begins as {one} and comes back as {other}"):
+        gf.scan(lambda h, e: (y, h), x, gf.zeros((3, 4)))
+    with refused(errors.ShapeError, f"state 0 begins as {one} and comes back as {other}"):
+        gf.while_loop(lambda s: gf.all(s > 0), lambda s: y, x)
+    with refused(errors.ShapeError, rf"the branches differ: \({one}\) and \({other}\)"):
+        gf.cond(gf.all(x > 0), lambda: x, lambda: y)
+    named = gf.placeholder("float32", ("n", 4))
+    alone = r"float32\(placeholder.shape\[0\], 4\)"
+    with refused(errors.ShapeError, rf"begins as float32\(n, 4\) and comes back as {alone}"):
+        gf.while_loop(lambda s: gf.all(s > 0), lambda s: y, named)

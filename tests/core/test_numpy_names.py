@@ -5,15 +5,15 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import GraphError
-from graphflow.numpy_names import ELSEWHERE, MODULES_ELSEWHERE, refusal
+from graphflow.errors import ArgumentError, GraphError, GraphflowError
+from graphflow.numpy_names import ELSEWHERE, MODULES_CALLED, MODULES_ELSEWHERE, refusal
 
 OPERATORS = [
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
@@ -87,6 +87,35 @@ def test_an_error_is_told_to_be_among_the_errors(name: str) -> None:
         getattr(gf, name)
 
 
+def test_a_module_that_is_called_says_what_to_use() -> None:
+    """Each module that is seen as `gf.name`, also those that are loaded later."""
+    assert gf.Session is not None and gf.Plan is not None
+    found = {
+        name: module
+        for name, module in vars(gf).items()
+        if isinstance(module, ModuleType) and module.__name__.startswith("graphflow.")
+    }
+    assert {"tensor", "graph", "session", "node", "nn", "optim", "random", "init"} <= {*found}
+    for name, module in found.items():
+        with pytest.raises(ArgumentError, match=rf"gf\.{name}.* at .*test_numpy_names.* module; "):
+            module(1, shape=2)  # type: ignore[operator]
+    with pytest.raises(ArgumentError, match=r"gf\.constant\(value\) makes a tensor"):
+        gf.tensor([1.0])  # type: ignore[attr-defined]
+    for told in MODULES_CALLED.values():
+        for each in re.findall(r"gf\.([\w.]+)", told):
+            operator.attrgetter(each)(gf)
+
+
+def test_a_name_with_a_slip_is_told_what_was_meant() -> None:
+    for slip, name in (
+        ("placholder", "placeholder"),
+        ("Sesion", "Session"),
+        ("gradient", "gradients"),
+    ):
+        with pytest.raises(AttributeError, match=f"did you mean '{name}'"):
+            getattr(gf, slip)
+
+
 def test_an_attribute_that_tensors_have_elsewhere_is_told_what_stands_for_it() -> None:
     x = gf.placeholder("float32", (2, 2), name="x")
     for name, told in ELSEWHERE.items():
@@ -96,3 +125,39 @@ def test_an_attribute_that_tensors_have_elsewhere_is_told_what_stands_for_it() -
         x.sumn  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(GraphError, match=r"x \(made at .* at .*test_numpy_names.*gf.scatter"):
         x[0] = 1
+
+
+def test_names_in_modules_and_of_optimisers_with_a_slip_are_told_what_was_meant() -> None:
+    for module, slip, told in (
+        (gf.optim, "adam", "'Adam'"), (gf.parallel, "Dta", "'Data'"), (gf.nn, "Liner", "'Linear'"),
+        (gf.init, "glorat", "'glorot'"), (gf.linalg, "choleski", "'cholesky'"),
+    ):  # fmt: skip
+        with pytest.raises(AttributeError, match=f"'{slip}'; did you mean {told}"):
+            getattr(module, slip)
+    assert not hasattr(gf.optim, "__path__") and not hasattr(gf.nn, "nothing_like_this")
+    for name in ("step", "zero_grad", "apply_gradients"):
+        with pytest.raises(AttributeError, match=rf"Adam has no .*'{name}'; train = .*minimize"):
+            getattr(gf.optim.Adam(0.1), name)
+    with pytest.raises(AttributeError, match="did you mean 'minimize'"):
+        gf.optim.SGD(0.1).minimise  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (lambda: gf.placeholder("flaot32", (2,)), "'flaot32'.*did you mean 'float32'"),
+        (lambda: gf.init.glorot(4, 2), "dtype 2 .*a shape is one argument, such as"),
+        (lambda: gf.device("cuda:0").__enter__(), "'cuda:0' is no .*did you mean 'gpu:0'"),
+        (lambda: gf.device("gpu0").__enter__(), "did you mean 'gpu:0'"),
+        (lambda: gf.device("/Worker:1/CPU:0").__enter__(), "did you mean '/worker:1/cpu:0'"),
+        (lambda: gf.device("worker1").__enter__(), "did you mean '/worker:1'"),
+        (lambda: gf.device("/device:GPU:0").__enter__(), "did you mean 'gpu:0'"),
+        (lambda: gf.device("fast").__enter__(), "no device name; write '/worker"),
+        (lambda: gf.constant("a"), "a tensor of str 'a'; give a tensor, a number"),
+        (lambda: gf.optim.SGD(0.1).minimize(gf.mean(gf.ones((2,)))), "make weights by gf.variable"),
+        (lambda: gf.assign(gf.ones((2,)), 1.0), r"is not a variable; gf.variable\(initial\) makes"),
+    ],
+)
+def test_a_beginners_mistake_is_told_what_to_do(mistake: Callable[[], Any], told: str) -> None:
+    with pytest.raises(GraphflowError, match=told):
+        mistake()

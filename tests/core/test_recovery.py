@@ -11,6 +11,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from graphflow.errors import (
 from graphflow.runtime.checkpoint import load
 from graphflow.runtime.checkpoint.folder import read_manifest
 from graphflow.runtime.hosts import LocalHosts
+from graphflow.runtime.messages import step_of
 from graphflow.state import State
 
 
@@ -593,16 +595,25 @@ def test_a_session_that_fails_writes_no_last_checkpoint_and_lets_go(tmp_path: Pa
 
 
 class Losing:
-    """A session over one worker whose steps lose it when they are told to, without any process."""
+    """A session over one worker whose steps lose it when they are told to, without any process.
+
+    Attributes:
+        at: which steps of a session do, counted from 1 and with those that are done again.
+        steps: the session's own numbers of the steps that did.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at: set[int] = set()
+        self.steps: list[int] = []
         self.opened = 0
+        attempts: Counter[int] = Counter()
         step, losing = LocalHosts.step, self
 
         def lossy(hosts: Any, program: str, number: int, *rest: Any, **more: Any) -> Any:
-            if number in losing.at:
-                losing.at.discard(number)
+            attempts[id(hosts)] += 1
+            if attempts[id(hosts)] in losing.at:
+                losing.at.discard(attempts[id(hosts)])
+                losing.steps.append(step_of(number))
                 raise WorkerLost("worker 0 was lost", worker=0)
             return step(hosts, program, number, *rest, **more)
 
@@ -892,7 +903,7 @@ def test_after_ctrl_c_training_goes_on_though_the_disk_is_full(
     def interrupted(hosts: Any, program: str, number: int, *rest: Any, **more: Any) -> Any:
         numbers.append(number)
         told = step(hosts, program, number, *rest, **more)
-        if number == 2:
+        if len(numbers) == 2:
             raise KeyboardInterrupt
         return told
 
@@ -945,6 +956,31 @@ def test_losses_without_end_are_given_up(losing: Losing, tmp_path: Path) -> None
         losing.at = set()
         assert s.run(add).tolist() == [2, 2, 2]
         assert s.get(count).tolist() == [2, 2, 2]
+
+
+def test_a_step_has_the_sessions_own_number_on_every_attempt(
+    losing: Losing, tmp_path: Path
+) -> None:
+    """After failed steps, a checkpoint that was loaded, steps that were done again, a trace."""
+    _, add = counting()
+    with gf.Session(checkpoint=tmp_path, every=100) as s:
+        for attempt in (1, 3, 6):  # each step after those before were done again
+            losing.at = {attempt}
+            s.run(add)
+        assert losing.steps == [0, 1, 2]
+        s.save(tmp_path / "own")
+        for _ in range(4):
+            s.run(add)
+        s.load(tmp_path / "own")
+        losing.at = set(range(1000))
+        with pytest.raises(WorkerLost):
+            s.run(add)
+        assert s.step == 3 and set(losing.steps[3:]) == {3}
+        losing.at = set()
+        with s.trace() as trace:
+            s.run(add)
+            s.run(add)
+        assert [step.number for step in trace.steps] == [3, 4] and s.step == 5
 
 
 def test_a_future_is_recovered_too(losing: Losing, tmp_path: Path) -> None:

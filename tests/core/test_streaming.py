@@ -166,10 +166,10 @@ def test_quick_steps_tell_what_is_wrong_with_their_feeds_after_those_before_them
 
     good = model.feeds(4)
     wrong = [
-        ([*good, {model.x: np.ones((2, 4))}], FeedError, r"step 5 of 6: .*\(2, 4\)"),
-        ([*good, {}], FeedError, "step 5 of 6: placeholder 'x'"),
-        ([*good, {model.x: "text"}], FeedError, "step 5 of 6"),
-        (good, FeedError, "step 5 of 6: the feeds ended after 4"),
+        ([*good, {model.x: np.ones((2, 4))}], FeedError, r"feeds 5 of 6: .*\(2, 4\)"),
+        ([*good, {}], FeedError, "feeds 5 of 6: placeholder 'x'"),
+        ([*good, {model.x: "text"}], FeedError, "feeds 5 of 6"),
+        (good, FeedError, "feeds 5 of 6: the feeds ended after 4"),
         (broken(), RuntimeError, "no more"),
         ([*good, *model.feeds(1, failing=0)], CheckError, "no negative feeds"),
     ]
@@ -453,7 +453,7 @@ def test_feeds_that_are_no_iterable_of_feeds_are_refused(
 def test_an_iterator_that_ends_early_names_the_step(session: gf.Session, model: Model) -> None:
     results = session.run(model.update, iter(model.feeds(3)), steps=5)
     assert len([next(results) for _ in range(3)]) == 3
-    with pytest.raises(FeedError, match=r"step 4 of 5.*ended after 3"):
+    with pytest.raises(FeedError, match=r"feeds 4 of 5.*ended after 3"):
         next(results)
 
 
@@ -466,7 +466,7 @@ def test_wrong_feeds_name_the_step_when_it_is_their_turn(session: gf.Session, mo
     with pytest.raises(FeedError):
         next(results)
     feeds[3] = {"x": 1}
-    with pytest.raises(FeedError, match="step 4 of 5"):
+    with pytest.raises(FeedError, match="feeds 4 of 5"):
         list(session.run(model.update, feeds, steps=5))
 
 
@@ -547,7 +547,7 @@ def test_ctrl_c_while_a_step_is_begun_or_about_to_be_decided_leaves_none_with_th
 def test_feeds_that_a_step_lacks_name_the_step(session: gf.Session, model: Model) -> None:
     feeds: list[Any] = model.feeds(4)
     feeds[2] = {}
-    with pytest.raises(FeedError, match="step 3 of 4: placeholder 'x'"):
+    with pytest.raises(FeedError, match="feeds 3 of 4: placeholder 'x'"):
         list(session.run(model.update, feeds, steps=4))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import WorkerLost
+from graphflow.errors import ClusterError, WorkerLost
 from tests.faults import training
 from tests.faults.running import Running, Worker, cluster_file, stop, took
 from tests.faults.test_hosts import alone, results
@@ -94,6 +94,15 @@ def test_two_sessions_on_one_cluster_are_isolated_and_one_outlives_the_others_fa
         thread.join(60.0)
     assert errors == []
     assert counted == {n: [float(n * (i + 1)) for i in range(40 * n)] for n in (1, 2)}
+
+
+def test_one_process_under_two_names_is_refused(running: list[Running], tmp_path: Path) -> None:
+    """Where the names do not show it: one that listens at all addresses."""
+    running.append(worker := Worker("tcp://0.0.0.0:*", "--insecure"))
+    port = worker.ready().address.rpartition(":")[2]
+    names = [f"tcp://127.0.0.{host}:{port}" for host in (1, 2)]
+    with pytest.raises(ClusterError, match=r"worker 0 at .*1:.* and worker 1 at .*one process"):
+        gf.Session(cluster_file(tmp_path, names))
 
 
 @pytest.mark.fault(47, 5)

@@ -78,13 +78,43 @@ def test_a_worker_that_dies_or_freezes_in_mid_step_is_lost_within_five_seconds(
             s.run(nap)
         took(1 if number == signal.SIGKILL else 2, "found", time.monotonic() - at[0])
         assert time.monotonic() - at[0] < DEAD + 1.0
-        assert failure.value.worker == 1 and "step 1" in str(failure.value)
+        assert failure.value.worker == 1 and f"step {s.step}" in str(failure.value)
+        assert failure.value.step == s.step == 0
         if number == signal.SIGKILL:
             assert time.monotonic() - at[0] < DEAD / 2 and "signal 9" in str(failure.value)
         with pytest.raises(StateLost, match="checkpoint"):
             s.run(nap)
         raise failure.value
     assert "checkpoint=" in "".join(left.value.__notes__), "what to do about it"
+
+
+@pytest.mark.fault(1)
+def test_errors_logs_and_traces_name_the_step_by_its_number_in_the_session(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever else has run on the workers: trials, failed steps, steps of a state given up."""
+    count, step = counter()
+    x = gf.placeholder("float32", (3,), name="x")
+    with gf.device("/worker:1"):
+        failing = hazards.fail(x, name="failing")
+        nap = hazards.sleep(gf.constant(ONES), seconds=8.0)
+    with session(replan="auto") as s:
+        for _ in range(3):
+            with pytest.raises(OpError):
+                s.run([failing, step], {x: ONES})
+            s.run(step)
+        s.save(tmp_path / "c")
+        list(s.run(step, [{}] * 5, steps=5))
+        s.load(tmp_path / "c")
+        with s.trace() as trace:
+            s.run([step, count])
+        assert [each.number for each in trace.steps] == [3] and s.step == 4
+        caplog.clear()
+        with struck(signal.SIGKILL, pids(s)[1]), pytest.raises(WorkerLost) as failure:
+            s.run([nap, step])
+        assert failure.value.step == s.step == 4 and "step 4" in str(failure.value)
+        (told,) = [r.getMessage() for r in caplog.records if "step.aborted" in r.getMessage()]
+        assert "step=4" in told
 
 
 @pytest.mark.fault(3)
@@ -185,7 +215,7 @@ def test_an_op_that_holds_the_interpreter_is_a_timeout_and_no_death() -> None:
     with session(deadline=6.0) as s:
         s.run(step)
         start = time.monotonic()
-        with pytest.raises(StepTimeout, match=r"step 2 .*worker 1"):
+        with pytest.raises(StepTimeout, match=r"step 1 .*worker 1"):
             s.run([held, step])
         took(6, "told after the deadline of 6 s", time.monotonic() - start - 6.0)
         assert time.monotonic() - start < 6.0 + 2 * 0.5 + 1.0
@@ -200,7 +230,7 @@ def test_an_op_that_holds_the_interpreter_for_a_moment_is_a_timeout() -> None:
         held = hazards.hold(gf.constant(ONES), seconds=2.0)
     with session(deadline=1.0) as s:
         s.run(step)
-        with pytest.raises(StepTimeout, match=r"step 2 .*worker 1"):
+        with pytest.raises(StepTimeout, match=r"step 1 .*worker 1"):
             s.run([held, step])
         time.sleep(1.0)
         assert float(s.run(step)) == 2.0

@@ -107,7 +107,7 @@ def test_a_worker_loads_nothing_that_only_others_need() -> None:
         ("reduce_mean", "it is gf.mean"),
         ("Variable", "it is gf.variable"),
         ("float32", 'it is the word "float32"'),
-        ("mattmul", "'mattmul'$"),  # Python itself finds what is spelt alike
+        ("mattmul", "'mattmul'; did you mean 'matmul'"),  # Python itself finds what is spelt alike
     ],
 )
 def test_a_name_that_lives_in_a_module_is_told_with_it(name: str, meant: str) -> None:

@@ -28,7 +28,7 @@ address = "tcp://127.0.0.1:7001"
 
 [[workers]]
 address = "tcp://127.0.0.1:7002"
-devices = ["cpu:0", { name = "cpu:1", threads = 2, memory = 1000 }]
+devices = ["cpu:0", { name = "cpu:1", threads = 2, memory = 1000000 }]
 
 [[links]]
 source = "/worker:0"
@@ -195,7 +195,7 @@ def test_a_file_with_addresses_describes_remote_workers(tmp_path: Path) -> None:
         "tcp://127.0.0.1:7002",
     ]
     assert cluster.device("/worker:0/cpu:0") == Device("/worker:0/cpu:0", "cpu", 2 << 30, 1)
-    assert cluster.device("/worker:1/cpu:1") == Device("/worker:1/cpu:1", "cpu", 1000, 2)
+    assert cluster.device("/worker:1/cpu:1") == Device("/worker:1/cpu:1", "cpu", 1000000, 2)
     there = cluster.link("/worker:0/cpu:0", "/worker:1/cpu:1")
     back = cluster.link("/worker:1/cpu:1", "/worker:0/cpu:0")
     assert there is not None and back is not None
@@ -233,28 +233,28 @@ BAD_FILES = [
     ("not TOML", "x = = 1", "is not TOML.*line 1"),
     ("empty", "", r"no workers; add a \[\[workers\]\]"),
     ("NaN deadline", "deadline = nan\n" + W0, "line 1: deadline.*nan.*finite"),
-    ("NaN latency", W0 + W1 + LINK + "latency = nan\nbandwidth = 1.0", "line 8: .*latency.*is nan"),
+    ("NaN latency", W0 + W1 + LINK + "latency = nan\nbandwidth = 1e9", "line 8: .*latency.*is nan"),
     (
         "infinite latency",
-        W0 + W1 + LINK + "latency = inf\nbandwidth = 1.0",
+        W0 + W1 + LINK + "latency = inf\nbandwidth = 1e9",
         "line 8: .*latency.*is inf",
     ),
     (
         "negative latency",
-        W0 + W1 + LINK + "latency = -1\nbandwidth = 1.0",
+        W0 + W1 + LINK + "latency = -1\nbandwidth = 1e9",
         "line 8: .*latency.*is -1",
     ),
     ("zero bandwidth", W0 + W1 + LINK + "latency = 1\nbandwidth = 0", "line 9: .*bandwidth.*is 0"),
     ("half a link", W0 + W1 + LINK + "latency = 1", "line 5: a link needs 'bandwidth'"),
     (
         "a word for a number",
-        W0 + W1 + LINK + 'latency = "1"\nbandwidth = 1',
+        W0 + W1 + LINK + 'latency = "1"\nbandwidth = 1e9',
         "line 8: .*latency.*'1'",
     ),
-    ("a link to nobody", W0 + LINK + "latency = 1\nbandwidth = 1", "no '/worker:1' here"),
+    ("a link to nobody", W0 + LINK + "latency = 1\nbandwidth = 1e9", "no '/worker:1' here"),
     (
         "a link that is no name",
-        W0 + LINK.replace("/worker:0", "a") + "latency = 1\nbandwidth = 1",
+        W0 + LINK.replace("/worker:0", "a") + "latency = 1\nbandwidth = 1e9",
         "line 4: link end 'a'",
     ),
     ("NaN flops", W0 + 'devices = [{ name = "cpu:0", flops = nan }]', "line 3: .*flops.*is nan"),
@@ -281,7 +281,7 @@ BAD_FILES = [
     ),
     (
         "a device without a name",
-        W0 + "devices = [{ flops = 1.0 }]",
+        W0 + "devices = [{ flops = 1e9 }]",
         "line 3: a device table needs a name",
     ),
     ("a number for an address", "[[workers]]\naddress = 1", "line 2: 'address' must be a string"),
@@ -347,6 +347,7 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
 
 # Machines by product, and their wiring --------------------------------------------------------
 
+NETWORK = '[[hosts]]\nname = "a"\ncount = 2\ndevices = ["8xh100"]\n[network]\n'
 EIGHT = """
 network = "100gbe"
 
@@ -410,11 +411,46 @@ def test_workers_with_addresses_may_share_a_host_and_its_card(tmp_path: Path) ->
     assert [(p.name, p.inside) for p in cluster.ports] == [("a nic", ("/worker:0", "/worker:1"))]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[defaults]\nmemory = 16\n" + W0, 'line 2: memory = 16 is 16 bytes; .*memory = "16GB"'),
+        ('[defaults]\nmemory = "16"\n' + W0, "line 2: .*'16' is 16 bytes; write \"16GB\""),
+        ('[defaults]\nmemory = "16B"\n' + W0, "line 2: .*'16B' is 16 bytes; write \"16GB\""),
+        (W0 + 'devices = [{ name = "cpu:0", memory = 8192 }]', "line 3: .* is 8192 bytes"),
+        ("[defaults.link]\nlatency = 5\nbandwidth = 1e9\n" + W0, "line 2: latency = 5 is 5 s"),
+        ("[defaults.link]\nlatency = 0\nbandwidth = 100\n" + W0, "line 3: bandwidth = 100 is"),
+        ("[defaults]\nflops = 10.5\n" + W0, "line 2: flops = 10.5 is 10.5 flop/s"),
+        ("[defaults]\nlaunch = 5\n" + W0, "line 2: .* 5 seconds; write launch = 5.0e-6"),
+        (NETWORK + 'latency = 0\nbandwidth = 40\n', "bandwidth = 40 is 40 bytes/s"),
+        (NETWORK + 'name = "100gbe"\nbackbone = 40\n', "backbone = 40 is 40 bytes/s"),
+    ],
+)  # fmt: skip
+def test_a_number_that_was_meant_in_another_unit_is_refused(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ClusterError, match=told):
+        load(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", ["localhost", "LOCALHOST", "[::1]", "127.0.0.1"])
+def test_one_worker_under_two_names_is_refused(name: str, tmp_path: Path) -> None:
+    again = f'[[workers]]\naddress = "tcp://{name}:1"\n'
+    with pytest.raises(ClusterError, match=r"line 4: workers 0 and 1 share .*of its own"):
+        load(tmp_path, W0 + again)
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(W0, encoding="utf-8-sig")
+    assert Cluster.load(path).workers[0].address is not None
+
+
 def test_a_described_link_counts_before_the_wiring(tmp_path: Path) -> None:
-    link = '[[links]]\nsource = "/worker:0"\ntarget = "/worker:1"\nlatency = 1\nbandwidth = 2\n'
+    link = '[[links]]\nsource = "/worker:0"\ntarget = "/worker:1"\nlatency = 1\nbandwidth = 2e9\n'
     cluster = load(tmp_path, EIGHT + link)
     across = cluster.link("/worker:1/gpu:3", "/worker:0/gpu:5")
-    assert across is not None and (across.latency, across.bandwidth) == (1, 2)
+    assert across is not None and (across.latency, across.bandwidth) == (1, 2e9)
 
 
 @pytest.mark.parametrize(

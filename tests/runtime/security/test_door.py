@@ -337,6 +337,40 @@ def test_who_comes_is_not_taken_for_who_had_the_descriptor_before(
         each.close()
 
 
+@pytest.mark.parametrize("late", [True, False], ids=["read after", "read before"])
+def test_what_an_ended_connection_sent_harms_nobody_who_has_its_descriptor(
+    late: bool, listener: Listener, context: Any
+) -> None:
+    """A busy worker reads the messages of a peer that was killed when another has its place."""
+    ended = context.socket(zmq.DEALER)
+    ended.connect(listener.address)
+    ended.send(b"old")
+    wait_for(lambda: listener.door.visitors == 1)
+    wait_for(listener.has_message)
+    channel = Channel(context, listener.address, insecure=False, watch=True)
+    ended.close(linger=0)
+    channel.send([b"new"])
+    routes = {}
+    while len(routes) < 2:
+        route, frames, _ = wait_for(listener.receive)
+        routes[bytes(frames[0])] = route
+    descriptor = listener.door._senders[routes[b"new"]].descriptor
+    listener.door._senders.pop(routes[b"old"], None)  # it is met when its descriptor is the other's
+    if not late:
+        listener.door._senders.pop(routes[b"new"])
+        listener.door._routes.pop(descriptor)
+    listener.door.meet(routes[b"old"], descriptor)
+    if not late:
+        listener.door.meet(routes[b"new"], descriptor)
+    assert listener.door._senders[routes[b"new"]].descriptor == descriptor
+    listener.door.blame(routes[b"old"], "nonsense", door.STRIKES)
+    time.sleep(0.3)
+    assert False not in channel.changes(), "the one that lives is not dropped"
+    visitors = [each for each in listener.door._visitors.values() if each.route is not None]
+    assert [each.route for each in visitors] == [routes[b"new"]]
+    channel.close()
+
+
 def test_what_is_not_valid_is_forgiven_with_time_and_what_is_of_no_use_counts_little(
     listener: Listener, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
