@@ -15,8 +15,7 @@ import numpy as np
 from graphflow.errors import GraphflowError, OnnxError
 from graphflow.onnx.call import Call
 from graphflow.onnx.values import Array, Known, onnx_dtype
-from graphflow.ops.window import known_nonnegative
-from graphflow.spec import Dim, maximum, minimum
+from graphflow.spec import Dim, known_nonnegative, maximum, minimum
 
 MOST = 4096
 """Elements of the largest value that is computed while a model is read."""
