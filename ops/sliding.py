@@ -144,8 +144,10 @@ def positions(
     require_nonnegative(kernel - 1, f"{what}: a window has one element at least, not {kernel}")
     if min(stride, dilation) < 1:
         raise ShapeError(f"{what}: stride and dilation are from 1 on, not {stride} and {dilation}")
-    # what comes after it may be negative: see `conv._closing`
-    require_nonnegative(padding[0], f"{what}: the padding before it is negative")
+    # Numbers below 0 crop: a shard of a convolution begins inside its input. The padding behind may
+    # be negative for transposes, too: see `conv._closing`.
+    if isinstance(padding[0], Dim):
+        require_nonnegative(padding[0], f"{what}: the padding before it is negative")
     room = n + padding[0] + padding[1] - span
     count = floordiv(room + (stride - 1 if ceil_mode else 0), stride) + 1
     if ceil_mode:

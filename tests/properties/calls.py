@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -259,6 +260,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
     return {
         "Session": (opened, dict.fromkeys(signature_of(gf.Session).parameters) | {
+            "strict": True,
             "cluster": HERE, "placer": "heft", "deadline": 9.0, "ops": (), "trial": False,
             "check_finite": False,
         }),
@@ -320,7 +322,8 @@ def public() -> dict[str, Callable[..., Any]]:
             value = getattr(module, name)
             home = str(getattr(value, "__module__", ""))
             own = isinstance(value, Op) or home.startswith("graphflow")
-            if name[0] != "_" and callable(value) and own and name not in NOT_CALLED:
+            called = callable(value) and not isinstance(value, ModuleType)
+            if name[0] != "_" and called and own and name not in NOT_CALLED:
                 found[f"{room}.{name}".lstrip(".")] = value
     return found
 

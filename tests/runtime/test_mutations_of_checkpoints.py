@@ -195,8 +195,8 @@ def begins_at_the_same_epoch(init: Any) -> Any:
 
 
 def resumes_off_by_one(resume: Any) -> Any:
-    def mutant(self: Saver) -> Any:
-        found = resume(self)
+    def mutant(self: Saver, *given: Any) -> Any:
+        found = resume(self, *given)
         if found is not None:
             self._steps.committed += 1
         return found

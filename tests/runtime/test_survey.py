@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,8 +45,8 @@ def test_a_worker_misses_none_but_the_sessions(missing: list[int], cluster: gf.C
     def ask(request: int, orders: Any, seconds: float) -> Replies:
         return Replies({0: next(answers)})
 
-    nobody: Any = None
-    meeting = Rendezvous("s", ["tcp://127.0.0.1:7001"], [""], nobody, itertools.count(1), ask)
+    loop: Any = SimpleNamespace(same=list)
+    meeting = Rendezvous("s", ["tcp://127.0.0.1:7001"], [""], loop, itertools.count(1), ask)
     with pytest.raises(ProtocolError, match="misses"):
         meeting.meet(cluster, 1e12, 1.0, [], False)
 
@@ -63,8 +64,8 @@ def test_own_workers_wait_for_a_session_that_stands_still_and_others_for_their_l
         answers = {Hello: Welcome(1, "", 0, "", ["cpu:0"]), Open: Ready(2), Meet: Met(3, [])}
         return Replies({0: answers[type(message)]})
 
-    nobody: Any = None
-    meeting = Rendezvous("s", ["tcp://127.0.0.1:7001"], [""], nobody, itertools.count(1), ask)
+    loop: Any = SimpleNamespace(same=list)
+    meeting = Rendezvous("s", ["tcp://127.0.0.1:7001"], [""], loop, itertools.count(1), ask)
     where = gf.Cluster.local(workers=1) if local else cluster
     meeting.meet(where, 1e12, 1.0, [], False)
     assert found == [LONGEST_LEASE if local else LEASE]
