@@ -26,7 +26,7 @@ from graphflow.ops.elementwise import (
     logical_and,
     square,
 )
-from graphflow.ops.rules import conj, same_float, same_inexact
+from graphflow.ops.rules import conj, over_root, same_float, same_inexact
 from graphflow.spec import TensorSpec, kind
 
 
@@ -106,8 +106,7 @@ atan2 = _function("atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float)
 
 
 def _hypot_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    length = FUNCTIONS["where"](equal(y, 0), 1, y)
-    return g * (a / length), g * (b / length)
+    return over_root(g, y, a), over_root(g, y, b)
 
 
 hypot = _function(
