@@ -19,7 +19,7 @@ from graphflow.ops.elementwise import (
     multiply,
     square,
 )
-from graphflow.ops.rules import normalize_axis, same_float
+from graphflow.ops.rules import normalize_axis, same_float, zeros_like
 from graphflow.ops.select import where
 from graphflow.ops.transcendental import erf_of, exp, tanh
 from graphflow.spec import TensorSpec
@@ -188,8 +188,8 @@ def _elu_grad_vjp(
     h: Tensor, y: Tensor, g: Tensor, x: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
     right = greater(x, 0)
-    curved = h * g * (exp(where(right, 0, x)) * alpha)
-    return elu_grad(h, x, alpha=alpha), where(right, 0, curved)
+    curved = h * g * (exp(where(right, 0, x)) * alpha) if alpha else 0
+    return elu_grad(h, x, alpha=alpha), where(right, zeros_like(x), curved)
 
 
 elu_grad = elementwise(

@@ -287,7 +287,7 @@ def along_slope(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Te
         (slope,) = vjp(ones, y, x, axis=axis, keepdims=keepdims, **attrs)
         if slope is None:
             return None
-        moved = conj(slope) * tangents[0]
+        moved = FUNCTIONS["where"](slope == 0, 0, conj(slope) * tangents[0])
         if kind(moved.dtype) == "complex":
             moved = FUNCTIONS["real"](moved)
         return sum(moved, axis, keepdims)
