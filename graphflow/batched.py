@@ -16,7 +16,8 @@ from graphflow.errors import GraphflowError, VariableError
 from graphflow.graph import Body, Graph, bodies
 from graphflow.op import FUNCTIONS, Node, Tensor, derived, make_node
 from graphflow.ops import batching, control
-from graphflow.spec import Size
+from graphflow.ops.control_gradients import substituted
+from graphflow.spec import Size, is_inexact
 from graphflow.tracing import parameter
 from graphflow.values import dataclass
 
@@ -229,6 +230,36 @@ def _select(choice: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return chosen
 
 
+def _kept_to(choice: Tensor, twins: Sequence[Twin], size: Size) -> list[Twin]:
+    """Operands of a computation that only chosen elements of the batch need.
+
+    The other elements get the operands of the first chosen element, and pass no gradient on. So
+    they compute nothing that the chosen ones do not: no error, and no NaN, whose product with a
+    cotangent of 0 would be NaN. If none is chosen, operands without the batch axis pass no gradient
+    on, either.
+    """
+    marks = FUNCTIONS["astype"](choice, "int8")  # and one more, since the batch may be empty
+    first = FUNCTIONS["argmax"](FUNCTIONS["concat"]([marks, FUNCTIONS["zeros"]((1,), "int8")]))
+    rows = FUNCTIONS["where"](choice, FUNCTIONS["arange"](size), first)
+    some = FUNCTIONS["any"](choice)
+    kept: list[Twin] = []
+    for x, has in twins:
+        if has:
+            x = _select(choice, x, FUNCTIONS["stop_gradient"](FUNCTIONS["take"](x, rows, 0)))
+        elif is_inexact(x.dtype):
+            x = FUNCTIONS["where"](some, x, FUNCTIONS["stop_gradient"](x))
+        kept.append((x, has))
+    return kept
+
+
+def _kept_to_active(active: Tensor, body: Body, flags: Sequence[bool], size: Size) -> list[Tensor]:
+    """The results of a loop's body, computed of what only its active elements are fed."""
+    given = [node.outputs[0] for node in body.inputs]
+    batched = [t for t, has in zip(given, flags, strict=True) if has]
+    kept = [t for t, _ in _kept_to(active, [(t, True) for t in batched], size)]
+    return substituted(body.outputs, dict(zip(batched, kept, strict=True)))
+
+
 def _widened(engine: Batching, x: Tensor, has: bool, wanted: bool) -> Tensor:
     return batching.repeated(x, engine.size) if wanted and not has else x
 
@@ -246,7 +277,11 @@ def _cond(engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]) -
     branches = [node.attrs["then"], node.attrs["orelse"]]
     if has[0]:  # both branches, and a choice for each
         twins = list(zip(inputs[1:], has[1:], strict=True))
-        first, second = (engine.inlined(b, twins) for b in branches)
+        chosen = [inputs[0], FUNCTIONS["logical_not"](inputs[0])]
+        first, second = (
+            engine.inlined(b, _kept_to(c, twins, engine.size))
+            for b, c in zip(branches, chosen, strict=True)
+        )
         return [(_select(inputs[0], a, b), True) for a, b in zip(first, second, strict=True)]
     flags = tuple(has[1:])
     forced = [a or b for a, b in zip(*(engine.flows(b, flags) for b in branches), strict=True)]
@@ -330,7 +365,8 @@ def _masked_body(engine: Batching, body: Body, loop: _Loop) -> Body:
     active = FUNCTIONS["less"](position.outputs[0], counts.outputs[0])
     before = [n.outputs[0] for n in body.inputs[: loop.carries]]
     before += [FUNCTIONS["zeros_like"](t) for t in body.outputs[loop.carries :]]
-    outputs = [_select(active, t, b) for t, b in zip(body.outputs, before, strict=True)]
+    after = _kept_to_active(active, body, loop.flags, engine.size)
+    outputs = [_select(active, t, b) for t, b in zip(after, before, strict=True)]
     end = loop.carries + loop.items
     inputs = (*body.inputs[:end], position, *body.inputs[end:], counts)
     return Body(inputs, Graph(outputs), len(outputs))
@@ -364,9 +400,10 @@ def _while_each(engine: Batching, node: Node, inputs: list[Tensor], has: list[bo
 
     active = goes_on()
     before = [n.outputs[0] for n in body.inputs[:states]]
-    outputs = [_select(active, t, b) for t, b in zip(body.outputs, before, strict=False)]
+    after = _kept_to_active(active, body, loop.flags, engine.size)
+    outputs = [_select(active, t, b) for t, b in zip(after, before, strict=False)]
     outputs.append(counts.outputs[0] + FUNCTIONS["astype"](active, "int64"))
-    outputs += body.outputs[states:]
+    outputs += after[states:]
     attrs["body"] = Body(parameters, Graph(outputs), len(outputs))
     attrs["test"] = Body(parameters, Graph([FUNCTIONS["any"](active)]), 1)
     attrs["states"] = states + 1

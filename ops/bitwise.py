@@ -11,7 +11,7 @@ import numpy as np
 
 from graphflow.errors import DTypeError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, sample
-from graphflow.ops.elementwise import COLUMN, ROW, SCALAR, F, elementwise
+from graphflow.ops.elementwise import COLUMN, ROW, SCALAR, F, elementwise, of_quotient
 from graphflow.ops.rules import require_kind, same, same_numeric
 from graphflow.spec import TensorSpec, as_dtype, spec
 
@@ -43,7 +43,7 @@ bitwise_right_shift = elementwise("bitwise_right_shift", "right_shift", None, _i
 
 
 def _fmod_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return g, -(g * FUNCTIONS["trunc"](a / b))
+    return g, of_quotient(g, FUNCTIONS["trunc"](a / b))
 
 
 # The remainder of a division that truncates: the sign of the result is that of a.

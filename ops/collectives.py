@@ -122,9 +122,10 @@ def _reduce_vjp(
         return (g / len(xs),) * len(xs)
     if reduction == "prod":
         return [g * _product([x for j, x in enumerate(xs) if j != i], g) for i in range(len(xs))]
-    attained = [G["astype"](G["equal"](x, y), x.dtype) for x in xs]
-    each = g / sum(attained[1:], attained[0])
-    return [a * each for a in attained]
+    attained = [G["equal"](x, y) for x in xs]
+    first, *others = (G["astype"](a, y.dtype) for a in attained)
+    each = g / sum(others, first)
+    return [G["where"](a, each, 0) for a in attained]
 
 
 def _product(xs: Sequence[Tensor], like: Tensor) -> Any:
@@ -144,12 +145,13 @@ def _reduce_joint(nodes: Sequence[Node], gs: Sequence[Tensor]) -> Sequence[Tenso
     total = group(all_reduce, gs, nodes, attrs)
     if reduction in ("sum", "mean"):
         return total
-    attained = []
+    attained, counted = [], []
     for node, x in zip(nodes, xs, strict=True):
         with made_by(node):
-            attained.append(G["astype"](G["equal"](x, node.outputs[0]), x.dtype))
-    ties = group(all_reduce, attained, nodes, attrs)
-    return [a * (t / n) for a, t, n in zip(attained, total, ties, strict=True)]
+            attained.append(G["equal"](x, node.outputs[0]))
+            counted.append(G["astype"](attained[-1], x.dtype))
+    ties = group(all_reduce, counted, nodes, attrs)
+    return [G["where"](a, t / n, 0) for a, t, n in zip(attained, total, ties, strict=True)]
 
 
 def _scatter_vjp(

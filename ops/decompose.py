@@ -1,8 +1,7 @@
 """Decompositions of matrices: cholesky, qr, eigh, eig. Public in `gf.linalg`.
 
 Their gradients are made of products and triangular solves, so they can be differentiated again.
-Where eigenvalues are equal their vectors are not unique: gradients leave out how such vectors turn
-into each other, which is exact for every function that does not depend on the choice.
+Where eigenvalues are equal their vectors are not unique: see `confluent.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, DifferentiationError
 from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ops import batching, sharding
+from graphflow.ops import batching, confluent, sharding
 from graphflow.ops.linalg import tril, triu
 from graphflow.ops.matrix import (
     adjoint,
@@ -21,7 +20,6 @@ from graphflow.ops.matrix import (
     distinct,
     identity,
     in_kind_of,
-    inverse_gaps,
     lapack,
     matrix_sizes,
     narrow,
@@ -238,12 +236,25 @@ def _rebuilt(values: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
-    """V·(diag(gw) + F∘(Vᴴ·gV))·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ)."""
+    """V·(diag(gw) + F∘skew(Vᴴ·gV))·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ)."""
     (g_values, g_vectors), (values, vectors) = g, y
     result = _rebuilt(g_values, vectors)
     if not is_zeros(g_vectors):
-        turned = times(vectors, g_vectors, adjoint_a=True)
-        turned = turned * inverse_gaps(values)
+
+        def skew(g: Tensor) -> Tensor:
+            turned = times(vectors, g, adjoint_a=True)
+            return (turned - adjoint(turned)) * 0.5
+
+        gaps, equal = confluent.pairs(values)
+        moved = confluent.slopes(x, [g_vectors], [equal])
+        turned = confluent.quotient(
+            skew(g_vectors),
+            gaps,
+            equal,
+            moved and skew(moved[0]),
+            confluent.pairs(confluent.moving(values))[0],
+            confluent.scale_of(times(vectors, g_vectors, adjoint_a=True)),
+        )
         result = result + times(times(vectors, turned), vectors, adjoint_b=True)
     return (in_kind_of(symmetric_part(result), x),)
 
@@ -331,10 +342,23 @@ def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> t
     eye = identity(x.shape[-1], FUNCTIONS["real"](values))
     inner = eye * columns(g_values)
     if not is_zeros(g_vectors):
-        turned = times(vectors, g_vectors, adjoint_a=True)
-        lengths = FUNCTIONS["sum"](FUNCTIONS["real"](turned) * eye, axis=-2)
-        turned = turned - times(vectors, vectors, adjoint_a=True) * columns(lengths)
-        inner = inner + turned * conj(inverse_gaps(values))
+        gram = times(vectors, vectors, adjoint_a=True)
+
+        def across(g: Tensor) -> Tensor:
+            turned = times(vectors, g, adjoint_a=True)
+            lengths = FUNCTIONS["sum"](FUNCTIONS["real"](turned) * eye, axis=-2)
+            return turned - gram * columns(lengths)
+
+        gaps, equal = confluent.pairs(values)
+        moved = confluent.slopes(x, [g_vectors], [equal])
+        inner = inner + confluent.quotient(
+            across(g_vectors),
+            conj(gaps),
+            equal,
+            moved and across(moved[0]),
+            confluent.pairs(confluent.moving(values))[0],
+            confluent.scale_of(times(vectors, g_vectors, adjoint_a=True)),
+        )
     solved: Tensor = solve_op(vectors, times(inner, vectors, adjoint_b=True), adjoint=True)
     return (in_kind_of(solved, x),)
 

@@ -20,15 +20,14 @@ def _infer_masked(x: TensorSpec, mask: TensorSpec, scale: float) -> TensorSpec:
     return TensorSpec(broadcast_shapes(x.shape, mask.shape), x.dtype)
 
 
-def _masked_into(xp: Any, out: Any, x: Any, mask: Any, scale: float) -> None:
-    xp.multiply(x, mask, out=out)
-    xp.multiply(out, scale, out=out)
+def _masked_of(xp: Any, x: Any, mask: Any, scale: float) -> Any:
+    return xp.where(mask, x * scale, 0)
 
 
-# x·scale where the mask is set, else 0.
+# x·scale where the mask is set, else 0, for an infinite x, too.
 masked: Op = elementwise(
     "masked",
-    lambda xp, x, mask, scale: x * mask * scale,
+    _masked_of,
     vjp=lambda g, y, x, mask, scale: (masked(g, mask, scale=scale), None),
     infer=_infer_masked,
     samples=(
@@ -36,7 +35,7 @@ masked: Op = elementwise(
         sample(spec("float32"), spec("bool"), scale=1.5),
     ),
     flops=2,
-    into=_masked_into,
+    into=lambda xp, out, x, mask, scale: xp.copyto(out, _masked_of(xp, x, mask, scale)),
     promotes=False,
 )
 

@@ -190,11 +190,18 @@ floor_divide = elementwise(
     samples=(sample(F, F, low=0.4, high=0.9), sample(COLUMN, ROW, low=0.4, high=0.9)),
     flops=6,
 )
+
+
+def of_quotient(g: Tensor, quotient: Tensor) -> Tensor:
+    """The cotangent of b in a - quotient·b: 0 where the quotient is, since b is not read there."""
+    return FUNCTIONS["where"](equal(quotient, 0), 0, -(g * quotient))  # type: ignore[no-any-return]
+
+
 remainder = elementwise(
     "remainder",
     "remainder",
     doc="a - floor(a / b)·b, with the sign of b.",
-    vjp=lambda g, y, a, b: (g, -(g * floor_divide(a, b))),
+    vjp=lambda g, y, a, b: (g, of_quotient(g, floor_divide(a, b))),
     samples=(sample(F, ROW, low=1.1, high=1.9), sample(SCALAR, F, low=1.1, high=1.9)),
     flops=6,
 )
@@ -268,10 +275,17 @@ sign = elementwise(
     ),
     doc="x / |x|, and 0 where x is 0.",
 )  # fmt: skip
+
+
+def _unless_zero(x: Tensor, g: Tensor) -> Tensor:
+    """A cotangent where x is not 0, else 0: also where it came of an infinite one."""
+    return FUNCTIONS["where"](equal(x, 0), 0, g)  # type: ignore[no-any-return]
+
+
 abs = elementwise(
     "abs",
     "abs",
-    lambda g, y, x: (g * sign(x),),
+    lambda g, y, x: (_unless_zero(x, g * sign(x)),),
     lambda x: same_number(x).with_dtype(real_dtype(x.dtype)),
     (*POSITIVE, sample(F, low=-3, high=-0.3), sample(COMPLEX)),
     doc="|x|, of a complex number its size; the gradient at 0 is 0.",
@@ -279,7 +293,7 @@ abs = elementwise(
 copysign = elementwise(
     "copysign",
     "copysign",
-    lambda g, y, a, b: (g * (sign(a) * sign(y)), None),
+    lambda g, y, a, b: (_unless_zero(a, g * (sign(a) * sign(y))), None),
     same_float,
     (*RATIO, sample(F, F, low=-3, high=-0.3)),
     doc="|a| with the sign of b, of zeros and NaN, too.",

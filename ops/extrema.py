@@ -39,8 +39,9 @@ from graphflow.spec import TensorSpec
 def _extremum_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
     """Equal shares for all elements that attain the extremum."""
     g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
-    attained = astype(equal(x, y), x.dtype)
-    return (attained * (g / sum(attained, axis, keepdims=True)),)
+    attained = equal(x, y)
+    ties = sum(astype(attained, x.dtype), axis, keepdims=True)
+    return (where(attained, g / ties, 0),)
 
 
 def _extremum_into(name: str, xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool) -> None:

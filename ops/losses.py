@@ -262,8 +262,8 @@ def _infer_nll(x: TensorSpec, labels: TensorSpec) -> TensorSpec:
 
 
 def _nll_vjp(g: Tensor, y: Tensor, x: Tensor, labels: Tensor) -> tuple[Tensor, None]:
-    hot = FUNCTIONS["one_hot"](labels, x.shape[-1], x.dtype)
-    return -(FUNCTIONS["expand_dims"](g, -1) * hot), None
+    hot = FUNCTIONS["one_hot"](labels, x.shape[-1], "bool")
+    return where(hot, -FUNCTIONS["expand_dims"](g, -1), 0), None
 
 
 # -x[label] of each row.

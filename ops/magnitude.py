@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError, Untraceable
@@ -9,10 +10,11 @@ from graphflow.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, s
 from graphflow.ops import batching, sharding_coupled
 from graphflow.ops.kernels.rowwise import over_axes
 from graphflow.ops.matrix import in_kind_of, matrix_sizes, square_size
-from graphflow.ops.reduce import arguments, per_element, require_elements
+from graphflow.ops.reduce import along_slope, arguments, per_element, require_elements
 from graphflow.ops.rules import (
     keep_axes,
     normalize_axis,
+    over_root,
     reciprocal_or_zero,
     reduced_shape,
     require_kind,
@@ -72,18 +74,21 @@ def _norm_vjp(
     """g·x/|x|·(|x|/y)^(ord - 1), and 0 where x or y is 0; the extrema of |x| share alike."""
     if ord == 0:
         return (None,)
-    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
     if ord == 2:
-        return (in_kind_of(x * (g * reciprocal_or_zero(y)), x),)
+        widen = partial(keep_axes, shape=x.shape, axes=axis, keepdims=keepdims)
+        return (in_kind_of(over_root(g, y, x, widen), x),)
+    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
+    where = FUNCTIONS["where"]
     size: Tensor = FUNCTIONS["abs"](x)
     direction = x * reciprocal_or_zero(size)
     if ord == 1:
-        return (in_kind_of(direction * g, x),)
+        return (in_kind_of(where(size == 0, 0, direction * g), x),)
     if abs(ord) == INF:
-        hit = FUNCTIONS["astype"](size == y, size.dtype)
-        shared = g / FUNCTIONS["sum"](hit, axis=axis, keepdims=True)
-        return (in_kind_of(direction * (hit * shared), x),)
-    where = FUNCTIONS["where"]
+        hit = size == y
+        shared = g / FUNCTIONS["sum"](
+            FUNCTIONS["astype"](hit, size.dtype), axis=axis, keepdims=True
+        )
+        return (in_kind_of(where(hit & (size != 0), direction * shared, 0), x),)
     ratio = where(size == 0, 1.0, size) * reciprocal_or_zero(y)
     power = where(y == 0, 0.0, where(ratio == 0, 1.0, ratio) ** (ord - 1))
     return (in_kind_of(direction * (g * power), x),)
@@ -98,6 +103,7 @@ vector_norm_op = register(
         expr=_norm_of,
         rows=over_axes,
         vjp=_norm_vjp,
+        jvp=along_slope(_norm_vjp),
         batch=batching.along("axis"),
         sharding=sharding_coupled.reducing(sharding_coupled.vector_norm),
         cost=per_element(3),

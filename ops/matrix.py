@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from graphflow.errors import CheckError, ShapeError
@@ -19,7 +18,7 @@ from graphflow.op import FUNCTIONS, Cost, Tensor
 from graphflow.ops.convert import astype
 from graphflow.ops.kernels.threads import run_parts
 from graphflow.ops.linalg import matmul
-from graphflow.ops.rules import conj, reciprocal_or_zero, require_kind
+from graphflow.ops.rules import conj, require_kind
 from graphflow.ops.shape import expand_dims, matrix_transpose
 from graphflow.spec import Size, TensorSpec, equate, kind, show_shape
 
@@ -92,20 +91,6 @@ def identity(size: Size, like: Tensor) -> Tensor:
     """The identity matrix of a dtype that mixes with that of `like`."""
     result: Tensor = FUNCTIONS["eye"](size, dtype=like.dtype)
     return result
-
-
-def inverse_gaps(values: Tensor) -> Tensor:
-    """1 / (vⱼ - vᵢ) as matrices, and 0 where the two are equal but for rounding."""
-    gaps: Tensor = columns(values) - rows(values)
-    n = values.shape[-1]
-    if n == 0:
-        return gaps
-    epsilon = ml_dtypes.finfo(values.dtype).eps  # type: ignore[no-untyped-call]
-    rounding = float(epsilon) * (max(n, 16) if isinstance(n, int) else 16)
-    size: Tensor = FUNCTIONS["abs"](values)
-    noise = FUNCTIONS["max"](size, axis=-1, keepdims=True) * rounding
-    apart = FUNCTIONS["abs"](gaps) > expand_dims(noise, -1)
-    return reciprocal_or_zero(FUNCTIONS["where"](apart, gaps, 0.0))
 
 
 def in_kind_of(g: Tensor, x: Tensor) -> Tensor:

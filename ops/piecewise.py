@@ -13,7 +13,7 @@ from graphflow.ops.activations import finite_number
 from graphflow.ops.elementwise import ROW, SCALAR, F, elementwise, greater
 from graphflow.ops.extrema import argmax
 from graphflow.ops.rules import normalize_axis, same_float
-from graphflow.ops.select import clip, clip_grad, minimum
+from graphflow.ops.select import clip, clip_grad, where
 from graphflow.spec import TensorSpec
 
 _INNER, _LEFT, _RIGHT = (-0.4, 0.4), (-3.9, -1.1), (1.1, 3.9)
@@ -97,12 +97,18 @@ def _hard_swish_of(xp: Any, x: Any) -> Any:
     return xp.maximum(x, -4) * _ramp(xp, x, **_SIXTH)  # -inf·0 would be NaN
 
 
+def _hard_swish_grad(g: Tensor, x: Tensor) -> Tensor:
+    """The clipped cotangent is 0 where hard_swish is 0; elsewhere the product rule holds."""
+    inside = clip_grad(g, x, min=-3.0, max=None)
+    ramp = _ramp_slope(inside * clip(x, -4.0, 4.0), x, **_SIXTH)  # x may be infinite
+    slope: Tensor = inside * _hard_sigmoid(x, **_SIXTH) + ramp
+    return slope
+
+
 hard_swish: Op = elementwise(
     "hard_swish",
     _hard_swish_of,
-    vjp=lambda g, y, x: (
-        g * _hard_sigmoid(x, **_SIXTH) + _ramp_slope(g * clip(x, -4.0, 4.0), x, **_SIXTH),
-    ),
+    vjp=lambda g, y, x: (_hard_swish_grad(g, x),),
     infer=same_float,
     samples=(sample(F), sample(F, low=3.2, high=5.0), sample(SCALAR, low=-5.0, high=-3.2)),
     flops=5,
@@ -119,9 +125,13 @@ def _shrunk(xp: Any, x: Any, threshold: float, bias: float) -> Any:
     return (x - xp.sign(x) * bias) * outside if bias else x * outside
 
 
+def _past_of(xp: Any, g: Any, x: Any, threshold: float, symmetric: bool) -> Any:
+    return xp.where((xp.abs(x) if symmetric else x) > threshold, g, 0)
+
+
 _past: Op = elementwise(
     "past_threshold",
-    lambda xp, g, x, threshold, symmetric: g * ((xp.abs(x) if symmetric else x) > threshold),
+    _past_of,
     vjp=lambda h, y, g, x, **attrs: (_past(h, x, **attrs), None),
     infer=_with_attrs,
     samples=(
@@ -129,9 +139,7 @@ _past: Op = elementwise(
         sample(F, F, low=-3.0, high=0.6, threshold=0.7, symmetric=False),
     ),
     flops=3,
-    into=lambda xp, out, g, x, threshold, symmetric: xp.multiply(
-        g, (xp.abs(x) if symmetric else x) > threshold, out=out
-    ),
+    into=lambda xp, out, g, x, **attrs: xp.copyto(out, _past_of(xp, g, x, **attrs)),
 )
 _shrink: Op = elementwise(
     "shrink",
@@ -201,8 +209,7 @@ def thresholded_relu(x: Any, threshold: float = 1.0, name: str | None = None) ->
 
 def _prelu_vjp(g: Tensor, y: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     is_right = greater(x, 0)
-    dx = FUNCTIONS["where"](is_right, g, g * slope)
-    return dx, g * minimum(x, 0)
+    return where(is_right, g, g * slope), where(is_right, 0, g * x)
 
 
 def _prelu_of(xp: Any, x: Any, slope: Any) -> Any:

@@ -75,7 +75,9 @@ def _recurrence_vjp(
     by = -1 if reverse else 1
     factors = shifted(conj(a), axis=axis, by=-by, value=0.0)
     total = linear_recurrence(factors, g, axis=axis, reverse=not reverse)
-    return total * conj(shifted(y, axis=axis, by=by, value=0.0)), total
+    # The first step reads no factor. The shift selects; y[-1] = 0 times an infinite total is NaN.
+    behind = shifted(total, axis=axis, by=-by, value=0.0) * conj(y)
+    return shifted(behind, axis=axis, by=by, value=0.0), total
 
 
 # y[i] = a[i]·y[i - 1] + b[i] along an axis, from its front or its end; before it there is 0.

@@ -184,11 +184,12 @@ def run(
     fused = _in_one_op(cell, x, weights, state, reverse) if lengths is None else None
     if fused is not None:
         return fused
-    z = projected(cell, x, weights)
     inside = None
     if lengths is not None:
         times = expand_dims(arange(x.shape[0]), 1)
         inside = expand_dims(less(times, expand_dims(lengths.astype("int64"), 0)), 2)
+        x = where(inside, x, 0)  # padding may hold NaN, which gradients of weights multiply by 0
+    z = projected(cell, x, weights)
 
     def body(before: State, item: Any) -> tuple[State, Tensor]:
         after = cell.step(item[0], before, weights)

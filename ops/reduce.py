@@ -7,7 +7,8 @@ depend on a count read it from the spec where it is known, else from `size_of` w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from graphflow.ops import batching, sharding, sharding_coupled
 from graphflow.ops.convert import astype, size_of
 from graphflow.ops.kernels.rowwise import by_rows, over_axes
 from graphflow.ops.rules import (
+    conj,
     keep_axes,
     normalize_axes,
-    reciprocal_or_zero,
+    over_root,
     reduced_shape,
     require_kind,
 )
@@ -272,11 +274,33 @@ _var = register(
 )
 
 
+def along_slope(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Tensor | None]:
+    """The jvp of a reduction to real numbers: the sum of its slope, from its vjp, times a tangent.
+
+    The transpose of a vjp would divide 0 by 0 where the vjp selects the slope 0.
+    """
+
+    def jvp(
+        tangents: Sequence[Tensor], y: Tensor, x: Tensor, axis: Axes, keepdims: bool, **attrs: Any
+    ) -> Tensor | None:
+        ones = FUNCTIONS["full_like"](y, 1)
+        (slope,) = vjp(ones, y, x, axis=axis, keepdims=keepdims, **attrs)
+        if slope is None:
+            return None
+        moved = FUNCTIONS["where"](slope == 0, 0, conj(slope) * tangents[0])
+        if kind(moved.dtype) == "complex":
+            moved = FUNCTIONS["real"](moved)
+        return sum(moved, axis, keepdims)
+
+    return jvp
+
+
 def _std_vjp(
     g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, correction: float
 ) -> tuple[Tensor]:
-    per_variance = g * 0.5 * reciprocal_or_zero(y)
-    return _var_vjp(per_variance, y, x, axis, keepdims, correction)
+    shared = divided(g, count(x.shape, axis), correction)
+    widen = partial(keep_axes, shape=x.shape, axes=axis, keepdims=keepdims)
+    return (over_root(shared, y, x - mean(x, axis, True), widen),)
 
 
 _std = register(
@@ -287,6 +311,7 @@ _std = register(
         expr=_deviation,
         rows=over_axes,
         vjp=_std_vjp,
+        jvp=along_slope(_std_vjp),
         batch=_var.batch,
         sharding=sharding_coupled.reducing(sharding_coupled.deviation),
         cost=per_element(4),

@@ -150,6 +150,50 @@ def reciprocal_or_zero(x: Tensor) -> Tensor:
     return result
 
 
+_DEEP = 8
+"""Nested products in which `divided_out` looks for a factor."""
+
+
+def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
+    """Return g / y without a division where g is a product that has y as a factor, else None."""
+    if g is y:
+        return FUNCTIONS["full_like"](y, 1)  # type: ignore[no-any-return]
+    name, inputs = g.node.op.name, g.node.inputs
+    if not deep or g.node.serial <= y.node.serial:
+        return None
+    if name == "square" and inputs[0] is y:
+        return y
+    if name in ("multiply", "divide", "negative"):
+        for i in range(1 if name == "divide" else len(inputs)):
+            part = divided_out(inputs[i], y, deep - 1)
+            if part is not None:
+                return FUNCTIONS[name](*inputs[:i], part, *inputs[i + 1 :])  # type: ignore[no-any-return]
+    elif name in ("add", "subtract") and all(t.shape == y.shape for t in inputs):
+        parts = [divided_out(t, y, deep - 1) for t in inputs]
+        if None not in parts:
+            return FUNCTIONS[name](*parts)  # type: ignore[no-any-return]
+    return None
+
+
+def over_root(
+    g: Tensor, y: Tensor, x: Tensor, widen: Callable[[Tensor], Tensor] = lambda t: t
+) -> Tensor:
+    """Return x·g/y for the cotangent g of y, a root of a sum of squares of x: 0 where y is 0.
+
+    At 0 a root has no second derivative, and that of this result is NaN. The square of a root has
+    one: where g has y as a factor, as that of y² has, the factor is left out.
+
+    Args:
+        widen: gives g and y the axes of x.
+    """
+    quotient = divided_out(g, y)
+    if quotient is not None:
+        return x * widen(quotient)
+    g, y = widen(g), widen(y)
+    result: Tensor = FUNCTIONS["where"](y == 0, 0, x * (g / y))
+    return result
+
+
 BUILT = 1 << 31
 """Bytes that a function may take while the graph is built, for numbers that it puts into it."""
 

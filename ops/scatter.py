@@ -97,7 +97,7 @@ def _vjp_of_setting(g: Tensor, rows: Tensor, updates: Tensor) -> tuple[Tensor, T
     stays = equal(take(stamps, rows, 0), numbers)
     stays = reshape(stays, (*rows.shape, *(1,) * (g.ndim - 1)))
     overwritten = scatter_rows(g, rows, full_like(updates, 0), reduction="none")
-    return overwritten, take(g, rows, 0) * astype(stays, g.dtype)
+    return overwritten, where(stays, take(g, rows, 0), 0)
 
 
 def _vjp_of_products(g: Tensor, x: Tensor, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +109,7 @@ def _vjp_of_products(g: Tensor, x: Tensor, rows: Tensor, updates: Tensor) -> tup
     zeros = take_grad(astype(is_zero, g.dtype), rows, shape=x.shape, axis=0)
     rest = scatter_rows(x, rows, factors, reduction="mul")
     others = take(zeros, rows, 0) - astype(is_zero, g.dtype)
-    share = take(g * rest, rows, 0) / factors * astype(equal(others, 0), g.dtype)
+    share = where(equal(others, 0), take(g * rest, rows, 0) / factors, 0)
     by_x = g * scatter_rows(full_like(x, 1), rows, updates, reduction="mul")
     return by_x, share
 
@@ -118,10 +118,10 @@ def _vjp_of_extrema(
     g: Tensor, y: Tensor, x: Tensor, rows: Tensor, updates: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Equal shares for all that attain the extremum, as `max` has it."""
-    old = astype(equal(x, y), g.dtype)
-    new = astype(equal(updates, take(y, rows, 0)), g.dtype)
-    share = g / (old + take_grad(new, rows, shape=x.shape, axis=0))
-    return share * old, take(share, rows, 0) * new
+    old, new = equal(x, y), equal(updates, take(y, rows, 0))
+    ties = take_grad(astype(new, g.dtype), rows, shape=x.shape, axis=0)
+    share = g / (astype(old, g.dtype) + ties)
+    return where(old, share, 0), where(new, take(share, rows, 0), 0)
 
 
 def _cost(

@@ -1,12 +1,12 @@
 """Singular values and what is made of them: svd, svdvals, pinv, lstsq, matrix_rank. Public in
 `gf.linalg`.
 
-Where singular values are equal their vectors are not unique: gradients leave out how such vectors
-turn into each other, which is exact for every function that does not depend on the choice.
+Where singular values are equal their vectors are not unique: see `confluent.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError, DifferentiationError, ShapeError
@@ -21,7 +21,7 @@ from graphflow.op import (
     register,
     sample,
 )
-from graphflow.ops import batching, sharding
+from graphflow.ops import batching, confluent, sharding
 from graphflow.ops.matrix import adjoint as adjoint_of
 from graphflow.ops.matrix import (
     array_adjoint,
@@ -30,7 +30,6 @@ from graphflow.ops.matrix import (
     distinct,
     identity,
     in_kind_of,
-    inverse_gaps,
     lapack,
     matrix_sizes,
     narrow,
@@ -98,7 +97,8 @@ def _svd_vjp(
     full_matrices: bool,
 ) -> tuple[Tensor]:
     """U·((skew(Uᴴ·gU)∘E)·S + S·(skew(Vᴴ·gV)∘E) + diag(gS))·Vᴴ, Eᵢⱼ = 1/(sⱼ² - sᵢ²), and what
-    leaves the spans of U and V."""
+    leaves the spans of U and V. Half the sum of both parts is divided by sⱼ - sᵢ, half their
+    difference by sⱼ + sᵢ."""
     m, n = x.shape[-2:]
     if full_matrices and m != n:
         raise DifferentiationError(
@@ -106,28 +106,46 @@ def _svd_vjp(
             "gradient; use full_matrices=False, or svdvals"
         )
     (gu, gs, gvh), (u, s, vh) = g, y
-    gaps = inverse_gaps(s * s)
     inner = identity(s.shape[-1], s) * columns(gs)
-    outside = None
-    if not is_zeros(gu):
-        turned = times(u, gu, adjoint_a=True)
-        inner = inner + (turned - adjoint_of(turned)) * gaps * columns(s)
-        if x.dtype.kind == "c":  # the phase of u against that of v
-            phase = FUNCTIONS["imag"](turned) * identity(s.shape[-1], s)
-            phase = phase * columns(reciprocal_or_zero(s))
-            inner = inner + FUNCTIONS["complex"](0.0, phase)
-        if m != n:
-            beyond = (gu - times(u, turned)) * columns(reciprocal_or_zero(s))
-            outside = times(beyond, vh)
-    if not is_zeros(gvh):
-        turned = times(vh, gvh, adjoint_b=True)
-        inner = inner + rows(s) * ((turned - adjoint_of(turned)) * gaps)
-        if m != n:
-            beyond = (gvh - times(turned, vh, adjoint_a=True)) * rows(reciprocal_or_zero(s))
-            across = times(u, beyond)
-            outside = across if outside is None else outside + across
+    if is_zeros(gu) and is_zeros(gvh):
+        return (in_kind_of(times(times(u, inner), vh), x),)
+    gaps, equal = confluent.pairs(s)
+    sums, gone = confluent.pairs(s, 1)
+    zero = columns(s) <= confluent.rounding(s)
+    slopes = confluent.slopes(x, [gu, gvh], [equal, zero])
+    apart = confluent.moving(s)
+    now, later = _turned(u, vh, gu, gvh), slopes and _turned(u, vh, *slopes)
+    scale = confluent.scale_of(*now[:2])
+
+    def divided(i: int, bottom: Tensor, where: Tensor, apart: Tensor) -> Tensor:
+        return confluent.quotient(now[i], bottom, where, later and later[i], apart, scale)
+
+    inner = inner + divided(2, gaps, equal, confluent.pairs(apart)[0])
+    inner = inner + divided(3, sums, gone, confluent.pairs(apart, 1)[0])
+    if x.dtype.kind == "c":  # the phase of u against that of v
+        phase = FUNCTIONS["imag"](now[0]) * identity(s.shape[-1], s)
+        inner = inner + FUNCTIONS["complex"](0.0, phase * columns(reciprocal_or_zero(s)))
     result = times(times(u, inner), vh)
-    return (in_kind_of(result if outside is None else result + outside, x),)
+    if m != n:
+        result = result + times(divided(4, columns(s), zero, columns(apart)), vh)
+        beyond = divided(5, columns(s), zero, columns(apart))
+        result = result + times(u, beyond, adjoint_b=True)
+    return (in_kind_of(result, x),)
+
+
+def _turned(u: Tensor, vh: Tensor, gu: Tensor, gvh: Tensor) -> Sequence[Tensor]:
+    """Uᴴ·gU, Vᴴ·gV, half of the sum and of the difference of their skew parts, and what of gU and
+    gV leaves the spans of U and V."""
+    of_u, of_v = times(u, gu, adjoint_a=True), times(vh, gvh, adjoint_b=True)
+    left, right = of_u - adjoint_of(of_u), of_v - adjoint_of(of_v)
+    return (
+        of_u,
+        of_v,
+        (left + right) * 0.5,
+        (left - right) * 0.5,
+        gu - times(u, of_u),
+        adjoint_of(gvh) - times(vh, of_v, adjoint_a=True),
+    )
 
 
 def _svdvals_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:

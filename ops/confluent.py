@@ -1,0 +1,113 @@
+"""Divided differences that eigenvectors and singular vectors need, where two values are equal.
+
+The cotangent of vectors is divided by the gaps between values. Where values are equal, their
+vectors are any basis of a space. A function that does not depend on the choice makes the dividend
+0 there, and the quotient has a limit: the slope of the dividend by its slope as the values move
+apart with the vectors kept. The cotangents know that slope if they are computed from the values, as
+those of V·f(w)·Vᴴ are. A function that does depend on the choice has no derivative: NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+
+from graphflow.errors import GraphflowError
+from graphflow.graph import Graph
+from graphflow.op import FUNCTIONS, Tensor
+from graphflow.ops.matrix import columns, identity, rows
+from graphflow.spec import real_dtype
+
+_VALUES = {"eigh": 0, "eigvalsh": 0, "eig": 0, "svd": 1, "svdvals": 0}
+"""Ops that give values, and the output that holds them."""
+_MANY = 2000
+"""Nodes of a graph up to which it is differentiated along the values."""
+
+
+def moving(values: Tensor) -> Tensor:
+    """Return slopes for values that move apart: 1, 2, 3 …"""
+    steps = FUNCTIONS["arange"](1, values.shape[-1] + 1)
+    return FUNCTIONS["broadcast_to"](FUNCTIONS["astype"](steps, values.dtype), values.shape)  # type: ignore[no-any-return]
+
+
+def rounding(values: Tensor) -> Tensor:
+    """Return the size up to which a difference of values (…, n) is noise, (…, 1, 1)."""
+    n = values.shape[-1]
+    largest = _largest(values, -1)
+    return columns(largest * (epsilon(values) * (max(n, 16) if isinstance(n, int) else 16)))
+
+
+def epsilon(x: Tensor) -> float:
+    """Return the rounding of 1 in the dtype of x, or of its parts."""
+    return float(ml_dtypes.finfo(real_dtype(x.dtype)).eps)  # type: ignore[no-untyped-call]
+
+
+def _largest(x: Tensor, axes: Any) -> Tensor:
+    size: Tensor = FUNCTIONS["abs"](x)
+    return size if x.shape[-1] == 0 else FUNCTIONS["max"](size, axis=axes, keepdims=True)
+
+
+def scale_of(*turned: Tensor) -> Tensor:
+    """Return the largest element of each matrix, or pair of matrices."""
+    first, *others = (_largest(t, (-2, -1)) for t in turned)
+    for other in others:
+        first = FUNCTIONS["maximum"](first, other)
+    return first
+
+
+def pairs(values: Tensor, sign: int = -1) -> tuple[Tensor, Tensor]:
+    """Return vⱼ - vᵢ (or sums), infinite on the diagonal, and where it is 0 but for rounding."""
+    alone = identity(values.shape[-1], values) == 1
+    gaps: Tensor = FUNCTIONS["where"](alone, float("inf"), columns(values) + rows(values) * sign)
+    return gaps, FUNCTIONS["abs"](gaps) <= rounding(values)
+
+
+def slopes(x: Tensor, gs: Sequence[Tensor], equal: Sequence[Tensor]) -> list[Tensor] | None:
+    """Return how cotangents change as the values of x move apart and the vectors stay.
+
+    They are computed in the step only where some values are `equal`. None if the cotangents do not
+    depend on the values, or on too many nodes.
+    """
+    nodes = Graph(gs).nodes
+    found = [
+        node.outputs[_VALUES[node.op.name]]
+        for node in nodes
+        if node.op.name in _VALUES and node.inputs[0] is x
+    ]
+    if not found:
+        return None
+    some: Tensor = FUNCTIONS["any"](equal[0])
+    for other in equal[1:]:
+        some = FUNCTIONS["logical_or"](some, FUNCTIONS["any"](other))
+    unknown = [FUNCTIONS["full_like"](g, float("nan")) for g in gs]
+    if len(nodes) > _MANY:
+        return [FUNCTIONS["where"](some, u, 0) for u in unknown]
+
+    def moved() -> tuple[Tensor, ...]:
+        return tuple(FUNCTIONS["jvp"](list(gs), found, [moving(v) for v in found]))
+
+    def still() -> tuple[Tensor, ...]:
+        return tuple(FUNCTIONS["zeros_like"](g) for g in gs)
+
+    try:
+        results: Sequence[Tensor] = FUNCTIONS["cond"](some, moved, still)
+    except GraphflowError:  # an op on the way has no tangent
+        return [FUNCTIONS["where"](some, u, 0) for u in unknown]
+    return list(results)
+
+
+def quotient(
+    top: Tensor, bottom: Tensor, equal: Tensor, moved: Tensor | None, apart: Any, scale: Tensor
+) -> Tensor:
+    """Return top / bottom, and where values are `equal` the limit moved / apart.
+
+    There is no limit where the top is not 0 beside `scale`: then, and for the derivatives of a
+    limit, the result is NaN.
+    """
+    where = FUNCTIONS["where"]
+    regular = top * (1 / where(equal, 0, bottom))  # infinite there, which its derivatives tell
+    is_zero = FUNCTIONS["abs"](top) <= scale * epsilon(top) ** 0.5
+    limit = 0.0 if moved is None else moved / where(equal, apart, 1)
+    return where(equal, where(is_zero, limit, float("nan")), regular)  # type: ignore[no-any-return]
