@@ -34,7 +34,6 @@ from graphflow.ops.matrix import (
     matrix_sizes,
     narrow,
     regular,
-    rows,
     times,
 )
 from graphflow.ops.rules import is_zeros, reciprocal_or_zero, unbroadcast
