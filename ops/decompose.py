@@ -243,7 +243,8 @@ def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> 
 
         def skew(g: Tensor) -> Tensor:
             turned = times(vectors, g, adjoint_a=True)
-            return (turned - adjoint(turned)) * 0.5
+            half: Tensor = (turned - adjoint(turned)) * 0.5
+            return half
 
         gaps, equal = confluent.pairs(values)
         moved = confluent.slopes(x, [g_vectors], [equal])
@@ -251,7 +252,7 @@ def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> 
             skew(g_vectors),
             gaps,
             equal,
-            moved and skew(moved[0]),
+            skew(moved[0]) if moved else None,
             confluent.pairs(confluent.moving(values))[0],
             confluent.scale_of(times(vectors, g_vectors, adjoint_a=True)),
         )
@@ -347,7 +348,8 @@ def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> t
         def across(g: Tensor) -> Tensor:
             turned = times(vectors, g, adjoint_a=True)
             lengths = FUNCTIONS["sum"](FUNCTIONS["real"](turned) * eye, axis=-2)
-            return turned - gram * columns(lengths)
+            rest: Tensor = turned - gram * columns(lengths)
+            return rest
 
         gaps, equal = confluent.pairs(values)
         moved = confluent.slopes(x, [g_vectors], [equal])
@@ -355,7 +357,7 @@ def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> t
             across(g_vectors),
             conj(gaps),
             equal,
-            moved and across(moved[0]),
+            across(moved[0]) if moved else None,
             confluent.pairs(confluent.moving(values))[0],
             confluent.scale_of(times(vectors, g_vectors, adjoint_a=True)),
         )

@@ -188,7 +188,8 @@ def over_root(
     """
     quotient = divided_out(g, y)
     if quotient is not None:
-        return x * widen(quotient)
+        product: Tensor = x * widen(quotient)
+        return product
     g, y = widen(g), widen(y)
     result: Tensor = FUNCTIONS["where"](y == 0, 0, x * (g / y))
     return result

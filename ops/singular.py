@@ -113,11 +113,11 @@ def _svd_vjp(
     zero = columns(s) <= confluent.rounding(s)
     slopes = confluent.slopes(x, [gu, gvh], [equal, zero])
     apart = confluent.moving(s)
-    now, later = _turned(u, vh, gu, gvh), slopes and _turned(u, vh, *slopes)
+    now, later = _turned(u, vh, gu, gvh), _turned(u, vh, *slopes) if slopes else None
     scale = confluent.scale_of(*now[:2])
 
     def divided(i: int, bottom: Tensor, where: Tensor, apart: Tensor) -> Tensor:
-        return confluent.quotient(now[i], bottom, where, later and later[i], apart, scale)
+        return confluent.quotient(now[i], bottom, where, later[i] if later else None, apart, scale)
 
     inner = inner + divided(2, gaps, equal, confluent.pairs(apart)[0])
     inner = inner + divided(3, sums, gone, confluent.pairs(apart, 1)[0])
