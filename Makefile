@@ -45,7 +45,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/house/test_sources.py tests/house/test_security.py
 
 soak: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.runtime.soak $(ARGS)
+	$(BIN)/python -m tests.runtime.protocol.soak $(ARGS)
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzz.soak $(ARGS)

@@ -12,7 +12,7 @@ def main() -> int:
     meant = signal.getsignal(signal.SIGINT)
     if meant is signal.default_int_handler:  # else it is ignored: a job in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from graphflow.cli import main as run
+    from graphflow.cli.main import main as run
 
     signal.signal(signal.SIGINT, meant)
     return run()

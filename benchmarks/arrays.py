@@ -20,7 +20,7 @@ from peers import arguments, interleaved, report, write
 from transport_peers import ray_store
 
 import graphflow as gf
-from graphflow.placement.cluster import Cluster
+from graphflow.placement.clusters.cluster import Cluster
 
 ROWS, COLUMNS = 100_000, 64  # of each half: 51 MB
 STEPS, RATE = 10, 0.5

@@ -23,12 +23,12 @@ import numpy as np
 from peers import arguments, report, write
 
 import graphflow as gf
-from graphflow.ops.reduction_order import shares
+from graphflow.ir.spec import TensorSpec, nbytes, spec
+from graphflow.ops.communication.reduction_order import shares
 from graphflow.runtime.collectives.exchanges import Exchanges, Part
-from graphflow.runtime.collectives.pieces import Collective
-from graphflow.runtime.mail import Awaited, Mail
-from graphflow.runtime.messages import Parcel
-from graphflow.spec import TensorSpec, nbytes, spec
+from graphflow.runtime.collectives.rank_buffers import Collective
+from graphflow.runtime.wire.messages import Parcel
+from graphflow.runtime.wire.tensor_mailbox import Awaited, Mail
 
 SIZES = {"64 KB": 1 << 14, "1 MB": 1 << 18, "64 MB": 1 << 24}  # of float32
 GOALS = {"64 KB": 0.1, "1 MB": 0.25, "64 MB": 1 / 3}

@@ -84,7 +84,7 @@ KINDS: dict[str, Callable[[int], Case]] = {
 def measure(kind: str, nodes: int) -> dict[str, float]:
     """Processor seconds of each part, in this process."""
     import graphflow as gf
-    from graphflow.graph import Graph
+    from graphflow.ir.graph import Graph
 
     start = time.process_time()
     fetches, feeds = KINDS[kind](nodes)

@@ -74,7 +74,7 @@ def contenders(case: Case) -> dict[str, Callable[[], object]]:
 
 def _bound(case: Case, *arrays: np.ndarray) -> Callable[[], object]:
     """Our kernel as a program calls it: its operands are known before."""
-    from graphflow.ops.kernels.gemm import planned
+    from graphflow.ops.kernels.gemm.gemm import planned
 
     batch, m, k, n, ta, tb = case
     steps = [x.strides if not t else (*x.strides[:-2], *x.strides[:-3:-1])
@@ -122,7 +122,7 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def _generated(case: Case) -> bool:
-    from graphflow.ops.kernels.gemm import preferred
+    from graphflow.ops.kernels.gemm.gemm import preferred
 
     batch, m, k, n, ta, tb = case
     a, b = (k, m) if ta else (m, k), (n, k) if tb else (k, n)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from graphflow.placement import Problem  # noqa: E402
-from graphflow.placement.stages import Split, split_stages  # noqa: E402
+from graphflow.placement.stages.splitting import Split, split_stages  # noqa: E402
 
 
 def problem_of(graph: dict[str, Any]) -> tuple[Problem, list[int], np.ndarray]:

@@ -41,7 +41,7 @@ from transport_peers import (
 )
 
 import graphflow as gf
-from graphflow.placement.cluster import Cluster
+from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
 
 MB = 1 << 20

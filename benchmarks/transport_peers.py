@@ -49,7 +49,7 @@ def echo(port: int) -> None:
 
 def frames(port: int) -> None:
     """Sends every message back, by the listener of a worker."""
-    from graphflow.runtime.transport.bell import Sleeper
+    from graphflow.runtime.polling.wakeup import Sleeper
     from graphflow.runtime.transport.tcp import Listener
 
     listener = Listener(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
@@ -64,8 +64,8 @@ def frames(port: int) -> None:
 
 def lane(port: int) -> None:
     """Sends every message back, by the lanes of a worker."""
-    from graphflow.runtime.transport.bell import Sleeper
-    from graphflow.runtime.transport.lane import Lanes
+    from graphflow.runtime.polling.wakeup import Sleeper
+    from graphflow.runtime.transport.unix_socket import Lanes
 
     lanes = Lanes(f"tcp://127.0.0.1:{port}")
     asleep = Sleeper()
@@ -141,7 +141,7 @@ def raw(name: str, *, keyed: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def channel() -> Iterator[Any]:
-    from graphflow.runtime.transport.bell import Sleeper
+    from graphflow.runtime.polling.wakeup import Sleeper
     from graphflow.runtime.transport.tcp import Channel
 
     with peer("frames") as port:
@@ -156,8 +156,8 @@ def channel() -> Iterator[Any]:
 
 @contextmanager
 def near_lane() -> Iterator[Any]:
-    from graphflow.runtime.transport.bell import Sleeper
-    from graphflow.runtime.transport.lane import Lane
+    from graphflow.runtime.polling.wakeup import Sleeper
+    from graphflow.runtime.transport.unix_socket import Lane
 
     with peer("lane") as port:
         until = time.monotonic() + 30.0

@@ -23,7 +23,7 @@ import numpy as np
 from command_line import check_folder, positive, run
 
 import graphflow as gf
-from graphflow.cli import main as graphflow
+from graphflow.cli.main import main as graphflow
 
 INPUTS, CLASSES, BATCH = 64, 10, 128
 

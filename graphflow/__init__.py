@@ -13,35 +13,37 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow import errors, init, optim
 from graphflow._version import __version__
-from graphflow.arguments import meant
-from graphflow.autodiff import gradients
-from graphflow.build import assign, constant, placeholder, variable
-from graphflow.control import call, cond, scan, while_loop
-from graphflow.functions import checkpoint, custom_vjp
-from graphflow.functions import traced_once as function
-from graphflow.graph import Graph
-from graphflow.jvp import jvp
-from graphflow.numpy_names import MODULES_ELSEWHERE, mark_rooms
-from graphflow.op import Cost, Node, Op, Tensor, autocast, device, name_scope, sample
-from graphflow.op import register as register_op
-from graphflow.opcheck import check_op
-from graphflow.ops import debug, fft, nn, random, signal, sparse
-from graphflow.ops import linear_algebra as linalg
-from graphflow.ops.bitwise import (
-    bitcast,
-    bitwise_and,
-    bitwise_invert,
-    bitwise_left_shift,
-    bitwise_or,
-    bitwise_right_shift,
-    bitwise_xor,
-    fmod,
+from graphflow.base.argument_checks import meant
+from graphflow.frontend.builders import assign, constant, placeholder, variable
+from graphflow.frontend.control_flow import call, cond, scan, while_loop
+from graphflow.frontend.functions import checkpoint, custom_vjp
+from graphflow.frontend.functions import traced_once as function
+from graphflow.ir.graph import Graph
+from graphflow.ir.numpy_interop import MODULES_ELSEWHERE, mark_rooms
+from graphflow.ir.op import Cost, Node, Op, Tensor, autocast, device, name_scope, sample
+from graphflow.ir.op import register as register_op
+from graphflow.ir.spec import TensorSpec, spec
+from graphflow.ops import nn
+from graphflow.ops.host_calls import debug
+from graphflow.ops.host_calls.host_call import host_call
+from graphflow.ops.matrices import linalg_namespace as linalg
+from graphflow.ops.matrices import sparse
+from graphflow.ops.matrices.einsum import einsum, tensordot
+from graphflow.ops.matrices.matmul import diagonal, matmul, outer, trace, tril, triu, vecdot
+from graphflow.ops.ordering.quantiles import median, quantile
+from graphflow.ops.ordering.search import (
+    bincount,
+    compress,
+    count_nonzero,
+    nonzero,
+    searchsorted,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
 )
-from graphflow.ops.complex import angle, complex, conj, imag, real
-from graphflow.ops.convert import astype, full_like, ones_like, stop_gradient, zeros_like
-from graphflow.ops.creation import arange, eye, full, linspace, ones, zeros
-from graphflow.ops.einsum import einsum, tensordot
-from graphflow.ops.elementwise import (
+from graphflow.ops.ordering.sort import argsort, cummax, cummin, sort, top_k
+from graphflow.ops.pointwise.arithmetic import (
     abs,
     add,
     ceil,
@@ -75,46 +77,21 @@ from graphflow.ops.elementwise import (
     subtract,
     trunc,
 )
-from graphflow.ops.extrema import argmax, argmin, logsumexp, max, min
-from graphflow.ops.host import host_call
-from graphflow.ops.index import gather, index_add, one_hot, scatter_add, take, take_along_axis
-from graphflow.ops.linalg import diagonal, matmul, outer, trace, tril, triu, vecdot
-from graphflow.ops.padding import pad
-from graphflow.ops.places import ravel_multi_index
-from graphflow.ops.product import cumsum, prod
-from graphflow.ops.quantiles import median, quantile
-from graphflow.ops.recurrence import cumprod
-from graphflow.ops.reduce import all, any, mean, std, sum, var
-from graphflow.ops.scatter import gather_nd, put_along_axis, scatter, scatter_nd
-from graphflow.ops.search import (
-    bincount,
-    compress,
-    count_nonzero,
-    nonzero,
-    searchsorted,
-    unique_all,
-    unique_counts,
-    unique_inverse,
-    unique_values,
+from graphflow.ops.pointwise.bitwise import (
+    bitcast,
+    bitwise_and,
+    bitwise_invert,
+    bitwise_left_shift,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    fmod,
 )
-from graphflow.ops.select import clip, maximum, minimum, where
-from graphflow.ops.shape import (
-    broadcast_arrays,
-    broadcast_to,
-    expand_dims,
-    matrix_transpose,
-    meshgrid,
-    moveaxis,
-    permute_dims,
-    repeat,
-    reshape,
-    squeeze,
-    swapaxes,
-    tile,
-)
-from graphflow.ops.sort import argsort, cummax, cummin, sort, top_k
-from graphflow.ops.special import digamma, erfc, erfinv, lgamma, polygamma
-from graphflow.ops.transcendental import (
+from graphflow.ops.pointwise.complex import angle, complex, conj, imag, real
+from graphflow.ops.pointwise.convert import astype, full_like, ones_like, stop_gradient, zeros_like
+from graphflow.ops.pointwise.select import clip, maximum, minimum, where
+from graphflow.ops.pointwise.special import digamma, erfc, erfinv, lgamma, polygamma
+from graphflow.ops.pointwise.transcendental import (
     acos,
     acosh,
     asin,
@@ -140,24 +117,58 @@ from graphflow.ops.transcendental import (
     tan,
     tanh,
 )
-from graphflow.ops.window import concat, diff, flip, roll, split, stack, unstack
-from graphflow.spec import TensorSpec, spec
-from graphflow.vmap import vmap
+from graphflow.ops.randomness import random
+from graphflow.ops.reductions.cumulative import cumsum, prod
+from graphflow.ops.reductions.extrema import argmax, argmin, logsumexp, max, min
+from graphflow.ops.reductions.linear_recurrence import cumprod
+from graphflow.ops.reductions.reduce import all, any, mean, std, sum, var
+from graphflow.ops.spectral import fft, signal
+from graphflow.ops.tensors.creation import arange, eye, full, linspace, ones, zeros
+from graphflow.ops.tensors.flat_indices import ravel_multi_index
+from graphflow.ops.tensors.padding import pad
+from graphflow.ops.tensors.scatter import gather_nd, put_along_axis, scatter, scatter_nd
+from graphflow.ops.tensors.shape import (
+    broadcast_arrays,
+    broadcast_to,
+    expand_dims,
+    matrix_transpose,
+    meshgrid,
+    moveaxis,
+    permute_dims,
+    repeat,
+    reshape,
+    squeeze,
+    swapaxes,
+    tile,
+)
+from graphflow.ops.tensors.slicing import concat, diff, flip, roll, split, stack, unstack
+from graphflow.ops.tensors.take import (
+    gather,
+    index_add,
+    one_hot,
+    scatter_add,
+    take,
+    take_along_axis,
+)
+from graphflow.transforms.forward_mode import jvp
+from graphflow.transforms.op_testing import check_op
+from graphflow.transforms.reverse_mode import gradients
+from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
     from graphflow import onnx as onnx
     from graphflow import parallel as parallel
     from graphflow import placement as placement
-    from graphflow.placement.cluster import Cluster
-    from graphflow.placement.devices import Device, Link, Worker
-    from graphflow.placement.plan import Plan, plan
-    from graphflow.session import Session
+    from graphflow.placement.clusters.cluster import Cluster
+    from graphflow.placement.clusters.devices import Device, Link, Worker
+    from graphflow.placement.plans.plan import Plan, plan
+    from graphflow.sessions.session import Session
 
-_CLUSTERS, _PLANS = "graphflow.placement.cluster", "graphflow.placement.plan"
-_DEVICES = "graphflow.placement.devices"
+_CLUSTERS, _PLANS = "graphflow.placement.clusters.cluster", "graphflow.placement.plans.plan"
+_DEVICES = "graphflow.placement.clusters.devices"
 _LATER = {
     "Cluster": _CLUSTERS, "Device": _DEVICES, "Link": _DEVICES, "Worker": _DEVICES,
-    "Plan": _PLANS, "plan": _PLANS, "Session": "graphflow.session",
+    "Plan": _PLANS, "plan": _PLANS, "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""

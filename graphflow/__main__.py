@@ -2,6 +2,6 @@
 
 import sys
 
-from graphflow.cli import main
+from graphflow.cli.main import main
 
 sys.exit(main())

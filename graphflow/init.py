@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.arguments import spelt
+from graphflow.base.argument_checks import spelt
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.op import next_stream, user_location
-from graphflow.spec import Span, as_dtype, is_inexact, part_of
-from graphflow.spec import kind as kind_of
-from graphflow.values import dataclass
+from graphflow.ir.op import next_stream, user_location
+from graphflow.ir.spec import Span, as_dtype, is_inexact, part_of
+from graphflow.ir.spec import kind as kind_of
 
 
 @dataclass(frozen=True)

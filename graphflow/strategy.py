@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphflow.errors import ArgumentError, DeviceError, ScheduleError, ShardingError
-from graphflow.graph import Graph
-from graphflow.op import Node, user_location
-from graphflow.spec import Span
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, user_location
+from graphflow.ir.spec import Span
 
 Array = np.ndarray[Any, Any]
 

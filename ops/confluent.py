@@ -15,10 +15,10 @@ from typing import Any
 import ml_dtypes
 
 from graphflow.errors import GraphflowError
-from graphflow.graph import Graph
-from graphflow.op import FUNCTIONS, Tensor
-from graphflow.ops.matrix import columns, identity, rows
-from graphflow.spec import real_dtype
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import FUNCTIONS, Tensor
+from graphflow.ir.spec import real_dtype
+from graphflow.ops.matrices.matrix_rules import columns, identity, rows
 
 _VALUES = {"eigh": 0, "eigvalsh": 0, "eig": 0, "svd": 1, "svdvals": 0}
 """Ops that give values, and the output that holds them."""

@@ -4,8 +4,86 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from graphflow.numpy_names import missing
-from graphflow.ops.activations import (
+from graphflow.ir.numpy_interop import missing
+from graphflow.ops.attention.attention_op import attention
+from graphflow.ops.images.adaptive_pooling import (
+    adaptive_avg_pool,
+    adaptive_max_pool,
+    global_avg_pool,
+    global_lp_pool,
+    global_max_pool,
+    max_unpool,
+)
+from graphflow.ops.images.deformable_conv import deform_conv
+from graphflow.ops.images.grid_sample import affine_grid, grid_sample
+from graphflow.ops.images.nms import non_max_suppression
+from graphflow.ops.images.pixel_ops import (
+    depth_to_space,
+    local_response_norm,
+    pixel_shuffle,
+    pixel_unshuffle,
+    space_to_depth,
+)
+from graphflow.ops.images.resize import interpolate, resize
+from graphflow.ops.images.roi import roi_align
+from graphflow.ops.networks.batch_norm import batch_norm
+from graphflow.ops.networks.dropout import dropout
+from graphflow.ops.networks.layers import (
+    BatchNorm,
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    Dropout,
+    Embedding,
+    GroupNorm,
+    Layer,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    Sequential,
+)
+from graphflow.ops.networks.layers_attention import MultiHeadAttention, TransformerBlock
+from graphflow.ops.networks.layers_conv import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+)
+from graphflow.ops.networks.layers_recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from graphflow.ops.networks.losses import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cosine_similarity,
+    cross_entropy,
+    hinge_embedding_loss,
+    huber_loss,
+    kl_div,
+    l1_loss,
+    margin_ranking_loss,
+    mse_loss,
+    nll_loss,
+    smooth_l1_loss,
+    triplet_margin_loss,
+)
+from graphflow.ops.networks.norm import group_norm, instance_norm, layer_norm, rms_norm
+from graphflow.ops.networks.piecewise_activations import (
+    hard_shrink,
+    hard_sigmoid,
+    hard_swish,
+    hard_tanh,
+    hardmax,
+    prelu,
+    relu6,
+    shrink,
+    soft_shrink,
+    thresholded_relu,
+)
+from graphflow.ops.networks.recurrent import gru, lstm, rnn
+from graphflow.ops.networks.rotary import rotary, rotate
+from graphflow.ops.networks.training_mode import training
+from graphflow.ops.pointwise.activations import (
     celu,
     elu,
     gelu,
@@ -22,17 +100,10 @@ from graphflow.ops.activations import (
     swiglu,
     swish,
 )
-from graphflow.ops.adaptive import (
-    adaptive_avg_pool,
-    adaptive_max_pool,
-    global_avg_pool,
-    global_lp_pool,
-    global_max_pool,
-    max_unpool,
-)
-from graphflow.ops.attention import attention
-from graphflow.ops.batch_norm import batch_norm
-from graphflow.ops.conv import (
+from graphflow.ops.pointwise.transcendental import tanh
+from graphflow.ops.reductions.softmax import log_softmax, softmax
+from graphflow.ops.tensors.embedding import embedding
+from graphflow.ops.windows.conv import (
     conv,
     conv1d,
     conv2d,
@@ -42,63 +113,7 @@ from graphflow.ops.conv import (
     conv_transpose2d,
     conv_transpose3d,
 )
-from graphflow.ops.deform import deform_conv
-from graphflow.ops.dropout import dropout
-from graphflow.ops.embedding import embedding
-from graphflow.ops.grid import affine_grid, grid_sample
-from graphflow.ops.layers import (
-    BatchNorm,
-    BatchNorm1d,
-    BatchNorm2d,
-    BatchNorm3d,
-    Dropout,
-    Embedding,
-    GroupNorm,
-    Layer,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-    Sequential,
-)
-from graphflow.ops.layers_attention import MultiHeadAttention, TransformerBlock
-from graphflow.ops.layers_conv import (
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    ConvTranspose1d,
-    ConvTranspose2d,
-    ConvTranspose3d,
-)
-from graphflow.ops.layers_recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from graphflow.ops.losses import (
-    binary_cross_entropy,
-    binary_cross_entropy_with_logits,
-    cosine_similarity,
-    cross_entropy,
-    hinge_embedding_loss,
-    huber_loss,
-    kl_div,
-    l1_loss,
-    margin_ranking_loss,
-    mse_loss,
-    nll_loss,
-    smooth_l1_loss,
-    triplet_margin_loss,
-)
-from graphflow.ops.norm import group_norm, instance_norm, layer_norm, rms_norm
-from graphflow.ops.piecewise import (
-    hard_shrink,
-    hard_sigmoid,
-    hard_swish,
-    hard_tanh,
-    hardmax,
-    prelu,
-    relu6,
-    shrink,
-    soft_shrink,
-    thresholded_relu,
-)
-from graphflow.ops.pool import (
+from graphflow.ops.windows.pool import (
     avg_pool,
     avg_pool1d,
     avg_pool2d,
@@ -112,26 +127,11 @@ from graphflow.ops.pool import (
     max_pool2d,
     max_pool3d,
 )
-from graphflow.ops.recurrent import gru, lstm, rnn
-from graphflow.ops.resize import interpolate, resize
-from graphflow.ops.roi import roi_align
-from graphflow.ops.rotary import rotary, rotate
-from graphflow.ops.softmax import log_softmax, softmax
-from graphflow.ops.suppression import non_max_suppression
-from graphflow.ops.training import training
-from graphflow.ops.transcendental import tanh
-from graphflow.ops.unfold import fold, unfold
-from graphflow.ops.vision import (
-    depth_to_space,
-    local_response_norm,
-    pixel_shuffle,
-    pixel_unshuffle,
-    space_to_depth,
-)
+from graphflow.ops.windows.unfold import fold, unfold
 
 
 def __getattr__(name: str) -> NoReturn:
-    raise missing("nn", name)
+    raise missing(__name__, name)
 
 
 __all__ = [

@@ -7,19 +7,19 @@ Everything here is arrays and plain data; no socket is opened and no heavy libra
 
 from __future__ import annotations
 
-from graphflow.placement.cluster import Cluster
-from graphflow.placement.comparison import Comparison, compare
-from graphflow.placement.devices import Device, Link, Worker
-from graphflow.placement.difference import Difference
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.devices import Device, Link, Worker
+from graphflow.placement.clusters.hardware_catalog import PRODUCTS, WIRES, Product, Wire
+from graphflow.placement.clusters.shared_ports import Port
 from graphflow.placement.placers import Placer, get_placer, place, placer_names, register_placer
-from graphflow.placement.ports import Port
-from graphflow.placement.problem import Assignment, Problem
-from graphflow.placement.products import PRODUCTS, WIRES, Product, Wire
-from graphflow.placement.report import Report
-from graphflow.placement.simulate import Timeline, simulate
-from graphflow.placement.stage_pipedream import Level, PipePlan, pipedream_plan
-from graphflow.placement.stages import Split, split_stages
-from graphflow.placement.sweep import Sweep, sweep
+from graphflow.placement.plans.comparison import Comparison, compare
+from graphflow.placement.plans.plan_diff import Difference
+from graphflow.placement.plans.report import Report
+from graphflow.placement.plans.sweep import Sweep, sweep
+from graphflow.placement.problems.problem import Assignment, Problem
+from graphflow.placement.simulation.simulator import Timeline, simulate
+from graphflow.placement.stages.pipedream import Level, PipePlan, pipedream_plan
+from graphflow.placement.stages.splitting import Split, split_stages
 
 __all__ = [
     "PRODUCTS",

@@ -133,7 +133,7 @@ def own_streams() -> Iterator[None]:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own: no kernel is in it, and nothing that steps taught. How fast
     this machine is, which takes seconds to measure, is taken over from the run's."""
-    from graphflow.placement import calibrate
+    from graphflow.placement.calibration import calibrate
 
     calibrate.profile()
     measured = calibrate.profile_path()
@@ -163,6 +163,7 @@ def shared_nurseries() -> Iterator[Nurseries]:
 @pytest.fixture
 def own_nurseries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each session of local workers starts and ends its own, as it does for users."""
-    from graphflow.runtime.launch import local, nursery
+    from graphflow.runtime.launch import fork_server as nursery
+    from graphflow.runtime.launch import local
 
     monkeypatch.setattr(local, "Nursery", nursery.Nursery)

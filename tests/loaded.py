@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from graphflow.runtime.launch.nursery import Forked, Nursery, can_fork, grow
+from graphflow.runtime.launch.fork_server import Forked, Nursery, can_fork, grow
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = ("GRAPHFLOW_TEST", uuid.uuid4().hex)
@@ -35,7 +35,8 @@ MARK = ("GRAPHFLOW_TEST", uuid.uuid4().hex)
 _START = 60.0  # seconds for a process to come up on a busy machine
 _KEPT = (signal.SIGINT, signal.SIGHUP)  # whose being ignored goes on to a process that is started
 _LOADED = (
-    "graphflow.cli", "graphflow.session", "graphflow.parallel", "graphflow.runtime.coordinator",
+    "graphflow.cli.main", "graphflow.sessions.session", "graphflow.parallel",
+    "graphflow.runtime.client.remote_hosts",
     "graphflow.runtime.checkpoint", "typer._adapters",
 )  # fmt: skip
 """What commands and scripts load, beside what workers do."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from graphflow.runtime.launch.nursery import Forked, Nursery
+from graphflow.runtime.launch.fork_server import Forked, Nursery
 
 _KEPT = 2
 """Nurseries that wait for a session, which is as many as tests open at a time."""

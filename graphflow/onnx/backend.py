@@ -13,7 +13,7 @@ from onnx.backend import base
 
 from graphflow.errors import OnnxError, UnsupportedOnnxError
 from graphflow.onnx.model import Model, load
-from graphflow.session import DEADLINE
+from graphflow.sessions.session import DEADLINE
 
 
 class BackendRep(base.BackendRep):

@@ -9,16 +9,21 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
 
-from graphflow.arguments import spelt
-from graphflow.arrays import NoArrayError, array_of
-from graphflow.build import placeholder
+from graphflow.base.argument_checks import spelt
+from graphflow.base.array_conversion import NoArrayError, array_of
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
-from graphflow.onnx import host, host_control, host_values, operators
-from graphflow.onnx.expansion import function_body, schema_with_body
-from graphflow.onnx.importer import Body, Importer, Segment, Stop, array_known
-from graphflow.onnx.outputs import Outputs
-from graphflow.onnx.program import Program, Run
-from graphflow.onnx.reader import (
+from graphflow.frontend.builders import placeholder
+from graphflow.ir.op import Tensor, user_location
+from graphflow.ir.spec import Dim
+from graphflow.onnx import operators
+from graphflow.onnx.loading import host_control_flow as host_control
+from graphflow.onnx.loading import host_nodes as host
+from graphflow.onnx.loading import host_values
+from graphflow.onnx.loading.function_expansion import function_body, schema_with_body
+from graphflow.onnx.loading.importer import Body, Importer, Segment, Stop, array_known
+from graphflow.onnx.loading.model_outputs import Outputs
+from graphflow.onnx.loading.operator_registry import handler_of, normal_domain
+from graphflow.onnx.loading.reader import (
     LIMIT,
     check_functions,
     check_names,
@@ -26,13 +31,19 @@ from graphflow.onnx.reader import (
     initializers,
     read,
 )
-from graphflow.onnx.registry import handler_of, normal_domain
-from graphflow.onnx.values import Array, Fixed, Known, OnHost, Value, dtype_name, is_native
-from graphflow.onnx.values import onnx_dtype as dtype_of
-from graphflow.onnx.weights import named_constants, weights
-from graphflow.op import Tensor, user_location
-from graphflow.session import DEADLINE, Session
-from graphflow.spec import Dim
+from graphflow.onnx.loading.segmented_program import Program, Run
+from graphflow.onnx.loading.value_kinds import (
+    Array,
+    Fixed,
+    Known,
+    OnHost,
+    Value,
+    dtype_name,
+    is_native,
+)
+from graphflow.onnx.loading.value_kinds import onnx_dtype as dtype_of
+from graphflow.onnx.loading.weights import named_constants, weights
+from graphflow.sessions.session import DEADLINE, Session
 
 NO_RANK = "it has no rank"
 

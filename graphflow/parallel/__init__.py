@@ -1,19 +1,11 @@
 """Parallelism: what several devices do with one model."""
 
-from graphflow.parallel.collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    broadcast,
-    reduce_scatter,
-)
 from graphflow.parallel.data import Data
-from graphflow.parallel.found import Search
-from graphflow.parallel.gpt import GPT
-from graphflow.parallel.pipelines import Pipeline
-from graphflow.parallel.report import Report
-from graphflow.parallel.schedule import Schedule, Task, draw, run
-from graphflow.parallel.schedules import (
+from graphflow.parallel.estimation.gpt import GPT
+from graphflow.parallel.estimation.whatif import what_if
+from graphflow.parallel.pipeline_strategy import Pipeline
+from graphflow.parallel.pipelining.schedule import Schedule, Task, draw, run
+from graphflow.parallel.pipelining.schedules import (
     chimera,
     gpipe,
     interleaved,
@@ -23,10 +15,18 @@ from graphflow.parallel.schedules import (
     zb_h2,
     zb_v,
 )
+from graphflow.parallel.pipelining.staleness import staleness
+from graphflow.parallel.report import Report
+from graphflow.parallel.resharding.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    reduce_scatter,
+)
 from graphflow.parallel.search import auto
-from graphflow.parallel.strategies import Shard
-from graphflow.parallel.versions import staleness
-from graphflow.parallel.whatif import what_if
+from graphflow.parallel.searching.search_result import Search
+from graphflow.parallel.shard_strategy import Shard
 
 __all__ = [
     "GPT",

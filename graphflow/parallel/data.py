@@ -12,19 +12,18 @@ from dataclasses import field, replace
 from math import prod
 from typing import Any
 
-from graphflow.arguments import checks
+from graphflow.base.argument_checks import checks
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
-from graphflow.graph import Graph
-from graphflow.op import Location, Node, Tensor, user_location
-from graphflow.parallel.batch import batch_of
-from graphflow.parallel.buckets import BUCKET
-from graphflow.parallel.counts import count_of, settle
-from graphflow.parallel.layouts import Layout, whole
-from graphflow.parallel.mesh import Mesh
-from graphflow.parallel.propagate import is_slot
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Location, Node, Tensor, user_location
+from graphflow.parallel.mesh.count_arguments import count_of, settle
+from graphflow.parallel.mesh.device_mesh import Mesh
+from graphflow.parallel.mesh.layouts import Layout, whole
+from graphflow.parallel.replica_devices import teams_of, within
 from graphflow.parallel.report import Report
-from graphflow.parallel.shard import Pieces, Sharded
-from graphflow.parallel.strategies import (
+from graphflow.parallel.resharding.gradient_buckets import BUCKET
+from graphflow.parallel.shard_strategy import (
     Shard,
     check_terms,
     cut_over,
@@ -33,10 +32,11 @@ from graphflow.parallel.strategies import (
     takes_products,
     terms_of,
 )
-from graphflow.parallel.teams import teams_of, within
-from graphflow.parallel.terms import Terms, with_batch
-from graphflow.placement.cluster import Cluster
-from graphflow.values import dataclass
+from graphflow.parallel.sharding.batch_axis import batch_of
+from graphflow.parallel.sharding.partitioner import Pieces, Sharded
+from graphflow.parallel.sharding.propagation import is_slot
+from graphflow.parallel.sharding.replica_terms import Terms, with_batch
+from graphflow.placement.clusters.cluster import Cluster
 
 DATA = "data"
 """The axis of the mesh along which replicas are."""

@@ -6,16 +6,23 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from graphflow.op import Node
-from graphflow.ops.collectives import groups_of
-from graphflow.parallel.layouts import Move, Sent
-from graphflow.parallel.schedule import Timeline, draw
-from graphflow.parallel.shard import Sharded
-from graphflow.parallel.staged import EVERYWHERE, StageRow, between, rows, timeline, told_names
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.op import Node
+from graphflow.ir.spec import product
+from graphflow.ops.communication.collectives import groups_of
+from graphflow.parallel.mesh.layouts import Move, Sent
+from graphflow.parallel.pipelining.schedule import Timeline, draw
+from graphflow.parallel.pipelining.stage_report import (
+    EVERYWHERE,
+    StageRow,
+    between,
+    rows,
+    timeline,
+    told_names,
+)
+from graphflow.parallel.sharding.partitioner import Sharded
 from graphflow.passes import optimize
-from graphflow.placement.cluster import Cluster
-from graphflow.spec import product
-from graphflow.values import dataclass
+from graphflow.placement.clusters.cluster import Cluster
 
 WIDEST = 100
 """Letters of a line of a schedule."""

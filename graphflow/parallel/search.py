@@ -16,9 +16,10 @@ from math import inf
 from typing import Any
 
 from graphflow import optim
-from graphflow.arguments import checks
-from graphflow.build import placeholder
-from graphflow.compiled import Compiled
+from graphflow.base.argument_checks import checks
+from graphflow.base.formatting import show_bytes
+from graphflow.base.gc_pause import without_collection
+from graphflow.base.progress import waiting
 from graphflow.errors import (
     ArgumentError,
     DeviceError,
@@ -27,32 +28,31 @@ from graphflow.errors import (
     ScheduleError,
     ShardingError,
 )
-from graphflow.graph import Graph
-from graphflow.learning import is_known, remember
-from graphflow.op import Node, Tensor, user_location
-from graphflow.parallel.batch import batch_of
-from graphflow.parallel.candidates import Candidate, candidates, tensor_rules
-from graphflow.parallel.counts import count_of
+from graphflow.execution.compiled_fetches import Compiled
+from graphflow.frontend.builders import placeholder
+from graphflow.frontend.pytree import bind
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor, user_location
+from graphflow.ir.spec import evaluate
 from graphflow.parallel.data import Data
-from graphflow.parallel.found import ALIKE, Search, Tried
-from graphflow.parallel.measuring import measured
-from graphflow.parallel.pipelines import Pipeline
-from graphflow.parallel.rough import Outline, Rough
-from graphflow.parallel.stages import stages_of
+from graphflow.parallel.mesh.count_arguments import count_of
+from graphflow.parallel.pipeline_strategy import Pipeline
+from graphflow.parallel.pipelining.stages import stages_of
+from graphflow.parallel.searching.candidates import Candidate, candidates, tensor_rules
+from graphflow.parallel.searching.cost_bounds import Outline, Rough
+from graphflow.parallel.searching.measurement import measured
+from graphflow.parallel.searching.search_result import ALIKE, Search, Tried
+from graphflow.parallel.sharding.batch_axis import batch_of
 from graphflow.passes import optimize
-from graphflow.pauses import without_collection
-from graphflow.placement.cluster import Cluster
-from graphflow.placement.cost import build_problem
-from graphflow.placement.learned import Learned
-from graphflow.placement.plan import known_of, sizes_of
-from graphflow.placement.planning import outlook
-from graphflow.progress import waiting
-from graphflow.quantities import show_bytes
-from graphflow.runtime.survey import Survey
-from graphflow.session import Session
-from graphflow.spec import evaluate
-from graphflow.structure import bind
-from graphflow.trial import try_out
+from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.cost_model.problem_builder import build_problem
+from graphflow.placement.plans.plan import known_of, sizes_of
+from graphflow.placement.plans.planning import outlook
+from graphflow.planning.profiling_run import try_out
+from graphflow.planning.trace_feedback import is_known, remember
+from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.sessions.session import Session
 
 BUDGET = 60_000
 """Nodes of strategies that are written: some seconds. The best `LEAST` are anyway, and others until
@@ -341,7 +341,7 @@ class _Search:
     @cached_property
     def arrays(self) -> dict[Tensor, Any]:
         """Made-up feeds."""
-        from graphflow.trial import made_up
+        from graphflow.planning.profiling_run import made_up
 
         return {n.outputs[0]: a for n, a in made_up(self._source, self._bindings).items()}
 

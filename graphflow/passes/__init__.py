@@ -8,7 +8,8 @@ Dead code needs no pass: a Graph is the closure of its outputs.
 
 from __future__ import annotations
 
-from graphflow.graph import Graph
+from graphflow.base.gc_pause import without_collection
+from graphflow.ir.graph import Graph
 from graphflow.passes.accumulate import AccumulateProducts
 from graphflow.passes.base import Pass
 from graphflow.passes.bodies import InlineCalls, MergeBodies, map_bodies
@@ -18,7 +19,6 @@ from graphflow.passes.gram import HalveProducts
 from graphflow.passes.heads import FoldHeads
 from graphflow.passes.pads import JoinPads
 from graphflow.passes.transposes import FoldTransposes
-from graphflow.pauses import without_collection
 
 DEFAULT: tuple[Pass, ...] = (
     MergeBodies(), FoldConstants(), FoldHeads(), FoldTransposes(), JoinPads(), MergeDuplicates(),

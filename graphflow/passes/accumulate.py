@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphflow.graph import Graph
-from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
-from graphflow.ops.kernels.gemm import available
-from graphflow.ops.kernels.regions import enabled
-from graphflow.ops.linalg import added_product
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, standing_for
+from graphflow.ir.spec import nbytes
+from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.gemm.gemm import available
+from graphflow.ops.matrices.matmul import added_product
 from graphflow.passes.base import Pass
-from graphflow.spec import nbytes
-from graphflow.values import dataclass
 
 _KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
 """Ops whose values are sums that grow; others are left to fused regions."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from graphflow.graph import Graph
-from graphflow.values import dataclass
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
 
 
 @dataclass(frozen=True)

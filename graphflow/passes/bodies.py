@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphflow.graph import Body, Graph, bodies
-from graphflow.op import Node, Tensor
-from graphflow.ops.control import FREE, call
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Body, Graph, bodies
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import TensorSpec
+from graphflow.ops.control_flow.control import FREE, call
 from graphflow.passes.base import Pass
 from graphflow.passes.duplicates import key_of
-from graphflow.spec import TensorSpec
-from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

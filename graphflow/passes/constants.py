@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.blas import one_thread
-from graphflow.graph import Graph, bind_attrs
-from graphflow.op import REGISTRY, Node, Tensor, owner
+from graphflow.base.blas_threads import one_thread
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph, bind_attrs
+from graphflow.ir.op import REGISTRY, Node, Tensor, owner
+from graphflow.ir.spec import nbytes
 from graphflow.passes.base import Pass
-from graphflow.spec import nbytes
-from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.graph import Graph
-from graphflow.op import Node, Tensor
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor
 from graphflow.passes.base import Pass
-from graphflow.values import dataclass
 
 _INLINE_BYTES = 1024  # larger constants are equal only if they are the same array
 

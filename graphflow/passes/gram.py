@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphflow.graph import Graph
-from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
-from graphflow.ops.gram import DTYPES, is_halved, sizes
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, standing_for
+from graphflow.ir.spec import evaluate
+from graphflow.ops.matrices.gram import DTYPES, is_halved, sizes
 from graphflow.passes.base import Pass
-from graphflow.spec import evaluate
-from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphflow.graph import Graph
-from graphflow.op import FUNCTIONS, REGISTRY, Node, Tensor, standing_for
-from graphflow.ops.attention_rows import swaps, turned
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, standing_for
+from graphflow.ops.attention.row_layout import swaps, turned
 from graphflow.passes.base import Pass
-from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphflow.graph import Graph
-from graphflow.op import REGISTRY, Node, Tensor, make_node, standing_for
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, standing_for
+from graphflow.ir.spec import Size
 from graphflow.passes.base import Pass
-from graphflow.spec import Size
-from graphflow.values import dataclass
 
 _MOST = 64
 """Parts, at most."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphflow.graph import Graph
-from graphflow.op import FUNCTIONS, Node, Tensor, standing_for
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, standing_for
 from graphflow.passes.base import Pass
-from graphflow.values import dataclass
 
 
 @dataclass(frozen=True)

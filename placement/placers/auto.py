@@ -8,10 +8,11 @@ from time import monotonic
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import MemoryLimitError, PlacementError
 from graphflow.placement.placers.base import Placer, memory_error, plain, register_placer
+from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator, lower_bound
 from graphflow.placement.placers.cpop import Cpop
-from graphflow.placement.placers.evaluate import Candidate, Evaluator, lower_bound
 from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.list_schedule import Flat, Schedule
 from graphflow.placement.placers.local_search import (
@@ -23,9 +24,8 @@ from graphflow.placement.placers.local_search import (
 from graphflow.placement.placers.peft import Peft
 from graphflow.placement.placers.round_robin import dealt, round_robin
 from graphflow.placement.placers.single import cheapest_devices, singles
-from graphflow.placement.problem import Assignment, Ints, Problem
-from graphflow.placement.simulate import peak_memory
-from graphflow.values import dataclass
+from graphflow.placement.problems.problem import Assignment, Ints, Problem
+from graphflow.placement.simulation.simulator import peak_memory
 
 THOROUGH = 500_000
 """Problems of at most this many (n + e)·d also get the greedy placer and each device alone; beyond,

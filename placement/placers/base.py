@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from graphflow.arguments import meant, spelt
+from graphflow.base.argument_checks import meant, spelt
+from graphflow.base.formatting import show_memory
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import MemoryLimitError, PlacementError
-from graphflow.placement.problem import Assignment, Floats, Ints, Problem
-from graphflow.placement.shortage import shortages
-from graphflow.placement.simulate import simulate
-from graphflow.quantities import show_memory
-from graphflow.values import dataclass
+from graphflow.placement.problems.infeasibility import shortages
+from graphflow.placement.problems.problem import Assignment, Floats, Ints, Problem
+from graphflow.placement.simulation.simulator import simulate
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError
 from graphflow.placement.placers.auto import Auto
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.evaluate import Candidate, Evaluator, lower_bound
+from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator, lower_bound
+from graphflow.placement.placers.construction.mixed_integer import relaxed
 from graphflow.placement.placers.list_schedule import Flat
-from graphflow.placement.placers.mixed_integer import relaxed
-from graphflow.placement.problem import Assignment, Floats, Problem
-from graphflow.placement.simulate import simulate
-from graphflow.values import dataclass
+from graphflow.placement.problems.problem import Assignment, Floats, Problem
+from graphflow.placement.simulation.simulator import simulate
 
 SLACK = 1e-9
 SOLVED = 1e-6

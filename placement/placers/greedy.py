@@ -8,17 +8,26 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError
 from graphflow.placement.placers.base import Placer, memory_error, register_placer
-from graphflow.placement.placers.coarsen import Units, levels, mean_transfer
-from graphflow.placement.placers.earliest_finish import by_affinity, by_memory, earliest_finish
-from graphflow.placement.placers.evaluate import Candidate, Evaluator, frugal_order, lower_bound
-from graphflow.placement.placers.islands import islands, on_island
+from graphflow.placement.placers.construction.coarsening import Units, levels, mean_transfer
+from graphflow.placement.placers.construction.device_groups import islands, on_island
+from graphflow.placement.placers.construction.earliest_finish import (
+    by_affinity,
+    by_memory,
+    earliest_finish,
+)
+from graphflow.placement.placers.construction.evaluator import (
+    Candidate,
+    Evaluator,
+    frugal_order,
+    lower_bound,
+)
 from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import cheapest_devices, singles
-from graphflow.placement.problem import Assignment, Problem
-from graphflow.placement.simulate import peak_memory
-from graphflow.values import dataclass
+from graphflow.placement.problems.problem import Assignment, Problem
+from graphflow.placement.simulation.simulator import peak_memory
 
 ISLANDS = 2
 """Hosts (of different kinds) that are tried alone, where the way between hosts is long."""

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphflow.placement.placers.base import surely_fits
-from graphflow.placement.placers.coarsen import mean_transfer
-from graphflow.placement.placers.evaluate import Evaluator
+from graphflow.placement.placers.construction.coarsening import mean_transfer
+from graphflow.placement.placers.construction.evaluator import Evaluator
 from graphflow.placement.placers.greedy import Greedy
-from graphflow.placement.placers.list_loops import BLOCK
-from graphflow.placement.placers.loops import loops
-from graphflow.placement.problem import Assignment, Floats, Ints, Problem
+from graphflow.placement.placers.loops.dispatch import loops
+from graphflow.placement.placers.loops.list_schedule import BLOCK
+from graphflow.placement.problems.problem import Assignment, Floats, Ints, Problem
 
 DIGITS = 2.0**40
 """Ranks that agree to this share of the greatest are ties: rounding must not decide."""
@@ -43,7 +43,7 @@ class Flat:
         self.n, self.d = problem.nodes, problem.devices
         steps = (self.n + len(problem.edges)) * self.d
         self.forced = compiled
-        self.loops = loops("list_loops", 2.0 * steps, compiled)
+        self.loops = loops("list_schedule", 2.0 * steps, compiled)
         take = self.loops.take
         eye = np.eye(self.d, dtype=bool)
         grouped = bool((problem.groups >= 0).any())
@@ -161,7 +161,7 @@ class Flat:
 
     def ready_order(self, rank: Floats) -> Ints:
         """Of the ready nodes always the one of highest rank, then lowest index."""
-        run = loops("ready_loops", 20.0 * (self.n + len(self.problem.edges)), self.forced)
+        run = loops("ready_order", 20.0 * (self.n + len(self.problem.edges)), self.forced)
         order, missing = run.ints(self.n), run.ints(self.n)
         missing[:] = np.diff(self.problem.predecessors.start).tolist()
         run.ready_order(
@@ -214,7 +214,7 @@ def forward(flat: Flat, rank: Floats, by_finish: bool) -> Schedule:
     e)·d·log n).
     """
     n, d, problem = flat.n, flat.d, flat.problem
-    run = loops("start_loops", 20.0 * (n + len(problem.edges)) * d, flat.forced)
+    run = loops("earliest_start", 20.0 * (n + len(problem.edges)) * d, flat.forced)
     take, floats, ints = run.take, run.floats, run.ints
     readers = np.diff(problem.successors.start)
     ranked = np.lexsort((np.arange(n), -readers, -rounded(rank)))

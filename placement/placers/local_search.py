@@ -7,14 +7,14 @@ from time import monotonic
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError
 from graphflow.placement.placers.base import Placer, plain, register_placer
-from graphflow.placement.placers.evaluate import Candidate, Evaluator, lower_bound
+from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator, lower_bound
 from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.list_schedule import Flat, Schedule, as_schedule, forward, insert
-from graphflow.placement.placers.loops import loops
-from graphflow.placement.problem import Assignment, Ints, Problem
-from graphflow.values import dataclass
+from graphflow.placement.placers.loops.dispatch import loops
+from graphflow.placement.problems.problem import Assignment, Ints, Problem
 
 HISTORY = 200
 ROAM = 2_000_000
@@ -134,7 +134,7 @@ class Searcher:
 
     def __init__(self, problem: Problem, evaluations: int, compiled: bool | None = None) -> None:
         steps = 10.0 * evaluations * (problem.nodes + len(problem.edges))
-        self.loops = loops("search_loops", steps, compiled)
+        self.loops = loops("local_search", steps, compiled)
         self.problem = problem
         self.flat = Flat(problem, self.loops.compiled)
         number = np.unique(problem.tensor, return_inverse=True)[1]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.placers.base import Placer, register_placer
 from graphflow.placement.placers.list_schedule import Flat, Schedule, insert, settled
-from graphflow.placement.problem import Assignment, Problem
-from graphflow.values import dataclass
+from graphflow.placement.problems.problem import Assignment, Problem
 
 
 @dataclass(frozen=True)

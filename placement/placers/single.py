@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.evaluate import Candidate, Evaluator
-from graphflow.placement.problem import Assignment, Ints, Problem
-from graphflow.values import dataclass
+from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator
+from graphflow.placement.problems.problem import Assignment, Ints, Problem
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import field, replace
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError
 from graphflow.placement.placers.base import Placer, get_placer, register_placer
-from graphflow.placement.problem import Assignment, Problem
-from graphflow.values import dataclass
+from graphflow.placement.problems.problem import Assignment, Problem
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import colorsys
 
-from graphflow.values import dataclass
+from graphflow.base.lazy_dataclass import dataclass
 
 INK, FAINT, WIRE, PAPER = "#1c2430", "#5c6877", "#a3adba", "#ffffff"
 CUT = "#d0105a"  # a tensor that leaves its device

@@ -15,7 +15,7 @@ from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable, shorten
 
 if TYPE_CHECKING:
-    from graphflow.placement.sweep import Curve, Sweep
+    from graphflow.placement.plans.sweep import Curve, Sweep
 
 WIDTH, HEIGHT = 860.0, 470.0
 LEFT, RIGHT, TOP, BOTTOM = 66.0, 190.0, 84.0, 62.0
@@ -118,7 +118,7 @@ def _rings(swept: Sweep) -> str:
 
 
 def _axes(swept: Sweep, frame: _Frame) -> Iterator[str]:
-    from graphflow.placement.sweep import number
+    from graphflow.placement.plans.sweep import number
 
     right = WIDTH - RIGHT
     for mark in frame.marks():
@@ -152,7 +152,7 @@ def _ideal(swept: Sweep, frame: _Frame) -> str:
 
 
 def _curve(swept: Sweep, frame: _Frame, curve: Curve, colour: str) -> Iterator[str]:
-    from graphflow.placement.sweep import number
+    from graphflow.placement.plans.sweep import number
 
     at = [(frame.x(p.x), frame.y(swept.speedup(p))) for p in curve.points]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
@@ -170,7 +170,7 @@ def _curve(swept: Sweep, frame: _Frame, curve: Curve, colour: str) -> Iterator[s
 def _labels(swept: Sweep, frame: _Frame) -> Iterator[str]:
     """Names at the ends of their curves, one below the other where they would meet; what the
     dashed line is."""
-    from graphflow.placement.sweep import number
+    from graphflow.placement.plans.sweep import number
 
     wanted = []
     for i, curve in enumerate(swept.curves):

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphflow.placement.devices import CLIENT
+from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable
-from graphflow.quantities import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan
-    from graphflow.placement.planned import PlannedNode
+    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_records import PlannedNode
 
 
 def render(plan: Plan) -> str:

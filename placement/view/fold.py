@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
+from graphflow.base.formatting import counted
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.view.tree import Group, Tree, tree
-from graphflow.quantities import counted
-from graphflow.values import dataclass
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan
-    from graphflow.placement.planned import PlannedNode, PlannedTransfer
+    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_records import PlannedNode, PlannedTransfer
 
 LARGEST = 400
 """Boxes that a drawing on paper has room for."""

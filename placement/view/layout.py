@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import field
 from itertools import pairwise
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
-from graphflow.values import dataclass
 
 NODE_WIDTH, NODE_HEIGHT = 116.0, 34.0
 JOINT = 4.0  # the width of an edge that passes through a layer

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphflow.placement.devices import CLIENT
+from graphflow.placement.clusters.devices import CLIENT
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan
+    from graphflow.placement.plans.plan import Plan
 
 POINTS = 600
 """Of a curve; of the moments that fall together the greatest amount is kept."""

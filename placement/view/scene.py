@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from graphflow.placement.devices import CLIENT
-from graphflow.placement.report import DeviceUse, device_uses
+from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.placement.clusters.devices import CLIENT
+from graphflow.placement.plans.report import DeviceUse, device_uses
 from graphflow.placement.view import colours
 from graphflow.placement.view.fold import folded
 from graphflow.placement.view.layout import NODE_WIDTH, Layout, Route, arrange
 from graphflow.placement.view.text import printable, shorten
-from graphflow.quantities import counted, show_bytes, show_seconds
-from graphflow.values import dataclass
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan
-    from graphflow.placement.planned import Interval, PlannedNode, PlannedTransfer
+    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_records import Interval, PlannedNode, PlannedTransfer
 
 LABEL_LETTERS, DETAIL_LETTERS = 16, 20
 TOLD = 0.1  # share of a step from which its overhead is told

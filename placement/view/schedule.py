@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from graphflow.base.formatting import show_seconds
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable
-from graphflow.quantities import show_seconds
-from graphflow.values import dataclass
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan
+    from graphflow.placement.plans.plan import Plan
 
 WIDTH, LEFT, RIGHT = 1480, 260, 90
 LEAST = 1000  # pixels: a narrower window scrolls, since its words would be too small

@@ -10,17 +10,17 @@ from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
 
-from graphflow.placement.report import shown_devices
+from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.placement.plans.report import shown_devices
 from graphflow.placement.view import colours
 from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH
 from graphflow.placement.view.scene import Box, Row, Scene, Wire, headlines, scene
 from graphflow.placement.view.text import printable, shorten, ticks
-from graphflow.quantities import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan
-    from graphflow.placement.planned import Interval
-    from graphflow.placement.report import DeviceUse
+    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_records import Interval
+    from graphflow.placement.plans.report import DeviceUse
 
 MARGIN, NARROWEST = 32.0, 1120.0
 ROW, BAR = 24.0, 16.0

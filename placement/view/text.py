@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 
-from graphflow.quantities import time_unit
+from graphflow.base.formatting import time_unit
 
 # Characters that XML 1.0 has no way to write, those that steer terminals, and those that turn the
 # direction of the text around them, so that a name could read as another.

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from graphflow.values import dataclass
+from graphflow.base.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from graphflow.placement.plan import Plan
+    from graphflow.placement.plans.plan import Plan
 
 WIDEST = 40
 """Members of a group at most."""

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from graphflow.arguments import shown
+from graphflow.base.argument_checks import shown
 from graphflow.errors import CheckpointError
 
 Buffer = bytes | memoryview

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError
-from graphflow.placement.host import host_memory
+from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.checkpoint import files
 from graphflow.runtime.checkpoint.manifest import Manifest, Part, Shard, Signature
 from graphflow.runtime.checkpoint.shard import all_arrays_of, arrays_of, metadata_of, pieces
-from graphflow.values import dataclass
 
 Array = np.ndarray[Any, Any]
 MANIFEST = "manifest.json"

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.arguments import shown
+from graphflow.base.argument_checks import shown
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError
-from graphflow.spec import Span, as_dtype, part_of, show_shape
-from graphflow.values import dataclass
+from graphflow.ir.spec import Span, as_dtype, part_of, show_shape
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.build import RESERVED
 from graphflow.errors import CheckpointError
-from graphflow.spec import as_dtype, complex_dtype, real_dtype
+from graphflow.frontend.builders import RESERVED
+from graphflow.ir.spec import as_dtype, complex_dtype, real_dtype
 
 Array = np.ndarray[Any, Any]
 

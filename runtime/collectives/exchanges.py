@@ -6,9 +6,9 @@ on a thread of the device (its lane), group after group in the order of the prog
 same on all devices, so that no two of them wait for each other; a program that has nothing else to
 do takes that work over.
 
-The way between workers is agreed when a group first meets (`site.py`), and so is that of edges
-between two devices (`passages.py`). A step that fails forgets all of them on every worker, so
-nothing of it is left: at once where it ran, and with the next step where it did not.
+The way between workers is agreed when a group first meets (`group_setup.py`), and so is that of
+edges between two devices (`shared_memory_edges.py`). A step that fails forgets all of them on every
+worker, so nothing of it is left: at once where it ran, and with the next step where it did not.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from graphflow.errors import TransportError
+from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.collectives import nccl
-from graphflow.runtime.collectives.gate import SLICE, SPINS, Gates, compiled
-from graphflow.runtime.collectives.lanes import Lane
+from graphflow.runtime.collectives.device_queue import Lane
+from graphflow.runtime.collectives.group_setup import Line, Place, Site, within
+from graphflow.runtime.collectives.message_transport import Parcels, Post
 from graphflow.runtime.collectives.nccl import Communicator, Nccl
-from graphflow.runtime.collectives.parcels import Parcels, Post
-from graphflow.runtime.collectives.passages import Inward, Outward, Passage, carried
-from graphflow.runtime.collectives.pieces import Array, Collective
-from graphflow.runtime.collectives.shared import Mapped, Slots, is_mapped, is_small
-from graphflow.runtime.collectives.site import Line, Place, Site, within
-from graphflow.runtime.mail import Awaited, Mail
-from graphflow.runtime.messages import EXCHANGE, Parcel
-from graphflow.runtime.transport.segment import Segment
-from graphflow.spec import TensorSpec
+from graphflow.runtime.collectives.rank_buffers import Array, Collective
+from graphflow.runtime.collectives.shared_counters import SLICE, SPINS, Gates, compiled
+from graphflow.runtime.collectives.shared_memory_edges import Inward, Outward, Passage, carried
+from graphflow.runtime.collectives.shared_memory_transport import Mapped, Slots, is_mapped, is_small
+from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.wire.messages import EXCHANGE, Parcel
+from graphflow.runtime.wire.tensor_mailbox import Awaited, Mail
 
 End = TypeVar("End", Inward, Outward)
 

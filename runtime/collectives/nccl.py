@@ -18,14 +18,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from graphflow.device import DeviceName
-from graphflow.environment import NCCL, setting, word
+from graphflow.base.environment import NCCL, setting, word
 from graphflow.errors import DeviceError
-from graphflow.ops.kernels.cupy_module import imported_cupy
-from graphflow.ops.reduction_order import combining, finish, fold
-from graphflow.runtime.clock import identity
-from graphflow.runtime.collectives.pieces import Collective
-from graphflow.runtime.logs import Log
+from graphflow.ir.device_name import DeviceName
+from graphflow.ops.communication.reduction_order import combining, finish, fold
+from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
+from graphflow.runtime.collectives.rank_buffers import Collective
+from graphflow.runtime.protocol.clock_sync import identity
+from graphflow.runtime.telemetry.logs import Log
 
 _log = Log("graphflow.gpu")
 _importing = threading.Lock()  # filters of warnings are the process's

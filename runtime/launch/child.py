@@ -31,7 +31,9 @@ def main(arguments: list[str]) -> int:
     """Runs a worker, or a nursery of workers; returns the exit status."""
     own: list[str] | None = arguments
     if arguments[:1] == ["--nursery"]:
-        own = importlib.import_module("graphflow.runtime.launch.nursery").grow(int(arguments[1]))
+        own = importlib.import_module("graphflow.runtime.launch.fork_server").grow(
+            int(arguments[1])
+        )
     if own is None:
         return 0
     status: int = importlib.import_module("graphflow.runtime.worker.serving").main(own)

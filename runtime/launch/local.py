@@ -16,15 +16,15 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import IO, TextIO
 
+from graphflow.base.interrupts import uninterrupted
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.user_modules import folders
 from graphflow.errors import RendezvousTimeout, WorkerLost
-from graphflow.interrupts import uninterrupted
-from graphflow.modules import folders
-from graphflow.placement.host import shares_of_cores
+from graphflow.placement.clusters.host_facts import shares_of_cores
+from graphflow.runtime.diagnostics.crash_recorder import OUT_OF_MEMORY, Recorder
+from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 from graphflow.runtime.launch import child
-from graphflow.runtime.launch.memory_kills import MemoryKills
-from graphflow.runtime.launch.nursery import Forked, Nursery, can_fork, started
-from graphflow.runtime.recorder import OUT_OF_MEMORY, Recorder
-from graphflow.values import dataclass
+from graphflow.runtime.launch.fork_server import Forked, Nursery, can_fork, started
 
 _GRACE = 2.0  # seconds between the request to end and the kill
 _TAIL_LINES = 20

@@ -20,8 +20,30 @@ from graphflow.errors import (
     StaleSession,
     StepTimeout,
 )
-from graphflow.runtime.clock import BURST, Clock
-from graphflow.runtime.messages import (
+from graphflow.runtime.protocol.clock_sync import BURST, Clock
+from graphflow.runtime.protocol.coordinator_events import (
+    Attach,
+    Begin,
+    Cancel,
+    CoordinatorAction,
+    CoordinatorEvent,
+    Gone,
+    Leaving,
+    LinkDown,
+    LinkUp,
+    Offer,
+    Received,
+    Release,
+    Send,
+    Settle,
+    Tick,
+)
+from graphflow.runtime.protocol.operations import Operation, UnderWay
+from graphflow.runtime.protocol.peer_liveness import BEAT, Peer, Watch, apart, kept_waiting, late
+from graphflow.runtime.protocol.reliable_stream import Arrival, Letter, Stream, Version, fence
+from graphflow.runtime.protocol.remote_errors import harmless, raised
+from graphflow.runtime.wire.frame_codec import Buffer, give_back, is_far
+from graphflow.runtime.wire.messages import (
     COORDINATOR,
     UNNUMBERED,
     Abort,
@@ -47,28 +69,6 @@ from graphflow.runtime.messages import (
     Welcome,
     changed,
 )
-from graphflow.runtime.protocol.faults import harmless, raised
-from graphflow.runtime.protocol.operations import Operation, UnderWay
-from graphflow.runtime.protocol.orders import (
-    Attach,
-    Begin,
-    Cancel,
-    CoordinatorAction,
-    CoordinatorEvent,
-    Gone,
-    Leaving,
-    LinkDown,
-    LinkUp,
-    Offer,
-    Received,
-    Release,
-    Send,
-    Settle,
-    Tick,
-)
-from graphflow.runtime.protocol.peers import BEAT, Peer, Watch, apart, kept_waiting, late
-from graphflow.runtime.protocol.stream import Arrival, Letter, Stream, Version, fence
-from graphflow.runtime.wire import Buffer, give_back, is_far
 
 DEAD_AFTER = 4.5  # seconds out of reach after which a worker is lost: found within 5
 COMMIT_AFTER = 0.005  # seconds that a commit waits for an order to ride on

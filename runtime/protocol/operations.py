@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
-from graphflow.runtime.assembler import Assembler
-from graphflow.runtime.messages import (
+from graphflow.runtime.protocol.coordinator_events import Begin, Replies
+from graphflow.runtime.wire.chunk_assembler import Assembler
+from graphflow.runtime.wire.frame_codec import array_of, pieces
+from graphflow.runtime.wire.messages import (
     Array,
     Chunk,
     Close,
@@ -33,8 +35,6 @@ from graphflow.runtime.messages import (
     Write,
     step_of,
 )
-from graphflow.runtime.protocol.orders import Begin, Replies
-from graphflow.runtime.wire import array_of, pieces
 
 REPLIES: dict[type[Message], type[Message]] = {
     Hello: Welcome,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import (
     GraphflowError,
     ProtocolError,
@@ -20,8 +21,32 @@ from graphflow.errors import (
     StaleSession,
     WorkerLost,
 )
-from graphflow.runtime.assembler import Assembler, Purse
-from graphflow.runtime.messages import (
+from graphflow.runtime.protocol.reliable_stream import Arrival, Inbound, Stream, Version, fence
+from graphflow.runtime.protocol.remote_errors import failed
+from graphflow.runtime.protocol.worker_events import (
+    Attach,
+    Beat,
+    Cut,
+    Deliver,
+    Drain,
+    Finished,
+    Heard,
+    Leave,
+    Offer,
+    Received,
+    Route,
+    Run,
+    Send,
+    Shut,
+    Tick,
+    Wake,
+    WorkerAction,
+    WorkerEvent,
+)
+from graphflow.runtime.protocol.worker_session import Served
+from graphflow.runtime.wire.chunk_assembler import Assembler, Purse
+from graphflow.runtime.wire.frame_codec import Buffer, array_of, give_back, is_far
+from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,
     Ack,
@@ -57,31 +82,6 @@ from graphflow.runtime.messages import (
     changed,
     step_of,
 )
-from graphflow.runtime.protocol.faults import failed
-from graphflow.runtime.protocol.jobs import (
-    Attach,
-    Beat,
-    Cut,
-    Deliver,
-    Drain,
-    Finished,
-    Heard,
-    Leave,
-    Offer,
-    Received,
-    Route,
-    Run,
-    Send,
-    Shut,
-    Tick,
-    Wake,
-    WorkerAction,
-    WorkerEvent,
-)
-from graphflow.runtime.protocol.served import Served
-from graphflow.runtime.protocol.stream import Arrival, Inbound, Stream, Version, fence
-from graphflow.runtime.wire import Buffer, array_of, give_back, is_far
-from graphflow.values import dataclass
 
 MAX_SESSIONS = 64
 LONGEST_LEASE = 86_400.0  # seconds: what nobody speaks for is not kept for good

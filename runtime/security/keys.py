@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from graphflow.environment import home, own_folder
+from graphflow.base.environment import home, own_folder
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import KeyFileError
-from graphflow.values import dataclass
 
 COORDINATOR, WORKER, CLIENT = ROLES = ("coordinator", "worker", "client")
 """A coordinator opens sessions and gives orders; a worker runs them, and sends tensors to other

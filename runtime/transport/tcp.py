@@ -18,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import (
     AddressInUse,
     InsecureAddress,
@@ -26,12 +27,11 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
-from graphflow.runtime.security.door import HANDSHAKE_SECONDS, STRANGER, STRIKES, Door
-from graphflow.runtime.security.guard import Guard
-from graphflow.runtime.security.inflow import ANEW, Connection, Inflow
-from graphflow.runtime.transport.watch import next_event
-from graphflow.runtime.wire import CHUNK_BYTES, DIRECT_BYTES
-from graphflow.values import dataclass
+from graphflow.runtime.polling.socket_monitor import next_event
+from graphflow.runtime.security.authenticator import Guard
+from graphflow.runtime.security.connection_guard import HANDSHAKE_SECONDS, STRANGER, STRIKES, Door
+from graphflow.runtime.security.receive_accounting import ANEW, Connection, Inflow
+from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, DIRECT_BYTES
 
 Frames = Sequence[bytes | memoryview]
 

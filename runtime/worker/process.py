@@ -25,24 +25,15 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
-from graphflow.placement.host import host_memory
-from graphflow.runtime.clock import identity
-from graphflow.runtime.heap import give_back_freed_memory
-from graphflow.runtime.hosting import HostedSession, HostFactory
-from graphflow.runtime.logs import Log
-from graphflow.runtime.messages import (
-    Broken,
-    Chunk,
-    Close,
-    Envelope,
-    Message,
-    Open,
-    Status,
-    StatusReport,
-)
-from graphflow.runtime.metrics import Meters
-from graphflow.runtime.protocol.faults import failed
-from graphflow.runtime.protocol.jobs import (
+from graphflow.placement.clusters.host_facts import host_memory
+from graphflow.runtime.memory.malloc_tuning import give_back_freed_memory
+from graphflow.runtime.polling.io_driver import SLICE, Helm
+from graphflow.runtime.polling.wakeup import AWAKE, Bell, Sleeper
+from graphflow.runtime.protocol.clock_sync import identity
+from graphflow.runtime.protocol.fast_path import RepeatingWorker
+from graphflow.runtime.protocol.remote_errors import failed
+from graphflow.runtime.protocol.worker import Epitaph
+from graphflow.runtime.protocol.worker_events import (
     Attach,
     Beat,
     Cut,
@@ -61,19 +52,28 @@ from graphflow.runtime.protocol.jobs import (
     WorkerAction,
     WorkerEvent,
 )
-from graphflow.runtime.protocol.repeats import RepeatingWorker
-from graphflow.runtime.protocol.worker import Epitaph
-from graphflow.runtime.security.guard import UNTRUSTED, Guard
+from graphflow.runtime.security.authenticator import UNTRUSTED, Guard
 from graphflow.runtime.security.keys import COORDINATOR, KeyPair, Keyring
-from graphflow.runtime.status import report
+from graphflow.runtime.telemetry.logs import Log
+from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.bell import AWAKE, Bell, Sleeper
-from graphflow.runtime.transport.helm import SLICE, Helm
-from graphflow.runtime.transport.lane import Lane, Lanes
-from graphflow.runtime.transport.pipe import Pipe, Pipes
+from graphflow.runtime.transport.bulk_tcp import Pipe, Pipes
 from graphflow.runtime.transport.tcp import leave
-from graphflow.runtime.wire import decode_frames, encode
+from graphflow.runtime.transport.unix_socket import Lane, Lanes
+from graphflow.runtime.wire.frame_codec import decode_frames, encode
+from graphflow.runtime.wire.messages import (
+    Broken,
+    Chunk,
+    Close,
+    Envelope,
+    Message,
+    Open,
+    Status,
+    StatusReport,
+)
+from graphflow.runtime.worker.hosted_session import HostedSession, HostFactory
 from graphflow.runtime.worker.watched import watch_worker
+from graphflow.runtime.worker.worker_status import report
 
 _TICK = 0.5  # seconds
 _BELL, _LISTENER, _PARENT, _LANES, _FIRST = range(5)  # what wakes who drives the sockets

@@ -19,16 +19,16 @@ from typing import TextIO
 
 from graphflow import _version
 from graphflow.errors import AddressInUse, GraphflowError, TransportError
-from graphflow.placement.host import keep_to
-from graphflow.runtime.endpoint import MetricsServer
-from graphflow.runtime.heap import keep_freed_memory
-from graphflow.runtime.hosting import HostFactory, default_factory
-from graphflow.runtime.logs import Log, configure_by_environment
+from graphflow.placement.clusters.host_facts import keep_to
+from graphflow.runtime.diagnostics.crash_recorder import record
+from graphflow.runtime.memory.malloc_tuning import keep_freed_memory
+from graphflow.runtime.observability.metrics_endpoint import MetricsServer
 from graphflow.runtime.protocol.worker import Epitaph
-from graphflow.runtime.recorder import record
 from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
-from graphflow.runtime.security.limits import Limits
+from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.transport import transport_of
+from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.worker.hosted_session import HostFactory, default_factory
 from graphflow.runtime.worker.process import WorkerProcess
 
 _MOURNING = 0.7  # seconds in which it is told how a worker ended: connections are made anew by then

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING
 
-from graphflow.runtime.metrics import Meters, watch_process
+from graphflow.runtime.telemetry.metrics import Meters, watch_process
 
 if TYPE_CHECKING:
-    from graphflow.runtime.hosting import HostedSession
-    from graphflow.runtime.security.door import Door
+    from graphflow.runtime.security.connection_guard import Door
+    from graphflow.runtime.worker.hosted_session import HostedSession
 
 
 def watch_worker(

@@ -31,7 +31,7 @@ def test_ctrl_c_while_it_loads_ends_it_without_a_word_unless_it_is_ignored(
     package = tmp_path / "graphflow"
     package.mkdir()
     (package / "__init__.py").write_text(LOADING if interrupted else "")
-    (package / "cli.py").write_text(LOADED)
+    (package / "main.py").write_text(LOADED)
     command = [sys.executable, "-c", SCRIPT]
     if ignored:  # as shells start what runs in the background
         command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]

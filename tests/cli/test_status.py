@@ -18,13 +18,13 @@ import pytest
 from rich.console import Console
 
 import graphflow as gf
-from graphflow.cli import main
-from graphflow.cli_status import age, shown
-from graphflow.parallel.measuring import measured
+from graphflow.cli.main import main
+from graphflow.cli.status import age, shown
 from graphflow.parallel.search import Tried
+from graphflow.parallel.searching.measurement import measured
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
-from graphflow.runtime.status import Address
-from graphflow.session import Session
+from graphflow.runtime.worker.worker_status import Address
+from graphflow.sessions.session import Session
 from tests import loaded
 from tests.house.sources import ROOT
 from tests.runtime.workers import serving

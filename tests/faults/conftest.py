@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
-from tests.faults.network import Hosts, NoNamespaces
-from tests.faults.proxy import Proxy
+from tests.faults.network.network import Hosts, NoNamespaces
+from tests.faults.network.proxy import Proxy
 from tests.faults.running import Running, Script, Worker, alive
 from tests.loaded import MARK, loaded
 from tests.nurseries import Nurseries

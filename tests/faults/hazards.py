@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from graphflow.errors import OpError, StaleEpoch, WorkerLost
-from graphflow.op import Op, register
-from graphflow.spec import spec
+from graphflow.ir.op import Op, register
+from graphflow.ir.spec import spec
 
 
 def _crash(xp: Any, x: Any) -> Any:

@@ -17,9 +17,9 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ClusterError, WorkerLost
-from tests.faults import training
+from tests.faults.network.test_hosts import alone, results
+from tests.faults.recovery import training
 from tests.faults.running import Running, Worker, cluster_file, stop, took
-from tests.faults.test_hosts import alone, results
 
 STEPS = 30
 
@@ -111,7 +111,7 @@ def test_a_session_whose_client_dies_harms_no_other(
 ) -> None:
     two = workers(2)
     file = cluster_file(tmp_path, [worker.address for worker in two])
-    command = ["-m", "tests.faults.training", str(file), str(STEPS)]
+    command = ["-m", "tests.faults.recovery.training", str(file), str(STEPS)]
     first, second = (Running([*command, f"pause={p}"], python=True) for p in ("0.2", "0.05"))
     running += [first, second]
     first.line("step 2 ")

@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 
 import graphflow as gf
-from graphflow import cli_status
+from graphflow.cli import status as cli_status
 from graphflow.errors import (
     CheckpointError,
     ClusterError,
@@ -35,14 +35,31 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
-from graphflow.graph import Graph
-from graphflow.ops.kernels.objects import Store
-from graphflow.placement import calibrate, cluster_file, learned, plan_file
-from graphflow.runtime import checkpoint, codec, endpoint, packed, status, wire
-from graphflow.runtime.assembler import Assembler
+from graphflow.ir.graph import Graph
+from graphflow.ops.kernels.jit.object_cache import Store
+from graphflow.placement.calibration import calibrate
+from graphflow.placement.calibration import trace_corrections as learned
+from graphflow.placement.clusters import cluster_file
+from graphflow.placement.plans import plan_file
+from graphflow.runtime import checkpoint
 from graphflow.runtime.checkpoint import shard
 from graphflow.runtime.checkpoint.store import Store as CheckpointStore
-from graphflow.runtime.messages import (
+from graphflow.runtime.observability import metrics_endpoint as endpoint
+from graphflow.runtime.partitioning.partition import partition
+from graphflow.runtime.protocol import coordinator_events as c
+from graphflow.runtime.protocol import worker_events as w
+from graphflow.runtime.protocol.fast_path import Repeat, RepeatingCoordinator, RepeatingWorker
+from graphflow.runtime.protocol.reliable_stream import Version
+from graphflow.runtime.security.keys import WORKER, Keyring, PublicKey
+from graphflow.runtime.transport import bulk_tcp as pipe
+from graphflow.runtime.transport import unix_socket as lane
+from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.wire import frame_codec as wire
+from graphflow.runtime.wire import graph_codec as codec
+from graphflow.runtime.wire import step_frame_codec as packed
+from graphflow.runtime.wire.chunk_assembler import Assembler
+from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.wire.messages import (
     COORDINATOR,
     KINDS,
     Chunk,
@@ -67,15 +84,7 @@ from graphflow.runtime.messages import (
     Welcome,
     Write,
 )
-from graphflow.runtime.partition import partition
-from graphflow.runtime.protocol import jobs as w
-from graphflow.runtime.protocol import orders as c
-from graphflow.runtime.protocol.repeats import Repeat, RepeatingCoordinator, RepeatingWorker
-from graphflow.runtime.protocol.stream import Version
-from graphflow.runtime.security.keys import WORKER, Keyring, PublicKey
-from graphflow.runtime.security.limits import Limits
-from graphflow.runtime.transport import lane, pipe
-from graphflow.runtime.transport.segment import Segment
+from graphflow.runtime.worker import worker_status as status
 from tests.runtime.programs import CPU, placed
 
 SMALL = Limits(nodes=10_000, nbytes=1 << 20)
@@ -258,7 +267,7 @@ class Poured:
 
 def pipe_seeds() -> tuple[bytes, ...]:
     """Messages with and without a piece of an array, and two in a row."""
-    from tests.runtime.test_pipe import framed
+    from tests.runtime.transport.test_bulk_tcp import framed
 
     array = np.arange(200_000, dtype="float32")
     (chunk, data), *_ = wire.chunks("edge", 3, 5, array, checked=False)

@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from graphflow.runtime.messages import KINDS
+from graphflow.runtime.wire.messages import KINDS
 from tests.fuzz import soak
 from tests.fuzz.mutate import NESTS, VALUES, Mutator
 from tests.fuzz.targets import Target, _decoded, targets

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphflow.placement import calibrate
-from graphflow.placement.measure_gpu import gpu_product
+from graphflow.placement.calibration import calibrate
+from graphflow.placement.calibration.measure_gpu import gpu_product
 from tests.gpu.cuda_on_cpu import OnCpu
 from tests.placement.speeds import profile, speeds
 

@@ -18,13 +18,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from graphflow.errors import StepTimeout
-from graphflow.ops.kernels.cupy_module import imported_cupy
+from graphflow.ir.spec import TensorSpec, nbytes
+from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.nccl import Communicator, Nccl
-from graphflow.runtime.collectives.pieces import Array, Collective
-from graphflow.runtime.gpu import GpuBackend
-from graphflow.spec import TensorSpec, nbytes
-from tests.runtime.test_collectives import collective
+from graphflow.runtime.collectives.rank_buffers import Array, Collective
+from graphflow.runtime.gpu.gpu_backend import GpuBackend
+from tests.runtime.collectives.test_exchanges import collective
 
 EXAMPLES = 120
 _SECONDS = 60.0

@@ -12,11 +12,11 @@ import numpy as np
 
 import graphflow.ops  # noqa: F401 - fills the registry
 from graphflow.errors import GraphflowError
-from graphflow.op import REGISTRY, Op
-from graphflow.ops.kernels.cuda_trace import traced
-from graphflow.ops.kernels.emit import Applied, Operand, Region, attributes
-from graphflow.ops.kernels.rowwise import form_of
-from graphflow.spec import TensorSpec, as_dtype
+from graphflow.ir.op import REGISTRY, Op
+from graphflow.ir.spec import TensorSpec, as_dtype
+from graphflow.ops.kernels.codegen.elementwise_emitter import Applied, Operand, Region, attributes
+from graphflow.ops.kernels.fusion.cuda_expression_trace import traced
+from graphflow.ops.kernels.fusion.row_ops import form_of
 
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "bfloat16", "float32", "float64")  # fmt: skip

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, module_text
-from graphflow.spec import as_dtype, is_half
+from graphflow.ir.spec import as_dtype, is_half
+from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, module_text
 from tests.gpu import cuda_on_cpu
 from tests.gpu.cuda_on_cpu import OnCpu
 from tests.gpu.regions import Single, along_rows, drawn, singles

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.graph import Graph
-from graphflow.op import Tensor
-from graphflow.ops.kernels.cuda import CudaKernel, cuda_kernel, module_text
-from graphflow.runtime.layout import plan_layout
-from graphflow.runtime.partition import partition
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Tensor
+from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, module_text
+from graphflow.runtime.memory.memory_layout import plan_layout
+from graphflow.runtime.partitioning.partition import partition
 from tests.gpu.compilers import compiler
 from tests.gpu.regions import along_rows
 from tests.gpu.test_cuda import cases

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphflow.ops.kernels.csr import matmul
-from graphflow.ops.kernels.cuda_rows import combining, multiplying
-from graphflow.ops.kernels.cupy_module import imported_cupy
-from graphflow.ops.kernels.rows import REDUCTIONS, combine_rows
+from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
+from graphflow.ops.kernels.cuda.scatter_rows import combining, multiplying
+from graphflow.ops.kernels.sparse.csr import matmul
+from graphflow.ops.kernels.sparse.scatter_rows import REDUCTIONS, combine_rows
 from tests.gpu import cuda_on_cpu, fake_cupy
 from tests.gpu.compilers import compiler
 

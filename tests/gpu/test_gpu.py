@@ -15,15 +15,15 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import DeviceError, DeviceLost, DeviceOutOfMemory, OpError
-from graphflow.graph import Graph
-from graphflow.op import REGISTRY, Tensor
-from graphflow.ops.kernels.cupy_module import imported_cupy
-from graphflow.runtime.arenas import Arenas
-from graphflow.runtime.executor import Program
-from graphflow.runtime.gpu import GpuBackend, Handed
-from graphflow.runtime.gpu_code import GpuCode
-from graphflow.runtime.partition import partition
-from graphflow.spec import TensorSpec
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import REGISTRY, Tensor
+from graphflow.ir.spec import TensorSpec
+from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
+from graphflow.runtime.gpu.gpu_backend import GpuBackend, Handed
+from graphflow.runtime.memory.arenas import Arenas
+from graphflow.runtime.partitioning.partition import partition
+from graphflow.runtime.program.gpu_program import GpuCode
+from graphflow.runtime.program.program import Program
 from tests.gpu import cuda_on_cpu, fake_cupy
 from tests.runtime.programs import NoChannel, placed
 

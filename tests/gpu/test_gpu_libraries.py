@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import graphflow as gf
-from graphflow.cli import app
-from graphflow.op import REGISTRY
-from graphflow.runtime import gpu_libraries
-from graphflow.runtime.gpu import GpuBackend
-from graphflow.runtime.gpu_libraries import Libraries, libraries
-from graphflow.spec import as_dtype
+from graphflow.cli.main import app
+from graphflow.ir.op import REGISTRY
+from graphflow.ir.spec import as_dtype
+from graphflow.runtime.gpu.gpu_backend import GpuBackend
+from graphflow.runtime.program import vendor_libraries as gpu_libraries
+from graphflow.runtime.program.vendor_libraries import Libraries, libraries
 from tests.gpu import fake_cupy
 from tests.gpu.test_gpu import GPU, OnGpu, pytestmark  # noqa: F401 - the same needs
 

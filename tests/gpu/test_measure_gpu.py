@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from graphflow.errors import DeviceError
-from graphflow.op import REGISTRY
-from graphflow.placement import calibrate, measure, measure_gpu
-from graphflow.placement.measure_gpu import GpuClock, gpu_product, measure_gpu_link
-from graphflow.placement.rates import Rates
-from graphflow.spec import spec
+from graphflow.ir.op import REGISTRY
+from graphflow.ir.spec import spec
+from graphflow.placement.calibration import calibrate, measure, measure_gpu
+from graphflow.placement.calibration.measure_gpu import GpuClock, gpu_product, measure_gpu_link
+from graphflow.placement.calibration.roofline import Rates
 from tests.gpu import fake_cupy
 
 SOME = ("add", "pow", "gelu", "tanh", "mean", "softmax", "matmul", "reshape", "cumsum", "normal",

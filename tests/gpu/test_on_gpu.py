@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.errors import GraphflowError
-from graphflow.op import REGISTRY, Op, Sample
-from graphflow.opcheck import draw
-from graphflow.runtime.gpu import GpuBackend, Handed
-from graphflow.spec import TensorSpec
+from graphflow.ir.op import REGISTRY, Op, Sample
+from graphflow.ir.spec import TensorSpec
+from graphflow.runtime.gpu.gpu_backend import GpuBackend, Handed
+from graphflow.transforms.op_testing import draw
 from tests.gpu.regions import Single, drawn, singles
 from tests.gpu.test_cuda import FORMS, same
 from tests.gpu.test_gpu import OnGpu

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from fnmatch import filter as matching
 from pathlib import Path
 
 import pytest
@@ -71,14 +70,14 @@ def test_the_python_of_a_page_runs_with_what_it_takes_for_granted(
 
 def test_every_page_with_python_is_run() -> None:
     named = {str(getattr(page, "values", [page])[0]) for page in PAGES} | {*IN_PARTS}
-    named.add("extending")  # its files are run by tests/runtime/test_custom_ops.py
+    named.add("extending")  # its files are run by tests/runtime/worker/test_custom_ops.py
     pages = (ROOT / "docs").glob("*.md")
     assert named == {p.stem for p in pages if BLOCK.search(p.read_text(encoding="utf-8"))}
 
 
 def ran(code: str, folder: Path) -> str:
     """What a program prints that ends without an error."""
-    script = folder / "page.py"
+    script = folder / "template.py"
     script.write_text(code, encoding="utf-8")
     done = loaded.ran([str(script)], {**os.environ, "PYTHONPATH": str(ROOT)}, folder)
     assert done.returncode == 0, done.stderr
@@ -103,13 +102,16 @@ def test_every_path_that_a_page_names_is_there() -> None:
             assert there, f"{page.name}: {path}"
 
 
-def test_the_rooms_of_the_architecture_name_the_files_that_are_there() -> None:
+def test_the_architecture_names_every_folder_and_its_files() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = text.partition("## Rooms")[2].partition("## Decisions")[0]
-    files = {source.path.name for source in sources()}
-    named = set(re.findall(r"[\w*]+\.py", rooms))
-    assert len(named) > 100
-    assert [name for name in sorted(named) if not matching(files, name)] == []
-    folders = {"graphflow", "graphflow/parallel", "graphflow/onnx", "placement", "runtime"}
-    alone = {p.name for folder in folders for p in (ROOT / folder).glob("[!_]*.py")}
-    assert [name for name in sorted(alone) if not any(matching([name], n) for n in named)] == []
+    rows = re.findall(r"^\| `([\w/]+)/` \| [^|]+ \| ([^|]*)\|$", text, re.MULTILINE)
+    named = {folder: set(files.split()) for folder, files in rows}
+    there: dict[str, set[str]] = {}
+    for source in sources():
+        path = source.path.relative_to(ROOT).with_suffix("").as_posix()
+        folder, _, name = re.sub("^graphflow/(ops|placement|runtime)", r"\1", path).rpartition("/")
+        there.setdefault(folder, set()).update([name] * (not name.startswith("__")))
+    assert len(there) > 50
+    scripts = {p.name for p in (ROOT / "placement/view/page").glob("*.js")}
+    there["placement/view/page"] |= scripts
+    assert named == there

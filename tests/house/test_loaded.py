@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graphflow.runtime.launch.nursery import can_fork
+from graphflow.runtime.launch.fork_server import can_fork
 from tests.loaded import ROOT, loaded, ran
 
 TOLD = """

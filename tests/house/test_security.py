@@ -15,22 +15,22 @@ RUNS_TEXT = {"eval", "exec", "compile", "__import__", "execfile"}
 # Who may run text or import by name, and why none of it is a stranger's.
 ALLOWED = {
     (
-        "graphflow.runtime.text",
+        "graphflow.runtime.program.source_text",
         "exec",
     ): "lines of our own identifiers, with a node's number in each",
     (
-        "graphflow.runtime.text",
+        "graphflow.runtime.program.source_text",
         "compile",
     ): "the same lines; names of nodes are its file's name only",
 }
 IMPORTS_BY_NAME = {
     "graphflow": "attributes that the package lists",
-    "graphflow.modules": "modules that the worker was started with",
+    "graphflow.base.user_modules": "modules that the worker was started with",
     "graphflow.placement.placers.base": "files of the placers' own folder",
-    "graphflow.placement.placers.loops": "modules of ours, by literals",
+    "graphflow.placement.placers.loops.dispatch": "modules of ours, by literals",
     "graphflow.runtime.transport": "a table of schemes",
     "graphflow.runtime.launch.child": "two literals",
-    "graphflow.runtime.launch.nursery": "a table of what every worker loads",
+    "graphflow.runtime.launch.fork_server": "a table of what every worker loads",
     "graphflow.runtime.worker.serving": "a Python file that the command line of a launcher names",
 }
 EVERYWHERE = re.compile(r"tcp://(\*|0\.0\.0\.0|\[::\])")
@@ -72,7 +72,11 @@ def test_text_is_run_in_one_place_whose_text_is_ours() -> None:
 
 def test_the_text_of_programs_is_made_of_identifiers_and_numbers() -> None:
     """Whatever stands between braces in a line of generated code is a name or a number of ours."""
-    (code,) = [source for source in sources() if source.module == "graphflow.runtime.code"]
+    (code,) = [
+        source
+        for source in sources()
+        if source.module == "graphflow.runtime.program.code_generator"
+    ]
     wrong = []
     for call, name in calls(code):
         if not name.endswith("._line") and not name.endswith(".line"):
@@ -123,7 +127,7 @@ def test_nothing_listens_everywhere_unless_a_user_says_so() -> None:
     ["eval(x)", "exec(compile(x, 'f', 'exec'))", "__import__(x)", "run = eval", "builtins.exec(x)"],
 )
 def test_these_rules_see_what_they_forbid(spoilt: str) -> None:
-    source = Source("graphflow.runtime.wire", ROOT / "wire.py", spoilt)
+    source = Source("graphflow.runtime.wire.frame_codec", ROOT / "frame_codec.py", spoilt)
     assert runs_text(source)
 
 
@@ -165,8 +169,8 @@ def test_security_md_says_what_it_must() -> None:
     for heading in ("Reporting", "What is protected", "Who might attack", "Boundaries",
                     "What is not protected", "How each point is tested"):  # fmt: skip
         assert f"## {heading}" in text
-    from graphflow.runtime import wire
-    from graphflow.runtime.security import door
+    from graphflow.runtime.security import connection_guard as door
+    from graphflow.runtime.wire import frame_codec as wire
 
     assert f"{wire.CONTROL_CAP >> 20} MiB" in text and f"{door.UNDER_WAY >> 20} MiB" in text
     assert f"{door.HANDSHAKE_SECONDS:g} s" in text and f"{door.SILENCE_SECONDS:g} s" in text

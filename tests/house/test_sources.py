@@ -143,7 +143,7 @@ def test_no_module_reads_the_environment_when_it_is_imported() -> None:
 
 def test_the_environment_is_read_in_one_place() -> None:
     """That of local workers is handed on as a whole."""
-    readers = {"graphflow.environment", "graphflow.runtime.launch.local"}
+    readers = {"graphflow.base.environment", "graphflow.runtime.launch.local"}
     reading = re.compile(r"\bos\.(environ|getenv)")
     assert {source.module for source in sources() if reading.search(source.text)} == readers
 

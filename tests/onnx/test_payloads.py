@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import graphflow as gf
+from graphflow.base.memory_pages import are_there
 from graphflow.errors import OnnxError
-from graphflow.onnx.payloads import Stored, separated
-from graphflow.pages import are_there
+from graphflow.onnx.loading.payloads import Stored, separated
 from tests.onnx.models import info, model
 
 node = helper.make_node

@@ -13,9 +13,9 @@ from onnx.reference import ReferenceEvaluator
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, OnnxError, UnsupportedOnnxError
-from graphflow.interpret import evaluate
-from graphflow.onnx.export import _WRITERS
-from graphflow.op import REGISTRY, Sample
+from graphflow.frontend.interpreter import evaluate
+from graphflow.ir.op import REGISTRY, Sample
+from graphflow.onnx.saving.export import _WRITERS
 
 RNG = np.random.default_rng(7)
 

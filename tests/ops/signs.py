@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.op import Op
+from graphflow.ir.op import Op
 
 # Of which results the columns are such vectors, and of which the rows.
 _COLUMNS, _ROWS = {"eigh": (1,), "svd": (0,)}, {"svd": (2,)}

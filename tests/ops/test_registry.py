@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import graphflow.ops  # noqa: F401 - fills the registry
-from graphflow.autodiff import gradients
-from graphflow.build import placeholder
 from graphflow.errors import DifferentiationError, GraphflowError
-from graphflow.op import FUNCTIONS, REGISTRY, Op, Sample, owner
-from graphflow.opcheck import (
+from graphflow.frontend.builders import placeholder
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Op, Sample, owner
+from graphflow.ir.spec import is_inexact
+from graphflow.transforms.op_testing import (
     check_cost,
     check_into,
     check_kernel,
@@ -22,9 +22,9 @@ from graphflow.opcheck import (
     draw,
     is_differentiable,
 )
-from graphflow.opcheck import check_gradients as check_op_gradients
-from graphflow.opcheck import compare_gradients as check_gradients
-from graphflow.spec import is_inexact
+from graphflow.transforms.op_testing import check_gradients as check_op_gradients
+from graphflow.transforms.op_testing import compare_gradients as check_gradients
+from graphflow.transforms.reverse_mode import gradients
 from tests.ops.signs import fixed
 
 G = FUNCTIONS
@@ -33,7 +33,7 @@ OF_THE_EXECUTOR = {
     "constant", "placeholder", "variable", "assign", "group", "send", "recv", "collective_start",
     "collective_finish",
 }  # fmt: skip
-# What these compute is the user's; tests/ops/test_control.py checks them.
+# What these compute is the user's; tests/ops/control_flow/test_control.py checks them.
 HOLD_BODIES = {"call", "cond", "scan", "while_loop"}
 CASES = [
     pytest.param(op, sample, id=f"{op.name}-{i}")

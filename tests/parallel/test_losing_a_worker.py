@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.graph import Graph
+from graphflow.ir.graph import Graph
 
 rng = np.random.default_rng(0)
 WEIGHTS = [rng.normal(size=(16, 16)).astype("float32") / 4 for _ in range(4)]

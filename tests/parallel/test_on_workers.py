@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.graph import Graph
+from graphflow.ir.graph import Graph
 
 Data, Pipeline, Shard = gf.parallel.Data, gf.parallel.Pipeline, gf.parallel.Shard
 WIDTH, STEPS, DYING = 16, 6, 4

@@ -10,9 +10,9 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, ShardingError
+from graphflow.ir.spec import alone
 from graphflow.passes import optimize
-from graphflow.runtime.partition import FREE, partition
-from graphflow.spec import alone
+from graphflow.runtime.partitioning.partition import FREE, partition
 from tests.parallel.models import cnn, difference, gpt, mlp, undivided
 
 Data, Shard = gf.parallel.Data, gf.parallel.Shard

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import graphflow as gf
-from graphflow.interpret import evaluate
+from graphflow.frontend.interpreter import evaluate
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphflow.ops import attention_blocks, nn
+from graphflow.ops import nn
+from graphflow.ops.attention import block_patterns as attention_blocks
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'graphflow[bench]'")
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphflow as gf
-from graphflow.interpret import evaluate
-from graphflow.spec import BFLOAT16
+from graphflow.frontend.interpreter import evaluate
+from graphflow.ir.spec import BFLOAT16
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'graphflow[bench]'")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphflow as gf
-from graphflow.interpret import evaluate
+from graphflow.frontend.interpreter import evaluate
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'graphflow[bench]'")
 

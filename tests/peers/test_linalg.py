@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphflow as gf
-from graphflow.interpret import evaluate
-from graphflow.op import Tensor
+from graphflow.frontend.interpreter import evaluate
+from graphflow.ir.op import Tensor
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'graphflow[bench]'")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphflow.interpret import evaluate
+from graphflow.frontend.interpreter import evaluate
 from graphflow.ops import nn
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'graphflow[bench]'")

@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import graphflow as gf
-from graphflow.interpret import evaluate
+from graphflow.frontend.interpreter import evaluate
 from graphflow.ops import nn
-from graphflow.ops.kernels.resample import COORDINATES, ROUNDINGS
+from graphflow.ops.kernels.images.resample import COORDINATES, ROUNDINGS
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'graphflow[bench]'")
 reference = pytest.importorskip(

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import graphflow as gf
-from graphflow.arguments import signature_of
-from graphflow.op import Op
+from graphflow.base.argument_checks import signature_of
+from graphflow.ir.op import Op
 
 Call = tuple[list[Any], dict[str, Any]]
 

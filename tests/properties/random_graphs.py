@@ -16,11 +16,11 @@ import numpy as np
 
 import graphflow as gf
 from graphflow.errors import DTypeError
-from graphflow.graph import Graph
-from graphflow.interpret import evaluate
-from graphflow.op import REGISTRY, Node, Sample, Tensor
-from graphflow.runtime.backend import CpuBackend
-from graphflow.spec import TensorSpec, is_inexact, kind
+from graphflow.frontend.interpreter import evaluate
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import REGISTRY, Node, Sample, Tensor
+from graphflow.ir.spec import TensorSpec, is_inexact, kind
+from graphflow.runtime.memory.backend import CpuBackend
 
 Array = np.ndarray[Any, Any]
 

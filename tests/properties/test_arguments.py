@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.arguments import signature_of
+from graphflow.base.argument_checks import signature_of
 from graphflow.errors import ArgumentError, GraphError, GraphflowError
-from graphflow.placement.plan import Plan
+from graphflow.placement.plans.plan import Plan
 from tests.properties.calls import OF_THE_HOUSE, call_of, methods, public
 
 FUNCTIONS = public()

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphflow as gf
-from graphflow.graph import Graph, bind_attrs
-from graphflow.interpret import evaluate
-from graphflow.op import Node
+from graphflow.frontend.interpreter import evaluate
+from graphflow.frontend.pytree import bind
+from graphflow.ir.graph import Graph, bind_attrs
+from graphflow.ir.op import Node
 from graphflow.passes import optimize
-from graphflow.runtime.codec import decode, encode
-from graphflow.runtime.hosts import LocalHosts
-from graphflow.runtime.partition import FREE, Partition, partition
-from graphflow.runtime.session_state import DRAWS
-from graphflow.structure import bind
+from graphflow.runtime.host.host_interface import LocalHosts
+from graphflow.runtime.host.session_state import DRAWS
+from graphflow.runtime.partitioning.partition import FREE, Partition, partition
+from graphflow.runtime.wire.graph_codec import decode, encode
 from tests.properties.random_graphs import (
     Array,
     Case,

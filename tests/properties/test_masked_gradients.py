@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.autodiff import gradients
-from graphflow.build import placeholder
-from graphflow.interpret import evaluate
-from graphflow.jvp import jvp
-from graphflow.op import REGISTRY, Op, Sample, Tensor
-from graphflow.opcheck import doubled, draw, is_differentiable, is_smooth
+from graphflow.frontend.builders import placeholder
+from graphflow.frontend.interpreter import evaluate
+from graphflow.ir.op import REGISTRY, Op, Sample, Tensor
+from graphflow.transforms.forward_mode import jvp
+from graphflow.transforms.op_testing import doubled, draw, is_differentiable, is_smooth
+from graphflow.transforms.reverse_mode import gradients
 
 Array = np.ndarray[Any, Any]
 Place = tuple[int, ...]

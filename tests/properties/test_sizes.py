@@ -13,11 +13,11 @@ from onnx import helper
 
 import graphflow as gf
 from graphflow.errors import FeedError, GraphflowError, OnnxError, ProtocolError, ShapeError
-from graphflow.interpret import evaluate
-from graphflow.op import REGISTRY, Op, Tensor
-from graphflow.runtime.codec import decode, encode
-from graphflow.runtime.layout import plan_layout
-from graphflow.spec import TensorSpec
+from graphflow.frontend.interpreter import evaluate
+from graphflow.ir.op import REGISTRY, Op, Tensor
+from graphflow.ir.spec import TensorSpec
+from graphflow.runtime.memory.memory_layout import plan_layout
+from graphflow.runtime.wire.graph_codec import decode, encode
 from tests.onnx.models import info, initializer, model
 from tests.runtime.programs import alone
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.graph import Graph
-from graphflow.op import Node, Tensor
-from graphflow.runtime.backend import CpuBackend
-from graphflow.runtime.executor import Program
-from graphflow.runtime.partition import FREE, Partition, partition
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor
+from graphflow.runtime.memory.backend import CpuBackend
+from graphflow.runtime.partitioning.partition import FREE, Partition, partition
+from graphflow.runtime.program.program import Program
 
 CPU = "/worker:0/cpu:0"
 OTHER = "/worker:0/cpu:1"

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphflow.onnx.call import Call
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import product
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import activations, extrema, piecewise, reduce, softmax
-from graphflow.ops.shape import expand_dims, reshape
-from graphflow.ops.transcendental import exp
-from graphflow.spec import product
+from graphflow.ops.networks import piecewise_activations as piecewise
+from graphflow.ops.pointwise import activations
+from graphflow.ops.pointwise.transcendental import exp
+from graphflow.ops.reductions import extrema, reduce, softmax
+from graphflow.ops.tensors.shape import expand_dims, reshape
 
 
 def _plain(name: str, function: Callable[[Any], Tensor]) -> None:

@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.onnx.call import Call
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import attention, elementwise, select, window
-from graphflow.ops.convert import astype
-from graphflow.ops.creation import arange
-from graphflow.ops.padding import pad
-from graphflow.ops.shape import expand_dims, permute_dims, reshape
-from graphflow.spec import Size, floordiv
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import Size, floordiv
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.ops.attention import attention_op as attention
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import select
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.tensors import slicing as window
+from graphflow.ops.tensors.creation import arange
+from graphflow.ops.tensors.padding import pad
+from graphflow.ops.tensors.shape import expand_dims, permute_dims, reshape
 
 
 @operator("Attention", since=23)

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from graphflow import control
 from graphflow.errors import GraphflowError
-from graphflow.onnx.call import Call, RunOnHost, Signal
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.onnx.values import Known, Value, known
-from graphflow.op import Tensor
-from graphflow.ops.creation import arange
-from graphflow.ops.shape import moveaxis, squeeze
-from graphflow.ops.window import flip
+from graphflow.frontend import control_flow as control
+from graphflow.ir.op import Tensor
+from graphflow.onnx.loading.node_call import Call, RunOnHost, Signal
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.value_kinds import Known, Value, known
+from graphflow.ops.tensors.creation import arange
+from graphflow.ops.tensors.shape import moveaxis, squeeze
+from graphflow.ops.tensors.slicing import flip
 
 MOST_ITERATIONS = 1 << 20
 """Iterations of a loop that is part of a graph; a longer one runs on the host, under a deadline."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.onnx.call import Call
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import conv
+from graphflow.ir.op import Tensor
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.ops.windows import conv
 
 _AUTOMATIC = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
 

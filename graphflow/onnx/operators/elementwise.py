@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.onnx.call import Call
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import bitwise, elementwise, select, transcendental
-from graphflow.ops.convert import astype
-from graphflow.ops.shape import broadcast_to, expand_dims
-from graphflow.spec import broadcast_shapes
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import broadcast_shapes
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import bitwise, select, transcendental
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.tensors.shape import broadcast_to, expand_dims
 
 
 def _legacy(call: Call, a: Tensor, b: Tensor) -> Tensor:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from graphflow.onnx.call import Call
+from graphflow.ir.op import Tensor
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import elementwise, index, scatter, select
-from graphflow.ops.convert import astype
-from graphflow.ops.creation import arange
-from graphflow.ops.shape import broadcast_to, expand_dims, moveaxis, reshape
-from graphflow.ops.sort import top_k
-from graphflow.ops.window import window
+from graphflow.ops.ordering.sort import top_k
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import select
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.tensors import scatter
+from graphflow.ops.tensors import take as index
+from graphflow.ops.tensors.creation import arange
+from graphflow.ops.tensors.shape import broadcast_to, expand_dims, moveaxis, reshape
+from graphflow.ops.tensors.slicing import window
 
 
 @operator("Gather")

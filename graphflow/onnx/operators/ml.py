@@ -7,23 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphflow.onnx import host
-from graphflow.onnx.call import Call, RunOnHost
+from graphflow.ir.op import Tensor, as_tensor
+from graphflow.ir.spec import kind
+from graphflow.onnx.loading import host_nodes as host
+from graphflow.onnx.loading.node_call import Call, RunOnHost
+from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
+from graphflow.onnx.loading.reader import array_of
+from graphflow.onnx.loading.value_kinds import Array
 from graphflow.onnx.operators.scores import transformed
-from graphflow.onnx.reader import array_of
-from graphflow.onnx.registry import ML, Outputs, operator
-from graphflow.onnx.values import Array
-from graphflow.op import Tensor, as_tensor
-from graphflow.ops import elementwise, extrema, linalg, reduce, select, transcendental, window
-from graphflow.ops.convert import astype, full_like
-from graphflow.ops.index import take
-from graphflow.ops.padding import pad
-from graphflow.ops.search import searchsorted
-from graphflow.ops.shape import expand_dims, reshape
-from graphflow.spec import kind
+from graphflow.ops.matrices import matmul as linalg
+from graphflow.ops.ordering.search import searchsorted
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import select, transcendental
+from graphflow.ops.pointwise.convert import astype, full_like
+from graphflow.ops.reductions import extrema, reduce
+from graphflow.ops.tensors import slicing as window
+from graphflow.ops.tensors.padding import pad
+from graphflow.ops.tensors.shape import expand_dims, reshape
+from graphflow.ops.tensors.take import take
 
 if TYPE_CHECKING:
-    from graphflow.onnx.program import Run
+    from graphflow.onnx.loading.segmented_program import Run
 
 # Features -------------------------------------------------------------------------------------
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.onnx.call import Call
+from graphflow.ir.op import Tensor
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import batch_norm, elementwise, norm, reduce, select, transcendental, window
-from graphflow.ops.convert import astype, ones_like
-from graphflow.ops.dropout import masked
-from graphflow.ops.padding import pad
-from graphflow.ops.random import keep_mask
-from graphflow.ops.shape import repeat
+from graphflow.ops.networks import batch_norm, norm
+from graphflow.ops.networks.dropout import masked
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import select, transcendental
+from graphflow.ops.pointwise.convert import astype, ones_like
+from graphflow.ops.randomness.random import keep_mask
+from graphflow.ops.reductions import reduce
+from graphflow.ops.tensors import slicing as window
+from graphflow.ops.tensors.padding import pad
+from graphflow.ops.tensors.shape import repeat
 
 
 @operator("BatchNormalization")

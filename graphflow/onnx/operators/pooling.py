@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.onnx.call import Call
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import product
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.convolution import padding_of, steps_of
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import elementwise, extrema, pool, reduce
-from graphflow.ops.creation import arange
-from graphflow.ops.shape import reshape
-from graphflow.spec import product
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.reductions import extrema, reduce
+from graphflow.ops.tensors.creation import arange
+from graphflow.ops.tensors.shape import reshape
+from graphflow.ops.windows import pool
 
 
 def _window(call: Call) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from graphflow.onnx.call import Call
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import linalg
-from graphflow.ops.determinant import det
-from graphflow.ops.einsum import einsum
+from graphflow.ir.op import Tensor
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.ops.matrices import matmul as linalg
+from graphflow.ops.matrices.determinant import det
+from graphflow.ops.matrices.einsum import einsum
 
 
 @operator("MatMul")

@@ -12,16 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.onnx.call import Call
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import Size, kind, show_shape
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.convolution import padding_of, steps_of
 from graphflow.onnx.operators.shape import axis_of
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import conv, elementwise, linalg, select
-from graphflow.ops.convert import astype
-from graphflow.ops.shape import expand_dims, repeat, reshape
-from graphflow.ops.window import window
-from graphflow.spec import Size, kind, show_shape
+from graphflow.ops.matrices import matmul as linalg
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import select
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.tensors.shape import expand_dims, repeat, reshape
+from graphflow.ops.tensors.slicing import window
+from graphflow.ops.windows import conv
 
 # Scales and zero points -----------------------------------------------------------------------
 

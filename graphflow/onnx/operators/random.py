@@ -10,17 +10,19 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from graphflow.onnx.call import Call
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import elementwise, product, random
-from graphflow.ops.convert import astype
-from graphflow.ops.creation import arange
-from graphflow.ops.search import searchsorted
-from graphflow.ops.shape import expand_dims, reshape
-from graphflow.ops.softmax import softmax
-from graphflow.ops.window import window
-from graphflow.spec import Shape
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import Shape
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.ops.ordering.search import searchsorted
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.randomness import random
+from graphflow.ops.reductions import cumulative as product
+from graphflow.ops.reductions.softmax import softmax
+from graphflow.ops.tensors.creation import arange
+from graphflow.ops.tensors.shape import expand_dims, reshape
+from graphflow.ops.tensors.slicing import window
 
 
 def _seeded(call: Call) -> Any:

@@ -7,23 +7,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from graphflow.onnx.call import Call
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import FUNCTIONS, Tensor
-from graphflow.ops import (
-    activations,
-    elementwise,
-    extrema,
-    piecewise,
-    recurrent,
-    select,
-    transcendental,
-)
-from graphflow.ops.convert import astype
-from graphflow.ops.creation import zeros
-from graphflow.ops.linalg import matmul
-from graphflow.ops.shape import expand_dims, moveaxis, reshape, squeeze
-from graphflow.ops.window import concat, stack, window
+from graphflow.ir.op import FUNCTIONS, Tensor
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.networks import piecewise_activations as piecewise
+from graphflow.ops.networks import recurrent
+from graphflow.ops.pointwise import activations, select, transcendental
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.reductions import extrema
+from graphflow.ops.tensors.creation import zeros
+from graphflow.ops.tensors.shape import expand_dims, moveaxis, reshape, squeeze
+from graphflow.ops.tensors.slicing import concat, stack, window
 
 _Function = Callable[[Tensor], Tensor]
 _DIRECTIONS = {

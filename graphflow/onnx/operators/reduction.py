@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ShapeError
-from graphflow.onnx.call import Call
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import Dim, kind
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axes_of, axis_of
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import elementwise, extrema, product, reduce, transcendental, window
-from graphflow.ops.convert import astype
-from graphflow.ops.creation import full
-from graphflow.ops.padding import pad
-from graphflow.ops.shape import expand_dims
-from graphflow.spec import Dim, kind
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import transcendental
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.reductions import cumulative as product
+from graphflow.ops.reductions import extrema, reduce
+from graphflow.ops.tensors import slicing as window
+from graphflow.ops.tensors.creation import full
+from graphflow.ops.tensors.padding import pad
+from graphflow.ops.tensors.shape import expand_dims
 
 # The opset since which the axes are an input.
 _AXES_SINCE = {"ReduceSum": 13}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
-from graphflow.onnx.call import Call
-from graphflow.op import Tensor
-from graphflow.ops import activations, elementwise, extrema, reduce, select, transcendental
-from graphflow.ops.softmax import softmax
+from graphflow.ir.op import Tensor
+from graphflow.onnx.loading.node_call import Call
+from graphflow.ops.pointwise import activations, select, transcendental
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.reductions import extrema, reduce
+from graphflow.ops.reductions.softmax import softmax
 
 _NAMES = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 

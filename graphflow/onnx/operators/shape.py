@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.onnx.call import Call
-from graphflow.onnx.reader import array_of
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.onnx.values import Fixed, Known, is_native, known
-from graphflow.op import Tensor
-from graphflow.ops import creation, linalg, shape, window
-from graphflow.ops.convert import astype
-from graphflow.ops.getitem import getitem
-from graphflow.ops.padding import pad
-from graphflow.spec import Size, floordiv, product
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import Size, floordiv, product
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.reader import array_of
+from graphflow.onnx.loading.value_kinds import Fixed, Known, is_native, known
+from graphflow.ops.matrices import matmul as linalg
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.tensors import creation, shape
+from graphflow.ops.tensors import slicing as window
+from graphflow.ops.tensors.getitem import getitem
+from graphflow.ops.tensors.padding import pad
 
 FEW = 1024
 """Elements of a value that is made while a model is read; larger ones are nodes."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphflow.onnx.call import Call
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import complex as numbers
-from graphflow.ops import fft, signal
-from graphflow.ops.convert import astype
-from graphflow.ops.shape import expand_dims, reshape, squeeze
-from graphflow.ops.window import stack, window
-from graphflow.spec import Size
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import Size
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.ops.pointwise import complex as numbers
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.spectral import fft, signal
+from graphflow.ops.tensors.shape import expand_dims, reshape, squeeze
+from graphflow.ops.tensors.slicing import stack, window
 
 
 def _values(call: Call, x: Tensor) -> Tensor:

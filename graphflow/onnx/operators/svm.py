@@ -15,23 +15,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import NodeProto, helper
 
-from graphflow import control
 from graphflow.errors import OnnxError
-from graphflow.onnx import host
-from graphflow.onnx.call import Call, RunOnHost
+from graphflow.frontend import control_flow as control
+from graphflow.ir.op import Tensor, as_tensor
+from graphflow.onnx.loading import host_nodes as host
+from graphflow.onnx.loading.node_call import Call, RunOnHost
+from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
+from graphflow.onnx.loading.value_kinds import Array
 from graphflow.onnx.operators.scores import transformed
-from graphflow.onnx.registry import ML, Outputs, operator
-from graphflow.onnx.values import Array
-from graphflow.op import Tensor, as_tensor
-from graphflow.ops import activations, elementwise, extrema, linalg, reduce, select, transcendental
-from graphflow.ops.convert import astype
-from graphflow.ops.creation import full
-from graphflow.ops.index import take
-from graphflow.ops.shape import broadcast_to, expand_dims, reshape, swapaxes
-from graphflow.ops.window import concat
+from graphflow.ops.matrices import matmul as linalg
+from graphflow.ops.pointwise import activations, select, transcendental
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.reductions import extrema, reduce
+from graphflow.ops.tensors.creation import full
+from graphflow.ops.tensors.shape import broadcast_to, expand_dims, reshape, swapaxes
+from graphflow.ops.tensors.slicing import concat
+from graphflow.ops.tensors.take import take
 
 if TYPE_CHECKING:
-    from graphflow.onnx.program import Run
+    from graphflow.onnx.loading.segmented_program import Run
 
 
 def _rows(call: Call) -> Tensor:
@@ -208,7 +211,7 @@ def _probabilities(call: Call, scores: Tensor, classes: int) -> Tensor:
 @host.routine("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", domain=ML)
 def _labelled(run: Run, node: host.Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     """The classifier with numbers for labels, as a graph; then the label of each number."""
-    from graphflow.onnx.importer import Body
+    from graphflow.onnx.loading.importer import Body
 
     words = node.attr("classlabels_strings") or []
     if len(words) < 2 or inputs[0].dtype.kind not in "iuf":

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphflow.autodiff import gradients
-from graphflow.graph import Graph
-from graphflow.onnx.call import Call
-from graphflow.onnx.registry import TRAINING, Outputs, operator
-from graphflow.onnx.values import Known
-from graphflow.op import Node, Tensor
-from graphflow.ops import elementwise, select, transcendental
-from graphflow.ops.convert import astype
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import TRAINING, Outputs, operator
+from graphflow.onnx.loading.value_kinds import Known
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import select, transcendental
+from graphflow.ops.pointwise.convert import astype
+from graphflow.transforms.reverse_mode import gradients
 
 # Gradients ------------------------------------------------------------------------------------
 

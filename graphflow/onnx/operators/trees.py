@@ -12,21 +12,23 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import OnnxError
-from graphflow.onnx.call import Call, RunOnHost
+from graphflow.ir.op import Tensor, as_tensor
+from graphflow.ir.spec import kind
+from graphflow.onnx.loading.node_call import Call, RunOnHost
+from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
+from graphflow.onnx.loading.reader import array_of
+from graphflow.onnx.loading.value_kinds import Array
 from graphflow.onnx.operators.scores import transformed
-from graphflow.onnx.reader import array_of
-from graphflow.onnx.registry import ML, Outputs, operator
-from graphflow.onnx.values import Array
-from graphflow.op import Tensor, as_tensor
-from graphflow.ops import elementwise, extrema, select
-from graphflow.ops import reduce as sums
-from graphflow.ops.convert import astype
-from graphflow.ops.index import take, take_along_axis
-from graphflow.ops.shape import broadcast_to, expand_dims
-from graphflow.ops.window import stack, window
-from graphflow.spec import kind
-from graphflow.values import dataclass
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import select
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.reductions import extrema
+from graphflow.ops.reductions import reduce as sums
+from graphflow.ops.tensors.shape import broadcast_to, expand_dims
+from graphflow.ops.tensors.slicing import stack, window
+from graphflow.ops.tensors.take import take, take_along_axis
 
 _COMPARED: dict[int, Callable[[Any, Any], Tensor]] = {
     0: elementwise.less_equal, 1: elementwise.less, 2: elementwise.greater_equal,

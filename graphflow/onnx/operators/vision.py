@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphflow.onnx.call import Call
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import Size, kind, product
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.convolution import steps_of
 from graphflow.onnx.operators.quantize import saturated
-from graphflow.onnx.registry import Outputs, operator
-from graphflow.op import Tensor
-from graphflow.ops import deform, elementwise, grid, resize, roi, unfold, window
-from graphflow.ops.adaptive import max_unpool
-from graphflow.ops.convert import astype
-from graphflow.ops.padding import pad
-from graphflow.spec import Size, kind, product
+from graphflow.ops.images import deformable_conv as deform
+from graphflow.ops.images import grid_sample as grid
+from graphflow.ops.images import resize, roi
+from graphflow.ops.images.adaptive_pooling import max_unpool
+from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.tensors import slicing as window
+from graphflow.ops.tensors.padding import pad
+from graphflow.ops.windows import unfold
 
 # Resizing -------------------------------------------------------------------------------------
 

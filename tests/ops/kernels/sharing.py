@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.op import REGISTRY
-from graphflow.ops.kernels.threads import Pool, using
+from graphflow.ir.op import REGISTRY
+from graphflow.ops.kernels.jit.thread_pool import Pool, using
 
 Array = np.ndarray[Any, Any]
 

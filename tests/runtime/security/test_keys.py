@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from graphflow.cli import app, main
+from graphflow.cli.main import app, main
 from graphflow.errors import ArgumentError, KeyFileError
 from graphflow.runtime.security import keys
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, ROLES, WORKER, Keyring, PublicKey

@@ -1,0 +1,2 @@
+"""Small foundations that know nothing of graphs: argument checks, formatting, progress, source
+lines."""

@@ -1,0 +1,394 @@
+"""Arguments of public functions are what their annotations say, or an error names them.
+
+One reading of annotations for functions, layers and frozen values: flags, numbers and words, lists
+and dicts of them, functions, and our own classes. What an annotation leaves open (`Any`, `Tensor`,
+a name that is only imported for type checkers) is left to the function.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
+
+import numpy as np
+
+from graphflow.base.source_location import told, user_location
+from graphflow.errors import ArgumentError, GraphError, GraphflowError
+
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checked(f: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """A function whose arguments are what its annotations say, numpy's scalars as Python's, and
+    whose errors say that they are of `what`, on the user's line.
+
+    Args:
+        what: its name; "" for that of its first argument's class.
+    """
+    arguments = functools.cache(lambda: _arguments(f))  # at the first call: imports stay quick
+
+    @functools.wraps(f)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        try:
+            for place, name, taken in _replaced(arguments(), args, kwargs):
+                if place < len(args):
+                    args = (*args[:place], taken, *args[place + 1 :])
+                else:
+                    kwargs[name] = taken
+            return f(*args, **kwargs)
+        except GraphError as error:
+            raise told(_name(what, args), error) from None
+        except MemoryError as error:  # numbers that it puts into the graph
+            too_large = ArgumentError(f"{error} while the graph is built; give smaller sizes")
+            raise told(_name(what, args), too_large) from None
+        except TypeError:
+            if (wrong := _not_taken(f, args, kwargs)) is None:
+                raise
+            raise told(_name(what, args), ArgumentError(wrong)) from None
+
+    return entered
+
+
+def checks(error: type[GraphflowError]) -> Callable[[F], F]:
+    """A public function, or a class whose `__init__`, refuses arguments that are not what its
+    annotations say, with such errors. What it refuses itself goes first: it knows a remedy."""
+
+    def enter(public: F) -> F:
+        if isinstance(public, type):
+            setattr(public, "__init__", _watched(_own(public, "__init__"), "", error))  # noqa: B010
+            return public
+        return cast(F, _watched(public, public.__name__, error))
+
+    return enter
+
+
+def spelt(error: type[GraphflowError], but: Collection[str] = ()) -> Callable[[F], F]:
+    """A public function, or a class's `__init__` and public methods, tell what was meant by an
+    argument that they do not have, and what is missing, with such errors. For what checks its
+    values itself.
+
+    Args:
+        but: methods of which each microsecond counts; their errors are Python's.
+    """
+
+    def enter(public: F) -> F:
+        if not isinstance(public, type):
+            return cast(F, _spelt(public, public.__name__, error))
+        methods = {"__init__": public.__name__} | {
+            name: f"{public.__name__}.{name}" for name in vars(public) if name[0] != "_"
+        }
+        for name, what in methods.items():
+            method = _own(public, name)
+            if inspect.isfunction(method) and name not in but:
+                setattr(public, name, _spelt(method, what, error))
+        return public
+
+    return enter
+
+
+def _own(cls: type, name: str) -> Any:
+    """A method as it stands in the class; those of a dataclass are made when they are asked for."""
+    getattr(cls, name)
+    return vars(cls)[name]
+
+
+def _spelt(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> Callable[..., Any]:
+    @functools.wraps(f)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return f(*args, **kwargs)
+        except TypeError:
+            if (wrong := _not_taken(f, args, kwargs)) is None:
+                raise
+            raise error(f"{what} at {user_location()}: {wrong}") from None
+
+    return entered
+
+
+def _watched(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> Callable[..., Any]:
+    arguments = functools.cache(lambda: _arguments(f))
+
+    def wrong_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphflowError | None:
+        try:
+            _replaced(arguments(), args, kwargs)
+        except ArgumentError as refused:
+            return error(f"{_name(what, args)} at {user_location()}: {refused}")
+        return None
+
+    @functools.wraps(f)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = f(*args, **kwargs)
+        except GraphflowError:
+            raise
+        except Exception as failed:
+            wrong = wrong_in(args, kwargs)
+            unknown = _not_taken(f, args, kwargs) if isinstance(failed, TypeError) else None
+            if unknown is not None:
+                wrong = error(f"{_name(what, args)} at {user_location()}: {unknown}")
+            if wrong is None:
+                raise
+            raise wrong from None
+        if (wrong := wrong_in(args, kwargs)) is not None:
+            raise wrong
+        return result
+
+    return entered
+
+
+def signature_of(f: Callable[..., Any]) -> inspect.Signature:
+    """What a function takes. Its annotations stay unevaluated, where Python since 3.14 evaluates
+    them: names that a user imports for type checkers only would be errors.
+
+    Raises:
+        TypeError, ValueError: nothing is known of it, as of what is written in C.
+    """
+    if sys.version_info >= (3, 14):
+        return inspect.signature(f, annotation_format=Format.STRING)  # noqa: TID251
+    return inspect.signature(f)  # noqa: TID251
+
+
+def meant(word: Any, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
+    """`did you mean 'axis'?`, of a word that is not known; "" where nothing is like it."""
+    near = difflib.get_close_matches(str(word), list(known), most, cutoff)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def shown(value: Any, most: int = 200) -> str:
+    """A value as an error shows it, in so many characters."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a user's __repr__
+        return f"a {type(value).__name__} ({type(error).__name__} from its repr)"
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
+
+
+class _Kind(NamedTuple):
+    """What an annotation asks for."""
+
+    words: str
+    take: Callable[[Any], Any]  # the value, as the function gets it, or _NOT
+
+
+class _Argument(NamedTuple):
+    place: int
+    name: str
+    kind: _Kind
+
+
+_NOT = object()
+
+
+def _name(what: str, args: Sequence[Any]) -> str:
+    return what or type(args[0]).__name__
+
+
+def _replaced(
+    arguments: Sequence[_Argument], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[int, str, Any]]:
+    """Those that are given as something else than they are taken as: where, and as what.
+
+    Raises:
+        ArgumentError: one is not what its annotation says.
+    """
+    found = []
+    for place, name, kind in arguments:
+        value = args[place] if place < len(args) else kwargs.get(name, _NOT)
+        taken = value if value is _NOT else kind.take(value)
+        if taken is not value:
+            _require(taken, name, kind, value)
+            found.append((place, name, taken))
+    return found
+
+
+def _require(taken: Any, name: str, kind: _Kind, value: Any) -> None:
+    if taken is _NOT:
+        raise ArgumentError(f"{name} is {kind.words}, not {shown(value)}")
+
+
+def _arguments(f: Callable[..., Any]) -> list[_Argument]:
+    """The arguments of a function whose annotations say what they are."""
+    code = getattr(f, "__code__", None)
+    if code is None:
+        return []
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = []
+    for i, name in enumerate(names):
+        kind = _kind_of(f.__annotations__.get(name), getattr(f, "__globals__", {}))
+        if kind is not None:
+            found.append(_Argument(i if i < code.co_argcount else sys.maxsize, name, kind))
+    return found
+
+
+def _not_taken(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """What is wrong with a call that gives other arguments than a function has; None: nothing."""
+    signature = signature_of(f)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [name for name in signature.parameters if name != "self"]
+        unknown = [name for name in kwargs if name not in names]
+        wrong = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else str(error)
+        hint = meant(unknown[0], names) if unknown else ""
+        told = f"{wrong} ({hint})" if hint else wrong
+        return f"{told}; it takes {', '.join(names) or 'nothing'}"
+    return None
+
+
+# Numbers ---------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy's as Python has it; anything else as it is."""
+    if isinstance(value, np.integer):
+        return int(value)
+    return float(value) if isinstance(value, np.floating) else value
+
+
+def seconds(value: Any) -> float | None:
+    """A number of seconds from 0 on; None where a value is none, or no float holds it."""
+    value = plain(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if 0 <= found < math.inf else None
+
+
+# What annotations say --------------------------------------------------------------------------
+
+
+def _flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    return bool(value) if isinstance(value, np.bool_) else _NOT
+
+
+def _integer(value: Any) -> Any:
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return _NOT
+    return int(value)
+
+
+def _number(value: Any) -> Any:
+    if type(value) is int:
+        return value
+    if isinstance(value, bool | complex | np.complexfloating) or not isinstance(
+        value, int | float | np.number
+    ):
+        return _NOT
+    if isinstance(value, int | np.integer):
+        return int(value)
+    number = value if type(value) is float else float(value)
+    return _NOT if number != number else number  # NaN is nobody's rate
+
+
+def _instance(*kinds: type) -> Callable[[Any], Any]:
+    return lambda value: value if isinstance(value, kinds) else _NOT
+
+
+_PLAIN = {
+    "bool": _Kind("True or False", _flag),
+    "int": _Kind("an int", _integer),
+    "float": _Kind("a number", _number),
+    "str": _Kind("a str", _instance(str)),
+    "None": _Kind("None", _instance(type(None))),
+    "Callable": _Kind("a function", lambda value: value if callable(value) else _NOT),
+    "PathLike": _Kind("a path", _instance(os.PathLike)),
+    "Mapping": _Kind("a dict", _instance(Mapping)),
+    "dict": _Kind("a dict", _instance(Mapping)),
+}
+_LISTS = ("Sequence", "list", "tuple")
+
+
+def _kind_of(annotation: Any, names: Mapping[str, Any]) -> _Kind | None:
+    """What an annotation (a str, as `annotations` of `__future__` leaves it) asks for; None where
+    that is not for here to say."""
+    if not isinstance(annotation, str):
+        return None
+    return _parsed(ast.parse(annotation, mode="eval").body, names)
+
+
+def _parsed(node: ast.expr, names: Mapping[str, Any]) -> _Kind | None:
+    match node:
+        case ast.Constant(value=None):
+            return _PLAIN["None"]
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _either(_parsed(left, names), _parsed(right, names))
+        case ast.Name(id=name):
+            return _PLAIN.get(name) or _named(names.get(name))
+        case ast.Attribute(attr="PathLike"):
+            return _PLAIN["PathLike"]
+        case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in _LISTS:
+            return _listed(inner, names)
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
+            return _among(ast.literal_eval(ast.Tuple([inner], ast.Load())))
+        case ast.Subscript(value=value):
+            return _parsed(value, names)
+    return None
+
+
+def _either(first: _Kind | None, other: _Kind | None) -> _Kind | None:
+    if first is None or other is None:
+        return None
+
+    def take(value: Any) -> Any:
+        taken = first.take(value)
+        return other.take(value) if taken is _NOT else taken
+
+    return _Kind(f"{first.words} or {other.words}", take)
+
+
+def _named(found: Any) -> _Kind | None:
+    """A name for some words, or one of our own classes; a tensor is left to the function, since so
+    much becomes one."""
+    if get_origin(found) is Literal:
+        return _among(get_args(found))
+    if not isinstance(found, type) or not found.__module__.startswith("graphflow."):
+        return None
+    if found.__name__ == "Tensor" or getattr(found, "_is_protocol", False):
+        return None
+    return _Kind(f"a {found.__name__}", _instance(found))
+
+
+def _listed(inner: ast.expr, names: Mapping[str, Any]) -> _Kind:
+    """A list or tuple, of one kind where that is said; numpy's arrays and ranges are lists, too."""
+    item = inner.elts[0] if isinstance(inner, ast.Tuple) else inner
+    alike = not isinstance(inner, ast.Tuple) or (
+        len(inner.elts) == 2 and isinstance(inner.elts[1], ast.Constant)
+    )
+    kind = _parsed(item, names) if alike else None
+
+    def take(value: Any) -> Any:
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
+            return _NOT
+        if isinstance(value, np.ndarray) and not value.ndim:
+            return _NOT
+        if kind is not None and any(kind.take(item) is _NOT for item in value):
+            return _NOT
+        return value
+
+    return _Kind("a list or tuple" + (f" (each {kind.words})" if kind else ""), take)
+
+
+def _among(words: tuple[Any, ...]) -> _Kind:
+    """One of some words (a tuple of them within the tuple, where they stand in an annotation)."""
+    among = words[0] if isinstance(words[0], tuple) else words
+    return _Kind(
+        f"one of {', '.join(map(repr, among))}",
+        lambda value: value if isinstance(value, str | int) and value in among else _NOT,
+    )

@@ -1,0 +1,1 @@
+"""The `graphflow` command: its arguments, keys and status pages."""

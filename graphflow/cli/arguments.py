@@ -1,0 +1,194 @@
+"""What the arguments of the command line mean: clusters, placers, scripts and what they define."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from graphflow.base.argument_checks import signature_of
+from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError, PlanError
+from graphflow.frontend.pytree import bind, flatten
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import show_shape
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.host_facts import gpu_memory
+from graphflow.placement.placers import Placer, get_placer
+from graphflow.placement.placers.auto import Auto
+
+
+@contextmanager
+def argument(option: str) -> Iterator[None]:
+    """Whatever refuses the value of an option makes it a wrong argument."""
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except GraphflowError as error:
+        raise ArgumentError(f"{option}: {error}") from error
+
+
+def names_of(devices: str) -> list[str]:
+    names = [name.strip() for name in devices.split(",") if name.strip()]
+    if not names:
+        raise ArgumentError(f"--devices {devices!r} names no device; give e.g. cpu:0")
+    return names
+
+
+def gpus() -> list[str]:
+    """Names of this machine's GPUs."""
+    found: list[str] = []
+    while True:
+        try:
+            gpu_memory(f"gpu:{len(found)}")
+        except DeviceError:
+            return found
+        found.append(f"gpu:{len(found)}")
+
+
+def cluster_of(
+    workers: int | None, path: Path | None, devices: str, threads: int | None
+) -> Cluster:
+    if workers is not None and path is not None:
+        raise ArgumentError("give --workers or --cluster, not both")
+    if path is not None:
+        if threads is not None or devices != "cpu:0":
+            raise ArgumentError(f"give devices and threads in {path}, not as options beside it")
+        return cluster_at(path)
+    names = names_of(devices)
+    if workers is None:
+        with argument("--devices"):
+            return Cluster.here(devices=names, threads=threads)
+    with argument("--workers, --devices"):
+        return Cluster.local(workers=workers, devices=names, threads=threads)
+
+
+def cluster_at(path: Path) -> Cluster:
+    with argument("--cluster"):
+        return Cluster.load(readable(path))
+
+
+def placer_of(name: str, seconds: float | None) -> str | Placer:
+    with argument("--placer"):
+        get_placer(name)
+    if seconds is None:
+        return name
+    if name != "auto":
+        raise ArgumentError(f"--seconds limits --placer auto, not {name}")
+    with argument("--seconds"):
+        return Auto(seconds=seconds)
+
+
+def hardware_of(hardware: str) -> Cluster:
+    """Hardware by its short name, with a link between hosts after an @."""
+    name, separator, network = hardware.partition("@")
+    with argument("--hardware"):
+        return Cluster.hypothetical(name, network=network.strip() if separator else None)
+
+
+def folder(path: Path) -> Path:
+    if not os.path.isdir(path):  # Path.is_dir raises what a name of 5,000 letters comes to
+        raise ArgumentError(f"{path}: there is no such directory")
+    return path.absolute()
+
+
+def readable(path: Path) -> Path:
+    if not os.path.isfile(path):
+        raise ArgumentError(f"{path}: there is no such file")
+    return path
+
+
+def attribute_of(target: str) -> Any:
+    """What `script.py:name` names; a function is called."""
+    path, separator, name = target.rpartition(":")
+    if not separator or not name.isidentifier():
+        raise ArgumentError(
+            f"{target!r} is not of the form script.py:name, where the script defines the name as a "
+            "tensor, fetches, or a function that makes them"
+        )
+    script = readable(Path(path))
+    sys.argv = [path]
+    with code_of(script, ours=GraphflowError):
+        names = runpy.run_path(str(script), run_name="graphflow_plan")
+    if name not in names:
+        public = ", ".join(n for n in names if not n.startswith("_"))
+        raise ArgumentError(f"{path} defines no {name!r}; it defines {public}")
+    value = names[name]
+    if isinstance(value, Tensor) or not callable(value):
+        return value
+    try:
+        signature_of(value).bind()
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{target} cannot be called without arguments: {error}") from None
+    with code_of(script, ours=GraphflowError):
+        return value()
+
+
+@contextmanager
+def code_of(script: Path, ours: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Run a user's code, which may import what lies beside it, as under `python script.py`: its
+    errors end the command with the traceback, from the script on.
+
+    Args:
+        ours: errors that tell everything themselves; they pass.
+    """
+    beside = str(script.resolve().parent)
+    sys.path.insert(0, beside)
+    try:
+        yield
+    except ours:
+        raise
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+            trace = trace.tb_next
+        traceback.print_exception(error.with_traceback(trace))
+        raise typer.Exit(1) from None
+    finally:
+        if beside in sys.path:
+            sys.path.remove(beside)
+
+
+def shapes_of(target: str, fetches: Any, given: Sequence[str]) -> Mapping[Tensor, tuple[int, ...]]:
+    try:
+        graph = Graph(flatten(fetches)[0])
+    except FetchError:
+        raise ArgumentError(
+            f"{target} is {type(fetches).__name__}: name a tensor, or a list, tuple or dict of them"
+        ) from None
+    by_name = {graph.names[node]: node.outputs[0] for node in graph.placeholders}
+    shapes: dict[Tensor, tuple[int, ...]] = {}
+    for text in given:
+        name, separator, sizes = text.partition("=")
+        if not separator:
+            raise ArgumentError(f"--shape {text!r} is not of the form name=128,64")
+        if name not in by_name:
+            raise ArgumentError(
+                f"--shape {text!r}: no placeholder is named {name!r}; "
+                f"there are {', '.join(by_name) or 'none'}"
+            )
+        if by_name[name] in shapes:
+            raise ArgumentError(f"--shape {text!r}: the sizes of {name!r} are given twice")
+        try:
+            shapes[by_name[name]] = tuple(int(size) for size in sizes.split(",") if size.strip())
+        except ValueError:
+            raise ArgumentError(f"--shape {text!r} is not of the form name=128,64") from None
+    for name, tensor in by_name.items():
+        if tensor not in shapes and not tensor.spec.is_concrete:
+            raise ArgumentError(
+                f"placeholder {name!r} takes {show_shape(tensor.spec.shape)}: "
+                f"give its sizes, --shape {name}=…"
+            )
+    plain = {t: tuple(s for s in t.spec.shape if isinstance(s, int)) for t in by_name.values()}
+    known = {tensor.node: shapes.get(tensor, shape) for tensor, shape in plain.items()}
+    with argument("--shape"):
+        bind(graph, known, PlanError)
+    return shapes

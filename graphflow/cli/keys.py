@@ -1,0 +1,116 @@
+"""`graphflow keys`: the keys by which workers beyond loopback know whom they talk to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphflow.cli.arguments import argument
+from graphflow.errors import KeyFileError
+from graphflow.runtime.security.keys import (
+    COORDINATOR,
+    Keyring,
+    checked_name,
+    checked_role,
+    removal,
+)
+
+app = typer.Typer(
+    name="keys",
+    help="Make keys, and say whose are trusted: for workers beyond this machine.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+_LONGEST = 1000  # bytes that are looked at: whatever is named, it may have no end
+Name = Annotated[str, typer.Argument(help="The key's name: letters, digits, dots, dashes.")]
+
+
+@app.command()
+def new(
+    name: Name,
+    role: Annotated[
+        str, typer.Option(help="coordinator: opens sessions; worker: serves; client: may look.")
+    ] = COORDINATOR,
+) -> None:
+    """Make a key of this machine's user. The secret stays here; hand NAME.public to the others.
+
+    Example: graphflow keys new box1 --role worker
+    """
+    ring = Keyring()
+    with argument("keys new"):
+        checked_name(name, "NAME")
+        checked_role(role, "--role")
+    pair = ring.new(name, role)
+    typer.echo(f"{pair.public}")
+    typer.echo(
+        f"made {ring.folder / name}.secret (keep it) and {name}.public (copy it to the machines "
+        "that shall trust it, and run `graphflow keys add` there)",
+        err=True,
+    )
+
+
+@app.command()
+def add(
+    file: Annotated[str, typer.Argument(help="A file NAME.public, or - to read from stdin.")],
+) -> None:
+    """Trust somebody's public key: a worker lets coordinators in, and a session finds workers.
+
+    Example: graphflow keys add alice.public
+    """
+    piped = file == "-"
+    where = "stdin" if piped else file
+    try:
+        with nullcontext(sys.stdin.buffer) if piped else Path(file).open("rb") as source:
+            text = source.read(_LONGEST).decode("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"{where} cannot be read as a key: {error}") from None
+    key = Keyring().add(text, where)
+    typer.echo(f"trusting {key.name}, a {key.role}'s key {key.key[:16]}…")
+
+
+@app.command("list")
+def list_keys() -> None:
+    """Show one's own keys, and those that are trusted here."""
+    from rich.console import Console
+    from rich.table import Table
+
+    ring = Keyring()
+    own, trusted = ring.pairs(), ring.trusted()
+    for key in own:
+        if not os.path.lexists(file := ring.folder / f"{key.name}.public"):
+            typer.echo(f"{file} is missing; this line belongs in it: {key}", err=True)
+    if not own and not trusted:
+        typer.echo(f"no keys in {ring.folder}; `graphflow keys new NAME` makes one")
+        return
+    table = Table("name", "role", "", "public key", box=None, header_style="bold")
+    for what, keys in (("own", own), ("trusted", trusted)):
+        for key in keys:
+            table.add_row(key.name, key.role, what, key.key)
+    Console(width=120, soft_wrap=True).print(table)
+
+
+@app.command()
+def revoke(name: Name) -> None:
+    """Trust a key no longer. Workers that run notice within a second; what it had begun ends.
+
+    Example: graphflow keys revoke alice
+    """
+    ring = Keyring()
+    key = ring.revoke(name)
+    if key is None:
+        typer.echo(f"removed {name}.public, which held no key that can be read")
+        return
+    still = ring.files_of(key)
+    if key.name == name and not still:
+        typer.echo(f"trusting {key.name}, a {key.role}'s key {key.key[:16]}…, no longer")
+        return
+    held = f"removed {name}.public, which held the key of {key.name}, a {key.role}'s"
+    typer.echo(f"{held}, {key.key[:16]}…" + ("" if still else ", trusted no longer"))
+    for file in still:
+        typer.echo(f"the same key is trusted still, by {file}; {removal(file)}")

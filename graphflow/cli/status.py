@@ -1,0 +1,377 @@
+"""`graphflow status`: what workers do now, asked over the wire: a table, JSON, or a screen."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graphflow.base.formatting import show_bytes, show_seconds
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.cli.arguments import argument
+from graphflow.errors import ArgumentError, GraphflowError
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.view.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from graphflow.runtime.security.keys import KeyPair, Keyring
+    from graphflow.runtime.worker.worker_status import Address, Report
+
+    Answers = Sequence[tuple[Address, Report | GraphflowError]]
+
+_WIDE = 180  # columns where there is no terminal
+_FOLDED = 32  # letters that a column of several lines has at least, where it needs them
+_GAP = 2  # spaces between two columns, and before the lines that go on
+
+
+def status(
+    target: Annotated[
+        list[str],
+        typer.Argument(help="Addresses tcp://host:port of workers, or one cluster file."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again until Ctrl-C.")] = False,
+    every: Annotated[
+        float, typer.Option(min=0.2, metavar="S", help="Seconds between two looks, with --watch.")
+    ] = 2.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=600.0, metavar="S", help="Seconds to wait for answers.")
+    ] = 3.0,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="One's own key, a client's or coordinator's; default: the cluster file's, or the "
+            "only one.",
+        ),
+    ] = None,
+    worker_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="The workers' public key: its name here, or its digits; repeated, one for each "
+            "address.",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Ask beyond loopback without keys: on a trusted network only."
+        ),
+    ] = False,
+) -> None:
+    """Ask workers what they do: sessions, step rate, memory, what they wait for.
+
+    Example: graphflow status tcp://127.0.0.1:7001
+
+    Ends with 1 if a worker does not answer.
+    """
+    from rich.console import Console
+
+    from graphflow.runtime.security.keys import Keyring
+    from graphflow.runtime.worker.worker_status import ask
+
+    ring = Keyring()
+    workers, cluster = _workers(target, worker_key or [], ring)
+    pair = _pair(workers, key, cluster, ring)
+    open_ = insecure or (cluster is not None and cluster.insecure)
+
+    def look() -> Answers:
+        found = ask(workers, seconds=timeout, insecure=open_, pair=pair, ring=ring)
+        return list(zip(workers, found, strict=True))
+
+    if watch and as_json:
+        raise ArgumentError("--watch is for eyes and --json for programs: give one of them")
+    if watch:
+        _watch(look, every)
+        return
+    answers = look()
+    if as_json:
+        typer.echo(json.dumps(_plain(answers), indent=2, allow_nan=False))
+    else:
+        # What is no terminal has no width: a file, or a pipe to another program.
+        Console(width=None if sys.stdout.isatty() else _WIDE).print(shown(answers))
+    if any(isinstance(answer, GraphflowError) for _, answer in answers):
+        raise typer.Exit(1)
+
+
+def _workers(
+    targets: Sequence[str], keys: Sequence[str], ring: Keyring
+) -> tuple[list[Address], Cluster | None]:
+    """Whom to ask, and what a cluster file says, where one is given."""
+    from graphflow.runtime.security.keys import WORKER
+    from graphflow.runtime.transport import transport_of
+    from graphflow.runtime.worker.worker_status import Address
+
+    if all("://" in target for target in targets):
+        with argument("TARGET"):
+            for target in targets:
+                transport_of(target).check(target, insecure=True, listening=False)
+        if len(keys) not in (0, 1, len(targets)):
+            raise ArgumentError(
+                f"{len(keys)} times --worker-key for {len(targets)} addresses: give one for all, "
+                "or one for each in their order"
+            )
+        with argument("--worker-key"):
+            digits = [ring.key_of(key, WORKER) for key in keys] or [""]
+        each = digits if len(digits) > 1 else digits * len(targets)
+        return [Address(*pair) for pair in zip(targets, each, strict=True)], None
+    if len(targets) != 1:
+        raise ArgumentError("status takes addresses tcp://host:port, or one cluster file")
+    (target,) = targets
+    if not os.path.isfile(target):
+        raise ArgumentError(
+            f"{target!r} is neither an address tcp://host:port nor a file that is there"
+        )
+    with argument("TARGET"):
+        cluster = Cluster.load(target)
+    if any(worker.address is None for worker in cluster.workers):
+        raise ArgumentError(f"{target} has workers without addresses: there is nobody to ask")
+    found = [
+        Address(worker.address or "", ring.key_of(worker.key, WORKER) if worker.key else "")
+        for worker in cluster.workers
+    ]
+    return found, cluster
+
+
+def _pair(
+    workers: Sequence[Address], key: str | None, cluster: Cluster | None, ring: Keyring
+) -> KeyPair | None:
+    """The key to ask with, if one is needed: --key, else the one that the cluster file names. Who
+    may only look has the file, too, but not the key with which its sessions run."""
+    from graphflow.runtime.worker.worker_status import own_pair
+
+    if key is None and not any(worker.key for worker in workers):
+        return None
+    if key is None and cluster is not None and cluster.key in {each.name for each in ring.pairs()}:
+        key = cluster.key
+    with argument("--key"):
+        return own_pair(ring, key)
+
+
+def _watch(look: Any, every: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    if not Console().is_terminal:  # one look after the other, for a file or another program
+        while True:
+            Console(width=_WIDE).print(shown(look()))
+            sys.stdout.flush()
+            time.sleep(every)
+    with Live(shown(look()), refresh_per_second=4) as live:
+        while True:
+            time.sleep(every)
+            live.update(shown(look()))
+
+
+def _plain(answers: Answers) -> dict[str, Any]:
+    workers: list[Mapping[str, Any]] = []
+    for worker, answer in answers:
+        if isinstance(answer, GraphflowError):
+            told = {"error": type(answer).__name__, "text": str(answer)}
+            workers.append({"address": worker.address, **told})
+        else:
+            workers.append({"address": worker.address, **answer})
+    return {"workers": workers}
+
+
+# For eyes -----------------------------------------------------------------------------------------
+
+
+def shown(answers: Answers) -> RenderableType:
+    """The answers: workers, then sessions, then what goes between workers; at the end who does not
+    answer, and why."""
+    from rich.console import Group
+    from rich.text import Text
+
+    reports = {
+        worker.address: answer
+        for worker, answer in answers
+        if not isinstance(answer, GraphflowError)
+    }
+    parts: list[RenderableType] = []
+    if reports:
+        parts.append(_workers_rows(reports))
+    if any(report["sessions"] for report in reports.values()):
+        parts += ["", _sessions_rows(reports)]
+    if any(report["links"] for report in reports.values()):
+        parts += ["", _links_rows(reports)]
+    for worker, answer in answers:
+        if isinstance(answer, GraphflowError):
+            text = str(answer) if worker.address in str(answer) else f"{worker.address}: {answer}"
+            parts += [*([""] if parts else []), Text(printable(text), style="bold red")]
+    return Group(*parts)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What is told of several things alike: a table where there is room for all of it, else some
+    lines for each, for rich would shorten what a narrow terminal has no room for.
+
+    Args:
+        left: heads of columns that begin at the left.
+        right: heads of numbers.
+        last: the head of a column that may take several lines; "" for none.
+    """
+
+    title: str
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    last: str
+    rows: tuple[tuple[str, ...], ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._width() <= options.max_width:
+            yield self._table()
+        else:
+            yield from self._lines(options.max_width)
+
+    @property
+    def _heads(self) -> tuple[str, ...]:
+        return (*self.left, *self.right, *([self.last] if self.last else []))
+
+    def _width(self) -> int:
+        """Letters that a line of the table needs."""
+        from rich.cells import cell_len
+
+        columns = zip(self._heads, *self.rows, strict=True)
+        widths = [max(map(cell_len, column)) for column in columns]
+        if self.last:
+            widths[-1] = min(widths[-1], _FOLDED)
+        return sum(widths) + _GAP * len(widths)
+
+    def _table(self) -> RenderableType:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=self.title, title_justify="left", title_style="bold", box=None)
+        for name in self.left:
+            table.add_column(name, no_wrap=True)
+        for name in self.right:
+            table.add_column(name, justify="right", no_wrap=True)
+        if self.last:
+            table.add_column(self.last, overflow="fold")
+        for row in self.rows:
+            table.add_row(*map(Text, row))  # no markup
+        return table
+
+    def _lines(self, width: int) -> Iterator[RenderableType]:
+        from rich.padding import Padding
+        from rich.text import Text
+
+        yield Text(self.title, style="bold")
+        first, end = len(self.left), len(self.left) + len(self.right)
+        for row in self.rows:
+            told = [f"{head}: {cell}" for head, cell in zip(self._heads, row, strict=True)]
+            yield Text(_packed(told[:first], width), overflow="fold")
+            further = [_packed(told[first:end], width - _GAP), *told[end:]]
+            yield Padding(Text("\n".join(further), overflow="fold"), (0, 0, 0, _GAP))
+
+
+def _packed(parts: Sequence[str], width: int) -> str:
+    """Lines of as many parts each as there is room for."""
+    from rich.cells import cell_len
+
+    lines: list[str] = []
+    for part in parts:
+        longer = f"{lines[-1]}{' ' * _GAP}{part}" if lines else part
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(lines)
+
+
+def _said(value: object) -> str:
+    """What a worker said, in one line and without anything that steers a terminal."""
+    return " ".join(printable(str(value)).split())
+
+
+def _workers_rows(reports: Mapping[str, Report]) -> _Rows:
+    rows = []
+    for address, report in reports.items():
+        devices = ", ".join(map(str, report["devices"]))
+        what = f"{report['host']}, process {report['pid']}, {devices}, version {report['version']}"
+        rows.append(
+            (
+                _said(address),
+                age(report["uptime"]),
+                str(len(report["sessions"])),
+                show_bytes(report["resident"]),
+                show_bytes(report["resident_peak"]),
+                str(report["refused"]),
+                _said(what),
+            )
+        )
+    heads = ("up", "sessions", "memory", "at most", "refused")
+    return _Rows("Workers", ("address",), heads, "what it is", tuple(rows))
+
+
+def _sessions_rows(reports: Mapping[str, Report]) -> _Rows:
+    found = [
+        (session, address) for address, report in reports.items() for session in report["sessions"]
+    ]
+    rows = []
+    for session, address in sorted(found, key=lambda row: (row[0]["session"], row[0]["worker"])):
+        rows.append(
+            (
+                _said(session["session"]),
+                _said(f"{session['worker']} at {address.removeprefix('tcp://')}"),
+                age(session["age"]),
+                str(session["epoch"]),
+                str(session["programs"]),
+                str(session["step"]) if session["step"] >= 0 else "–",
+                f"{session['steps_per_second']:.3g}",
+                show_seconds(session["last_step_seconds"]) if session["committed"] else "–",
+                show_bytes(sum(session["arenas"].values())),
+                show_bytes(sum(session["variables"].values())),
+                _said(_doing(session)),
+            )
+        )
+    heads = ("age", "epoch", "programs", "step", "steps/s", "last step", "arenas", "variables")
+    return _Rows("Sessions", ("session", "worker"), heads, "doing", tuple(rows))
+
+
+def _doing(session: Mapping[str, Any]) -> str:
+    if session["parked"]:
+        return "its coordinator is silent"
+    if not session["doing"]:
+        return "idle"
+    told = f"{session['doing']}, {show_seconds(session['doing_seconds'])}"
+    if not session["waits"]:
+        return told
+    what, waited = session["waits"][0]
+    more = f" and {session['waiting'] - 1} more" if session["waiting"] > 1 else ""
+    return f"{told}: waits for {what}{more}, {show_seconds(waited)}"
+
+
+def _links_rows(reports: Mapping[str, Report]) -> _Rows:
+    ways: dict[tuple[str, str], list[int | None]] = {}
+    for address, report in reports.items():
+        for link in report["links"]:
+            ways.setdefault((address, link["peer"]), [None, None])[0] = link["sent"]
+            ways.setdefault((link["peer"], address), [None, None])[1] = link["received"]
+    rows = []
+    for (source, target), (sent, received) in sorted(ways.items()):
+        told = ("not asked" if n is None else show_bytes(n) for n in (sent, received))
+        rows.append((_said(source), _said(target), *told))
+    title = "Tensors between workers, so far"
+    return _Rows(title, ("from", "to"), ("sent", "received"), "", tuple(rows))
+
+
+def age(value: float) -> str:
+    """A duration from seconds to days: "3 d 4 h", "5 min", "12 s"."""
+    for unit, name, smaller, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
+        if value >= unit:
+            return f"{int(value // unit)} {name} {int(value % unit // smaller)} {below}"
+    if value >= 60:
+        return f"{int(value // 60)} min"
+    return f"{math.floor(value)} s"

@@ -1,0 +1,1 @@
+"""From fetches to steps: connect to a cluster, compile, run; hold the values of variables."""

@@ -1,0 +1,260 @@
+"""Fitting: how the names in a checkpoint meet the names of a model's variables.
+
+    checkpoint ─rename→ names of the model ─differences→ loaded, missing, unexpected
+
+Knows names, dtypes and shapes only; `state` has the variables and the values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import field
+from difflib import SequenceMatcher
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from graphflow.base.argument_checks import meant, shown
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError, CheckpointError
+from graphflow.ir.op import Node
+from graphflow.runtime import checkpoint as checkpoints
+from graphflow.runtime.checkpoint import Checkpoint, differences
+from graphflow.runtime.checkpoint.manifest import Signature, some
+
+T = TypeVar("T")
+Rename = Mapping[str, str]
+_BETWEEN = re.compile(r"[/.]")  # scopes here, and modules of PyTorch
+_LIKE = 0.5  # how alike a missing and an unexpected name are for a suggestion
+_COMPARED = 200  # names of a kind that are compared for suggestions
+_SUGGESTED = 4
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a session took of a checkpoint, by name. Print it.
+
+    Attributes:
+        source: the folder or file.
+        step: the number of steps that the session continued from.
+        loaded: variables that the session has met, and whose values are the checkpoint's.
+        missing: variables that the session has met and the checkpoint lacks.
+        unexpected: names in the checkpoint for which the session has no variable. Their values
+            wait, because a later fetch may bring the variable.
+    """
+
+    source: str
+    step: int
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+    def __str__(self) -> str:
+        told = [f"{self.source}, step {self.step}: {len(self.loaded)} variables loaded"]
+        told += [f"missing in it: {some(self.missing)}"] * bool(self.missing)
+        told += [f"no variable yet for: {some(self.unexpected)}"] * bool(self.unexpected)
+        return "; ".join(told)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The last checkpoint that a session loaded.
+
+    Attributes:
+        source: the folder or file.
+        there: dtypes and shapes in it, by the model's names.
+        strict: whether a variable that it lacks is an error.
+    """
+
+    source: str
+    step: int = 0
+    there: Mapping[str, Signature] = field(default_factory=dict)
+    strict: bool = True
+
+    def report(self, known: Iterable[str]) -> Loaded:
+        """What of it is in use.
+
+        Args:
+            known: names of the variables that the session has met.
+        """
+        met = sorted(known)
+        return Loaded(
+            self.source,
+            self.step,
+            tuple(name for name in met if name in self.there),
+            tuple(name for name in met if name not in self.there),
+            tuple(sorted(self.there.keys() - set(met))),
+        )
+
+
+def check_rename(strict: Any, rename: Any, *, again: bool = False) -> Rename:
+    """The argument `rename`, {} for None; `strict` is checked, too.
+
+    Args:
+        again: whether later checkpoints, which have the new names, are renamed by it, too.
+
+    Raises:
+        ArgumentError: strict is no bool; rename is no dict of names; with `again`, a new name would
+            be renamed once more.
+    """
+    if not isinstance(strict, bool):
+        raise ArgumentError(f"strict is True or False, not {strict!r}")
+    if rename is None:
+        return {}
+    if not isinstance(rename, Mapping) or not all(
+        isinstance(name, str) and name for pair in rename.items() for name in pair
+    ):
+        raise ArgumentError(
+            "rename is a dict from names in the checkpoint to names of variables, such as "
+            f"{{'encoder/w': 'enc/w'}}, not {shown(rename)}"
+        )
+    twice = [new for new in rename.values() if again and _renamed(new, rename) != new]
+    if twice:
+        raise ArgumentError(
+            f"rename: {twice[0]!r} is a new name and would be renamed again at the next start; "
+            "rename by s.load, which is done once"
+        )
+    return dict(rename)
+
+
+def renamed(found: Mapping[str, T], rename: Rename, source: object) -> dict[str, T]:
+    """What a checkpoint has, under the names of the model.
+
+    A key of `rename` is a variable or a scope: `{"encoder": "enc"}` renames "encoder/w" to "enc/w",
+    and an optimiser's "train/encoder/w/adam_mean" with it. The longest key that matches counts. A
+    key that matches nothing is accepted where the new name
+    is there already, so that a session may be started with the same `rename` again.
+
+    Raises:
+        CheckpointError: a key matches nothing, or two variables would have one name.
+    """
+    if not rename:
+        return dict(found)
+    for old, new in rename.items():
+        if not any(_is_in(name, old) or _is_in(name, new) for name in found):
+            known = {*found, *(name.rpartition("/")[0] for name in found)} - {""}
+            hint = meant(old, known) or f"it has {some(sorted(found))}"
+            raise CheckpointError(f"rename: checkpoint {source} has no {old!r}; {hint}")
+    result: dict[str, T] = {}
+    origins: dict[str, str] = {}
+    for name, value in found.items():
+        new = _renamed(name, rename, found)
+        if new in result:
+            raise CheckpointError(
+                f"rename: checkpoint {source} would have two variables {new!r}, from "
+                f"{origins[new]!r} and {name!r}; rename one of them to another name"
+            )
+        result[new], origins[new] = value, name
+    return result
+
+
+def misfit(
+    nodes: Mapping[str, Node],
+    wanted: Mapping[str, Signature],
+    there: Mapping[str, Signature],
+    wrong: Sequence[str],
+    source: str,
+) -> CheckpointError:
+    """The error for a checkpoint that does not fit: all differences, and the remedy.
+
+    Args:
+        nodes: the model's variables.
+        wanted: their dtypes and shapes.
+        there: those of the checkpoint.
+        wrong: names of variables with which it was noticed.
+    """
+    made = ", ".join(f"{name!r} (made at {nodes[name].location})" for name in wrong[:3])
+    return CheckpointError(
+        f"checkpoint {source} does not fit {made}{', …' if len(wrong) > 3 else ''}; "
+        f"{differences(wanted, there)}; {remedy(wanted, there)}"
+    )
+
+
+def remedy(wanted: Mapping[str, Signature], there: Mapping[str, Signature]) -> str:
+    """What to do about a checkpoint that does not fit."""
+    suggested = suggest_rename(wanted, there)
+    told = ""
+    if suggested:
+        first = dict(list(suggested.items())[:_SUGGESTED])
+        rest = ", …" if len(suggested) > _SUGGESTED else ""
+        told = f"did you mean rename={str(first)[:-1]}{rest}}}? "
+    if any(name in there and there[name] != kind for name, kind in wanted.items()):
+        return f"{told}load one of this model, or set the variables"
+    if not told:
+        told = "load one of this model. "
+    return f"{told}With strict=False, variables that it lacks keep their own values"
+
+
+def suggest_rename(
+    wanted: Mapping[str, Signature], there: Mapping[str, Signature]
+) -> dict[str, str]:
+    """A `rename` that gives missing variables the values of unexpected ones of the same dtype and
+    shape with a similar name; by scopes, where a scope was renamed."""
+    missing = [name for name in wanted if name not in there][:_COMPARED]
+    spare = [name for name in there if name not in wanted][:_COMPARED]
+    scores = []
+    for new in missing:
+        alike = [old for old in spare if there[old] == wanted[new]]
+        only = len(alike) == 1 and sum(wanted[name] == wanted[new] for name in missing) == 1
+        scores += [(_likeness(old, new) + only, old, new) for old in alike]
+    found: dict[str, str] = {}
+    for score, old, new in sorted(scores, reverse=True):
+        if score >= _LIKE and old not in found and new not in found.values():
+            found[old] = new
+    fitting = [name for name in there if name in wanted]
+    short: dict[str, str] = {}
+    for old, new in found.items():
+        before, after = _without_common_end(old, new)
+        clear = short.get(before, after) == after and not any(_is_in(n, before) for n in fitting)
+        short |= {before: after} if clear else {old: new}
+    for old in sorted(short, key=len, reverse=True):  # a slot is renamed with its variable
+        rest = {key: value for key, value in short.items() if key != old}
+        if all(_renamed(key, rest, there) == new for key, new in found.items()):
+            short = rest
+    return short
+
+
+def load(folder: Path, rename: Rename = MappingProxyType({})) -> Checkpoint:
+    """Read a checkpoint under the names of the model.
+
+    Raises:
+        CheckpointError: it cannot be read, or a name of `rename` is not in it.
+    """
+    checkpoint = checkpoints.load(folder)
+    return Checkpoint(renamed(checkpoint.variables, rename, folder), checkpoint.step)
+
+
+def _renamed(name: str, rename: Rename, found: Container[str] = ()) -> str:
+    old = max((old for old in rename if _is_in(name, old)), key=len, default=None)
+    if old is not None:
+        return rename[old] + name[len(old) :]
+    # An optimiser's variable is named after its own: "train/encoder/w/adam_mean".
+    stem, _, slot = name.rpartition("/")
+    for start in (0, *(i + 1 for i, letter in enumerate(stem) if letter == "/")):
+        if stem[start:] in found:
+            return f"{stem[:start]}{_renamed(stem[start:], rename)}/{slot}"
+    return name
+
+
+def _is_in(name: str, scope: str) -> bool:
+    """Whether a name is this scope's, or this name itself."""
+    rest = name[len(scope) :]
+    ends = not rest or scope[-1] in "/." or rest[0] in "/."
+    return name.startswith(scope) and ends
+
+
+def _likeness(old: str, new: str) -> float:
+    parts, others = _BETWEEN.split(old), _BETWEEN.split(new)
+    same = 0.5 if parts[-1] == others[-1] else 0.0
+    return same + SequenceMatcher(None, "/".join(parts), "/".join(others)).ratio() / 2
+
+
+def _without_common_end(old: str, new: str) -> tuple[str, str]:
+    """Two names less the ends in which they agree, cut between scopes."""
+    while True:
+        before, _, end = old.rpartition("/")
+        after, _, other = new.rpartition("/")
+        if not before or not after or end != other or before == after:
+            return old, new
+        old, new = before, after

@@ -1,0 +1,424 @@
+"""Compiled: a set of fetches on its way through a session, and what of a step depends on it
+alone."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import FeedError, LinkLost, MemoryLimitError, ProtocolError
+from graphflow.frontend.feeds import convert, convert_all
+from graphflow.frontend.pytree import bind, concerns, fed_sizes
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import evaluate
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.plans.plan import Plan
+from graphflow.placement.plans.plan_records import Measured
+from graphflow.runtime.host.host_interface import Hosts, Ready
+from graphflow.runtime.memory.memory_layout import plan_layout
+from graphflow.runtime.observability.trace import Exchange, Trace
+from graphflow.runtime.partitioning.partition import Partition
+from graphflow.runtime.wire.messages import EDGE_BITS, EXCHANGE, TAKEN, Key
+from graphflow.strategy import Division
+
+Array = np.ndarray[Any, Any]
+TIMED = 31
+"""Steps whose time is remembered."""
+ROUTES = 64
+"""Combinations of sizes that have a shorter way: each step with other feeds than the last looks at
+all of them, and each keeps what was compiled for it."""
+CHECKED = 4096
+"""Combinations of sizes that are known to fit."""
+_OF_GROUP = re.compile(rf"{EXCHANGE}[^/]+/([0-9]{{1,9}})/")
+_OF_EDGE = re.compile(rf"{TAKEN}([0-9]{{1,9}})/")
+_Shapes = frozenset[tuple[Node, tuple[int, ...]]]
+
+
+_WIDE = 6e4
+"""Python floats below this are finite in all dtypes."""
+
+
+class Route:
+    """The shorter way of steps whose feeds are as those of the last step were: what has to be
+    looked at each time, and nothing else.
+
+    Args:
+        feeds: for each placeholder that is fed: it, its name on the worker (None: fed for its size
+            alone), and the array's shape.
+        values: for each fetch its number among those of the worker, or a function of the feeds.
+    """
+
+    def __init__(
+        self,
+        ready: Ready,
+        feeds: Sequence[tuple[Tensor, str | None, tuple[int, ...]]],
+        values: Sequence[int | Callable[[Mapping[Node, Array]], Any]],
+        bindings: dict[str, int],
+    ) -> None:
+        self.ready = ready
+        self.bindings = bindings
+        self._feeds = tuple((t, name, shape, t.dtype) for t, name, shape in feeds)
+        self._values = tuple(values)
+        self._plain = all(isinstance(v, int) for v in values)
+
+    def named(self, given: Any) -> dict[str, Array] | None:
+        """Feeds by name, as the worker takes them; None where they are of another kind, or wrong.
+
+        Raises:
+            FeedError: a value does not convert.
+        """
+        if given is None:
+            return {} if not self._feeds else None
+        if type(given) is not dict or len(given) != len(self._feeds):
+            return None
+        result = {}
+        for tensor, name, shape, dtype in self._feeds:
+            value = given.get(tensor)
+            if type(value) is not np.ndarray or value.dtype != dtype:
+                if value is None:
+                    return None
+                if type(value) is float and dtype.kind == "f" and abs(value) < _WIDE:
+                    value = np.array(value, dtype)
+                else:
+                    value = convert(tensor.node, value)
+            if value.shape != shape:
+                return None
+            if name is not None:
+                result[name] = value
+        return result
+
+    def values(self, fetched: Sequence[Array], given: Any) -> list[Any]:
+        """The value of each fetch."""
+        if self._plain:
+            return [fetched[i] for i in self._values]  # type: ignore[index]
+        arrays = convert_all(given)
+        return [fetched[v] if isinstance(v, int) else v(arrays) for v in self._values]
+
+
+def key_of(tensors: Sequence[Tensor], variant: int = 0) -> tuple[int, ...]:
+    """Fetches, told apart by identity, and by what number of division they are."""
+    return (*map(id, tensors), *((variant,) if variant else ()))
+
+
+@dataclass
+class Compiled:
+    """A set of fetches, optimised; later placed, partitioned and given to the workers.
+
+    Attributes:
+        fetches: what the user asked for.
+        source: their graph as it was built.
+        graph: the same, optimised; output i is fetch i (see `outputs`).
+        sizes: shapes of the placeholders for which it was placed.
+        program: its name on the workers; empty until they have it.
+        name: the same, also when it has to be given to them again.
+        devices: where each node is.
+        trace: its steps inside the session's trace block that is open.
+        runs: steps that ran.
+        traced: the sizes of symbols in each of these steps.
+        measured: what the last such block measured.
+        took: seconds of the last steps that were neither traced nor begun ahead.
+        route: of feeds as those of the last step, if there is one.
+        division: how a strategy divided the source before it was optimised.
+        variant: of those that a strategy divided in several ways, for batches of several sizes, the
+            number.
+    """
+
+    fetches: tuple[Tensor, ...]
+    source: Graph
+    graph: Graph
+    sizes: Mapping[Node, tuple[int, ...]] = field(default_factory=dict)
+    program: str = ""
+    name: str = ""
+    runs: int = 0
+    plan: Plan | None = None
+    devices: Mapping[Node, str] = field(default_factory=dict)
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    trace: Trace = field(default_factory=Trace)
+    traced: list[dict[str, int]] = field(default_factory=list)
+    measured: Measured | None = None
+    took: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
+    route: Route | None = None
+    division: Division | None = None
+    variant: int = 0
+    _routes: dict[int, Route] = field(default_factory=dict)  # by which sizes they are for
+    _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
+    _accepted: set[Node] = field(default_factory=set)  # fed before
+    _concerns: dict[Node, bool] = field(default_factory=dict)
+    _fitting: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What tells it apart; it keeps alive what it is told apart by."""
+        return key_of(self.fetches, self.variant)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What stands for the fetches; beyond these the graph may have another output, of what else
+        has to happen in a step."""
+        return self.graph.outputs[: len(self.fetches)]
+
+    @property
+    def by_worker(self) -> dict[int, list[Partition]]:
+        """Partitions of each worker's devices."""
+        result: dict[int, list[Partition]] = {}
+        for device, part in self.partitions.items():
+            result.setdefault(worker_of(device), []).append(part)
+        return result
+
+    def arrays(
+        self, given: Mapping[Node, Array], others: Iterable[Compiled] = ()
+    ) -> dict[Node, Array]:
+        """Feeds, checked to have all that the fetches need.
+
+        Args:
+            others: further fetches of the session, whose feeds are accepted, too, so that one dict
+                serves them all.
+
+        Raises:
+            FeedError: one is missing, or unknown to all of these.
+        """
+        for node in given:
+            if node in self._accepted:
+                continue
+            if not self._concerned(node) and not any(node in c.source.placeholders for c in others):
+                raise FeedError(
+                    f"feed {node.name!r} (made at {node.location}) is unknown to these fetches and "
+                    "to those that ran before: none of them depends on it; leave it out"
+                )
+            self._accepted.add(node)
+        for node in self.source.placeholders:
+            if node not in given:
+                raise FeedError(
+                    f"placeholder {node.name!r} (made at {node.location}) is not fed, and the "
+                    f"fetches depend on it; add it to the feeds: {node.specs[0]}"
+                )
+        return dict(given)
+
+    def _concerned(self, node: Node) -> bool:
+        """Whether the fetches depend on a placeholder, or on its size."""
+        if node not in self._concerns:
+            self._concerns[node] = concerns(self.source, node)
+        return self._concerns[node]
+
+    def suits(self, shapes: Mapping[Node, tuple[int, ...]]) -> bool:
+        """Whether feeds of such shapes would be divided as this is."""
+        if self.division is None or frozenset(shapes.items()) in self._bindings:
+            return True
+        return self.division.suits(fed_sizes(self.source, shapes))
+
+    def bindings(self, shapes: Mapping[Node, tuple[int, ...]]) -> dict[str, int]:
+        """Sizes of the symbols under feeds of some shapes; checked once for each combination.
+
+        Raises:
+            FeedError: sizes that must agree do not.
+        """
+        key = frozenset(shapes.items())
+        if key not in self._bindings:
+            sizes = bind(self.source, {n: s for n, s in shapes.items() if self._concerned(n)})
+            if len(self._bindings) >= CHECKED:
+                self._bindings.clear()
+            self._bindings[key] = sizes if self.division is None else self.division.bindings(sizes)
+        return self._bindings[key]
+
+    def check_memory(self, cluster: Cluster, bindings: Mapping[str, int]) -> None:
+        """Check, once for each combination of sizes, that every device has the memory.
+
+        Raises:
+            MemoryLimitError: one has not; names the largest tensors.
+        """
+        key = tuple(sorted(bindings.items()))
+        if key not in self._fitting:
+            for name, part in self.partitions.items():
+                _check_fit(part, bindings, cluster.device(name).memory)
+            if len(self._fitting) >= CHECKED:
+                self._fitting.clear()
+            self._fitting.add(key)
+
+    def feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
+        """What each worker is fed, by name."""
+        if self.division is not None:
+            sizes = self.bindings({node: a.shape for node, a in arrays.items()})
+            arrays = {**arrays, **self.division.feeds(arrays, sizes)}
+        return {
+            worker: {name: arrays[node] for name, node in wanted.items()}
+            for worker, wanted in self._wanted.items()
+        }
+
+    @cached_property
+    def _wanted(self) -> dict[int, dict[str, Node]]:
+        """The placeholders that each worker reads, by name; once it is partitioned."""
+        named = {self.graph.names[node]: node for node in self.graph.placeholders}
+        return {
+            worker: {name: named[name] for part in parts for name in part.feeds}
+            for worker, parts in self.by_worker.items()
+        }
+
+    def find_route(
+        self, hosts: Hosts, shapes: Mapping[Node, tuple[int, ...]], names: dict[str, int]
+    ) -> None:
+        """Look for the shorter way of the next steps with feeds of such shapes.
+
+        Args:
+            names: sizes of the symbols, as `bindings` gives them.
+        """
+        self.route = self._routes.get(id(names))
+        if self.route is not None or not self.partitions or self.division is not None:
+            return
+        ready = hosts.ready(self.program, names)
+        if ready is None:
+            return
+        if len(self._routes) >= ROUTES:
+            del self._routes[next(iter(self._routes))]
+        parts = [part for mine in self.by_worker.values() for part in mine]
+        fetched = [name for part in parts for name in part.fetches]
+        numbers = {name: i for i, name in enumerate(fetched)}
+        fed = {name for part in parts for name in part.feeds}
+        named = {
+            node: self.graph.names[node]
+            for node in self.graph.placeholders
+            if self.graph.names[node] in fed
+        }
+        self.route = self._routes[id(names)] = Route(
+            ready,
+            [(node.outputs[0], named.get(node), shape) for node, shape in shapes.items()],
+            [
+                numbers[str(i)] if str(i) in numbers else partial(_own_value, output)
+                for i, output in enumerate(self.outputs)
+            ],
+            names,
+        )
+
+    def other_route(self, hosts: Hosts, feeds: Any) -> tuple[Route, dict[str, Array]] | None:
+        """The way of earlier steps whose feeds were as these are, and the feeds by name."""
+        for route in self._routes.values():
+            named = route.named(feeds) if route is not self.route else None
+            if named is not None:
+                self.route = route
+                hosts.ready(self.program, route.bindings)  # used now, as others see it
+                return route, named
+        return None
+
+    def lose_routes(self) -> None:
+        """The workers have let go of a program."""
+        self.route = None
+        self._routes.clear()
+
+    def keep_measured(self) -> None:
+        """Sum up the traced steps, if any, at the end of a trace block."""
+        if self.trace.steps:
+            self.measured, self.trace, self.traced = self.trace.measured(), Trace(), []
+
+    def edges(self, bindings: Mapping[str, int]) -> dict[int, tuple[str, str, str, int]]:
+        """Cut edges, those inside loops and branches too: tensor, source and target device,
+        bytes."""
+        return {
+            node.attrs["edge"]: (
+                _carried(part.graph.names.get(node, node.name), node.attrs["edge"]),
+                node.attrs["source"],
+                part.device,
+                evaluate(node.specs[0].nbytes, bindings),
+            )
+            for part in self.partitions.values()
+            for node in part.graph.walk()
+            if node.op.name == "recv"
+        }
+
+    def explained(self, error: LinkLost) -> LinkLost:
+        """An error of a link, with what it was to carry: a tensor, or a part of an exchange."""
+        op, attribute, number = _sent(error.edge)
+        for part in self.partitions.values():
+            for node in part.graph.walk():
+                if node.op.name == op and node.attrs[attribute] == number:
+                    name = _carried(part.graph.names.get(node, node.name), number)
+                    what = f"is of {node.attrs['kind']}" if op != "recv" else "carries"
+                    error.args = (f"{error}; it {what} {name!r}, made at {node.location}",)
+                    return error
+        return error
+
+    def exchanges(self, bindings: Mapping[str, int]) -> dict[tuple[str, str], Exchange]:
+        """Collectives over several devices, by the device and the name of the span of each part."""
+        return {
+            (part.device, part.graph.names[node]): Exchange(
+                node.attrs["group"],
+                node.attrs["kind"],
+                node.attrs["devices"],
+                evaluate(node.inputs[0].spec.nbytes, bindings),
+            )
+            for part in self.partitions.values()
+            for node in part.graph.of_op("collective_start")
+            if node.inputs
+        }
+
+    def values(self, fetched: Mapping[str, Array], arrays: Mapping[Node, Array]) -> list[Any]:
+        """The value of each fetch: from the workers, or what the client has itself."""
+        return [
+            _own_value(output, arrays) if str(i) not in fetched else fetched[str(i)]
+            for i, output in enumerate(self.outputs)
+        ]
+
+
+def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None:
+    tensors = [t for node in part.graph.nodes for t in node.outputs]
+    sizes = {t: evaluate(t.spec.nbytes, bindings) for t in tensors}
+    if sum(sizes.values()) <= limit:  # without any reuse: no need to look closer
+        return
+    layout = plan_layout(part, bindings)
+    outside = [t for t in tensors if t not in layout.blocks and layout.roots[t] is t]
+    need = layout.arena.nbytes + sum(sizes[t] for t in outside)
+    if need > limit:
+        largest = sorted(sizes, key=lambda t: -sizes[t])[:3]
+        told = ", ".join(
+            f"{part.graph.names[t.node]!r} of {t.spec.bind(bindings)} (made at {t.node.location})"
+            for t in largest
+        )
+        raise MemoryLimitError(
+            f"these fetches need {need / 1e9:.3g} GB on {part.device}, which has "
+            f"{limit / 1e9:.3g} GB; the largest tensors are {told}; feed smaller batches, or use "
+            "more devices"
+        )
+
+
+def _sent(key: Key | None) -> tuple[str, str, int]:
+    """Where the other end of what was sent is: op, attribute and its value; -1 is nowhere."""
+    if isinstance(key, str):
+        group, taken = _OF_GROUP.match(key), _OF_EDGE.match(key)
+        if group is not None:
+            return "collective_start", "group", int(group[1])
+        return "recv", "edge", int(taken[1]) if taken is not None else -1
+    return "recv", "edge", -1 if key is None else key % 2**EDGE_BITS
+
+
+def _carried(name: str, edge: int) -> str:
+    """The tensor that a node is named after: "recv/tower0/relu/3" has edge 3, "start/grad" starts
+    an exchange."""
+    return name.removeprefix("start/").removeprefix("recv/").removesuffix(f"/{edge}")
+
+
+def _own_value(output: Tensor, arrays: Mapping[Node, Array]) -> Array | None:
+    match output.node.op.name:
+        case "group":
+            return None
+        case "placeholder":
+            return np.array(arrays[output.node])
+        case "constant":
+            return np.array(output.node.attrs["value"])
+    raise ProtocolError(
+        f"no worker has told the value of {output.node} at {output.node.location}; do all of them "
+        "run the same code?"
+    )
+
+
+def worker_of(device: str) -> int:
+    """The worker's index in a full device name."""
+    worker = DeviceName.parse(device).worker
+    assert worker is not None
+    return worker

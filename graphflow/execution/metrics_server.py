@@ -1,0 +1,78 @@
+"""Metering: a session's metrics served over HTTP, and its steps counted where nobody else does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphflow.base.environment import setting
+from graphflow.execution.compiled_fetches import Compiled, Route
+from graphflow.execution.step_executor import Steps
+from graphflow.ir.op import Node
+from graphflow.runtime.host.host_interface import Hosts, LocalHosts
+from graphflow.runtime.telemetry.metrics import watch_process
+
+if TYPE_CHECKING:
+    from graphflow.runtime.observability.metrics_endpoint import MetricsServer
+
+
+class MeteredSteps(Steps):
+    """The steps of a session in this process, counted; those over workers are by their hosts."""
+
+    def routed(self, compiled: Compiled, route: Route, feeds: Any) -> list[Any] | None:
+        start = perf_counter()
+        try:
+            values = super().routed(compiled, route, feeds)
+        except BaseException:
+            self._count("aborted")
+            raise
+        if values is not None:
+            self._count("committed", perf_counter() - start)
+        return values
+
+    def run(
+        self,
+        compiled: Compiled,
+        arrays: Mapping[Node, np.ndarray[Any, Any]],
+        bindings: dict[str, int],
+    ) -> list[Any]:
+        start = perf_counter()
+        try:
+            values = super().run(compiled, arrays, bindings)
+        except BaseException:
+            self._count("aborted")
+            raise
+        self._count("committed", perf_counter() - start)
+        return values
+
+    def _count(self, outcome: str, seconds: float | None = None) -> None:
+        self._hosts.meters.add("graphflow_steps_total", 1, outcome)
+        if seconds is not None:
+            self._hosts.meters.observe("graphflow_step_seconds", seconds)
+
+
+def serve_metrics(address: str | None, hosts: Hosts) -> MetricsServer | None:
+    """Serves what hosts count at an address, or at `$GRAPHFLOW_METRICS`; None where neither is
+    given.
+
+    Raises:
+        ArgumentError, InsecureAddress, AddressInUse, TransportError: as `MetricsServer`.
+    """
+    if address is None:
+        address = setting("GRAPHFLOW_METRICS")
+    if address is None:
+        return None
+    from graphflow.runtime.observability.metrics_endpoint import MetricsServer
+
+    where = "this process" if isinstance(hosts, LocalHosts) else "over workers"
+    watch_process(hosts.meters, "session", where)
+    return MetricsServer(address, hosts.meters)
+
+
+def steps_of(hosts: Hosts, deadline: float, sampling: bool, is_metered: bool) -> Steps:
+    """The steps of a session, counted if its metrics are served."""
+    kind = MeteredSteps if is_metered and isinstance(hosts, LocalHosts) else Steps
+    return kind(hosts, deadline, sampling)

@@ -1,0 +1,247 @@
+"""Stepping: compiled fetches and feeds in, values out; counts the steps, and tells traces of them.
+
+Most steps are like one before, on one device of this process: they go a shorter way, a `Route`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import monotonic_ns, perf_counter
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.interrupts import is_interrupt
+from graphflow.errors import LinkLost, NonFiniteError, WorkerLost
+from graphflow.execution.compiled_fetches import Compiled, Route
+from graphflow.execution.replan_policy import window_at
+from graphflow.ir.op import Node
+from graphflow.runtime.host.host_interface import Hosts
+from graphflow.runtime.host.session_state import DRAWS
+from graphflow.runtime.observability.trace import Trace
+from graphflow.runtime.program.nonfinite_check import EVERY
+from graphflow.runtime.wire.messages import STEP_BITS
+
+Array = np.ndarray[Any, Any]
+
+
+class Steps:
+    """The steps of a session.
+
+    Args:
+        deadline: seconds that a step may take.
+        sampling: whether a few steps of the same fetches are traced now and then.
+
+    Attributes:
+        committed: steps that committed, by which random numbers are drawn.
+        trace: of the block that is open.
+        last: the fetches of the last step.
+        lost: why there will be no more steps.
+    """
+
+    def __init__(self, hosts: Hosts, deadline: float, sampling: bool) -> None:
+        self.committed = 0
+        self.trace: Trace | None = None
+        self.last: Compiled | None = None
+        self.lost: WorkerLost | None = None
+        self._hosts = hosts
+        self._deadline = deadline
+        self._sampling = sampling
+        self._raised = 1 << STEP_BITS  # what numbers on the wire have above those of the session
+        self._number = 0  # of the last step on the wire
+        self._programs = 0
+
+    def add(self, compiled: Compiled) -> str:
+        """Give the workers the partitions of fetches, under a name of their own, which is to be
+        `compiled.program` when all that they read is there, too."""
+        if not compiled.name:
+            compiled.name = f"p{self._programs}"
+            self._programs += 1
+        self._hosts.add(compiled.name, compiled.by_worker)
+        return compiled.name
+
+    def _next(self, ahead: int = 0) -> int:
+        """Return the number on the wire of the step after `ahead` others that are not decided: that
+        of the session, and bits above it that make it larger than all numbers before."""
+        if self._raised + self.committed + ahead <= self._number:
+            self._raised += 1 << STEP_BITS
+        self._number = self._raised + self.committed + ahead
+        return self._number
+
+    def routed(self, compiled: Compiled, route: Route, feeds: Any) -> list[Any] | None:
+        """A step by the shorter way; None if it is not for it. As `run` otherwise."""
+        if self.trace is not None:
+            return None
+        named = route.named(feeds)
+        if named is None:
+            found = compiled.other_route(self._hosts, feeds)
+            if found is None:
+                return None
+            route, named = found
+        number = self._raised + self.committed
+        if number <= self._number:
+            number = self._next()
+        self._number = number
+        start = perf_counter()
+        try:
+            fetched = route.ready(number, self.committed, named, self._deadline)
+        except NonFiniteError:
+            return None  # the long way finds out where it came from
+        except LinkLost as error:
+            raise compiled.explained(error) from None
+        except WorkerLost as error:
+            self.lost = error
+            raise
+        except BaseException as error:
+            if is_interrupt(error):
+                self.committed += 1
+            raise
+        if fetched is None:
+            compiled.lose_routes()
+            return None
+        self.committed += 1
+        self.last = compiled
+        compiled.runs += 1
+        compiled.took.append(perf_counter() - start)
+        return route.values(fetched, feeds)
+
+    def run(
+        self, compiled: Compiled, arrays: Mapping[Node, Array], bindings: dict[str, int]
+    ) -> list[Any]:
+        """A step over all workers: the value of each fetch.
+
+        Raises:
+            OpError, StepTimeout, WorkerLost: the step failed, and changed nothing.
+        """
+        step = self.committed
+        traced = self.trace is not None or self._sampled(compiled)
+        if traced and compiled.partitions:
+            self._hosts.meet_clocks()
+        start = monotonic_ns()
+        fetched: Mapping[str, Array] = {}
+        if compiled.partitions:
+            try:
+                result = self._hosts.step(
+                    compiled.program,
+                    self._next(),
+                    {**bindings, DRAWS: self.committed},
+                    compiled.feeds(arrays),
+                    traced,
+                    self._deadline,
+                )
+            except WorkerLost as error:
+                self.lost = error
+                raise
+            except LinkLost as error:
+                raise compiled.explained(error) from None
+            except NonFiniteError as error:
+                raise self._located(error, compiled, arrays, bindings) from None
+            except BaseException as error:
+                if is_interrupt(error):
+                    self.committed += 1  # perhaps it has: its numbers are not drawn again
+                raise
+            self.committed += 1
+            fetched = result.fetches
+            if traced:
+                edges, exchanges = compiled.edges(bindings), compiled.exchanges(bindings)
+                compiled.traced.append(bindings)
+                for trace in filter(None, (self.trace, compiled.trace)):
+                    trace.add_step(
+                        step, start, monotonic_ns(), result.spans, edges, result.peak,
+                        result.errors, exchanges,
+                    )  # fmt: skip
+            elif compiled.runs:
+                compiled.took.append((monotonic_ns() - start) * 1e-9)
+        else:
+            self.committed += 1
+        self.last = compiled
+        compiled.runs += 1
+        return compiled.values(fetched, arrays)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a step may begin before the one before it is decided."""
+        return self.trace is None and not self._sampling and self._hosts.begins
+
+    @property
+    def is_near(self) -> bool:
+        """Whether all workers are on this host."""
+        return self._hosts.near
+
+    def begin(
+        self,
+        compiled: Compiled,
+        arrays: Mapping[Node, Array],
+        bindings: Mapping[str, int],
+        ahead: int,
+        follows: int,
+    ) -> Any:
+        """Begin a step that is `ahead` of others that are not decided, for `finish`; None where
+        that cannot be, as after a recovery, in which workers were given what it needed only.
+        `follows` is the number of the one before it, -1 if that is decided."""
+        if not compiled.partitions or not compiled.program:
+            return None
+        return self._hosts.begin(
+            compiled.program,
+            self._next(ahead),
+            {**bindings, DRAWS: self.committed + ahead},
+            compiled.feeds(arrays),
+            self._deadline,
+            follows,
+        )
+
+    def finish(self, begun: Any, compiled: Compiled, arrays: Mapping[Node, Array]) -> list[Any]:
+        """Decide the first of the steps that were begun: the value of each fetch; as `run`."""
+        try:
+            result = self._hosts.finish(begun)
+        except WorkerLost as error:
+            self.lost = error
+            raise
+        except LinkLost as error:
+            raise compiled.explained(error) from None
+        except BaseException as error:
+            if is_interrupt(error):
+                self.committed += 1
+            raise
+        self.committed += 1
+        self.last = compiled
+        compiled.runs += 1
+        return compiled.values(result.fetches, arrays)
+
+    def undo(self, begun: Sequence[Any]) -> None:
+        """End steps that were begun: nothing of them happens."""
+        self._hosts.undo(begun)
+
+    def _located(
+        self,
+        error: NonFiniteError,
+        compiled: Compiled,
+        arrays: Mapping[Node, Array],
+        bindings: Mapping[str, int],
+    ) -> NonFiniteError:
+        """What is to be said of a step that was undone because a result is not finite: it runs
+        again, node by node, to name the first that was not. Nothing is committed."""
+        program = f"{compiled.program}-{EVERY}"
+        parts = {
+            worker: [replace(part, checks=EVERY) for part in mine]
+            for worker, mine in compiled.by_worker.items()
+        }
+        self._hosts.add(program, parts)
+        try:
+            self._hosts.step(
+                program, self._next(), {**bindings, DRAWS: self.committed},
+                compiled.feeds(arrays), False, self._deadline,
+            )  # fmt: skip
+        except NonFiniteError as found:
+            return found
+        finally:
+            self._hosts.forget([program], {})
+        return NonFiniteError(
+            f"{error}; the step was undone. No node made it of finite values alone: look at "
+            "infinities among the feeds, variables and constants"
+        )
+
+    def _sampled(self, compiled: Compiled) -> bool:
+        """Whether the next step of some fetches is traced though no block is open."""
+        return self._sampling and window_at(compiled.runs) is not None

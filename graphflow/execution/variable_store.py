@@ -1,0 +1,358 @@
+"""State: the variables of a session. Their names, where each lives, and values that wait until a
+home takes them.
+
+A variable has a name from when the session first meets it, a home from when it is first placed, and
+a value there from when the workers have a program that reads it. What it is set to before that
+waits here, and so does what moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import VariableError
+from graphflow.execution.checkpoint_matching import Loaded, Origin, misfit, remedy
+from graphflow.execution.compiled_fetches import worker_of
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import Span, part_of
+from graphflow.runtime.checkpoint import Checkpoint, differences
+from graphflow.runtime.checkpoint.folder import signature
+from graphflow.runtime.checkpoint.manifest import Part, Signature, some
+from graphflow.runtime.host.host_interface import Hosts
+from graphflow.runtime.telemetry.logs import Log
+from graphflow.strategy import Pieces
+
+Array = np.ndarray[Any, Any]
+_log = Log("graphflow.session")
+
+
+class State:
+    """Variables by name, by home, and by value.
+
+    Attributes:
+        names: of the variables, unique in the session.
+        variables: the same, by name.
+        homes: the device on which each one lives, or will.
+        pieces: of variables that a strategy has divided; these have no home or value themselves.
+        wholes: those by name; checkpoints know them whole.
+    """
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.names: dict[Node, str] = {}
+        self.variables: dict[str, Tensor] = {}
+        self.homes: dict[Node, str] = {}
+        self.pieces: dict[Node, Pieces] = {}
+        self.wholes: dict[str, Node] = {}
+        self._hosts = hosts
+        self._loaded: set[Node] = set()  # variables that their home holds
+        self._pending: dict[str, Array] = {}
+        self._origin: Origin | None = None
+
+    # Names ------------------------------------------------------------------------------------
+
+    def new_names(self, nodes: Sequence[Node]) -> dict[Node, str]:
+        """Names, unique in this session, of the variables that it does not know yet."""
+        names: dict[Node, str] = {}
+        fresh = [node for node in nodes if node not in self.names]
+        if not fresh:
+            return names
+        taken = {name: tensor.node for name, tensor in self.variables.items()} | self.wholes
+        numbers: dict[str, int] = {}  # the last one tried for each name: thousands may share it
+        for node in fresh:
+            name, number = node.name, numbers.get(node.name, 0)
+            while name in taken:
+                if node.attrs["named"]:
+                    raise VariableError(
+                        f"two variables are named {name!r}: made at {taken[name].location} and "
+                        f"{node.location}; give one another name"
+                    )
+                number += 1
+                name = f"{node.name}_{number}"
+            numbers[node.name] = number
+            names[node] = name
+            taken[name] = node
+        return names
+
+    def register(self, names: Mapping[Node, str]) -> None:
+        """Keep names that `new_names` gave."""
+        for node, name in names.items():
+            self.names[node] = name
+            self.variables[name] = node.outputs[0]
+
+    def _name(self, node: Node) -> str:
+        """The variable's name in this session."""
+        self.register(self.new_names([node]))
+        return self.names[node]
+
+    # Homes ------------------------------------------------------------------------------------
+
+    def check(
+        self, names: Mapping[Node, str], divided: Mapping[Node, Pieces] = MappingProxyType({})
+    ) -> None:
+        """Refuse new variables that the loaded checkpoint does not fit.
+
+        A variable that the checkpoint lacks is refused as long as the checkpoint has values that no
+        variable has asked for. Once all its values are in use, new variables are further ones.
+
+        Args:
+            divided: variables of which some of these are pieces.
+
+        Raises:
+            CheckpointError: a value has another dtype or shape, or there is none for a variable;
+                all differences are listed.
+        """
+        origin = self._origin
+        if origin is None:
+            return
+        known = self._logical()
+        parts = {piece for pieces in divided.values() for piece in pieces.nodes}
+        fresh = {name: node for node, name in names.items() if node not in parts}
+        fresh |= {name: node for node, name in self._whole_names(divided).items()}
+        wrong = [name for name in fresh if not self._fits(fresh[name], name)]
+        lacking = [n for n in fresh if n not in origin.there and n not in self._pending]
+        if origin.strict and not origin.there.keys() <= known.keys():
+            wrong += lacking
+        if wrong:
+            nodes = {**known, **fresh}
+            raise misfit(nodes, _kinds(nodes), origin.there, wrong, origin.source)
+        if lacking:
+            _log.tell("checkpoint.partial", folder=origin.source, missing=some(lacking))
+
+    def _fits(self, node: Node, name: str) -> bool:
+        """Whether a value that waits, if any, is of the variable's kind."""
+        value = self._pending.get(name)
+        return value is None or signature(value) == _signature(node)
+
+    def settle(self, node: Node, device: str) -> None:
+        """Note where a variable lives, and give it the value that it was set to before, which waits
+        here until it is there: Ctrl-C may come meanwhile."""
+        home, name = self.homes.setdefault(node, device), self.names[node]
+        if name in self._pending:
+            self._hosts.write(worker_of(home), name, self._pending[name])
+            del self._pending[name]
+        self._loaded.add(node)
+
+    def unsettle(self, nodes: Collection[Node]) -> dict[int, list[str]]:
+        """Take variables from their homes; their values wait here. What each worker may forget."""
+        values = {
+            self.names[node]: self._hosts.read(worker_of(self.homes[node]), self.names[node])
+            for node in nodes
+            if node in self._loaded
+        }
+        leaving: dict[int, list[str]] = {}
+        for node in nodes:
+            leaving.setdefault(worker_of(self.homes[node]), []).append(self.names[node])
+        self._pending.update(values)
+        for node in nodes:
+            del self.homes[node]
+            self._loaded.discard(node)
+        return leaving
+
+    # Pieces -----------------------------------------------------------------------------------
+
+    def take_apart(self, divided: Mapping[Node, Pieces]) -> dict[int, list[str]]:
+        """Variables are pieces from now on, which have their values. What each worker may
+        forget."""
+        names = {node: self.names[node] for node in divided if node in self.names}
+        names |= self._whole_names(divided)
+        known = [node for node in divided if node in self.names]
+        values = {n: self._pending[name] for n, name in names.items() if name in self._pending}
+        values |= {node: self._value(node) for node in known}
+        leaving = self.unsettle([node for node in known if node in self._loaded])
+        for node, name in names.items():
+            if self.names.pop(node, None) is not None:
+                del self.variables[name]
+            self._pending.pop(name, None)
+            self.homes.pop(node, None)
+            self.wholes[name] = node
+        self.pieces.update(divided)
+        for node, value in values.items():
+            self.set(node, value)
+        return leaving
+
+    def _whole_names(self, divided: Mapping[Node, Pieces]) -> dict[Node, str]:
+        """Names of variables that are divided before anybody knew them whole."""
+        fresh = [node for node in divided if node not in self.pieces]
+        return self.new_names(sorted(fresh, key=lambda node: node.serial))
+
+    def _logical(self) -> dict[str, Node]:
+        """The user's variables, by name: whole, where they are in pieces."""
+        parts = {piece for pieces in self.pieces.values() for piece in pieces.nodes}
+        nodes = {name: tensor.node for name, tensor in self.variables.items()}
+        return {name: node for name, node in nodes.items() if node not in parts} | self.wholes
+
+    def parts(self) -> dict[str, tuple[Signature, tuple[Part, ...]]]:
+        """For each variable that is in pieces what it is, and its pieces: names, and where each one
+        starts and stops along every axis."""
+        found: dict[str, tuple[Signature, tuple[Part, ...]]] = {}
+        for name, node in self.wholes.items():
+            signature = _signature(node)
+            pieces = tuple(
+                (
+                    self._name(piece),
+                    tuple(tuple(s) if s.rows != 1 else (s.start, s.stop) for s in spans),
+                )
+                for piece, spans in _distinct(self.pieces[node]).items()
+            )
+            found[name] = signature, pieces
+        return found
+
+    def _assembled(self, node: Node) -> Array:
+        """The whole value of a variable that is in pieces."""
+        spec = node.specs[0]
+        value: Array = np.empty(spec.shape, spec.dtype)
+        found: set[tuple[Span, ...]] = set()
+        for piece, spans in _distinct(self.pieces[node]).items():
+            if spans not in found:
+                found.add(spans)
+                value[part_of(spans, spec.shape)] = self._value(piece)
+        return value
+
+    # Values -----------------------------------------------------------------------------------
+
+    def get(self, node: Node) -> Array:
+        """A copy of a variable's value: its initial one if no step has used it.
+
+        Raises:
+            CheckpointError: the variable is new, and the loaded checkpoint does not fit it.
+        """
+        if node not in self.names and node not in self.pieces:
+            self.check(self.new_names([node]))
+        return self._value(node)
+
+    def _value(self, node: Node) -> Array:
+        if node in self.pieces:
+            return self._assembled(node)
+        name = self._name(node)
+        if node in self._loaded:
+            return self._hosts.read(worker_of(self.homes[node]), name)
+        if name in self._pending:
+            return self._pending[name].copy()
+        initial = node.attrs["initial"]
+        return np.array(initial() if callable(initial) else initial)
+
+    def set(self, node: Node, value: Array) -> None:
+        """Give a variable a value that fits it."""
+        if node in self.pieces:
+            for piece, spans in _distinct(self.pieces[node]).items():
+                part = value[part_of(spans, node.specs[0].shape)]
+                self.set(piece, np.ascontiguousarray(part).reshape(piece.specs[0].shape))
+            return
+        name = self._name(node)
+        if node in self._loaded:
+            self._hosts.write(worker_of(self.homes[node]), name, value)
+        else:
+            self._pending[name] = value
+
+    def values(self) -> dict[str, Array]:
+        """All of them by name, also of variables that were loaded and not met yet."""
+        values = {name: self._value(node) for name, node in self._logical().items()}
+        return {**{n: v for n, v in self._pending.items() if n not in self.variables}, **values}
+
+    def load(self, checkpoint: Checkpoint, source: str, *, strict: bool = True) -> None:
+        """Take the values of a checkpoint; those of variables not met yet, when they are.
+
+        Args:
+            source: where it was read from, for errors.
+            strict: whether it has to have all variables. If not, those that it lacks keep their
+                values, and values that wait since an earlier checkpoint still do.
+
+        Raises:
+            CheckpointError: it does not fit the variables; nothing is changed.
+        """
+        there = checkpoint.signatures
+        nodes = self._logical()
+        wrong = self._wrong(there, strict)
+        if wrong:
+            raise misfit(nodes, _kinds(nodes), there, wrong, source)
+        lacking = [name for name in nodes if name not in there]
+        if lacking:
+            _log.tell("checkpoint.partial", folder=source, missing=some(lacking))
+        if strict:  # else a variable would begin with the value of the checkpoint before
+            self._pending = {n: v for n, v in self._pending.items() if n in self.variables}
+        self._origin = Origin(source, checkpoint.step, there, strict)
+        self._take(checkpoint.variables)
+
+    def others(self, checkpoint: Checkpoint) -> dict[str, Array]:
+        """Values of the variables that a checkpoint lacks, by name."""
+        nodes = self._logical()
+        return {n: self._value(nodes[n]) for n in nodes.keys() - checkpoint.variables.keys()}
+
+    def _wrong(self, there: Mapping[str, Signature], strict: bool) -> list[str]:
+        """Names of variables that a checkpoint does not fit."""
+        return [
+            name
+            for name, kind in _kinds(self._logical()).items()
+            if (name in there or strict) and there.get(name) != kind
+        ]
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """What is in use of the checkpoint that was loaded last; None if there was none."""
+        return self._origin.report(self._logical()) if self._origin is not None else None
+
+    def _take(self, values: Mapping[str, Array]) -> None:
+        """Set variables by name; values of those not met yet wait."""
+        nodes = self._logical()
+        for name, value in values.items():
+            if name in nodes:
+                self.set(nodes[name], value)
+            else:
+                self._pending[name] = value
+
+    def misfit(self, there: Mapping[str, Signature], *, strict: bool = True) -> str:
+        """What a checkpoint has otherwise than the variables so far, in words; "" if it fits."""
+        wanted = _kinds(self._logical())
+        if not self._wrong(there, strict):
+            return ""
+        return f"{differences(wanted, there)}; {remedy(wanted, there)}"
+
+    def restore(self, checkpoint: Checkpoint, *, homes: bool) -> None:
+        """Go back to a checkpoint after all homes were lost; values wait until these are back.
+
+        Args:
+            homes: whether variables will live where they did.
+        """
+        self._loaded.clear()
+        if not homes:
+            self.homes.clear()
+        self._pending = {}
+        self._take(checkpoint.variables)
+
+    def placed(self) -> dict[int, dict[str, Signature]]:
+        """Names and kinds of the variables that each worker holds."""
+        result: dict[int, dict[str, Signature]] = {}
+        for name, tensor in self.variables.items():
+            if tensor.node in self._loaded:
+                of = result.setdefault(worker_of(self.homes[tensor.node]), {})
+                of[name] = _signature(tensor.node)
+        return result
+
+    def waiting(self) -> dict[str, Array]:
+        """The values that no worker holds, by name; of pieces, where variables are in pieces."""
+        here = {
+            name: self._value(tensor.node)
+            for name, tensor in self.variables.items()
+            if tensor.node not in self._loaded
+        }
+        return {**self._pending, **here}
+
+
+def _signature(node: Node) -> Signature:
+    """The dtype and shape of a variable."""
+    spec = node.specs[0]
+    return spec.dtype.name, tuple(int(size) for size in spec.shape)
+
+
+def _kinds(nodes: Mapping[str, Node]) -> dict[str, Signature]:
+    """Dtypes and shapes of variables, by name."""
+    return {name: _signature(node) for name, node in nodes.items()}
+
+
+def _distinct(pieces: Pieces) -> dict[Node, tuple[Span, ...]]:
+    """Each variable that is a piece, once, and what part it has."""
+    return dict(zip(pieces.nodes, pieces.spans, strict=True))

@@ -1,0 +1,110 @@
+"""Ahead: the sizes for which a session is asked to prepare steps before they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.argument_checks import shown
+from graphflow.errors import FeedError
+from graphflow.frontend.feeds import as_placeholder
+from graphflow.frontend.pytree import concerns
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor, user_location
+
+Sizes = tuple[int, ...]
+
+
+def signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[dict[Node, Sizes]]:
+    """The shapes of the placeholders that a graph reads, once for each step to prepare.
+
+    Args:
+        shapes: for each placeholder a shape, an array whose shape is meant, or a list of these:
+            the first step takes the first of each list, and so on. Placeholders of known shape may
+            be left out.
+
+    Raises:
+        FeedError: no placeholder of this graph, no shape, or lists of different lengths.
+    """
+    wanted: dict[Node, list[Sizes]] = {}
+    single: set[Node] = set()
+    for node, given in by_placeholder(shapes).items():
+        if not concerns(graph, node):
+            raise FeedError(
+                f"shape for {node.name!r} (made at {node.location}): nothing fetched depends on "
+                "it; leave it out"
+            )
+        if isinstance(given, list) and not given and node.specs[0].shape:
+            raise FeedError(
+                f"{node.name!r} (made at {node.location}) is given an empty list of shapes; give "
+                "it a shape for each step to prepare"
+            )
+        if isinstance(given, list) and not all(_is_size(each) for each in given):
+            wanted[node] = [as_shape(node, each) for each in given]
+        else:
+            wanted[node] = [as_shape(node, given)]
+            single.add(node)
+    for node in graph.placeholders:
+        if node not in wanted and node.specs[0].is_concrete:
+            wanted[node] = [_known(node)]
+            single.add(node)
+    return _zipped(wanted, single)
+
+
+def by_placeholder(shapes: Mapping[Tensor, Any] | None) -> dict[Node, Any]:
+    """What is given for each placeholder.
+
+    Raises:
+        FeedError: no dict of placeholders.
+    """
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise FeedError(
+            f"shapes at {user_location()} are a dict from placeholders to shapes, "
+            f"not {shown(shapes)}"
+        )
+    return {as_placeholder(tensor): given for tensor, given in (shapes or {}).items()}
+
+
+def _zipped(wanted: Mapping[Node, list[Sizes]], single: set[Node]) -> list[dict[Node, Sizes]]:
+    """One dict for each place in the lists; what has one shape has it in all of them."""
+    lists = {node: len(each) for node, each in wanted.items() if node not in single}
+    if len(set(lists.values())) > 1:
+        told = ", ".join(
+            f"{node.name!r} (made at {node.location}) has {n}" for node, n in lists.items()
+        )
+        raise FeedError(f"lists of shapes are of one length, a shape for each step: {told}")
+    count = next(iter(lists.values()), 1)
+    return [
+        {node: each[0 if node in single else i] for node, each in wanted.items()}
+        for i in range(count)
+    ]
+
+
+def as_shape(node: Node, given: Any) -> Sizes:
+    """A shape as it was given: itself, or that of an array.
+
+    Raises:
+        FeedError: neither.
+    """
+    if isinstance(given, Tensor):
+        raise FeedError(
+            f"{node.name!r} (made at {node.location}) is given the symbolic tensor {given.name!r}; "
+            "give a shape or an array"
+        )
+    shape = given if isinstance(given, tuple | list) else getattr(given, "shape", None)
+    if shape is None or not all(_is_size(size) for size in shape):
+        raise FeedError(
+            f"{node.name!r} (made at {node.location}) takes {node.specs[0]}; a shape for it is a "
+            f"tuple of sizes, an array, or a list of these, not {shown(given)}"
+        )
+    return tuple(int(size) for size in shape)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size >= 0)
+
+
+def _known(node: Node) -> Sizes:
+    return tuple(int(size) for size in node.specs[0].shape)

@@ -1,0 +1,146 @@
+"""Where graphs begin: placeholders, variables, constants and assignments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.argument_checks import spelt
+from graphflow.base.array_conversion import NoArrayError, array_of, is_foreign, narrowed
+from graphflow.errors import ArgumentError, DTypeError, VariableError
+from graphflow.frontend.feeds import cast
+from graphflow.init import Initializer
+from graphflow.ir.op import PLAIN, REGISTRY, Tensor, as_tensor, located
+from graphflow.ir.scopes import current_prefix
+from graphflow.ir.spec import as_dtype, normalize_shape
+
+RESERVED = "__metadata__"
+"""What no variable is named: safetensors, the format of checkpoints, keeps it for itself."""
+
+
+@spelt(ArgumentError)
+def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
+    """A tensor that is fed at each step.
+
+    Args:
+        dtype: "float32", "int64", "bool", …
+        shape: ints; None for any size; a string for a size shared by several placeholders.
+
+    Raises:
+        DTypeError, ShapeError: not a dtype, not a shape.
+    """
+    with located("placeholder"):
+        if isinstance(dtype, tuple | list):
+            raise DTypeError(f"the dtype is first: gf.placeholder('float32', {dtype!r})")
+        shown = current_prefix() + ("placeholder" if name is None else f"{name}")
+        sizes, name_of_dtype = normalize_shape(shape, of=shown), as_dtype(dtype).name
+    tensor: Tensor = REGISTRY["placeholder"](shape=sizes, dtype=name_of_dtype, name=name)
+    return tensor
+
+
+@spelt(ArgumentError)
+def variable(
+    initial: Any, name: str | None = None, trainable: bool = True, dtype: Any = None
+) -> Tensor:
+    """State that lives in a session: reading it gives its value as the step began.
+
+    Args:
+        initial: an array (converted to float32 if it is a plain list of floats) or a `gf.init`
+            initializer.
+        name: unique in a session; made up if not given.
+        trainable: whether `minimize` updates it unless told otherwise.
+
+    Raises:
+        VariableError, DTypeError: the initial value is symbolic, or has no supported dtype.
+        ArgumentError: trainable is no bool, name no str, or one that checkpoints cannot hold.
+    """
+    with located("variable"):
+        if not isinstance(trainable, bool):
+            raise ArgumentError(f"trainable is True or False, not {trainable!r}")
+        # said now, not hours later by a checkpoint
+        if isinstance(name, str) and name == RESERVED and not current_prefix():
+            raise ArgumentError(f"files of checkpoints keep the name {name!r}; choose another")
+        if not isinstance(initial, Initializer):
+            initial = _initial(initial, dtype)
+        elif dtype is not None:
+            initial = initial.with_dtype(dtype)
+    return kept_variable(initial, name, trainable)
+
+
+def kept_variable(initial: Any, name: str | None, trainable: bool) -> Tensor:
+    """A variable that begins as an array which nobody changes, of which no copy is made."""
+    tensor: Tensor = REGISTRY["variable"](
+        initial=initial,
+        trainable=trainable,
+        shape=tuple(initial.shape),
+        dtype=np.dtype(initial.dtype).name,
+        named=name is not None,
+        name=name,
+    )
+    return tensor
+
+
+def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """A copy of an initial value that nobody changes."""
+    if isinstance(value, Tensor):
+        raise VariableError("the initial value is a tensor; give an array")
+    try:
+        array = array_of(value)
+    except NoArrayError as error:
+        raise DTypeError(f"the initial value is {error}") from None
+    wanted = None if dtype is None else as_dtype(dtype)
+    if not isinstance(value, np.ndarray | np.generic) and array.dtype.name in PLAIN:
+        wanted = wanted or np.dtype(PLAIN[array.dtype.name])
+    given = as_dtype(array.dtype)
+    try:
+        array = narrowed(array, given if wanted is None else wanted)
+    except OverflowError as error:
+        raise DTypeError(f"the initial value: {error}; give a larger dtype") from None
+    array = np.array(array, order="C")
+    array.flags.writeable = False
+    return array
+
+
+@spelt(ArgumentError)
+def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
+    """A fixed array in the graph (a copy; plain lists of floats become float32).
+
+    Raises:
+        DTypeError: no array of a supported dtype.
+    """
+    with located("constant"):
+        if is_foreign(value) and not isinstance(value, Tensor | np.generic):
+            value = _converted(value)
+        tensor = as_tensor(value, dtype)
+        if tensor is value and (name is not None or dtype is not None):
+            raise ArgumentError("the value is a tensor already; use .astype for another dtype")
+    if name is None:
+        return tensor
+    named: Tensor = REGISTRY["constant"](value=tensor.node.attrs["value"], name=name)
+    return named
+
+
+def _converted(value: Any) -> np.ndarray[Any, Any]:
+    """An array of another library as one of numpy's."""
+    try:
+        return array_of(value)
+    except NoArrayError as error:
+        raise DTypeError(f"the value is {error}") from None
+
+
+@spelt(ArgumentError)
+def assign(variable: Tensor, value: Any, name: str | None = None) -> Tensor:
+    """Set a variable at the end of the step; the fetched value is the new one.
+
+    Raises:
+        VariableError: the first argument is not a variable.
+        ShapeError, DTypeError: the value does not fit.
+    """
+    with located("assign"):
+        if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
+            raise VariableError(f"{variable!r} is not a variable; gf.variable(initial) makes one")
+        if not isinstance(value, Tensor):
+            value = as_tensor(cast(variable.node, value, DTypeError), variable.dtype)
+    tensor: Tensor = REGISTRY["assign"](variable, value, name=name)
+    return tensor

@@ -1,0 +1,341 @@
+"""Control flow: Python functions traced into bodies, and the nodes that hold them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.frontend.pytree import flatten_values
+from graphflow.frontend.tracing import Traced, graph_body, trace
+from graphflow.ir.graph import Body, Graph
+from graphflow.ir.op import (
+    Node,
+    Op,
+    Tensor,
+    as_tensor,
+    device,
+    function,
+    make_node,
+    next_stream,
+)
+from graphflow.ir.spec import Size, differ, equate, normalize_shape, show_shape, shown_apart
+from graphflow.ops.control_flow import control
+
+
+@function
+def call(fn: Callable[..., Any] | Graph, *args: Any, name: str | None = None) -> Any:
+    """`fn(*args)` as one node that holds what the function builds.
+
+    Args:
+        fn: a function of nests of tensors, or a Graph, whose placeholders are the arguments in the
+            order in which they were made.
+
+    Returns:
+        What the function returns; of a Graph, a tuple of its outputs.
+
+    Raises:
+        ArgumentError: no function; as many arguments as a graph has placeholders are needed.
+        VariableError: it assigns variables.
+        ShapeError: an argument of a graph is not what its placeholder takes.
+    """
+    if isinstance(fn, Graph):
+        return _call_graph(fn, args, name)
+    require_function(fn, "fn")
+    traced, tensors = _traced(fn, args)
+    body = traced.body(traced.captures)
+    return traced.rebuild(call_body(body, (*tensors, *traced.captures), name))
+
+
+def _call_graph(graph: Graph, args: Sequence[Any], name: str | None) -> tuple[Tensor, ...]:
+    body, captures = graph_body(graph)
+    wanted = graph.placeholders
+    if len(args) != len(wanted):
+        raise ArgumentError(
+            f"the graph has {len(wanted)} placeholders "
+            f"({', '.join(graph.names[p] for p in wanted)}), and {len(args)} arguments are given"
+        )
+    tensors = [
+        as_tensor(a, None if isinstance(a, Tensor) else p.specs[0].dtype)
+        for a, p in zip(args, wanted, strict=True)
+    ]
+    return call_body(body, (*tensors, *captures), name)
+
+
+def call_body(
+    body: Body, operands: Sequence[Tensor], name: str | None, recompute: bool = False
+) -> tuple[Tensor, ...]:
+    attrs: dict[str, Any] = {"body": _drawing_anew(body)}
+    if recompute:
+        attrs["recompute"] = True
+    return _node(control.call, operands, attrs, name).outputs
+
+
+def _node(op: Op, operands: Sequence[Tensor], attrs: dict[str, Any], name: str | None) -> Node:
+    """A node that holds bodies; where all that is pinned in them has one pin, it has it, too."""
+    inner = (n for v in attrs.values() if isinstance(v, Body) for n in v.graph.walk())
+    pins = {n.device for n in inner if n.op.name not in control.FREE and n.device}
+    if len(pins) != 1:
+        return make_node(op, tuple(operands), attrs, name)
+    (pin,) = pins
+    with device(pin):
+        return make_node(op, tuple(operands), attrs, name)
+
+
+def _drawing_anew(body: Body) -> Body:
+    """The body with random streams of its own, so that each call draws other numbers."""
+    if not any("stream" in node.attrs for node in body.graph.walk()):
+        return body
+
+    def restream(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+        attrs = dict(node.attrs)
+        if "stream" in attrs:
+            attrs["stream"] = next_stream()
+        for key, value in node.attrs.items():
+            if isinstance(value, Body):
+                attrs[key] = _drawing_anew(value)
+        if all(attrs[key] is value for key, value in node.attrs.items()):
+            return None
+        return node.with_inputs(inputs, attrs).outputs
+
+    return Body(body.inputs, body.graph.rewrite(restream), body.results, None, body.rule)
+
+
+@function
+def cond(
+    pred: Any,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    *args: Any,
+    name: str | None = None,
+) -> Any:
+    """`true_fn(*args)` where `pred` holds, else `false_fn(*args)`; only one of them runs.
+
+    Args:
+        pred: one bool. A Python bool chooses now, and nothing is decided when the graph runs.
+        true_fn, false_fn: functions of nests of tensors that return the same nest, shapes, dtypes.
+
+    Raises:
+        ArgumentError: no functions, or they return nests of different structure.
+        ShapeError, DTypeError: the predicate is not one bool; the branches differ.
+        VariableError: a branch assigns variables.
+    """
+    require_function(true_fn, "true_fn")
+    require_function(false_fn, "false_fn")
+    if isinstance(pred, bool | np.bool_):
+        return (true_fn if pred else false_fn)(*args)
+    then, tensors = _traced(true_fn, args)
+    orelse, _ = _traced(false_fn, args)
+    _require_same_nest(then, orelse)
+    captures = _united(then, orelse)
+    node = _node(
+        control.cond,
+        (as_tensor(pred), *tensors, *captures),
+        {"then": then.body(captures), "orelse": orelse.body(captures)},
+        name,
+    )
+    return then.rebuild(node.outputs)
+
+
+def _require_same_nest(then: Traced, orelse: Traced) -> None:
+    here, there = (repr(t.rebuild(range(len(t.outputs)))) for t in (then, orelse))
+    if here != there:
+        raise ArgumentError(
+            f"the branches return different nests: true_fn {here}, false_fn {there} (numbers stand "
+            "for tensors); let both return the same"
+        )
+
+
+def _united(*traced: Traced) -> tuple[Tensor, ...]:
+    captures = dict.fromkeys(t for each in traced for t in each.captures)
+    return tuple(sorted(captures, key=lambda t: (t.node.serial, t.index)))
+
+
+@function
+def scan(
+    body_fn: Callable[..., Any],
+    init: Any,
+    xs: Any = None,
+    *,
+    reverse: bool = False,
+    length: Any = None,
+    name: str | None = None,
+) -> Any:
+    """A loop over the first axis of `xs` that carries a state and stacks what it makes.
+
+    Args:
+        body_fn: (carry, x) -> (carry, y): nests; the carry keeps its shapes and dtypes; y may be
+            None. It is traced once. What it reads from outside may be any tensor.
+        init: the first carry.
+        xs: a nest of tensors of the same first size; None if only `length` counts (x is None then).
+        reverse: from the last x to the first; the ys keep their places.
+        length: the number of iterations, if there are no xs.
+
+    Returns:
+        The last carry, and the ys, each with a first axis of that length.
+
+    Raises:
+        ArgumentError: body_fn is no function, or does not return a pair; neither xs nor length.
+        ShapeError: the carry changes; the first sizes of xs differ.
+        VariableError: the body assigns variables.
+    """
+    require_function(body_fn, "body_fn")
+    carry, carry_of = flatten_values(init, "init")
+    items, x_of = flatten_values(xs, "xs")
+    size = _length(items, length)
+    specs = [t.spec for t in carry]
+    specs += [t.spec.with_shape(t.shape[1:]) for t in items]
+
+    def arguments(values: Sequence[Any]) -> tuple[Any, Any]:
+        return carry_of(values[: len(carry)]), x_of(values[len(carry) :])
+
+    traced = trace(_returning_a_pair(body_fn), specs, arguments)
+    _check_carry(init, traced, len(carry), "carry")
+    body = traced.body(traced.captures)
+    attrs = {
+        "body": body, "carries": len(carry), "items": len(items), "length": size,
+        "reverse": bool(reverse), "counted": False,
+    }  # fmt: skip
+    operands = (*carry, *_same_length(items, size), *traced.captures)
+    if not traced.outputs:
+        raise ArgumentError("body_fn returns neither a carry nor a y: nothing is computed")
+    outputs = _node(control.scan, operands, attrs, name).outputs
+    return traced.rebuild(outputs)
+
+
+def _returning_a_pair(body_fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(body_fn)
+    def checked(carry: Any, x: Any) -> Any:
+        returned = body_fn(carry, x)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise ArgumentError(
+                f"body_fn returns a pair (carry, y), not {type(returned).__name__}; y may be None"
+            )
+        return returned
+
+    return checked
+
+
+def _length(items: Sequence[Tensor], length: Any) -> Size:
+    for i, item in enumerate(items):
+        if not item.shape:
+            raise ShapeError(f"xs {i} is one number, {item.spec}: it has no first axis to scan")
+    if length is None:
+        if not items:
+            raise ArgumentError("give xs, or length: the number of iterations")
+        return items[0].shape[0]
+    (size,) = normalize_shape((length,), "length")
+    return size
+
+
+def _same_length(items: Sequence[Tensor], size: Size) -> list[Tensor]:
+    """The items, their first sizes equated to the length."""
+    same = []
+    for i, item in enumerate(items):
+        what = f"xs {i} has {show_shape(item.shape)}, and the length is {size}"
+        if item.shape[0] != size:
+            equate(item.shape[0], size, what)
+            item = _reshaped(item, (size, *item.shape[1:]))
+        same.append(item)
+    return same
+
+
+def _reshaped(tensor: Tensor, shape: Sequence[Size]) -> Tensor:
+    """A tensor whose size is known by another name."""
+    from graphflow.ops.tensors.shape import reshape
+
+    result: Tensor = reshape(tensor, tuple(shape))
+    return result
+
+
+def _check_carry(init: Any, traced: Traced, carries: int, what: str) -> None:
+    """The nest and the specs of what is carried stay the same."""
+    _, init_of = flatten_values(init, "init")
+    numbered = traced.rebuild(range(len(traced.outputs)))
+    carried = numbered[0] if what == "carry" else numbered
+    if repr(carried) != repr(init_of(range(carries))):
+        raise ArgumentError(
+            f"the {what} begins as the nest {init_of(range(carries))!r} and comes back as "
+            f"{carried!r} (numbers stand for tensors); return it as it came"
+        )
+    for i in range(carries):
+        before, after = traced.inputs[i].specs[0], traced.outputs[i].spec
+        if before != after:
+            first, last = shown_apart(before, after)
+            raise ShapeError(
+                f"{what} {i} begins as {first} and comes back as {last}; {differ(before, after)}"
+            )
+
+
+@function
+def while_loop(
+    cond_fn: Callable[[Any], Any],
+    body_fn: Callable[[Any], Any],
+    init: Any,
+    max_iterations: int | None = None,
+    name: str | None = None,
+) -> Any:
+    """`state = body_fn(state)` while `cond_fn(state)` holds.
+
+    Args:
+        cond_fn: state -> one bool.
+        body_fn: state -> state, of the same nest, shapes and dtypes.
+        init: the first state.
+        max_iterations: the loop ends after so many, if it has not before. A loop with a gradient
+            needs it: it says how many iterates may have to be kept. Without it, a loop that does
+            not end is ended by the session's deadline.
+
+    Returns:
+        The last state.
+
+    Raises:
+        ArgumentError: no functions; the state comes back as another nest; a bad max_iterations.
+        ShapeError: the state changes shape or dtype; the condition is not one bool.
+        VariableError: a function assigns variables.
+    """
+    require_function(cond_fn, "cond_fn")
+    require_function(body_fn, "body_fn")
+    if max_iterations is not None and (
+        isinstance(max_iterations, bool)
+        or not isinstance(max_iterations, int | np.integer)
+        or max_iterations < 1
+    ):
+        raise ArgumentError(f"max_iterations is an int of at least 1, not {max_iterations!r}")
+    state, state_of = flatten_values(init, "init")
+    if not state:
+        raise ArgumentError("init holds no tensor: a loop needs a state")
+    specs = [t.spec for t in state]
+
+    def arguments(values: Sequence[Any]) -> tuple[Any]:
+        return (state_of(values),)
+
+    test = trace(cond_fn, specs, arguments)
+    body = trace(body_fn, specs, arguments)
+    _check_carry(init, body, len(state), "state")
+    captures = _united(test, body)
+    if len(test.outputs) != 1:
+        raise ShapeError(f"cond_fn returns one bool, not {len(test.outputs)} tensors")
+    limit = None if max_iterations is None else int(max_iterations)
+    node = _node(
+        control.while_loop,
+        (*state, *captures),
+        {
+            "test": test.body(captures), "body": body.body(captures), "states": len(state),
+            "limit": limit,
+        },
+        name,
+    )  # fmt: skip
+    return body.rebuild(node.outputs[1:])
+
+
+def require_function(fn: Any, what: str) -> None:
+    if not callable(fn):
+        raise ArgumentError(f"{what} is a function, not {fn!r}")
+
+
+def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, list[Tensor]]:
+    tensors, arguments = flatten_values(tuple(args), "args")
+    return trace(fn, [t.spec for t in tensors], arguments), tensors

@@ -1,0 +1,187 @@
+"""Functions that are traced once: each call is a node, and shares what was built.
+
+`gf.function`, `gf.checkpoint` and `gf.custom_vjp` wrap a function so that calling it makes such a
+node.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.argument_checks import spelt
+from graphflow.errors import ArgumentError, DifferentiationError
+from graphflow.frontend.control_flow import call_body, require_function
+from graphflow.frontend.pytree import Rebuild
+from graphflow.frontend.tracing import Traced, trace
+from graphflow.ir.graph import Body
+from graphflow.ir.op import Tensor, as_tensor, located, user_location
+from graphflow.ir.spec import TensorSpec, shown_apart
+
+
+class Function:
+    """A Python function that is traced once for each signature; each call makes one node.
+
+    A signature is the nest of the arguments, the specs of the tensors in it, and the values of
+    whatever else is in it (which must be hashable).
+
+    Attributes:
+        traces: how many signatures there were.
+    """
+
+    def __init__(self, fn: Callable[..., Any], recompute: bool = False, rule: Any = None) -> None:
+        with located("function"):
+            require_function(fn, "fn")
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self._recompute = recompute
+        self._rule = rule
+        self._known: dict[Any, tuple[Body, tuple[Tensor, ...], Rebuild]] = {}
+
+    @property
+    def traces(self) -> int:
+        return len(self._known)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(self._fn, "__name__", "function")
+        try:
+            tensors, static, fill = _separated((args, kwargs))
+        except TypeError as error:
+            raise ArgumentError(
+                f"{name} at {user_location()}: an argument that is no tensor must be hashable, for "
+                f"it is part of the signature: {error}"
+            ) from None
+        key = (static, tuple(t.spec for t in tensors))
+        if key not in self._known:
+            self._known[key] = self._trace(tensors, fill)
+        body, captures, rebuild = self._known[key]
+        return rebuild(call_body(body, (*tensors, *captures), name, self._recompute))
+
+    def _trace(
+        self, tensors: Sequence[Tensor], fill: Rebuild
+    ) -> tuple[Body, tuple[Tensor, ...], Rebuild]:
+        def function_of(*values: Tensor) -> Any:
+            args, kwargs = fill(values)
+            return self._fn(*args, **kwargs)
+
+        function_of.__name__ = getattr(self._fn, "__name__", "function")
+        traced = trace(function_of, [t.spec for t in tensors], tuple)
+        body = traced.body(traced.captures)
+        if self._rule is not None:
+            rule = _given_rule(self._rule, traced, len(tensors), function_of.__name__)
+            body = Body(body.inputs, body.graph, body.results, None, rule)
+        return body, traced.captures, traced.rebuild
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method, it is bound like any function."""
+        return self if instance is None else functools.partial(self, instance)
+
+
+def _separated(nest: Any) -> tuple[list[Tensor], Any, Rebuild]:
+    """The tensors of a nest (arrays become constants), the rest as a hashable key, and the way
+    back."""
+    if isinstance(nest, Tensor | np.ndarray):
+        return [as_tensor(nest)], "tensor", lambda values: values[0]
+    if isinstance(nest, dict):
+        keys = tuple(nest)
+        tensors, static, fill = _separated(tuple(nest.values()))
+        return (
+            tensors,
+            (dict, keys, static),
+            lambda values: dict(zip(keys, fill(values), strict=True)),
+        )
+    if isinstance(nest, list | tuple):
+        parts = [_separated(item) for item in nest]
+        make: Any = getattr(type(nest), "_make", type(nest))
+
+        def fill(values: Sequence[Any]) -> Any:
+            rest = iter(values)
+            return make([f([next(rest) for _ in ts]) for ts, _, f in parts])
+
+        flat = [t for ts, _, _ in parts for t in ts]
+        return flat, (type(nest), tuple(s for _, s, _ in parts)), fill
+    hash(nest)
+    return [], (type(nest), nest), lambda values: nest
+
+
+def _given_rule(vjp: Callable[..., Any], traced: Traced, count: int, name: str) -> Any:
+    """The user's (g, y, *args) -> cotangents as the rule of a body."""
+
+    def rule(g: Any, y: Any, *inputs: Tensor) -> Sequence[Tensor | None]:
+        outs = y if isinstance(y, tuple) else (y,)
+        gs = g if isinstance(g, tuple) else (g,)
+        given = vjp(traced.rebuild(gs), traced.rebuild(outs), *inputs[:count])
+        found = list(given) if isinstance(given, tuple | list) else [given]
+        if len(found) != count:
+            raise DifferentiationError(
+                f"the vjp of {name} gave {len(found)} cotangents for {count} tensors"
+            )
+        for i, (x, part) in enumerate(zip(inputs, found, strict=False)):
+            _check_cotangent(name, i, x.spec, part)
+        return [*found, *([None] * (len(inputs) - count))]
+
+    return rule
+
+
+def _check_cotangent(name: str, i: int, spec: TensorSpec, part: Any) -> None:
+    if part is not None and (not isinstance(part, Tensor) or part.spec != spec):
+        shown, wanted = repr(part), str(spec)
+        if isinstance(part, Tensor):
+            shown, wanted = shown_apart(part.spec, spec)
+        raise DifferentiationError(
+            f"the vjp of {name} gave {shown} as cotangent {i}, for a tensor {wanted}"
+        )
+
+
+@spelt(ArgumentError)
+def traced_once(fn: Callable[..., Any]) -> Function:
+    """A function whose graph is built once for each signature: `@gf.function`.
+
+    Its calls are nodes that share what was built, so that a large model that is called often (for
+    each layer, micro-batch or replica) stays small. Python code in it runs while it is traced only.
+    It may read tensors and variables from outside; it may not assign.
+
+    Raises:
+        ArgumentError: no function; later, an argument that is neither tensor, nest nor hashable.
+        VariableError: it assigns.
+    """
+    return Function(fn)
+
+
+@spelt(ArgumentError)
+def checkpoint(fn: Callable[..., Any]) -> Function:
+    """A function whose gradient computes it again instead of keeping what is inside.
+
+    What lives from the forward to the backward pass is its arguments and results only.
+
+    Source: Chen, Xu, Zhang & Guestrin, "Training deep nets with sublinear memory cost", 2016.
+    """
+    return Function(fn, recompute=True)
+
+
+@spelt(ArgumentError)
+def custom_vjp(
+    fn: Callable[..., Any] | None = None, *, vjp: Callable[..., Any] | None = None
+) -> Any:
+    """A function with a gradient of your own: `gf.custom_vjp(fn, vjp=rule)`, or as a decorator
+    `@gf.custom_vjp(vjp=rule)`.
+
+    Args:
+        vjp: (g, y, *tensors) -> a cotangent, or None, for each tensor among the arguments. g and y
+            are of the nest that fn returns. It builds tensors, so that it is differentiable, too.
+            Tensors that fn reads from outside get no gradient: pass them in.
+
+    Raises:
+        ArgumentError: no vjp.
+        DifferentiationError: later, if the vjp gives too few cotangents, or of other specs.
+    """
+    if vjp is None or not callable(vjp):
+        raise ArgumentError(
+            f"custom_vjp at {user_location()}: vjp is a function (g, y, *tensors), not {vjp!r}"
+        )
+    if fn is None:
+        return functools.partial(Function, rule=vjp)
+    return Function(fn, rule=vjp)

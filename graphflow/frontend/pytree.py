@@ -1,0 +1,340 @@
+"""Between what users hand over and what a graph takes: structures of fetches, and shapes of feeds.
+
+Sessions and plans stand on this: a fetch may be any nest of tensors, and values come back in the
+same nest; the shapes of what is fed fix the symbols of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from graphflow.errors import ArgumentError, FeedError, FetchError, GraphError, GraphflowError
+from graphflow.ir.graph import Graph, bodies
+from graphflow.ir.op import Node, Tensor, as_tensor, user_location
+from graphflow.ir.spec import (
+    LARGEST_SIZE,
+    Dim,
+    Size,
+    alone,
+    evaluate,
+    show_shape,
+    show_symbol,
+    shown_apart,
+    symbols,
+)
+
+Rebuild = Callable[[Sequence[Any]], Any]
+"""Puts values, in the order of the flat tensors, into the structure that was flattened."""
+Leaf = Callable[[Any, str], Tensor | None]
+"""What stands for a leaf that is no tensor: (leaf, path) -> tensor, or nothing."""
+
+
+# Fetches --------------------------------------------------------------------------------------
+
+
+def flatten(fetches: Any) -> tuple[list[Tensor], Rebuild]:
+    """The tensors in a nest of lists, tuples, named tuples and dicts, and the way back.
+
+    Raises:
+        FetchError: something else is in it; the message says where.
+    """
+    tensors: list[Tensor] = []
+    build = _flatten(fetches, "fetches", tensors, None)
+    return tensors, _checked(build, tensors)
+
+
+def flatten_values(values: Any, what: str) -> tuple[list[Tensor], Rebuild]:
+    """As `flatten`, where numbers and arrays stand for constants, and None for nothing.
+
+    Args:
+        what: the nest is, for errors.
+
+    Raises:
+        ArgumentError: something else is in it.
+    """
+    tensors: list[Tensor] = []
+
+    def leaf(item: Any, path: str) -> Tensor | None:
+        try:
+            return None if item is None else as_tensor(item)
+        except GraphError as error:
+            raise ArgumentError(f"{path} is {_described(item)}: {error}") from None
+
+    build = _flatten(values, what, tensors, leaf)
+    return tensors, _checked(build, tensors)
+
+
+def _checked(build: Rebuild, tensors: Sequence[Tensor]) -> Rebuild:
+    def rebuild(values: Sequence[Any]) -> Any:
+        if len(values) != len(tensors):
+            raise FetchError(f"{len(values)} values for {len(tensors)} tensors")
+        return build(values)
+
+    return rebuild
+
+
+def _flatten(item: Any, path: str, tensors: list[Tensor], leaf: Leaf | None) -> Rebuild:
+    if leaf is not None and not isinstance(item, Tensor | Mapping | list | tuple):
+        item = leaf(item, path)
+        if item is None:
+            return lambda values: None
+    if isinstance(item, Tensor):
+        index = len(tensors)
+        tensors.append(item)
+        return lambda values: values[index]
+    if isinstance(item, Mapping):
+        named = {
+            key: _flatten(value, f"{path}[{key!r}]", tensors, leaf) for key, value in item.items()
+        }
+        return lambda values: {key: build(values) for key, build in named.items()}
+    if isinstance(item, list | tuple):
+        parts = [_flatten(value, f"{path}[{i}]", tensors, leaf) for i, value in enumerate(item)]
+        if isinstance(item, list):
+            return lambda values: [build(values) for build in parts]
+        make: Callable[..., Any] | None = getattr(type(item), "_make", None)  # a named tuple
+        return lambda values: (make or tuple)(build(values) for build in parts)
+    raise FetchError(f"{path} at {user_location()} is {_described(item)}; {_remedy(item)}")
+
+
+def _described(item: Any) -> str:
+    text = repr(item)
+    return f"{type(item).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _remedy(item: Any) -> str:
+    if isinstance(item, str):
+        return "fetch the tensor itself, not its name"
+    if item is None:
+        return "fetch tensors; did a function forget to return one?"
+    if callable(item):
+        return "fetch what it returns: call it"
+    if hasattr(item, "__array__"):
+        return "an array needs no fetching; gf.constant(array) would make it a tensor"
+    return "fetch a tensor, or a list, tuple or dict of tensors"
+
+
+# Shapes ---------------------------------------------------------------------------------------
+
+
+def concerns(graph: Graph, placeholder: Node) -> bool:
+    """Whether a graph reads a placeholder, or needs a size that nothing else in it fixes: the
+    gradient of `sum(x + b)` to b counts the rows of x without reading them."""
+    if placeholder in graph.placeholders:
+        return True
+    fixed = symbols_of(graph.placeholders)
+    return not symbols_of([placeholder]).isdisjoint(symbols_of(graph.nodes) - fixed)
+
+
+def symbols_of(nodes: Iterable[Node]) -> set[str]:
+    """Symbols in the shapes of what nodes make, and in their attributes."""
+    return {
+        symbol
+        for each in nodes
+        for node in (each, *(n for body in bodies(each) for n in body.graph.walk()))
+        for part in (*(spec.shape for spec in node.specs), *node.attrs.values())
+        for symbol in _symbols_in(part)
+    }
+
+
+def _symbols_in(part: Any) -> Iterator[str]:
+    if isinstance(part, Dim):
+        yield from symbols(part)
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from _symbols_in(item)
+
+
+def bind(
+    graph: Graph,
+    shapes: Mapping[Node, tuple[int, ...]],
+    error: type[GraphflowError] = FeedError,
+) -> dict[str, int]:
+    """The sizes of a graph's symbols, from the shapes of its placeholders.
+
+    Args:
+        shapes: for each placeholder of the graph; further ones are taken too (a graph may need the
+            size of a placeholder whose values it does not read).
+        error: what to raise.
+
+    Raises:
+        error: a placeholder has no shape, the wrong rank or size; two disagree on a shared size;
+            sizes that an op equated differ; a size comes out negative or stays unknown.
+    """
+    for node in graph.placeholders:
+        if node not in shapes:
+            raise error(
+                f"{_placeholder(graph, node)} is missing: it takes {node.specs[0]}; "
+                "give it a value or a shape"
+            )
+    binding = _Binding(graph, error)
+    for node, shape in shapes.items():
+        binding.take(node, tuple(shape))
+    binding.check_derived(shapes)
+    binding.check_equations()
+    binding.check_specs()
+    return binding.sizes
+
+
+def fed_sizes(graph: Graph, shapes: Mapping[Node, Sequence[int]]) -> dict[str, int]:
+    """The sizes of symbols that shapes of placeholders give plainly; `bind` checks them."""
+    return {
+        symbol: int(size)
+        for node, shape in shapes.items()
+        if node in graph.placeholders and len(shape) == len(node.specs[0].shape)
+        for symbol, size in zip(map(alone, node.specs[0].shape), shape, strict=True)
+        if symbol is not None
+    }
+
+
+class _Binding:
+    """Sizes of symbols as they become known, and who fixed each."""
+
+    def __init__(self, graph: Graph, error: type[GraphflowError]) -> None:
+        self.graph = graph
+        self.error = error
+        self.sizes: dict[str, int] = {}
+        self._from: dict[str, Node] = {}
+
+    def take(self, node: Node, given: tuple[int, ...]) -> None:
+        """Fix the symbols that stand alone in a placeholder's shape."""
+        if node.op.name != "placeholder":
+            raise self.error(
+                f"{node.name!r} (made at {node.location}) is a {node.op.name}, no placeholder: "
+                "only placeholders are fed and given shapes"
+            )
+        wanted = node.specs[0].shape
+        if len(given) != len(wanted):
+            raise self._mismatch(node, given, f"rank {len(wanted)}, not {len(given)}")
+        for axis, (want, have) in enumerate(zip(wanted, given, strict=True)):
+            if have < 0:
+                raise self._mismatch(node, given, f"axis {axis} is negative")
+            if have > LARGEST_SIZE:
+                raise self._mismatch(node, given, f"axis {axis} is at most 2**63 - 1")
+            if isinstance(want, int):
+                if want != have:
+                    raise self._mismatch(node, given, f"axis {axis} must be {want}, not {have}")
+                continue
+            symbol = alone(want)
+            if symbol is None:
+                continue
+            known = self.sizes.setdefault(symbol, have)
+            first = self._from.setdefault(symbol, node)
+            if known != have:
+                if first is node:
+                    told = f"size {show_symbol(symbol)!r} is {known} and {have} in one shape"
+                else:
+                    told = (
+                        f"size {show_symbol(symbol)!r} is {have} here, but {known} in "
+                        f"{_placeholder(self.graph, first)}; give both the same size"
+                    )
+                raise self._mismatch(node, given, told)
+
+    def check_derived(self, shapes: Mapping[Node, tuple[int, ...]]) -> None:
+        """Sizes such as `2*n` in the shape of a placeholder: solve for one symbol, or check."""
+        for node, given in shapes.items():
+            for axis, (want, have) in enumerate(zip(node.specs[0].shape, given, strict=True)):
+                if not isinstance(want, Dim):
+                    continue
+                self._solve(want, have)
+                if all(s in self.sizes for s in symbols(want)):
+                    value = self._evaluate(want, node)
+                    if value != have:
+                        told = f"axis {axis} must be {want} = {value}, not {have}"
+                        raise self._mismatch(node, given, told)
+
+    def _solve(self, size: Dim, value: int) -> None:
+        """Learn n from `a*n + b = value`, where that has an integer solution."""
+        unknown = [m for m in size.terms if m and not all(s in self.sizes for s in m)]
+        if len(unknown) != 1 or len(unknown[0]) != 1 or not isinstance(unknown[0][0], str):
+            return
+        known = Dim({m: c for m, c in size.terms.items() if m != unknown[0]})
+        if not all(s in self.sizes for s in symbols(known)):
+            return
+        rest, factor = value - evaluate(known, self.sizes), size.terms[unknown[0]]
+        if rest % factor == 0:
+            self.sizes[unknown[0][0]] = rest // factor
+
+    def check_equations(self) -> None:
+        """What shape rules assumed while the graph was built."""
+        for node, (a, b) in self.graph.equations:
+            x, y = self._evaluate(a, node), self._evaluate(b, node)
+            if x != y:
+                limit = _limit_of(a, b)
+                left, right = shown_apart(a, b)
+                told = (
+                    f"{left} == {right}, but these shapes make them {x} and {y}"
+                    if limit is None
+                    else f"{b} to be at least {limit}, but these shapes make it {y}"
+                )
+                raise self.error(
+                    f"{node.op.name} {self._name(node)!r} (made at {node.location}) needs "
+                    f"{told}; {self._origins(a, b)}"
+                )
+
+    def check_specs(self) -> None:
+        """Every size of every tensor must be known and not negative; those that attributes hold
+        must be known."""
+        seen: set[Size] = set()
+        for node in self.graph.walk():
+            for symbol in (s for value in node.attrs.values() for s in _symbols_in(value)):
+                if symbol not in self.sizes:
+                    self._evaluate(Dim.symbol(symbol), node)
+            for spec in node.specs:
+                for size in spec.shape:
+                    if isinstance(size, int) or size in seen:
+                        continue
+                    seen.add(size)
+                    value = self._evaluate(size, node)
+                    if value < 0:
+                        raise self.error(
+                            f"{node.op.name} {self._name(node)!r} (made at {node.location}) "
+                            f"would have shape {show_shape(spec.shape)} with {size} = {value}; "
+                            f"{self._origins(size)}"
+                        )
+
+    def _name(self, node: Node) -> str:
+        """A node's name in the graph; those of bodies have their own only."""
+        return self.graph.names.get(node, node.name)
+
+    def _evaluate(self, size: Size, node: Node) -> int:
+        where = f"{node.op.name} {self._name(node)!r} (made at {node.location})"
+        try:
+            return evaluate(size, self.sizes)
+        except KeyError as missing:
+            raise self.error(
+                f"{where} has a size {size} that no given placeholder fixes "
+                f"({show_symbol(missing.args[0])!r} is unknown); "
+                "give the placeholder from which it comes as well"
+            ) from None
+        except ZeroDivisionError:
+            raise self.error(f"{where}: the size {size} divides by 0 for these shapes") from None
+
+    def _origins(self, *sizes: Size) -> str:
+        """Which placeholders to look at."""
+        names = dict.fromkeys(s for size in sizes for s in symbols(size) if s in self._from)
+        found = [
+            f"{shown} = {self.sizes[s]} from {_placeholder(self.graph, self._from[s])}"
+            for s, shown in zip(names, shown_apart(*map(Dim.symbol, names)), strict=True)
+        ]
+        return "give sizes that fit" + (": " + ", ".join(found) if found else "")
+
+    def _mismatch(self, node: Node, given: tuple[int, ...], told: str) -> GraphflowError:
+        return self.error(
+            f"{_placeholder(self.graph, node)} takes shape {show_shape(node.specs[0].shape)}, "
+            f"got {show_shape(given)}: {told}"
+        )
+
+
+def _limit_of(a: Size, b: Size) -> Size | None:
+    """k, if a is max(b, k): the equation of both says that b is at least k."""
+    if isinstance(a, Dim) and len(a.terms) == 1:
+        ((monomial, factor),) = a.terms.items()
+        if factor == 1 and len(monomial) == 1 and monomial[0][:2] == ("max", b):
+            limit: Size = monomial[0][2]
+            return limit
+    return None
+
+
+def _placeholder(graph: Graph, node: Node) -> str:
+    return f"placeholder {graph.names.get(node, node.name)!r} (made at {node.location})"

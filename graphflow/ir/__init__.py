@@ -1,0 +1,1 @@
+"""The intermediate representation: tensor specs, ops, nodes, graphs and the op registry."""

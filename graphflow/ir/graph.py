@@ -1,0 +1,326 @@
+"""Graph: the closure of some outputs, immutable, in a deterministic topological order.
+
+Nodes refer to their inputs, so a graph is found from its outputs by iteration (never recursion)
+and ordered by when its nodes were built. Every pass is a `rewrite`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.argument_checks import checks, spelt
+from graphflow.base.formatting import counted
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import GraphError, VariableError
+from graphflow.ir.op import Node, Tensor, user_location
+from graphflow.ir.spec import Dim, Equation, evaluate
+
+
+@spelt(GraphError)
+class Graph:
+    """The nodes that some outputs need.
+
+    Attributes:
+        outputs: the tensors asked for.
+        nodes: every node they depend on, inputs before consumers, in build order.
+        names: a unique name for each node.
+
+    Raises:
+        GraphError: an output is not a tensor.
+    """
+
+    def __init__(
+        self, outputs: Iterable[Tensor] | Tensor, names: Mapping[Node, str] | None = None
+    ) -> None:
+        given = (outputs,) if isinstance(outputs, Tensor) else outputs
+        if not isinstance(given, Iterable) or isinstance(given, str | np.ndarray):
+            raise GraphError(
+                f"Graph at {user_location()}: give a tensor or a list of them, not {given!r}"
+            )
+        self.outputs = tuple(given)
+        for output in self.outputs:
+            if not isinstance(output, Tensor):
+                raise GraphError(
+                    f"Graph at {user_location()}: an output is a tensor, not {output!r}"
+                )
+        if not isinstance(names, Mapping | None):
+            raise GraphError(
+                f"Graph at {user_location()}: names are a dict from nodes to names, not {names!r}"
+            )
+        self.nodes = _closure(self.outputs)
+        self.names = _unique_names(self.nodes, names or {})
+        self._verified = False
+
+    def __deepcopy__(self, memo: Any) -> Graph:
+        return self  # it never changes
+
+    @cached_property
+    def by_name(self) -> dict[str, Node]:
+        return {name: node for node, name in self.names.items()}
+
+    @cached_property
+    def consumers(self) -> dict[Node, list[Node]]:
+        """Nodes that read each node, in order, each once."""
+        result: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            if len(node.inputs) == 1:
+                result[node.inputs[0].node].append(node)
+                continue
+            for source in dict.fromkeys([t.node for t in node.inputs]):
+                result[source].append(node)
+        return result
+
+    @cached_property
+    def holders(self) -> tuple[Node, ...]:
+        """Nodes that hold bodies."""
+        return tuple(node for node in self.nodes if node.attrs and bodies(node))
+
+    @cached_property
+    def placeholders(self) -> tuple[Node, ...]:
+        return self.of_op("placeholder")
+
+    @cached_property
+    def variables(self) -> tuple[Node, ...]:
+        return self.of_op("variable")
+
+    @checks(GraphError)
+    def of_op(self, name: str) -> tuple[Node, ...]:
+        """Nodes of the op called `name`."""
+        return tuple(node for node in self.nodes if node.op.name == name)
+
+    @cached_property
+    def equations(self) -> tuple[tuple[Node, Equation], ...]:
+        """What the shape rules assumed of symbolic sizes, with the node that did."""
+        return tuple(
+            (node, equation)
+            for node in self.walk()
+            if node.equations
+            for equation in node.equations
+        )
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, and those of the bodies that nodes hold, to any depth."""
+        if not self.holders:
+            yield from self.nodes
+            return
+        stack = [iter(self.nodes)]
+        while stack:
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+                continue
+            yield node
+            if node.attrs:
+                stack.extend(iter(body.graph.nodes) for body in bodies(node))
+
+    def verify(self) -> Graph:
+        """Check, once, the invariants that every function on graphs keeps; O(nodes).
+
+        Raises:
+            GraphError: inputs come late or are foreign, a name is used twice.
+            VariableError: a variable is assigned twice.
+        """
+        if self._verified:
+            return self
+        seen: set[Node] = set()
+        assigned: dict[Node, Node] = {}
+        for node in self.nodes:
+            for tensor in node.inputs:
+                if tensor.node not in seen:
+                    raise GraphError(f"{node} reads {tensor}, which does not come before it")
+                if tensor is not tensor.node.outputs[tensor.index]:
+                    raise GraphError(f"{node} reads a tensor that its node does not know")
+            seen.add(node)
+            if node.op.name == "assign":
+                variable = node.inputs[0].node
+                if variable in assigned:
+                    first, second = (self._asked_for(n) for n in (assigned[variable], node))
+                    raise VariableError(
+                        f"variable {self.names[variable]!r} (made at {variable.location}) is "
+                        f"assigned twice in one step: at {first.location} and {second.location}; "
+                        "assign the combined value once, or run the two in separate steps"
+                    )
+                assigned[variable] = node
+        if len(set(self.names.values())) != len(self.nodes):
+            raise GraphError("two nodes have one name")
+        self._verified = True
+        return self
+
+    def _asked_for(self, assignment: Node) -> Node:
+        """The step of training that an assignment is part of, if it is of one: an optimiser's count
+        as made where their variables are."""
+        return next((n for n in self.consumers[assignment] if n.op.name == "group"), assignment)
+
+    @checks(GraphError)
+    def rewrite(
+        self, replace: Callable[[Node, tuple[Tensor, ...]], Sequence[Tensor] | None]
+    ) -> Graph:
+        """The graph with nodes replaced, in order.
+
+        `replace(node, inputs)` gets a node and its already rewritten inputs, and returns the
+        tensors that stand for its outputs, or None to keep it. Replaced nodes' names pass to what
+        replaces them. Where nothing is replaced, the graph is returned as it is.
+        """
+        mapped: dict[Tensor, Tensor] = {}  # only what was replaced
+        names: dict[Node, str] = {}
+        for node in self.nodes:
+            inputs = node.inputs
+            if not mapped.keys().isdisjoint(inputs):
+                inputs = tuple([mapped.get(t, t) for t in inputs])
+            outputs = replace(node, inputs)
+            if outputs is None:
+                outputs = (node if inputs is node.inputs else node.with_inputs(inputs)).outputs
+            if outputs is node.outputs:
+                names.setdefault(node, self.names[node])
+                continue
+            for before, after in zip(node.outputs, outputs, strict=True):
+                if before is not after:
+                    mapped[before] = after
+            if outputs:  # one node bears the name, though several may stand for the outputs
+                names.setdefault(outputs[0].node, self.names[node])
+        if not mapped and len(names) == len(self.nodes):
+            return self
+        return Graph([mapped.get(t, t) for t in self.outputs], names)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        nodes, outputs = counted(len(self.nodes), "node"), counted(len(self.outputs), "output")
+        return f"<Graph of {nodes}, {outputs}>"
+
+    def __str__(self) -> str:
+        lines = []
+        for node in self.nodes:
+            arguments = [_reference(t, self.names) for t in node.inputs]
+            arguments += (f"{k}={_brief(v)}" for k, v in node.attrs.items())
+            specs = ", ".join(map(str, node.specs))
+            pin = f" @ {node.device}" if node.device else ""
+            lines.append(
+                f"{self.names[node]}: {specs} = {node.op.name}({', '.join(arguments)}){pin}"
+            )
+            for name, value in node.attrs.items():
+                if isinstance(value, Body):
+                    lines += [f"  {name}:", *(f"    {line}" for line in str(value).splitlines())]
+        lines.append("return " + ", ".join(_reference(t, self.names) for t in self.outputs))
+        return "\n".join(lines)
+
+
+def _closure(outputs: Sequence[Tensor]) -> tuple[Node, ...]:
+    """Nodes reachable from outputs. Inputs are built before consumers, so build order is
+    topological."""
+    seen: set[Node] = set()
+    stack = [t.node for t in outputs]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            for tensor in node.inputs:
+                if tensor.node not in seen:
+                    stack.append(tensor.node)
+    return tuple(sorted(seen, key=_SERIAL))
+
+
+_SERIAL = attrgetter("serial")
+
+
+def _unique_names(nodes: Sequence[Node], given: Mapping[Node, str]) -> dict[Node, str]:
+    """Each node's own name if free, else with the lowest free number: `matmul`, `matmul_1`, …"""
+    taken = {given[node] for node in nodes if node in given}
+    counts: Counter[str] = Counter()
+    names: dict[Node, str] = {}
+    for node in nodes:
+        name = given.get(node)
+        if name is None:
+            name = node.name
+            while name in taken:
+                counts[node.name] += 1
+                name = f"{node.name}_{counts[node.name]}"
+            taken.add(name)
+        names[node] = name
+    return names
+
+
+def _reference(tensor: Tensor, names: Mapping[Node, str]) -> str:
+    name = names[tensor.node]
+    return name if len(tensor.node.outputs) == 1 else f"{name}:{tensor.index}"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Body):
+        return f"<body of {len(value.graph)} nodes>"
+    if isinstance(value, np.ndarray):
+        return repr(value.item()) if value.size == 1 else f"<{value.dtype}{value.shape}>"
+    return repr(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """A graph with parameters, which a node holds as an attribute: `call`, `cond`, `scan`, …
+
+    Attributes:
+        inputs: the placeholders that stand for its arguments; the graph may not need all of them.
+        graph: the first `results` outputs are the results, further ones are run for their effect.
+        base: the body as it was traced, where this one computes further results for a gradient.
+        rule: the vjp that the user gave, (g, y, *inputs) -> cotangents; it never travels.
+        bindings: sizes of symbols, once they are known.
+    """
+
+    inputs: tuple[Node, ...]
+    graph: Graph
+    results: int
+    base: Body | None = None
+    rule: Callable[..., Any] | None = None
+    bindings: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Body:
+        """The body that was traced."""
+        return self if self.base is None else self.base
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """The results."""
+        return self.graph.outputs[: self.results]
+
+    def bind(self, bindings: Mapping[str, int]) -> Body:
+        return replace(self, bindings=bindings)
+
+    def extended(self, further: Sequence[Tensor]) -> Body:
+        """The body with further results, tensors of the same parameters."""
+        outputs = (*self.outputs, *further)
+        return replace(self, graph=Graph(outputs), results=len(outputs), base=self.root)
+
+    def __str__(self) -> str:
+        return f"({', '.join(node.name for node in self.inputs)}) ->\n{self.graph}"
+
+
+def bodies(node: Node) -> tuple[Body, ...]:
+    """The bodies that a node holds."""
+    if not node.attrs:
+        return ()
+    return tuple([value for value in node.attrs.values() if isinstance(value, Body)])
+
+
+def bind_attrs(attrs: Mapping[str, Any], bindings: Mapping[str, int]) -> Mapping[str, Any]:
+    """Attributes with symbolic sizes (alone, or in tuples) replaced by their values."""
+    if not attrs:
+        return attrs
+    return {name: _bound(value, bindings) for name, value in attrs.items()}
+
+
+def _bound(value: Any, bindings: Mapping[str, int]) -> Any:
+    if isinstance(value, Dim):
+        return evaluate(value, bindings)
+    if isinstance(value, tuple):
+        return tuple(_bound(v, bindings) for v in value)
+    if isinstance(value, Body):
+        return value.bind(bindings)
+    return value

@@ -1,0 +1,214 @@
+"""numpy's functions beside tensors, and what tensors and modules have elsewhere: which op each
+stands for, and what is said where it is asked for.
+
+numpy's arrays leave their operators to tensors (`array + x`), through the ufuncs behind them. All
+else that numpy is asked to do with a tensor is refused on the user's line, with what there is
+instead: a part of numpy that worked would only hide where the rest begins.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any, NoReturn
+
+from graphflow.base.argument_checks import meant
+from graphflow.base.source_location import user_location
+from graphflow.errors import ArgumentError
+from graphflow.ir.dtypes import DTYPES
+from graphflow.ir.registry import FUNCTIONS
+
+OPERATORS = {
+    "add": "add", "subtract": "subtract", "multiply": "multiply", "divide": "divide",
+    "floor_divide": "floor_divide", "remainder": "remainder", "power": "pow", "matmul": "matmul",
+    "less": "less", "less_equal": "less_equal", "greater": "greater",
+    "greater_equal": "greater_equal", "equal": "equal", "not_equal": "not_equal",
+    "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
+    "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
+}  # fmt: skip
+"""The ufuncs behind Python's operators, and our names of them."""
+
+RENAMED = {
+    **OPERATORS,
+    "absolute": "abs", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh",
+    "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan", "arctan2": "atan2",
+    "arctanh": "atanh", "concatenate": "concat", "conjugate": "conj", "cross": "linalg.cross",
+    "dot": "matmul", "invert": "bitwise_invert", "mod": "remainder", "resize": "",
+    "rint": "round", "transpose": "permute_dims", "true_divide": "divide",
+    "unique": "unique_all",
+}  # fmt: skip
+"""What the array API, and so graphflow, calls otherwise than older numpy; "": it has no such op."""
+
+ATTRIBUTES = ("shape", "ndim", "size", "real", "imag")
+"""Functions of numpy that only ask for an attribute."""
+
+_METHODS = (
+    "abs argsort clip cumsum diagonal exp expand_dims flip floor gather log logsumexp matmul "
+    "nonzero pow repeat roll round searchsorted sign sin cos sort split sqrt square swapaxes take "
+    "tanh tile trace nn.dropout nn.gelu nn.log_softmax nn.relu nn.sigmoid nn.softmax "
+    "linalg.cholesky linalg.det linalg.inv linalg.norm"
+)
+_PLACES = 'a block `with gf.device("/worker:0/gpu:0"):` around the lines that build nodes'
+ELSEWHERE = {
+    **{name.rpartition(".")[2]: f"gf.{name}(x, …)" for name in _METHODS.split()},
+    **dict.fromkeys(("numpy", "item", "tolist", "eval", "value"), "Session.run, for values"),
+    **dict.fromkeys(("backward", "grad", "requires_grad"), "gf.gradients(loss, variables)"),
+    **dict.fromkeys(
+        ("grad_fn", "is_leaf", "requires_grad_", "retain_grad", "zero_grad"),
+        "gf.gradients(loss, variables)",
+    ),
+    **dict.fromkeys(("cuda", "cpu", "device", "is_cuda"), _PLACES),
+    **dict.fromkeys(("block_until_ready", "compute", "result"), "Session.run, for values"),
+    "to": f".astype(dtype) for another dtype; for a place {_PLACES}",
+    "type": ".dtype, or .astype(dtype)",
+    **dict.fromkeys(("clone", "copy"), "the tensor itself, which never changes"),
+    **dict.fromkeys(("assign", "assign_add", "data"), "gf.assign(variable, value)"),
+    **dict.fromkeys(("bool", "double", "float", "half", "int", "long"), ".astype(dtype)"),
+    **dict.fromkeys(("dot", "mm", "bmm"), "gf.matmul(x, …)"), "at": "gf.scatter or gf.index_add",
+    **dict.fromkeys(("permute", "transpose"), "gf.permute_dims(x, axes)"), "t": ".T",
+    "detach": "gf.stop_gradient(x)", "view": ".reshape(shape)", "flatten": ".reshape(-1)",
+    "ravel": ".reshape(-1)", "unsqueeze": "gf.expand_dims(x, axis)", "clamp": "gf.clip(x, …)",
+    "expand": "gf.broadcast_to(x, shape)", "masked_fill": "gf.where(mask, value, x)",
+    "dim": ".ndim", "numel": ".size", "get_shape": ".shape",
+}  # fmt: skip
+"""What stands for attributes that the arrays of numpy, torch, JAX and TensorFlow have."""
+
+_LOSSES = {
+    "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+    "CrossEntropyLoss": "cross_entropy", "HuberLoss": "huber_loss", "L1Loss": "l1_loss",
+    "MSELoss": "mse_loss", "NLLLoss": "nll_loss", "SmoothL1Loss": "smooth_l1_loss",
+}  # fmt: skip
+_LAYERS = {
+    "AvgPool2d": "avg_pool2d", "Dense": "Linear", "ELU": "elu", "GELU": "gelu",
+    "LeakyReLU": "leaky_relu", "MaxPool2d": "max_pool2d", "Module": "Layer", "ReLU": "relu",
+    "SiLU": "silu", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh",
+    "TransformerEncoderLayer": "TransformerBlock",
+}  # fmt: skip
+MODULES_ELSEWHERE = {
+    **{name: f"gf.{ours}" for name, ours in RENAMED.items() if ours not in ("", name)},
+    **{name: f"gf.nn.{ours}" for name, ours in (_LOSSES | _LAYERS).items()},
+    **{f"reduce_{name}": f"gf.{name}" for name in ("all", "any", "max", "mean", "min", "sum")},
+    **dict.fromkeys(("GradientTape", "grad", "value_and_grad"), "gf.gradients(loss, variables)"),
+    **dict.fromkeys(("array", "as_tensor", "asarray", "convert_to_tensor"), "gf.constant"),
+    **dict.fromkeys(("DataParallel", "DistributedDataParallel"), "gf.parallel.Data"),
+    **dict.fromkeys(("Parameter", "Variable"), "gf.variable"),
+    **dict.fromkeys(("compile", "jit"), "gf.Session, which compiles what it runs"),
+    **dict.fromkeys(("run", "eval"), "a session's: gf.Session().run(fetches, feeds)"),
+    **dict.fromkeys(("cuda", "device_put", "to"), "gf.device(name), around what builds nodes"),
+    **dict.fromkeys(("fit", "train"), "gf.optim.Adam(rate).minimize(loss), run by a session"),
+    **dict.fromkeys(("keras", "layers"), "gf.nn"),
+    **dict.fromkeys(("jacobian", "hessian", "vjp"), "gf.gradients, gf.jvp and gf.vmap together"),
+    "Function": "gf.custom_vjp", "Placeholder": "gf.placeholder", "Constant": "gf.constant",
+    **dict.fromkeys(("cat", "hstack", "vstack"), "gf.concat"),
+    **dict.fromkeys(("mm", "bmm"), "gf.matmul"),
+    **dict.fromkeys(("no_grad", "stop_grad"), "gf.stop_gradient(x)"),
+    **dict.fromkeys(("manual_seed", "set_seed"), "gf.random.seed"),
+    **dict.fromkeys(("save", "load"), "a session's: s.save(folder), s.load(folder)"),
+    **{name: f'the word "{name}"' for name in DTYPES if name not in ("bool", "complex")},
+    "ModuleList": "a list", "cast": "gf.astype", "clamp": "gf.clip",
+    "custom_gradient": "gf.custom_vjp", "cumulative_sum": "gf.cumsum", "empty": "gf.zeros",
+    "empty_like": "gf.zeros_like", "flatten": "x.reshape(-1)", "fill": "gf.full",
+    "from_dlpack": "gf.constant", "from_numpy": "gf.constant",
+    "functional": "gf.nn itself", "gammaln": "gf.lgamma", "identity": "gf.eye", "map_fn": "gf.vmap",
+    "integers": "gf.random.randint", "rand": "gf.random.uniform", "randn": "gf.random.normal",
+    "randperm": "gf.random.permutation", "range": "gf.arange", "shuffle": "gf.random.permutation",
+    "unsqueeze": "gf.expand_dims", "cumulative_prod": "gf.cumprod",
+    **dict.fromkeys(("vdot", "inner"), "gf.vecdot, or gf.tensordot"),
+    **dict.fromkeys(("argwhere", "flatnonzero"), "gf.nonzero(x, size=…)"),
+    **dict.fromkeys(("isclose", "allclose"), "gf.abs(a - b) <= tolerance"),
+    **dict.fromkeys(("digitize", "histogram"), "gf.searchsorted, counted by gf.bincount"),
+    **dict.fromkeys(("percentile", "nanmedian"), "gf.quantile, of shares and not of NaN"),
+    **dict.fromkeys(("nanmax", "nanmin", "nansum", "nan_to_num"), "gf.where(gf.isnan(x), y, x)"),
+    "nanmean": "gf.where(gf.isnan(x), 0, x), summed, over how many gf.isfinite(x) are",
+    "average": "gf.mean, or gf.sum(x * w) / gf.sum(w)", "diag": "gf.diagonal, or gf.eye(n) * x",
+    "cbrt": "gf.sign(x) * gf.abs(x) ** (1 / 3)", "exp2": "2.0**x", "kron": "gf.einsum",
+    "fliplr": "gf.flip(x, 1)", "flipud": "gf.flip(x, 0)", "ravel": "x.reshape(-1)",
+    "logspace": "10.0 ** gf.linspace(a, b, n)", "ptp": "gf.max(x) - gf.min(x)",
+    "rot90": "gf.flip(gf.swapaxes(x, 0, 1), 0)", "select": "gf.where, nested",
+    "sinc": "gf.sin(math.pi * x) / (math.pi * x)", "deg2rad": "x * (math.pi / 180)",
+    "fmax": "gf.maximum", "fmin": "gf.minimum", "xlogy": "x * gf.log(y)",
+    "column_stack": "gf.stack(vectors, 1)", "dstack": "gf.stack(matrices, 2)",
+}  # fmt: skip
+"""What stands for functions and classes that their modules have."""
+
+
+MODULES_CALLED = {
+    "tensor": "gf.constant(value) makes a tensor, gf.placeholder(dtype, shape) one that is fed",
+    "graph": "gf.Graph(tensors) is the graph of tensors, and gf.Session runs them without one",
+    "session": "gf.Session() opens a session", "node": "ops such as gf.add make nodes",
+    "op": "gf.register_op makes an op", "init": "gf.init.glorot(shape), gf.init.he(shape) … do",
+    "functions": "@gf.function traces a function", "autodiff": "gf.gradients(loss, variables) does",
+    "state": "s.get(variable) reads a session's state", "values": "s.run(tensor) gives values",
+    "random": 'gf.random.uniform(shape), gf.random.normal(shape) … make random numbers',
+    "optim": "gf.optim.Adam(0.001).minimize(loss) … train", "half": 'x.astype("float16") converts',
+    "placement": "gf.plan(fetches, cluster) places a graph",
+    "planner": "gf.plan(fetches, cluster) places a graph",
+    "onnx": "gf.onnx.load(path) reads a model", "updates": "gf.assign(variable, value) updates",
+    "strategy": "gf.parallel.Data(…) and its like are strategies", "batched": "gf.vmap(f) does",
+    "control": "gf.cond, gf.while_loop and gf.scan do", "running": "s.run(fetches, feeds) runs",
+    "spec": "gf.spec(dtype, shape) does", "dtypes": 'a dtype is a word, such as "float32"',
+}  # fmt: skip
+"""What stands for a module that was called as if it were a function."""
+
+
+class Room(ModuleType):
+    """The class of graphflow's modules: if one is called, the error says what to use instead."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Of a name that is not there: a module's own __getattr__ knows more.
+        own = self.__dict__.get("__getattr__")
+        if own is not None:
+            return own(name)
+        told = f"module {self.__name__!r} has no attribute {name!r}"
+        hint = "" if name.startswith("__") else meant(name, self.__dict__.get("__all__", ()))
+        raise AttributeError(f"{told}; {hint}" if hint else told, name=name, obj=self)
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        name = self.__name__.rpartition(".")[2]
+        name = {"linear_algebra": "linalg"}.get(name, name)
+        public = getattr(self, "__all__", ())
+        hint = MODULES_CALLED.get(name)
+        if hint is None and public:
+            some = ", ".join(f"gf.{name}.{each}" for each in public[:3])
+            hint = f"call something in it: {some}, …"
+        hint = hint or "dir(gf) lists what there is to call"
+        raise ArgumentError(f"gf.{name}(…) at {user_location()}: gf.{name} is a module; {hint}")
+
+
+def mark_rooms(package: ModuleType) -> None:
+    """Have the modules that a package shows say what to use if they are called."""
+    for found in vars(package).values():
+        if type(found) is ModuleType and found.__name__.startswith("graphflow."):
+            found.__class__ = Room
+
+
+def without(name: str) -> str:
+    """Return what to use for an attribute that tensors do not have; "" where that is not known."""
+    if name in ELSEWHERE:
+        return f"; use {ELSEWHERE[name]}"
+    if name.endswith("_") and name.islower():  # torch's names of what changes a tensor
+        return "; tensors do not change: ops make new ones, gf.assign(variable, value) sets one"
+    return ""
+
+
+def missing(path: str, name: str) -> AttributeError:
+    """Return the error for a name that the public module at `path`, `gf.<last part>`, lacks."""
+    told = f"gf.{path.rpartition('.')[2]} has no attribute {name!r}"
+    module = sys.modules[path]
+    if name in MODULES_ELSEWHERE:
+        told += f"; it is {MODULES_ELSEWHERE[name]}"
+    elif not name.startswith("__") and (hint := meant(name, module.__dict__.get("__all__", ()))):
+        told += f"; {hint}"
+    return AttributeError(told, name=name, obj=module)
+
+
+def refusal(function: Any, what: str) -> str:
+    """What is said of a function of numpy that was given a tensor, `what`."""
+    name = RENAMED.get(function.__name__, function.__name__)
+    part = str(getattr(function, "__module__", "")).removeprefix("numpy.")
+    room = f"{part}." if part in ("linalg", "fft") else ""
+    op = f"gf.{room}{name}, or " if name.rpartition(".")[2] in FUNCTIONS else ""
+    return (
+        f"np.{room}{function.__name__} at {user_location()}: {what} is symbolic while the graph is "
+        f"built; use {op}Session.run for values"
+    )

@@ -1,0 +1,238 @@
+"""What nodes built in a block share: names, devices, lines, random streams, dtypes.
+
+Two context variables, the only global state there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphflow.base.argument_checks import spelt
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.source_location import Location, located, user_location
+from graphflow.errors import ArgumentError, DeviceError, DTypeError
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.registry import FUNCTIONS
+from graphflow.ir.spec import as_dtype, is_half
+
+if TYPE_CHECKING:
+    from graphflow.ir.node import Node
+    from graphflow.ir.tensor import Tensor
+
+
+@dataclass
+class Streams:
+    """Numbers the random streams that are drawn from one seed."""
+
+    seed: int = 0
+    count: int = 0
+
+    def next(self) -> tuple[int, int]:
+        self.count += 1
+        return (self.seed, self.count - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Autocast:
+    """The 16-bit dtype of a `gf.autocast` block, and the conversions made in it, each once."""
+
+    dtype: np.dtype[Any]
+    made: dict[tuple[Tensor, str, DeviceName], Tensor] = field(default_factory=dict)
+
+    def cast(self, tensor: Tensor, to: str) -> Tensor:
+        """float32 in 16 bits for "low", 16 bits in float32 for "high"; anything else as it is."""
+        if tensor.dtype != np.float32 if to == "low" else not is_half(tensor.dtype):
+            return tensor
+        key = (tensor, to, current_device.get())
+        if key not in self.made:
+            wanted = self.dtype if to == "low" else np.dtype("float32")
+            self.made[key] = FUNCTIONS["astype"](tensor, wanted)
+        return self.made[key]
+
+
+@dataclass(frozen=True)
+class NameScope:
+    """What nodes built in a block share: the prefix of their names, where they count as made, the
+    source of their randomness, how their inputs are converted, and their turn."""
+
+    prefix: str = ""
+    location: Location | None = None
+    origin: Node | None = None
+    streams: Streams = field(default_factory=Streams)
+    autocast: Autocast | None = None
+    turn: int = -1
+
+
+_TOP = NameScope()
+_ANYWHERE = DeviceName()
+current_scope: ContextVar[NameScope] = ContextVar("name_scope", default=_TOP)
+current_device: ContextVar[DeviceName] = ContextVar("device_scope", default=_ANYWHERE)
+
+
+def is_name(name: Any) -> bool:
+    """Whether this is text that files and other programs can hold, too: half a surrogate pair can
+    be told to nobody."""
+    if not isinstance(name, str) or not name:
+        return False
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+@spelt(ArgumentError)
+def name_scope(name: str) -> AbstractContextManager[None]:
+    """Prefix the names of nodes built in the block: `with gf.name_scope("tower"):`.
+
+    Raises:
+        ArgumentError: no name.
+    """
+    if not is_name(name):
+        raise ArgumentError(
+            f"gf.name_scope at {user_location()}: a name is a str that is not empty, and Unicode, "
+            f"not {name!r}"
+        )
+    return _scope(prefix=f"{current_scope.get().prefix}{name}/")
+
+
+def current_prefix() -> str:
+    """What the names of nodes built here begin with: "" or `outer/inner/`."""
+    return current_scope.get().prefix
+
+
+def within(prefix: str) -> AbstractContextManager[None]:
+    """Names of nodes built in the block begin with a prefix, whatever scope is open."""
+    return _scope(prefix=prefix)
+
+
+@spelt(ArgumentError)
+def device(name: str | DeviceName) -> AbstractContextManager[None]:
+    """Pin nodes built in the block: `/worker:1/cpu:0`, or partial names such as `gpu`, `/worker:1`.
+
+    An inner scope refines the outer one, part by part.
+
+    Raises:
+        DeviceError: the name is malformed.
+    """
+    if not isinstance(name, DeviceName):
+        try:
+            name = DeviceName.parse(name)
+        except DeviceError as error:
+            raise DeviceError(f"gf.device at {user_location()}: {error}") from None
+    return _pinned(current_device.get().refined(name))
+
+
+@contextmanager
+def _pinned(device: DeviceName) -> Iterator[None]:
+    token = current_device.set(device)
+    try:
+        yield
+    finally:
+        current_device.reset(token)
+
+
+class made_by:
+    """Nodes built in the block (gradients, updates) count as made at the line of `origin`, and
+    stay near it, or on a `device`. Their dtypes follow from their inputs: autocasting ends here.
+
+    Not a generator: every node that is differentiated opens one.
+    """
+
+    __slots__ = ("_device", "_origin", "_pin", "_prefix", "_scope", "_turn")
+
+    def __init__(
+        self,
+        origin: Node,
+        prefix: str = "gradients/",
+        device: DeviceName | None = None,
+        turn: int = -1,
+    ) -> None:
+        self._origin = origin
+        self._prefix = prefix
+        self._turn = turn
+        self._pin = origin.device if device is None else device
+
+    def __enter__(self) -> None:
+        origin, streams = self._origin, current_scope.get().streams
+        scope = NameScope(self._prefix, origin.location, origin, streams, turn=self._turn)
+        self._scope = current_scope.set(scope)
+        self._device = current_device.set(self._pin)
+
+    def __exit__(self, *raised: object) -> None:
+        current_device.reset(self._device)
+        current_scope.reset(self._scope)
+
+
+def derived(node: Node, what: str = "gradients/") -> made_by:
+    """Nodes built in the block are derived of one: its gradient, tangent, or twin with a batch.
+    They are named in the scope that is open, like all that is built there; what is derived while
+    such are built is not named deeper."""
+    scope = current_scope.get()
+    return made_by(node, scope.prefix if scope.origin is not None else scope.prefix + what)
+
+
+def standing_for(node: Node) -> made_by:
+    """Nodes built in the block are what a pass puts in the place of a node: they are in its scope
+    and have its turn, its line and its device."""
+    return made_by(node, scope_of(node), turn=node.turn)
+
+
+def scope_of(node: Node) -> str:
+    """What the name of a node begins with: "" or `outer/inner/`."""
+    return node.name[: node.name.rfind("/") + 1]
+
+
+def read_from(name: str, location: Location) -> AbstractContextManager[None]:
+    """Nodes built in the block are named `name/…` and count as made at `location`: a place in a
+    file that describes a graph, rather than a line of the user's code."""
+    return _scope(prefix=f"{current_scope.get().prefix}{name}/", location=location)
+
+
+@contextmanager
+def _scope(**changes: Any) -> Iterator[None]:
+    token = current_scope.set(replace(current_scope.get(), **changes))
+    try:
+        yield
+    finally:
+        current_scope.reset(token)
+
+
+@spelt(ArgumentError)
+def autocast(dtype: Any) -> AbstractContextManager[None]:
+    """Compute products in 16 bits in the block: `with gf.autocast("bfloat16"):`.
+
+    matmul, convolutions and attention take their float32 inputs in the given dtype (and still sum
+    in float32); reductions, softmax, losses and norms take theirs in float32; elementwise ops take
+    what comes. Conversions are ops with a gradient, so gradients of float32 variables are float32.
+    A variable is converted once a block. None ends autocasting for a block inside another.
+
+    Args:
+        dtype: "bfloat16", "float16" (see `gf.optim.LossScaling`) or None.
+
+    Raises:
+        DTypeError: another dtype.
+    """
+    wanted = None
+    if dtype is not None:
+        with located("gf.autocast"):
+            wanted = as_dtype(dtype)
+            if not is_half(wanted):
+                raise DTypeError(
+                    f"autocasts to bfloat16 or float16, not {wanted}; use .astype for other dtypes"
+                )
+    return _scope(autocast=None if wanted is None else Autocast(wanted))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw the streams of random nodes built in the block from `seed`, counted from 0."""
+    with _scope(streams=Streams(seed)):
+        yield
+
+
+def next_stream() -> tuple[int, int]:
+    """A stream (seed, number) that no other random node has."""
+    return current_scope.get().streams.next()

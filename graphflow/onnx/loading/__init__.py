@@ -1,0 +1,1 @@
+"""ONNX models to graphs: read, check, fold shapes, import node by node."""

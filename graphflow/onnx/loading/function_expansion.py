@@ -1,0 +1,163 @@
+"""Operators that are functions of others: those a model defines, and those of ONNX's schemas.
+
+An operator without a translation of its own, but with a function body in ONNX's schema, is read as
+that body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from onnx import (
+    IR_VERSION,
+    AttributeProto,
+    FunctionProto,
+    NodeProto,
+    TypeProto,
+    checker,
+    defs,
+    helper,
+)
+
+from graphflow.errors import OnnxError
+from graphflow.ir.op import Tensor
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.operator_registry import normal_domain
+from graphflow.onnx.loading.value_kinds import Known, Value
+
+if TYPE_CHECKING:
+    from graphflow.onnx.loading.importer import Body, Importer
+
+
+def inline(importer: Importer, body: Body, call: Call, index: int) -> list[Value | None]:
+    """Read the body of a function in place of a call of it."""
+    from graphflow.onnx.loading.importer import Body
+
+    nodes = with_attributes(body, call.proto)
+    bound = Body(nodes, body.inputs, body.outputs, body.opsets, body.initializers)
+    return importer.inline(bound, call.values, None, index)
+
+
+def with_attributes(body: Body, node: NodeProto) -> list[NodeProto]:
+    """The nodes of a function with the attributes of a call of it filled in."""
+    given = {attribute.name: attribute for attribute in node.attribute}
+    return [_bound(n, {**body.defaults, **given}) for n in body.nodes]
+
+
+def _bound(node: NodeProto, given: dict[str, AttributeProto]) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            source = given.get(attribute.ref_attr_name)
+            if source is None:
+                continue
+            added = copy.attribute.add()
+            added.CopyFrom(source)
+            added.name = attribute.name
+            continue
+        added = copy.attribute.add()
+        added.CopyFrom(attribute)
+        if attribute.type == AttributeProto.GRAPH:
+            inner = [_bound(n, given) for n in attribute.g.node]
+            del added.g.node[:]
+            added.g.node.extend(inner)
+    return copy
+
+
+def function_body(
+    function: FunctionProto,
+    opsets: Mapping[str, int] | None = None,
+    defaults: Mapping[str, AttributeProto] | None = None,
+) -> Body:
+    """A FunctionProto as a Body."""
+    from graphflow.onnx.loading.importer import Body
+
+    imported = {normal_domain(o.domain): o.version for o in function.opset_import}
+    return Body(
+        list(function.node),
+        tuple(function.input),
+        tuple(function.output),
+        {**(opsets or {}), **imported},
+        defaults={**(defaults or {}), **{a.name: a for a in function.attribute_proto}},
+    )
+
+
+def schema_with_body(domain: str, name: str, version: int) -> Any:
+    """ONNX's schema of an operator that is a function of others, or None."""
+    try:  # the stubs of onnx lack what says so
+        schema: Any = defs.get_schema(name, version, domain)
+    except defs.SchemaError:
+        return None
+    return schema if schema.has_function or schema.has_context_dependent_function else None
+
+
+def schema_body(call: Call, plain: bool) -> Body | None:
+    """The function that ONNX's schema gives for an operator, if any."""
+    domain = normal_domain(call.proto.domain)
+    schema = schema_with_body(domain, call.op_type, call.version)
+    if schema is None:
+        return None
+    function = FunctionProto()
+    if schema.has_function:
+        versions = [v for v in schema.function_opset_versions if v <= call.scope.opsets.get("", 1)]
+        content = schema.get_function_with_opset_version(max(versions)) if versions else b""
+    elif plain:
+        content = _by_context(schema, call)
+    else:
+        content = b""
+    if not content:
+        return None
+    function.ParseFromString(content)
+    attributes = {
+        name: attribute.default_value
+        for name, attribute in schema.attributes.items()
+        if attribute.default_value.type != AttributeProto.UNDEFINED
+    }
+    return function_body(function, call.scope.opsets, attributes)
+
+
+def _by_context(schema: Any, call: Call) -> bytes:
+    """A function whose body depends on the types of inputs and on attributes."""
+    versions = [
+        v
+        for v in schema.context_dependent_function_opset_versions
+        if v <= call.scope.opsets.get("", 1)
+    ]
+    if not versions:
+        return b""
+    if not schema.min_input <= len(call.values) <= schema.max_input:
+        raise OnnxError(f"{call.label}: {len(call.values)} inputs; it takes {schema.min_input} up")
+    types = [_type_of(value).SerializeToString() for value in call.values]
+    try:
+        checker.check_node(call.proto, _context(call))  # onnx builds the body without checks
+        content: bytes = schema.get_context_dependent_function_with_opset_version(
+            max(versions), call.proto.SerializeToString(), types
+        )
+    except Exception as error:  # whatever onnx stumbles over is in the node
+        raise OnnxError(f"{call.label}: {error}") from None
+    return content
+
+
+def _context(call: Call) -> checker.C.CheckerContext:
+    context = checker.C.CheckerContext()
+    context.ir_version = IR_VERSION
+    context.opset_imports = dict(call.scope.opsets)
+    return context
+
+
+def _type_of(value: Value | None) -> TypeProto:
+    """ONNX's type of a value; empty where it is not known."""
+    if isinstance(value, Known):
+        return helper.make_tensor_type_proto(
+            helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+        )
+    if isinstance(value, Tensor):
+        shape = [size if isinstance(size, int) else None for size in value.shape]
+        return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), shape)
+    return TypeProto()
+
+
+__all__ = ["function_body", "inline", "schema_body", "with_attributes"]

@@ -1,0 +1,191 @@
+"""Nodes that run on the host, between two graphs.
+
+They are those whose output is no tensor (sequences, optionals, strings), or has a shape that
+depends on data, or a dtype that no tensor has; and control flow whose body holds such nodes. The
+common ones are written here in numpy; for the rest (strings, images, dtypes of 4 and 8 bits) it is
+onnx's own reference implementation that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onnx import NodeProto, ValueInfoProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import GraphflowError, OpError
+from graphflow.onnx.loading.node_call import Call, attribute_value
+from graphflow.onnx.loading.operator_registry import ML, handler_of, normal_domain
+
+if TYPE_CHECKING:
+    from graphflow.onnx.loading.segmented_program import Run
+
+SHAPE = "the shape of its output depends on data"
+SEQUENCE = "sequences and optionals are no tensors"
+STRINGS = "strings are no tensors"
+RANDOM = "the numbers it draws are those of numpy"
+
+# Why an operator always runs on the host.
+REASONS: dict[tuple[str, str], str] = {
+    **{("", name): SHAPE for name in ("NonZero", "Unique", "Compress", "NonMaxSuppression")},
+    ("", "ImageDecoder"): SHAPE,
+    ("", "SequenceMap"): SEQUENCE,
+    **{
+        ("", name): SEQUENCE
+        for name in (
+            "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
+            "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
+            "SequenceLength", "SplitToSequence",
+        )
+    },
+    **{
+        ("", name): STRINGS
+        for name in (
+            "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer",
+        )
+    },
+}  # fmt: skip
+
+# Of these, onnx's reference implementation is what runs.
+REFERENCE = {
+    ("", "ImageDecoder"), ("", "RegexFullMatch"), ("", "StringConcat"),
+    ("", "StringNormalizer"), ("", "StringSplit"), ("", "TfIdfVectorizer"),
+    (ML, "DictVectorizer"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that runs on the host, the opsets it is meant in, and how to name it."""
+
+    proto: NodeProto
+    opsets: Mapping[str, int]
+    label: str
+    why: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (normal_domain(self.proto.domain), self.proto.op_type)
+
+    @property
+    def version(self) -> int:
+        return self.opsets.get(self.key[0], 1)
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        for attribute in self.proto.attribute:
+            if attribute.name == name:
+                return attribute_value(attribute)
+        return default
+
+
+Routine = Callable[["Run", Node, Sequence[Any], Mapping[str, Any]], Sequence[Any]]
+_ROUTINES: dict[tuple[str, str], Routine] = {}
+
+
+def routine(*names: str, domain: str = "") -> Callable[[Routine], Routine]:
+    """Register (run, node, inputs, captured values) -> outputs, all of them plain values."""
+
+    def enter(function: Routine) -> Routine:
+        _ROUTINES.update(dict.fromkeys([(domain, name) for name in names], function))
+        return function
+
+    return enter
+
+
+def _key(call: Call) -> tuple[str, str]:
+    return (normal_domain(call.proto.domain), call.op_type)
+
+
+def only(call: Call) -> bool:
+    """Whether a node can never be part of a graph."""
+    return _key(call) in REASONS
+
+
+def can(call: Call) -> bool:
+    """Whether a node can run on the host."""
+    return _key(call) in REASONS or _key(call) in REFERENCE or _key(call) in _ROUTINES
+
+
+def knows(domain: str, name: str) -> bool:
+    """Whether an operator can run on the host."""
+    key = (normal_domain(domain), name)
+    return key in REASONS or key in REFERENCE or key in _ROUTINES
+
+
+def reason(call: Call) -> str:
+    """Why a node runs on the host."""
+    return f"{call.op_type}: {REASONS[_key(call)]}"
+
+
+def draws(call: Call) -> bool:
+    """Whether a node gives another value each time."""
+    return call.op_type.startswith("Random") or call.op_type in ("Bernoulli", "Multinomial")
+
+
+def execute(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Sequence[Any]:
+    """Run one node on plain values.
+
+    Raises:
+        OpError: it fails; names the node.
+    """
+    run.check(node.label)
+    try:
+        function = run.importer.functions.get(node.key)
+        if function is not None:
+            return _in_body(run, node, inputs, function)
+        found = _ROUTINES.get(node.key)
+        if found is not None:
+            return found(run, node, inputs, outer)
+        body = _schema_body(run, node, inputs)
+        if body is not None:
+            return _in_body(run, node, inputs, body)
+        return by_reference(run, node, inputs)
+    except GraphflowError:
+        raise
+    except Exception as error:  # numpy's and onnx's complaints about values
+        told = f"{type(error).__name__}: {error}"
+        raise OpError(f"{node.label} failed: {told}") from error
+
+
+def _in_body(run: Run, node: Node, inputs: Sequence[Any], body: Any) -> Sequence[Any]:
+    """A function: its body is a program of its own."""
+    from dataclasses import replace
+
+    from graphflow.onnx.loading.function_expansion import with_attributes
+
+    bound = replace(body, nodes=with_attributes(body, node.proto))
+    values = {name: v for name, v in zip(body.inputs, inputs, strict=False) if v is not None}
+    return run.program(node.proto, bound).run(run, values)
+
+
+def _schema_body(run: Run, node: Node, inputs: Sequence[Any]) -> Any:
+    """The function body of an operator that has no translation."""
+    from graphflow.onnx.loading.function_expansion import schema_body
+    from graphflow.onnx.loading.importer import Scope
+    from graphflow.onnx.loading.value_kinds import classified
+
+    if handler_of(*node.key, node.version) is not None or node.key in REFERENCE:
+        return None
+    values = [None if value is None else classified(value) for value in inputs]
+    scope = Scope({}, node.opsets)
+    call = Call(node.proto, values, scope, node.label, run.importer)
+    return schema_body(call, plain=False)
+
+
+def by_reference(run: Run, node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """onnx's reference implementation of a node."""
+    _, evaluator = run.importer.programs.setdefault(id(node.proto), (node.proto, _evaluator(node)))
+    feeds = {n: v for n, v in zip(node.proto.input, inputs, strict=False) if n}
+    results: Sequence[Any] = evaluator.run(None, feeds)
+    named = dict(zip([n for n in node.proto.output if n], results, strict=True))
+    return [named.get(n) for n in node.proto.output]
+
+
+def _evaluator(node: Node) -> ReferenceEvaluator:
+    infos = [ValueInfoProto(name=n) for n in dict.fromkeys(node.proto.input) if n]
+    outputs = [ValueInfoProto(name=n) for n in node.proto.output if n]
+    graph = helper.make_graph([node.proto], "node", infos, outputs)
+    imports = [helper.make_opsetid(d, v) for d, v in node.opsets.items()]
+    return ReferenceEvaluator(helper.make_model(graph, opset_imports=imports))

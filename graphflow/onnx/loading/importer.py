@@ -1,0 +1,423 @@
+"""From ONNX nodes to our graph: one pass over the nodes, which ends where a value is missing.
+
+A `Segment` is what one pass gave: a graph, and why it stopped. A model without host nodes is one
+segment that stopped at the end. Otherwise the value (or the host node) that the pass stopped at
+is computed when the model runs, and the next segment begins there (`segmented_program.py` drives
+this).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, NodeProto
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import GraphflowError, OnnxError, UnsupportedOnnxError
+from graphflow.frontend.builders import kept_variable
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import REGISTRY, Location, Tensor, read_from
+from graphflow.ir.spec import Dim, nbytes
+from graphflow.onnx.loading import function_expansion as expansion
+from graphflow.onnx.loading import host_nodes as host
+from graphflow.onnx.loading.node_call import (
+    Call,
+    NeedsShapes,
+    NeedsValue,
+    RunOnHost,
+    Signal,
+    constant_value,
+    has_dim,
+)
+from graphflow.onnx.loading.operator_registry import handler_of, normal_domain
+from graphflow.onnx.loading.reader import array_of
+from graphflow.onnx.loading.shape_folding import fold
+from graphflow.onnx.loading.value_kinds import Array, Fixed, Known, OnHost, Value, classified, known
+
+_CONTROL = {"If", "Loop", "Scan"}
+
+SMALL = 1024
+"""Elements of a known value that is computed at once while a model is read."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """A list of nodes with names for what goes in and out: a graph, a subgraph or a function."""
+
+    nodes: Sequence[NodeProto]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    opsets: Mapping[str, int]
+    initializers: Mapping[str, Value] = field(default_factory=dict)
+    defaults: Mapping[str, AttributeProto] = field(default_factory=dict)  # of a function
+    main: bool = False  # the model's own graph
+
+
+@dataclass
+class Scope:
+    """Names in force while nodes are read, and the opsets they are meant in."""
+
+    values: dict[str, Value]
+    opsets: Mapping[str, int]
+    outer: Scope | None = None
+    main: bool = False  # of the model's own graph, whose names are those of the weights
+
+    def find(self, name: str) -> Value | None:
+        """What a name stands for, here or further out."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.outer
+        return None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a pass ended before the last node.
+
+    kind: "host" (the node runs on the host), "value" (a computed value decides shapes), "input"
+    (the same for an input of the segment), "shapes" (symbolic sizes would have to be known), "rank"
+    (an input has none).
+    fed: inputs of ints whose values decide, so that giving them may avoid the stop.
+    sized: whether giving sizes may avoid the stop.
+    """
+
+    kind: str
+    index: int
+    why: str
+    name: str = ""
+    fed: tuple[str, ...] = ()
+    sized: bool = False
+
+
+Plan = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""What a graph is run for, and the placeholders that are fed to it, by name."""
+
+
+@dataclass
+class Segment:
+    """A graph made of the nodes from `start` to `stop`."""
+
+    start: int
+    inputs: dict[str, Tensor]  # placeholders
+    values: dict[str, Value]  # what names stand for where the pass ended
+    stop: Stop | None
+    given: dict[str, Value]  # what names stood for where the pass began
+    children: dict[Any, Segment] = field(default_factory=dict)
+    plan: Plan | None = None
+
+
+class Importer:
+    """Reads nodes of one model; keeps the variables that its initializers became."""
+
+    def __init__(
+        self,
+        file: str,
+        folder: Path | None = None,
+        functions: Mapping[tuple[str, str], Body] | None = None,
+        weights: Mapping[str, bool] | None = None,
+    ) -> None:
+        """`weights`: of each value that becomes a variable, whether training changes it."""
+        self.file = file
+        self.folder = folder
+        self.functions = dict(functions or {})
+        self.weights = dict(weights or {})
+        self.variables: dict[str, Tensor] = {}
+        self.programs: dict[int, tuple[Any, Any]] = {}  # of subgraphs that run on the host
+        self._constants: dict[int, tuple[Known, Tensor]] = {}
+
+    # A pass over nodes ------------------------------------------------------------------------
+
+    def segment(self, body: Body, start: int, given: Mapping[str, Value]) -> Segment:
+        """Read nodes from `start` on.
+
+        Raises:
+            UnsupportedOnnxError: lists every node of the pass that has no translation.
+            OnnxError: a node is wrong.
+        """
+        scope = Scope({**body.initializers, **given}, body.opsets, main=body.main)
+        inputs = {
+            name: value
+            for name, value in given.items()
+            if isinstance(value, Tensor) and value.node.op.name == "placeholder"
+        }
+        stop = None
+        unsupported: list[str] = []
+        missing: set[str] = set()  # outputs of unsupported nodes
+        for index in range(start, len(body.nodes)):
+            node = body.nodes[index]
+            if missing.intersection(node.input):
+                missing.update(node.output)
+                continue
+            try:
+                self.read(node, scope, index)
+            except UnsupportedOnnxError as error:
+                unsupported.append(str(error))
+                missing.update(node.output)
+            except RunOnHost as signal:
+                stop = Stop("host", index, str(signal), sized=node.op_type in _CONTROL)
+            except NeedsShapes as signal:
+                stop = Stop("shapes", index, str(signal), sized=True)
+            except NeedsValue as signal:
+                stop = _value_stop(signal, index, node, scope, inputs)
+            if stop is not None:
+                break
+        if unsupported:
+            raise UnsupportedOnnxError("\n".join(dict.fromkeys(unsupported)))
+        return Segment(start, inputs, scope.values, stop, dict(given))
+
+    def read(self, node: NodeProto, scope: Scope, index: int) -> None:
+        """Read one node: its outputs' names get values in the scope."""
+        label = self.label(node, index)
+        values: list[Value | None] = []
+        for name in node.input:
+            value = scope.find(name) if name else None
+            if name and value is None:
+                raise OnnxError(f"{label} reads {name!r}, which nothing before it makes")
+            values.append(value)
+        call = Call(node, values, scope, label, self, index)
+        where = Location(self.file, index + 1)
+        try:
+            with read_from(_identifier(node, index), where):
+                outputs = self._translate(call, index)
+        except (Signal, OnnxError):
+            raise
+        except GraphflowError as error:
+            if any(_is_symbolic(value) for value in values):
+                raise NeedsShapes(f"{label}: {error}") from error
+            raise OnnxError(f"{label}: {error}") from error
+        except Exception as error:  # attributes of a wrong type and the like take many forms
+            raise OnnxError(f"{label}: {type(error).__name__}: {error}") from error
+        if len(outputs) < len([name for name in node.output if name]):
+            raise OnnxError(f"{label} has {len(node.output)} outputs, {len(outputs)} are known")
+        for name, output in zip(node.output, outputs, strict=False):
+            if name and output is not None:
+                scope.values[name] = self._as_weight(name, output, scope)
+
+    def _as_weight(self, name: str, value: Value, scope: Scope) -> Value:
+        """The value of a Constant as the weight that the user says it is."""
+        if name in self.weights and scope.main and isinstance(value, Known):
+            return replace(value, parameter=name)
+        return value
+
+    def label(self, node: NodeProto, index: int) -> str:
+        """How messages name a node."""
+        name = f" {node.name!r}" if node.name else ""
+        domain = f"{node.domain}." if normal_domain(node.domain) else ""
+        made = ", ".join(node.output)
+        return f"{domain}{node.op_type}{name} (node {index + 1} of {self.file}, makes {made})"
+
+    # One node ---------------------------------------------------------------------------------
+
+    def _translate(self, call: Call, index: int) -> list[Value | None]:
+        values = [value for value in call.values if value is not None]
+        plain = all(isinstance(value, Tensor | Known) for value in values)
+        if plain and all(isinstance(value, Known) for value in values):
+            folded = fold(call)
+            if folded is not None:
+                return [folded]
+        if host.only(call):
+            return self._at_once(call, host.reason(call))
+        key = (normal_domain(call.proto.domain), call.op_type)
+        if key in self.functions:
+            return expansion.inline(self, self.functions[key], call, index)
+        handler = handler_of(*key, call.version)
+        body = None
+        if handler is None:
+            body = expansion.schema_body(call, plain)
+        try:
+            if not plain and body is None:
+                raise RunOnHost(f"{call.op_type} reads a value that is no tensor")
+            if handler is not None:
+                outputs = handler(call)
+            elif body is not None:
+                return expansion.inline(self, body, call, index)
+            elif host.can(call):
+                raise RunOnHost(f"{call.op_type} is computed on the host")
+            else:
+                raise call.unsupported(
+                    f"there is no translation under opset {call.version}; see docs/onnx.md"
+                )
+        except RunOnHost as signal:
+            return self._at_once(call, str(signal))
+        listed = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+        return [self._settled(output, values) for output in listed]
+
+    def _at_once(self, call: Call, why: str) -> list[Value | None]:
+        """A host node, run now if everything it reads is known."""
+        captured = [call.scope.find(name) for name in captures(call.proto)]
+        everything = [*call.values, *captured]
+        if not all(v is None or isinstance(v, Known | Fixed) for v in everything):
+            raise RunOnHost(why)
+        if any(isinstance(v, Known) and v.symbolic for v in everything) or host.draws(call):
+            raise RunOnHost(why)
+        names = captures(call.proto)
+        outer = {n: concrete(v) for n, v in zip(names, captured, strict=True) if v is not None}
+        arguments = [None if v is None else concrete(v) for v in call.values]
+        from graphflow.onnx.loading.segmented_program import (
+            Run,  # the driver stands above this pass
+        )
+
+        node = host.Node(call.proto, call.scope.opsets, call.label)
+        return [classified(v) for v in host.execute(Run(self), node, arguments, outer)]
+
+    def _settled(self, output: Any, inputs: Sequence[Value]) -> Value | None:
+        """What a translation returned, small known values computed."""
+        if output is None or isinstance(output, Known | Fixed | OnHost):
+            return output
+        if not isinstance(output, Tensor):
+            return known(output)
+        fixed = all(isinstance(v, Known) and v.parameter is None for v in inputs)
+        if fixed and output.spec.is_concrete and nbytes(output.spec) <= SMALL * 8:
+            array = constant_value(output)
+            if array is not None:
+                return Known(array, array.dtype)
+        return output
+
+    def as_tensor(self, value: Known) -> Tensor:
+        """A known value as a tensor: a weight is a variable."""
+        if value.parameter is not None:
+            return self.parameter(value)
+        if value.symbolic:
+            return value.tensor()
+        entry = self._constants.get(id(value))
+        if entry is None:
+            constant: Tensor = REGISTRY["constant"](value=_frozen(value.array))
+            entry = self._constants[id(value)] = (value, constant)
+        return entry[1]
+
+    def parameter(self, value: Known) -> Tensor:
+        """The variable that a weight becomes, made once."""
+        name = value.parameter or ""
+        if name not in self.variables:
+            self.variables[name] = kept_variable(_frozen(value.array), name, self.weights[name])
+        return self.variables[name]
+
+    # Subgraphs --------------------------------------------------------------------------------
+
+    def subgraph(self, graph: GraphProto, opsets: Mapping[str, int]) -> Body:
+        """A subgraph of If, Loop or Scan."""
+        return Body(
+            list(graph.node),
+            tuple(i.name for i in graph.input),
+            tuple(o.name for o in graph.output),
+            opsets,
+            {
+                init.name: Known(array, array.dtype)
+                for init in graph.initializer
+                for array in [array_of(init, self.file, self.folder)]
+            },
+        )
+
+    def inline(
+        self, body: Body, inputs: Sequence[Value | None], outer: Scope | None, index: int
+    ) -> list[Value | None]:
+        """The values of a body's outputs, its nodes read into the current graph."""
+        values: dict[str, Value] = dict(body.initializers)
+        values.update(
+            (name, value)
+            for name, value in zip(body.inputs, inputs, strict=False)
+            if value is not None
+        )
+        scope = Scope(values, body.opsets, outer)
+        for node in body.nodes:
+            absent = _without_absent(node, scope, body)
+            self.read(absent, scope, index)
+        return [scope.find(name) if name else None for name in body.outputs]
+
+
+def _value_stop(
+    signal: NeedsValue,
+    index: int,
+    node: NodeProto,
+    scope: Scope,
+    inputs: Mapping[str, Tensor],
+) -> Stop:
+    """How to go on without a value: by the name that it has. What has none is within a function:
+    then by the next input of the node that looks like sizes, and last on the host."""
+    nodes = Graph(signal.tensor).nodes
+    whole = {name: tensor for name, tensor in inputs.items() if tensor.dtype.kind in "iub"}
+    fed = tuple(name for name, tensor in whole.items() if tensor.node in nodes)
+    sized = any(map(has_dim, nodes))
+    named = [name for name, value in scope.values.items() if value is signal.tensor]
+    named += [name for name in node.input if _looks_like_sizes(scope.values.get(name))]
+    if not named:
+        return Stop("host", index, str(signal), "", fed, sized)
+    kind = "input" if named[0] in inputs else "value"
+    return Stop(kind, index, str(signal), named[0], fed, sized)
+
+
+def _looks_like_sizes(value: Value | None) -> bool:
+    return isinstance(value, Tensor) and value.dtype.kind in "iu" and value.ndim < 2
+
+
+def _without_absent(node: NodeProto, scope: Scope, body: Body) -> NodeProto:
+    """A function's node with the names of parameters that were left out made empty."""
+    absent = [n for n in node.input if n in body.inputs and scope.find(n) is None]
+    if not absent:
+        return node
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    for i, name in enumerate(copy.input):
+        if name in absent:
+            copy.input[i] = ""
+    return copy
+
+
+def concrete(value: Value) -> Any:
+    """The value of something known."""
+    if isinstance(value, Known):
+        return value.array
+    if isinstance(value, Fixed):
+        return value.value
+    raise OnnxError(f"{value!r} is not known before the model runs")
+
+
+def captures(node: NodeProto) -> list[str]:
+    """Names that the subgraphs of a node read from outside."""
+    names: dict[str, None] = {}
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            names.update(dict.fromkeys(_free_names(attribute.g)))
+    return list(names)
+
+
+def _free_names(graph: GraphProto) -> Iterator[str]:
+    inside = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+    for node in graph.node:
+        yield from (n for n in [*node.input, *captures(node)] if n and n not in inside)
+        inside.update(node.output)
+    yield from (o.name for o in graph.output if o.name not in inside)
+
+
+def _identifier(node: NodeProto, index: int) -> str:
+    return node.name or f"{node.op_type}_{index + 1}"
+
+
+def _frozen(array: Array) -> Array:
+    """An array that nobody changes: itself if it is read only, else a copy."""
+    if not array.flags.writeable and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    copy = np.array(array, order="C")
+    copy.flags.writeable = False
+    return copy
+
+
+def _is_symbolic(value: Value | None) -> bool:
+    if isinstance(value, Tensor):
+        return any(isinstance(size, Dim) for size in value.shape)
+    return isinstance(value, Known) and value.symbolic
+
+
+def array_known(array: Array, parameter: str | None = None) -> Known:
+    return Known(np.ascontiguousarray(array).reshape(array.shape), array.dtype, parameter)
+
+
+__all__ = [
+    "Body", "Importer", "Plan", "Scope", "Segment", "Stop", "array_known", "captures", "concrete",
+]  # fmt: skip

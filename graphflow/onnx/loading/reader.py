@@ -1,0 +1,405 @@
+"""Bytes from elsewhere -> a checked `ModelProto`, and its tensors -> arrays.
+
+Nothing in a file is believed: its size is checked before it is parsed, names and order before a
+node is built, and a tensor's bytes against its shape before they are used. External data stays
+inside the model's folder, and is never reached over a symbolic link.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    defs,
+    numpy_helper,
+)
+
+from graphflow.errors import OnnxError
+from graphflow.onnx.loading.operator_registry import normal_domain
+from graphflow.onnx.loading.payloads import PLAIN, Room, Stored, separated
+from graphflow.onnx.loading.value_kinds import Array, onnx_dtype
+from graphflow.onnx.loading.value_kinds import dtype_name as name_of
+
+LIMIT = (1 << 31) - 1
+"""Bytes of the largest file that is parsed: protobuf itself goes no further."""
+
+DEEPEST = 16
+"""Subgraphs within subgraphs."""
+
+
+class Read(NamedTuple):
+    """A model that was read.
+
+    large: the bytes of large initializers, by their place; the model is without them.
+    """
+
+    model: ModelProto
+    large: Mapping[int, Array]
+    file: str
+    folder: Path | None
+
+
+def read(source: Any, limit: int = LIMIT) -> Read:
+    """The model in a file, in bytes or already parsed; how to name it, and its folder.
+
+    Raises:
+        OnnxError: no such file, too large, or not a model.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise OnnxError(f"the limit is a number of bytes above 0, not {limit!r}")
+    if isinstance(source, ModelProto):
+        _check_text(source, "the model")
+        return Read(source, {}, "the model", None)
+    if isinstance(source, bytes | bytearray | memoryview):
+        stored = Stored(memoryview(source).cast("B"))
+        return Read(*_parsed(stored, "the given bytes", limit), "the given bytes", None)
+    if not isinstance(source, str | os.PathLike):
+        raise OnnxError(f"a model is a path, bytes or a ModelProto, not {source!r}")
+    path = Path(source)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
+            raise OnnxError(f"{path} is no file")
+        with path.open("rb") as file:
+            return Read(*_parsed(Stored(file.fileno()), str(path), limit), path.name, path.parent)
+    except OSError as error:
+        raise OnnxError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _parsed(stored: Stored, what: str, limit: int) -> tuple[ModelProto, Mapping[int, Array]]:
+    """The model in some bytes without its large initializers, and those."""
+    if stored.size > limit:
+        raise OnnxError(
+            f"{what} has {stored.size} bytes, the limit is {limit}; raise limit= to read"
+        )
+    content, large = separated(stored)
+    try:
+        model: ModelProto = ModelProto.FromString(content)
+    except Exception as error:  # protobuf's DecodeError, which onnx does not export
+        raise OnnxError(
+            f"{what}: not an ONNX model, or cut short ({stored.size} bytes): {error}"
+        ) from None
+    if not model.HasField("graph"):
+        raise OnnxError(f"{what}: holds no graph; is it an ONNX model?")
+    _check_text(model, what)
+    return model, large
+
+
+def _check_text(model: ModelProto, what: str) -> None:
+    """Protobuf hands out text that is not UTF-8 as bytes, which nothing after this expects."""
+    pending: list[Any] = [model]
+    while pending:
+        message = pending.pop()
+        for field, value in message.ListFields():
+            values = [value] if isinstance(value, str | bytes) else value
+            if field.type == field.TYPE_STRING and any(isinstance(v, bytes) for v in values):
+                raise OnnxError(f"{what}: {field.full_name} holds text that is not UTF-8")
+            if field.type == field.TYPE_MESSAGE:
+                pending += [value] if hasattr(value, "ListFields") else list(value)
+
+
+# Checks ---------------------------------------------------------------------------------------
+
+
+def checked_opsets(model: ModelProto, file: str) -> dict[str, int]:
+    """The version of each domain that a model was written for.
+
+    Raises:
+        OnnxError: none is given, one as two versions, or one that is newer than the installed
+            onnx.
+    """
+    opsets: dict[str, int] = {}
+    for entry in model.opset_import:
+        domain = normal_domain(entry.domain)
+        if opsets.get(domain, entry.version) != entry.version:
+            raise OnnxError(
+                f"{file}: imports opset {domain or 'ai.onnx'!r} as {opsets[domain]} and as "
+                f"{entry.version}; it may be one of them only"
+            )
+        opsets[domain] = entry.version
+    if not opsets and model.ir_version < 3:
+        opsets[""] = 1  # before IR version 3 there was one opset only
+    newest = defs.onnx_opset_version()
+    if "" in opsets and not 1 <= opsets[""] <= newest:
+        raise OnnxError(
+            f"{file}: written for opset {opsets['']}, the installed onnx knows 1 to {newest}; "
+            "upgrade onnx, or export the model for an older opset"
+        )
+    for node in _all_nodes(model.graph, file):
+        if normal_domain(node.domain) not in opsets:
+            raise OnnxError(
+                f"{file}: uses {node.op_type} of domain {node.domain or 'ai.onnx'!r}, but imports "
+                f"no opset of it"
+            )
+    return opsets
+
+
+def _all_nodes(graph: GraphProto, file: str, depth: int = 0) -> Iterable[NodeProto]:
+    if depth > DEEPEST:
+        raise OnnxError(f"{file}: subgraphs are nested more than {DEEPEST} deep")
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _all_nodes(attribute.g, file, depth + 1)
+
+
+def check_names(graph: GraphProto, file: str, outer: frozenset[str] = frozenset()) -> None:
+    """Every name is made once, and before it is read.
+
+    Raises:
+        OnnxError: names the node, and says whether there is a cycle.
+    """
+    made: set[str] = set()
+    for entry in graph.input:
+        _make(made, entry.name, f"{file}: two inputs are named {entry.name!r}")
+    initial = [*(t.name for t in graph.initializer), *(_sparse_name(t) for t in _sparse(graph))]
+    initialized: set[str] = set()
+    for name in initial:
+        _make(initialized, name, f"{file}: two initializers are named {name!r}")
+    made |= initialized
+    later = {name for node in graph.node for name in node.output if name}
+    for index, node in enumerate(graph.node):
+        label = f"{node.op_type} {node.name!r} (node {index + 1} of {file})"
+        for name in node.input:
+            if name and name not in made and name not in outer:
+                raise OnnxError(f"{label} reads {name!r}, {_why_not(name, later, graph)}")
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                check_names(attribute.g, file, outer | made)
+        for name in node.output:
+            if name:
+                _make(made, name, f"{label} makes {name!r}, which something before it makes")
+    names = [entry.name for entry in graph.output]
+    if len(set(names)) != len(names):
+        raise OnnxError(f"{file}: two outputs have one name: {', '.join(sorted(names))}")
+    for entry in graph.output:
+        if entry.name not in made and entry.name not in outer:
+            raise OnnxError(f"{file}: nothing makes the output {entry.name!r}")
+
+
+def _make(made: set[str], name: str, error: str) -> None:
+    if name in made:
+        raise OnnxError(f"{error}; every name is made once")
+    made.add(name)
+
+
+def _why_not(name: str, later: set[str], graph: GraphProto) -> str:
+    if name not in later:
+        return "which nothing makes"
+    if _has_cycle(graph):
+        return "which is made from its own output: the graph has a cycle"
+    return "which is made after it: nodes have to be in topological order"
+
+
+def _has_cycle(graph: GraphProto) -> bool:
+    maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    waits = [{maker[n] for n in node.input if n in maker} for node in graph.node]
+    readers: dict[int, list[int]] = {}
+    for i, sources in enumerate(waits):
+        for source in sources:
+            readers.setdefault(source, []).append(i)
+    ready = [i for i, sources in enumerate(waits) if not sources]
+    done = 0
+    while ready:
+        i = ready.pop()
+        done += 1
+        for reader in readers.get(i, ()):
+            waits[reader].discard(i)
+            if not waits[reader]:
+                ready.append(reader)
+    return done < len(waits)
+
+
+def check_functions(model: ModelProto, file: str) -> None:
+    """Functions of the model call no circle of each other.
+
+    Raises:
+        OnnxError: one is defined twice, or contains itself.
+    """
+    calls: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for function in model.functions:
+        key = (normal_domain(function.domain), function.name)
+        if key in calls:
+            raise OnnxError(f"{file}: function {function.name!r} is defined twice")
+        calls[key] = {(normal_domain(node.domain), node.op_type) for node in function.node}
+    left = dict(calls)
+    while left:
+        leaves = [key for key, called in left.items() if not called & left.keys()]
+        if not leaves:
+            names = ", ".join(sorted(name for _, name in left))
+            raise OnnxError(f"{file}: functions contain themselves: {names}")
+        for key in leaves:
+            del left[key]
+
+
+def _sparse(graph: GraphProto) -> list[SparseTensorProto]:
+    return list(graph.sparse_initializer)
+
+
+def _sparse_name(tensor: SparseTensorProto) -> str:
+    return str(tensor.values.name)
+
+
+# Tensors --------------------------------------------------------------------------------------
+
+
+def array_of(
+    tensor: TensorProto,
+    file: str,
+    folder: Path | None = None,
+    large: Array | None = None,
+    room: Room | None = None,
+) -> Array:
+    """The array in a TensorProto (of objects for strings), or in the bytes that were beside it.
+
+    `room`: where external data goes.
+
+    Raises:
+        OnnxError: an unknown dtype, a negative size, bytes that do not match the shape, or external
+            data that may not be read.
+    """
+    what = f"{file}: tensor {tensor.name!r}"
+    if tensor.HasField("segment"):
+        raise OnnxError(f"{what} is stored in segments, which nobody writes; export it whole")
+    dtype = onnx_dtype(tensor.data_type)
+    shape = tuple(tensor.dims)
+    if dtype is None and tensor.data_type != TensorProto.STRING:
+        raise OnnxError(f"{what} has the unknown {name_of(tensor.data_type)}")
+    if any(size < 0 for size in shape):
+        raise OnnxError(f"{what} has a negative size: {shape}")
+    count = math.prod(shape)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        if dtype is None:
+            raise OnnxError(f"{what} keeps strings outside of the file, which ONNX does not allow")
+        wanted = _stored_bytes(tensor.data_type, dtype, count)
+        raw = _external(tensor, what, folder, wanted, room or Room())
+        return _from_raw(tensor.data_type, shape, raw)
+    if dtype is not None and (large is not None or tensor.HasField("raw_data")):
+        wanted = _stored_bytes(tensor.data_type, dtype, count)
+        have = len(tensor.raw_data) if large is None else large.size
+        if have != wanted:
+            raise OnnxError(
+                f"{what} has {have} bytes, but {name_of(tensor.data_type)}{shape} takes {wanted}"
+            )
+    if large is not None:
+        return _from_raw(tensor.data_type, shape, large)
+    try:
+        array = np.asarray(numpy_helper.to_array(tensor))
+    except Exception as error:  # whatever onnx stumbles over is in the file
+        raise OnnxError(f"{what} of shape {shape} cannot be read: {error}") from None
+    if array.shape != shape:
+        raise OnnxError(f"{what} has {array.size} elements, its shape {shape} takes {count}")
+    return array
+
+
+_PACKED = {"INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2, "INT2": 4, "UINT2": 4}
+
+
+def _stored_bytes(code: int, dtype: np.dtype[Any], count: int) -> int:
+    """Bytes of `count` elements in a file, where small ones share a byte."""
+    per_byte = _PACKED.get(TensorProto.DataType.Name(code), 0)
+    return -(-count // per_byte) if per_byte else count * dtype.itemsize
+
+
+def _from_raw(code: int, shape: tuple[int, ...], raw: Array) -> Array:
+    """Bytes of which nobody else has a copy, as an array that nobody changes."""
+    dtype = onnx_dtype(code)
+    if dtype is not None and code in PLAIN and sys.byteorder == "little":
+        array = raw.view(dtype).reshape(shape)
+    else:
+        proto = TensorProto(data_type=code, dims=shape, raw_data=raw.tobytes())
+        array = np.asarray(numpy_helper.to_array(proto))
+    array.flags.writeable = False
+    return array
+
+
+def _external(
+    tensor: TensorProto, what: str, folder: Path | None, wanted: int, room: Room
+) -> Array:
+    """The bytes of a tensor outside of the model's file."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise OnnxError(f"{what} is in the file {location!r}; give the model by its path")
+    path = _inside(folder, location, what)
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", wanted))
+        size = path.stat().st_size
+        if offset < 0 or length != wanted or offset + length > size:
+            raise OnnxError(
+                f"{what} takes {wanted} bytes; {location!r} has {size}, of which {length} from "
+                f"{offset} on are named"
+            )
+        with path.open("rb") as file:
+            return room.array(Stored(file.fileno()), offset, wanted)
+    except (OSError, ValueError) as error:
+        raise OnnxError(f"{what}: {location!r} cannot be read: {error}") from None
+    except OnnxError as error:
+        raise OnnxError(f"{what}: {location!r}: {error}") from None
+
+
+def _inside(folder: Path, location: str, what: str) -> Path:
+    """The file at a relative path below a folder, no part of it a link."""
+    parts = Path(location).parts
+    if not parts or Path(location).is_absolute() or ".." in parts or "\0" in location:
+        raise OnnxError(f"{what} lies at {location!r}, outside of the model's folder; refused")
+    path = folder
+    for part in parts:
+        path = path / part
+        if path.is_symlink():
+            raise OnnxError(f"{what} lies at {location!r}, which is a symbolic link; refused")
+    if not path.is_file():
+        raise OnnxError(f"{what} lies at {location!r}, which is no file in the model's folder")
+    return path
+
+
+def sparse_array(tensor: SparseTensorProto, file: str, folder: Path | None) -> Array:
+    """A sparse initializer, filled in.
+
+    Raises:
+        OnnxError: its parts do not fit each other, or it is too large.
+    """
+    values = array_of(tensor.values, file, folder)
+    indices = array_of(tensor.indices, file, folder)
+    shape = tuple(tensor.dims)
+    what = f"{file}: sparse tensor {tensor.values.name!r}"
+    size = math.prod(shape)
+    if any(s < 0 for s in shape) or size * values.itemsize > LIMIT:
+        raise OnnxError(f"{what} has shape {shape}, which is negative or beyond {LIMIT} bytes")
+    if indices.ndim == 2 and indices.shape == (values.size, len(shape)):
+        inside = bool((indices >= 0).all() and (indices < np.array(shape)).all())
+        flat = np.ravel_multi_index(tuple(indices.T), shape) if inside and values.size else indices
+    else:
+        flat = indices
+        inside = bool(indices.size == 0 or (indices.min() >= 0 and indices.max() < size))
+    if not inside or flat.size != values.size:
+        raise OnnxError(f"{what}: {indices.shape} indices do not fit {values.size} values")
+    result = np.zeros(size, values.dtype)
+    result[flat.reshape(-1)] = values
+    return result.reshape(shape)
+
+
+def initializers(
+    graph: GraphProto, file: str, folder: Path | None, large: Mapping[int, Array]
+) -> dict[str, Array]:
+    """The arrays that a graph brings along, by name."""
+    room = Room()
+    arrays = {
+        t.name: array_of(t, file, folder, large.get(i), room)
+        for i, t in enumerate(graph.initializer)
+    }
+    arrays.update((_sparse_name(t), sparse_array(t, file, folder)) for t in _sparse(graph))
+    return arrays

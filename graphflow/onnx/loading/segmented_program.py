@@ -1,0 +1,287 @@
+"""Running what the importer made: segments of graph, and host steps between them.
+
+A program begins with the values of its inputs. Each segment is one graph, run by a session; where
+it stopped, a node runs on the host, or a value that decides shapes is read, and the next segment
+is built for what came out: once per distinct value (or dtype and rank), then kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import FeedError, OnnxError, StepTimeout
+from graphflow.frontend.builders import placeholder
+from graphflow.frontend.interpreter import evaluate
+from graphflow.frontend.pytree import concerns
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import Dim
+from graphflow.onnx.loading import host_nodes as host
+from graphflow.onnx.loading.importer import Body, Importer, Plan, Segment, Stop, captures, concrete
+from graphflow.onnx.loading.value_kinds import Known, OnHost, Value, is_native
+from graphflow.sessions.session import DEADLINE, Session
+
+MOST_CHILDREN = 64
+"""Specialisations of one segment that are kept."""
+
+
+class Run:
+    """One run of a model: its session, and until when it may last."""
+
+    def __init__(
+        self, importer: Importer, session: Session | None = None, deadline: float = DEADLINE
+    ) -> None:
+        self.importer = importer
+        self.session = session
+        self.seconds = deadline
+        self._doing = importer.file
+        self._end = time.monotonic() + deadline
+
+    def check(self, what: str | None = None) -> None:
+        """Note what is being done; raises StepTimeout if the deadline has passed."""
+        self._doing = what or self._doing
+        if time.monotonic() > self._end:
+            raise StepTimeout(
+                f"{self._doing}: not done after {self.seconds} s; give a longer deadline="
+            )
+
+    def values(self, tensors: Sequence[Tensor], feeds: Mapping[Tensor, Any]) -> list[Any]:
+        """The values of tensors, by the session, or (while a model is read) without one."""
+        if self.session is None:
+            return evaluate(tensors, feeds)
+        return list(self.session.run(list(tensors), feeds))
+
+    def shared(self, tensor: Tensor) -> Any:
+        """The value of a constant, or that of a variable as the step begins."""
+        if self.session is not None and tensor.node.op.name == "variable":
+            return self.session.get(tensor)
+        return evaluate([tensor])[0]
+
+    def program(self, owner: Any, body: Body) -> Program:
+        """The program of a subgraph or function, made once for each `owner`."""
+        entry = (owner, Program(self.importer, body))
+        program: Program = self.importer.programs.setdefault(id(owner), entry)[1]
+        return program
+
+
+class Program:
+    """A body, and the segments that it was read as so far."""
+
+    def __init__(self, importer: Importer, body: Body, first: Segment | None = None) -> None:
+        self.importer = importer
+        self.body = body
+        self._first = first
+        self._roots: dict[Any, Segment] = {}
+        self._reads = _last_reads(body)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the first segment goes to the end."""
+        return self._first is not None and self._first.stop is None
+
+    def run(self, run: Run, values: Mapping[str, Any]) -> list[Any]:
+        """The values of the outputs.
+
+        Args:
+            values: of the inputs, and of names that the body reads from outside of it.
+
+        Raises:
+            StepTimeout: past the deadline.
+            OnnxError, OpError: a node is wrong, or fails.
+        """
+        first = self._first
+        ranked = first is not None and not (first.stop and first.stop.kind == "rank")
+        defaults = self.body.initializers.keys().isdisjoint(values)
+        segment = first if first is not None and ranked and defaults else self._root(values)
+        current = dict(values)
+        while True:
+            run.check()
+            stop = segment.stop
+            if stop is not None and stop.kind in ("input", "shapes"):
+                segment = self._specialised(segment, stop, current)
+                continue
+            try:
+                self._compute(run, segment, current)
+            except FeedError as error:  # two symbolic sizes are not equal: one of them is 1
+                if not any(_symbolic(tensor) for tensor in segment.inputs.values()):
+                    raise
+                segment.stop, segment.plan = Stop("shapes", 0, str(error)), None
+                continue
+            if stop is None:
+                return [self._output(run, segment, name, current) for name in self.body.outputs]
+            if stop.kind == "host":
+                self._host(run, segment, stop, current)
+            segment = self._next(segment, stop, self._live(segment), current)
+
+    # Steps ------------------------------------------------------------------------------------
+
+    def _root(self, values: Mapping[str, Any]) -> Segment:
+        key = tuple((name, _kind(value)) for name, value in values.items())
+        if key not in self._roots:
+            before = {} if self._first is None else self._first.given
+            given: dict[str, Value] = {n: v for n, v in before.items() if isinstance(v, Known)}
+            given.update((name, _entry(name, value)) for name, value in values.items())
+            self._roots[key] = self.importer.segment(self.body, 0, given)
+        return self._roots[key]
+
+    def _live(self, segment: Segment) -> list[str]:
+        """Names that are read after the segment."""
+        end = len(self.body.nodes) if segment.stop is None else segment.stop.index
+        return [name for name in segment.values if self._reads.get(name, -1) >= end]
+
+    def _compute(self, run: Run, segment: Segment, current: dict[str, Any]) -> None:
+        """Run the segment's graph for what is read after it."""
+        if segment.plan is None:
+            segment.plan = _planned(segment, self._live(segment))
+        wanted, placeholders = segment.plan
+        if wanted:
+            feeds = {tensor: current[name] for name, tensor in placeholders.items()}
+            results = run.values(list(wanted.values()), feeds)
+            current.update(zip(wanted, results, strict=True))
+
+    def _host(self, run: Run, segment: Segment, stop: Stop, current: dict[str, Any]) -> None:
+        proto = self.body.nodes[stop.index]
+        node = host.Node(proto, self.body.opsets, self.importer.label(proto, stop.index), stop.why)
+        arguments = [self._output(run, segment, n, current) if n else None for n in proto.input]
+        outer = {n: self._output(run, segment, n, current) for n in captures(proto)}
+        results = host.execute(run, node, arguments, outer)
+        current.update((n, v) for n, v in zip(proto.output, results, strict=False) if n)
+
+    def _output(self, run: Run, segment: Segment, name: str, current: Mapping[str, Any]) -> Any:
+        if name in current:
+            return current[name]
+        value = segment.values.get(name)
+        if isinstance(value, Known) and value.parameter is not None:
+            value = self.importer.parameter(value)
+        if isinstance(value, Tensor):  # a constant or a variable, which every segment shares
+            return run.shared(value)
+        if value is None:
+            return None
+        if isinstance(value, OnHost):
+            raise OnnxError(f"{self.importer.file}: {name!r} has no value")
+        return concrete(value)
+
+    # The segment that follows -----------------------------------------------------------------
+
+    def _specialised(self, segment: Segment, stop: Stop, current: Mapping[str, Any]) -> Segment:
+        """The same segment read again with an input, or all shapes, known."""
+        given = dict(segment.given)
+        if stop.kind == "input":
+            key: Any = (stop.name, *_identity(current[stop.name]))
+            array = np.asarray(current[stop.name])
+            given[stop.name] = Known(array.copy(), array.dtype)
+        else:
+            shapes = {name: np.shape(current[name]) for name in segment.inputs}
+            key = tuple(shapes.items())
+            given.update(
+                (name, placeholder(tensor.dtype, shapes[name], name=_word(name)))
+                for name, tensor in segment.inputs.items()
+            )
+        return self._child(segment, key, segment.start, given)
+
+    def _next(
+        self, segment: Segment, stop: Stop, live: Sequence[str], current: dict[str, Any]
+    ) -> Segment:
+        """The segment after a host node, or with a computed value known."""
+        start = stop.index + (stop.kind == "host")
+        given: dict[str, Value] = {}
+        names = dict.fromkeys(n for n in live if self._reads[n] >= start)
+        if stop.kind == "host":
+            made = self.body.nodes[stop.index].output
+            names.update(dict.fromkeys(n for n in made if self._reads.get(n, -1) >= start))
+        key: list[Any] = [stop.kind]
+        for name in names:
+            value = segment.values.get(name)
+            if name in current:
+                if name == stop.name:
+                    array = np.asarray(current[name])
+                    given[name] = Known(array.copy(), array.dtype)
+                    key.append((name, *_identity(array)))
+                    continue
+                given[name] = _entry(name, current[name], value)
+                key.append((name, _kind(current[name])))
+            elif value is not None:
+                given[name] = value
+        for name in [n for n in current if self._reads.get(n, -1) < start]:
+            del current[name]
+        return self._child(segment, tuple(key), start, given)
+
+    def _child(self, segment: Segment, key: Any, start: int, given: Mapping[str, Value]) -> Segment:
+        child = segment.children.pop(key, None)
+        if child is None:
+            child = self.importer.segment(self.body, start, given)
+            if len(segment.children) >= MOST_CHILDREN:
+                del segment.children[next(iter(segment.children))]
+        segment.children[key] = child
+        return child
+
+
+def _last_reads(body: Body) -> dict[str, int]:
+    """The last node that reads each name; outputs are read after the last one."""
+    reads: dict[str, int] = {}
+    for index, node in enumerate(body.nodes):
+        for name in (*node.input, *captures(node)):
+            reads[name] = index
+    reads.update(dict.fromkeys(body.outputs, len(body.nodes)))
+    return reads
+
+
+def _planned(segment: Segment, live: Sequence[str]) -> Plan:
+    """What a segment's graph is run for, and which of its placeholders that takes."""
+    wanted: dict[str, Tensor] = {}
+    for name in live:
+        value = segment.values[name]
+        if isinstance(value, Known) and value.symbolic:
+            value = value.tensor()
+        if not isinstance(value, Tensor) or name in segment.inputs:
+            continue
+        if segment.stop is None or not _carried(value):
+            wanted[name] = value
+    if not wanted:
+        return {}, {}
+    graph = Graph(list(wanted.values()))
+    used = {name: t for name, t in segment.inputs.items() if concerns(graph, t.node)}
+    return wanted, used
+
+
+def _carried(tensor: Tensor) -> bool:
+    """Whether later segments can read a tensor itself: a constant or a variable."""
+    return tensor.node.op.name in ("constant", "variable")
+
+
+def _kind(value: Any) -> Any:
+    """What of a value a segment depends on, as long as nothing else is asked for."""
+    if isinstance(value, np.ndarray | np.generic) and is_native(value.dtype):
+        return (value.dtype.name, tuple(size == 1 for size in np.shape(value)))
+    return "host"
+
+
+def _entry(name: str, value: Any, before: Value | None = None) -> Value:
+    """What a name with a value at run time stands for in the next segment."""
+    if _kind(value) == "host":
+        return OnHost("it is no tensor that a graph can hold")
+    shape: list[Any] = [1 if size == 1 else None for size in np.shape(value)]  # 1 may broadcast
+    if isinstance(before, Tensor):
+        known = [size if isinstance(size, int) else None for size in before.shape]
+        shape = [a if a is not None else b for a, b in zip(known, shape, strict=True)]
+    return placeholder(np.asarray(value).dtype, tuple(shape), name=_word(name))
+
+
+def _identity(array: Any) -> tuple[Any, ...]:
+    array = np.ascontiguousarray(array)
+    return (array.dtype.str, np.shape(array), array.tobytes())
+
+
+def _symbolic(tensor: Tensor) -> bool:
+    return any(isinstance(size, Dim) for size in tensor.shape)
+
+
+def _word(name: str) -> str:
+    return name or "input"
+
+
+__all__ = ["Program", "Run"]

@@ -1,0 +1,218 @@
+"""Arithmetic on shapes while a model is read: known values in, known values out.
+
+Values are numpy arrays, of objects where some are symbolic sizes (`Dim` adds, multiplies and
+divides as ints do). What Dims cannot do (order, remainders) is left to the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import GraphflowError, OnnxError
+from graphflow.ir.spec import Dim, known_nonnegative, maximum, minimum
+from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.value_kinds import Array, Known, onnx_dtype
+
+MOST = 4096
+"""Elements of the largest value that is computed while a model is read."""
+
+_FOLDS: dict[str, Callable[..., Any]] = {}
+
+
+def folds(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register (call, *arrays) -> array, for operators on values that are known."""
+
+    def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
+        _FOLDS.update(dict.fromkeys(names, rule))
+        return rule
+
+    return enter
+
+
+def fold(call: Call) -> Known | None:
+    """The known output of an operator on known inputs; None where the graph has to do it."""
+    rule = _FOLDS.get(call.op_type) if call.proto.domain in ("", "ai.onnx") else None
+    values = [value for value in call.values if isinstance(value, Known)]
+    if rule is None or len(values) != len(call.values) or not values:
+        return None
+    if any(v.parameter is not None or v.array.size > MOST for v in values):
+        return None
+    if not any(v.symbolic for v in values) and call.op_type not in _ALWAYS:
+        return None
+    try:
+        result = rule(call, *(v.array for v in values))
+    except (TypeError, ValueError, IndexError, GraphflowError):
+        return None
+    if result is None or np.size(result) > MOST:
+        return None
+    dtype = _dtype(call, values)
+    array = np.asarray(result)
+    if array.dtype.kind == "O" and not any(isinstance(x, Dim) for x in array.reshape(-1)):
+        array = array.astype(dtype)
+    if array.dtype.kind != "O":
+        array = array.astype(dtype)
+    return Known(array, np.dtype(dtype))
+
+
+def _dtype(call: Call, values: list[Known]) -> Any:
+    if call.op_type == "Cast":
+        return onnx_dtype(call.attr("to"))
+    if call.op_type == "Equal":
+        return np.dtype(bool)
+    return values[1].dtype if call.op_type == "Where" else values[0].dtype
+
+
+# These are folded for plain numbers too: they are what computations of shapes consist of.
+_ALWAYS = {"Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Identity", "Reshape"}
+
+
+@folds("Add")
+def _add(call: Call, a: Array, b: Array) -> Any:
+    return _whole(a) + _whole(b)
+
+
+@folds("Sub")
+def _subtract(call: Call, a: Array, b: Array) -> Any:
+    return _whole(a) - _whole(b)
+
+
+@folds("Min")
+def _least(call: Call, *arrays: Array) -> Any:
+    return reduce(np.frompyfunc(minimum, 2, 1), map(_whole, arrays))
+
+
+@folds("Max")
+def _most(call: Call, *arrays: Array) -> Any:
+    return reduce(np.frompyfunc(maximum, 2, 1), map(_whole, arrays))
+
+
+@folds("Floor", "Ceil", "Round", "Abs")
+def _rounded(call: Call, a: Array) -> Any:
+    """Sizes are whole, and not negative unless something is subtracted."""
+    if call.op_type == "Abs" and not all(known_nonnegative(x) for x in a.reshape(-1)):
+        return None
+    return a
+
+
+@folds("Mul")
+def _multiply(call: Call, a: Array, b: Array) -> Any:
+    return _whole(a) * _whole(b)
+
+
+def _whole(a: Array) -> Array:
+    """Whole floats as ints, by which sizes are multiplied; other floats raise OnnxError."""
+    if a.dtype.kind != "f":
+        return a
+    if not (a == np.floor(a)).all():
+        raise OnnxError("sizes are scaled by whole numbers only")
+    return a.astype(np.int64)
+
+
+@folds("Div")
+def _divide(call: Call, a: Array, b: Array) -> Any:
+    """Sizes are not negative, so that to round down is to round towards zero."""
+    values = [v for v in call.values if isinstance(v, Known)]
+    return a // b if all(v.dtype.kind in "iu" for v in values) else None
+
+
+@folds("Neg")
+def _negate(call: Call, a: Array) -> Any:
+    return -a
+
+
+@folds("Identity")
+def _identity(call: Call, a: Array) -> Any:
+    return a
+
+
+@folds("Cast")
+def _cast(call: Call, a: Array) -> Any:
+    target = onnx_dtype(call.attr("to"))
+    return a if target is not None and target.kind in "iuf" else None
+
+
+@folds("Concat")
+def _concat(call: Call, *arrays: Array) -> Any:
+    return np.concatenate([a.astype(object) for a in arrays], axis=call.attr("axis", 0))
+
+
+@folds("Gather")
+def _gather(call: Call, a: Array, indices: Array) -> Any:
+    return np.take(a.astype(object), indices.astype(np.int64), axis=call.attr("axis", 0))
+
+
+@folds("Reshape")
+def _reshape(call: Call, a: Array, shape: Array) -> Any:
+    wanted = [int(s) for s in shape]
+    if not call.attr("allowzero", 0):
+        wanted = [a.shape[i] if s == 0 else s for i, s in enumerate(wanted)]
+    return a.reshape(wanted)
+
+
+def _axes(call: Call, axes: Array | None) -> list[int] | None:
+    given = call.attr("axes") if axes is None else [int(x) for x in axes]
+    return None if given is None else list(given)
+
+
+@folds("Unsqueeze")
+def _unsqueeze(call: Call, a: Array, axes: Array | None = None) -> Any:
+    return np.expand_dims(a, tuple(_axes(call, axes) or ()))
+
+
+@folds("Squeeze")
+def _squeeze(call: Call, a: Array, axes: Array | None = None) -> Any:
+    given = _axes(call, axes)
+    return np.squeeze(a, None if given is None else tuple(given))
+
+
+@folds("Slice")
+def _slice(call: Call, a: Array, *rest: Array) -> Any:
+    if call.version < 10:
+        starts, ends, axes = call.attr("starts"), call.attr("ends"), call.attr("axes")
+        steps = None
+    else:
+        given = [[int(x) for x in r] for r in rest]
+        starts, ends = given[0], given[1]
+        axes = given[2] if len(given) > 2 else None
+        steps = given[3] if len(given) > 3 else None
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    index = [slice(None)] * a.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        low = None if step < 0 and end < -a.shape[axis] else end
+        index[axis] = slice(start, low, step)
+    return a[tuple(index)]
+
+
+@folds("ReduceProd")
+def _product(call: Call, a: Array, *axes: Array) -> Any:
+    if a.ndim != 1:
+        return None
+    total = np.prod(a, axis=0)
+    return np.array([total], dtype=object) if call.attr("keepdims", 1) else np.array(total, object)
+
+
+@folds("Equal")
+def _equal(call: Call, a: Array, b: Array) -> Any:
+    """Sizes are not negative, and equal to themselves."""
+
+    def same(x: Any, y: Any) -> bool | None:
+        if isinstance(x, Dim) or isinstance(y, Dim):
+            numbers = [v for v in (x, y) if not isinstance(v, Dim)]
+            if x == y:
+                return True
+            return False if len(numbers) == 1 and numbers[0] < 0 else None
+        return bool(x == y)
+
+    pairs = np.broadcast_arrays(a, b)
+    answers = [same(x, y) for x, y in zip(*(p.reshape(-1) for p in pairs), strict=True)]
+    return None if None in answers else np.array(answers).reshape(pairs[0].shape)
+
+
+@folds("Where")
+def _where(call: Call, condition: Array, a: Array, b: Array) -> Any:
+    return np.where(condition, a.astype(object), b.astype(object))

@@ -1,0 +1,189 @@
+"""Which initializers are weights: variables that training changes, and not constants of formulas.
+
+ONNX does not tell a weight from the 3.0 of `x ** 3`: both are initializers. The operators that read
+an initializer do, so each of its uses is looked at, also in subgraphs and in the model's functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from graphflow.base.source_location import user_location
+from graphflow.errors import OnnxError
+from graphflow.ir.spec import kind
+from graphflow.onnx.loading.node_call import attribute_value
+from graphflow.onnx.loading.operator_registry import normal_domain
+from graphflow.onnx.loading.reader import array_of
+from graphflow.onnx.loading.value_kinds import Array, is_native
+
+if TYPE_CHECKING:
+    from graphflow.onnx.loading.importer import Body
+
+HUGE = 1e9
+"""Numbers beyond this stand for infinity in masks."""
+
+# How an input is used.
+WEIGHT = "weight"  # the operator has a place for weights
+BIAS = "bias"  # it is added to a product
+FORMULA = "formula"  # it meets other tensors in any other way
+OPTION = "option"  # it says how the operator works
+MOMENT = "moment"  # a running mean or variance
+
+_PRODUCTS = {"Conv", "ConvTranspose", "DeformConv", "Einsum", "Gemm", "MatMul"}
+_PLACES = _PRODUCTS | {
+    "BatchNormalization", "CausalConvWithState", "GRU", "Gather", "GroupNormalization",
+    "InstanceNormalization", "LSTM", "LayerNormalization", "PRelu", "RMSNormalization", "RNN",
+}  # fmt: skip
+
+# The first input that is an option of the operator.
+_OPTIONS = {
+    "Clip": 1, "DequantizeLinear": 1, "Dropout": 1, "DynamicQuantizeLSTM": 8, "Mod": 1,
+    "NonMaxSuppression": 2, "OneHot": 0, "Pad": 2, "Pow": 1, "QLinearConv": 0, "QLinearMatMul": 0,
+    "QuantizeLinear": 1, "Range": 0, "Resize": 1, "Upsample": 1,
+}  # fmt: skip
+
+# Their result is the first input in another form.
+_SAME = {
+    "Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+}  # fmt: skip
+
+Uses = dict[str, set[str]]
+
+
+def weights(
+    nodes: Sequence[NodeProto],
+    arrays: Mapping[str, Array],
+    functions: Mapping[tuple[str, str], Body],
+) -> dict[str, bool]:
+    """The initializers of floats that are weights, and whether training changes each of them.
+
+    Not weights: single numbers without an axis, and tensors of one element, unless an operator has
+    a place for weights there; options such as exponents and bounds; and masks.
+    """
+    uses = _uses(nodes, functions, {})
+    found: dict[str, bool] = {}
+    for name, array in arrays.items():
+        kinds = uses.get(name, set())
+        if not kinds or not _holds_floats(array):
+            continue
+        if MOMENT in kinds:
+            found[name] = False
+        elif array.ndim and (
+            WEIGHT in kinds
+            or (BIAS in kinds and not _is_mask(array))
+            or (FORMULA in kinds and array.size > 1 and not _is_mask(array))
+        ):
+            found[name] = True
+    return found
+
+
+def named_constants(
+    names: Any, nodes: Sequence[NodeProto], arrays: Mapping[str, Array], file: str
+) -> dict[str, Array]:
+    """The values of those Constant nodes that the user says are weights.
+
+    Raises:
+        OnnxError: a name is neither an initializer nor a Constant's, or is of other than floats.
+    """
+    if not isinstance(names, list | tuple | set | frozenset):
+        raise OnnxError(f"load at {user_location()}: variables are a list of names, not {names!r}")
+    found: dict[str, Array] = {}
+    for name in names:
+        if name not in arrays:
+            found[name] = _constant(name, nodes, file)
+        array = arrays[name] if name in arrays else found[name]
+        if not _holds_floats(array):
+            raise OnnxError(
+                f"{file} at {user_location()}: {name!r} holds {array.dtype}; a variable of a model "
+                "holds floats"
+            )
+    return found
+
+
+def _constant(name: Any, nodes: Sequence[NodeProto], file: str) -> Array:
+    """The value of the Constant node that makes a name."""
+    for node in nodes:
+        if name in node.output and node.op_type == "Constant":
+            for attribute in node.attribute:
+                value = attribute_value(attribute)
+                if isinstance(value, TensorProto):
+                    return array_of(value, file)
+                return np.asarray(value, "float32" if "float" in attribute.name else None)
+    raise OnnxError(
+        f"{file} at {user_location()}: {name!r} is neither an initializer nor a Constant of the "
+        "model; variables names those"
+    )
+
+
+def _holds_floats(array: Array) -> bool:
+    return is_native(array.dtype) and kind(array.dtype) in ("float", "complex")
+
+
+def _is_mask(array: Array) -> bool:
+    """Whether some numbers are infinite or stand for infinity."""
+    if not array.size or kind(array.dtype) == "complex":
+        return False
+    return not (float(array.max()) < HUGE and float(array.min()) > -HUGE)
+
+
+def _uses(
+    nodes: Sequence[NodeProto],
+    functions: Mapping[tuple[str, str], Body],
+    of_functions: dict[tuple[str, str], list[set[str]]],
+) -> Uses:
+    """How nodes, and those of subgraphs, use each name."""
+    uses: Uses = {}
+    makers = {name: node for node in nodes for name in node.output}
+    for node in reversed(nodes):  # what a node makes is used by later nodes only
+        for i, name in enumerate(node.input):
+            if name:
+                uses.setdefault(name, set()).update(
+                    _use(node, i, uses, makers, functions, of_functions)
+                )
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                for name, kinds in _uses(attribute.g.node, functions, of_functions).items():
+                    uses.setdefault(name, set()).update(kinds)
+    return uses
+
+
+def _use(
+    node: NodeProto,
+    i: int,
+    uses: Uses,
+    makers: Mapping[str, NodeProto],
+    functions: Mapping[tuple[str, str], Body],
+    of_functions: dict[tuple[str, str], list[set[str]]],
+) -> set[str]:
+    """How a node uses its input i."""
+    key, name = (normal_domain(node.domain), node.op_type), node.op_type
+    if key in functions:
+        if key not in of_functions:
+            body = functions[key]
+            inside = _uses(body.nodes, functions, of_functions)
+            of_functions[key] = [inside.get(formal, set()) for formal in body.inputs]
+        formals = of_functions[key]
+        return formals[i] if i < len(formals) else set()
+    if name == "BatchNormalization" and i > 2:
+        return {MOMENT}
+    if i >= _OPTIONS.get(name, len(node.input)):
+        return {OPTION}
+    if name in _SAME:
+        made = (uses.get(output, set()) for output in node.output)
+        return set().union(*made) if i == 0 else {OPTION}
+    if name in _PLACES or key[0]:
+        return {WEIGHT}
+    others = [other for j, other in enumerate(node.input) if j != i]
+    added = name in ("Add", "Sum") and any(_is_product(other, makers) for other in others)
+    return {BIAS if added else FORMULA}
+
+
+def _is_product(name: str, makers: Mapping[str, NodeProto]) -> bool:
+    """Whether a tensor is a product, perhaps in another form."""
+    while name in makers and makers[name].op_type in _SAME:
+        name = makers[name].input[0]
+    return name in makers and makers[name].op_type in _PRODUCTS

@@ -1,0 +1,1 @@
+"""Graphs to ONNX models: one writer for each op."""

@@ -1,0 +1,344 @@
+"""`gf.onnx.save`: a graph as an ONNX model, as far as ONNX can say what it does.
+
+One function an op, registered by `writes`, emits the nodes (`writers*.py`). Sizes that are not
+known become `dim_param`s of the inputs, and arithmetic on `Shape` where an attribute needs them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import (
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    checker,
+    helper,
+    numpy_helper,
+)
+
+from graphflow import _version
+from graphflow.base.argument_checks import meant, spelt
+from graphflow.base.formatting import counted
+from graphflow.errors import ArgumentError, OnnxError, UnsupportedOnnxError
+from graphflow.frontend.feeds import convert
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor, located, user_location
+from graphflow.ir.spec import Dim, Size, is_fresh, substitute, symbols
+from graphflow.onnx.loading.reader import LIMIT
+from graphflow.onnx.loading.value_kinds import Array
+from graphflow.runtime.checkpoint.manifest import some
+from graphflow.sessions.session import Session
+
+OPSET = 20
+IR_VERSION = 9
+
+Writer = Callable[["Export", Node, list[str]], str | list[str]]
+_WRITERS: dict[str, Writer] = {}
+
+
+def writes(*ops: str) -> Callable[[Writer], Writer]:
+    """Register (export, node, names of inputs) -> names of outputs, for ops of ours."""
+
+    def enter(writer: Writer) -> Writer:
+        _WRITERS.update(dict.fromkeys(ops, writer))
+        return writer
+
+    return enter
+
+
+class Unwritable(Exception):
+    """A use of an op that ONNX cannot say; collected, never seen by users."""
+
+
+class Export:
+    """The ONNX nodes made so far, and the names of what they make."""
+
+    def __init__(self, graph: Graph, values: Callable[[Tensor], Array]) -> None:
+        self.graph = graph
+        self.values = values
+        self.nodes: list[NodeProto] = []
+        self.initializers: list[TensorProto] = []
+        self.names: dict[Tensor, str] = {}
+        self._taken: set[str] = set()
+        self._sizes: dict[Size, str] = {}
+        self._origin: dict[str, tuple[str, int]] = {}  # symbol -> input, axis
+        self.current = ""
+
+    # For writers ------------------------------------------------------------------------------
+
+    def emit(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """Add a node of one output; gives its name."""
+        return self.emit_many(op_type, inputs, 1, **attributes)[0]
+
+    def emit_many(
+        self, op_type: str, inputs: Sequence[str], outputs: int, **attributes: Any
+    ) -> list[str]:
+        """Add a node of several outputs; gives their names."""
+        made = [self.name(f"{self.current}_{op_type}") for _ in range(outputs)]
+        given = {key: value for key, value in attributes.items() if value is not None}
+        self.nodes.append(helper.make_node(op_type, list(inputs), made, name=made[0], **given))
+        return made
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        """Add an initializer; gives its name."""
+        array = np.asarray(value, dtype)
+        name = self.name(f"{self.current}_constant")
+        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(
+            array.shape), name))  # fmt: skip
+        return name
+
+    def ints(self, values: Sequence[int]) -> str:
+        """A list of known ints as an input."""
+        return self.constant(np.array(values, np.int64).reshape(-1))
+
+    def shape(self, sizes: Sequence[Size]) -> str:
+        """A shape as an input, computed where sizes are not known."""
+        if not any(isinstance(size, Dim) for size in sizes):
+            return self.ints([int(size) for size in sizes])
+        parts = [self.emit("Unsqueeze", [self.size(s), self.ints([0])]) for s in sizes]
+        return self.emit("Concat", parts, axis=0)
+
+    def size(self, size: Size) -> str:
+        """A size as an int64 scalar."""
+        if not isinstance(size, Dim):
+            return self.constant(np.array(size, np.int64))
+        if size not in self._sizes:
+            terms = [self._monomial(m, c) for m, c in size.terms.items()]
+            total = terms[0]
+            for term in terms[1:]:
+                total = self.emit("Add", [total, term])
+            self._sizes[size] = total
+        return self._sizes[size]
+
+    def _monomial(self, atoms: Sequence[Any], factor: int) -> str:
+        names = [self._atom(atom) for atom in atoms]
+        if factor != 1 or not names:
+            names.append(self.constant(np.array(factor, np.int64)))
+        result = names[0]
+        for name in names[1:]:
+            result = self.emit("Mul", [result, name])
+        return result
+
+    def _atom(self, atom: Any) -> str:
+        if not isinstance(atom, str):
+            kind = {"floordiv": "Div", "min": "Min", "max": "Max"}[atom[0]]
+            return self.emit(kind, [self.size(atom[1]), self.size(atom[2])])
+        if atom not in self._origin:
+            raise Unwritable(f"the size {atom} comes from no input")
+        source, axis = self._origin[atom]
+        shape = self.emit("Shape", [source], start=axis, end=axis + 1)
+        return self.emit("Squeeze", [shape, self.ints([0])])
+
+    def name(self, wish: str) -> str:
+        """A name that nothing has yet."""
+        name, number = wish, 1
+        while name in self._taken:
+            name, number = f"{wish}_{number}", number + 1
+        self._taken.add(name)
+        return name
+
+    # The graph --------------------------------------------------------------------------------
+
+    def input(self, tensor: Tensor, name: str) -> ValueInfoProto:
+        """Declare a placeholder."""
+        self.names[tensor] = self.name(name)
+        for axis, size in enumerate(tensor.shape):
+            if isinstance(size, Dim) and len(size.terms) == 1:
+                ((atoms, factor),) = size.terms.items()
+                if factor == 1 and len(atoms) == 1 and isinstance(atoms[0], str):
+                    self._origin.setdefault(atoms[0], (self.names[tensor], axis))
+        return _info(self.names[tensor], tensor)
+
+    def write(self, outputs: Mapping[str, Tensor]) -> list[ValueInfoProto]:
+        """Write all nodes; one error lists those that ONNX cannot say.
+
+        Raises:
+            UnsupportedOnnxError: names each node and the user's line.
+        """
+        self._taken.update(outputs)
+        wrong = []
+        for node in self.graph.nodes:
+            if node.op.name == "placeholder":
+                continue
+            self.current = self.graph.names[node].replace("/", "_")
+            try:
+                self._write(node)
+            except Unwritable as error:
+                wrong.append(f"  {node.op.name} {node.name!r} at {node.location}: {error}")
+                self.names.update((t, "") for t in node.outputs)
+        if wrong:
+            raise UnsupportedOnnxError(
+                f"{counted(len(wrong), 'node')} cannot be written as ONNX:\n" + "\n".join(wrong)
+            )
+        for name, tensor in outputs.items():
+            self.nodes.append(helper.make_node("Identity", [self.names[tensor]], [name], name=name))
+        return [_info(name, tensor) for name, tensor in outputs.items()]
+
+    def _write(self, node: Node) -> None:
+        if node.op.name in ("variable", "constant"):
+            (tensor,) = node.outputs
+            array = self.values(tensor) if node.op.name == "variable" else node.attrs["value"]
+            self.names[tensor] = self.name(self.graph.names[node])
+            self.initializers.append(numpy_helper.from_array(np.array(array, order="C"),
+                                                             self.names[tensor]))  # fmt: skip
+            return
+        writer = _WRITERS.get(node.op.name)
+        if writer is None:
+            raise Unwritable("there is no translation")
+        made = writer(self, node, [self.names[t] for t in node.inputs])
+        names = [made] if isinstance(made, str) else made
+        self.names.update(zip(node.outputs, names, strict=False))
+
+
+def _info(name: str, tensor: Tensor) -> ValueInfoProto:
+    sizes = [s if isinstance(s, int) else _dim_name(s) for s in tensor.shape]
+    code = helper.np_dtype_to_tensor_dtype(tensor.dtype)
+    return helper.make_tensor_value_info(name, code, sizes)
+
+
+def _dim_name(size: Size) -> str:
+    """ONNX takes any text, tools prefer names; unlike people, they tell sizes apart by these."""
+    fresh = filter(is_fresh, symbols(size))
+    names = {symbol: Dim.symbol(f"size_{symbol[1:].partition(' ')[0]}") for symbol in fresh}
+    return str(substitute(size, names)).replace(" ", "")
+
+
+@spelt(OnnxError)
+def save(
+    path: str | os.PathLike[str] | None,
+    outputs: Any,
+    *,
+    inputs: Any = None,
+    values: Session | Mapping[Any, Any] | None = None,
+) -> ModelProto:
+    """Write a graph as an ONNX model (opset 20); give the model, too.
+
+    Args:
+        path: where to; None to write no file.
+        outputs: a tensor, a list of them, or {name: tensor}.
+        inputs: placeholders in order, or {name: placeholder}; default: all, by their names.
+        values: of the variables: a session, or {variable: array} by tensor or name, which has to
+            have all of them; default: the initial ones.
+
+    Raises:
+        UnsupportedOnnxError: lists every node that ONNX cannot say.
+        OnnxError: an argument is wrong, or the model is larger than protobuf allows.
+    """
+    with located("save"):
+        named = _named("output", outputs)
+        graph = Graph(list(named.values()))
+        given = _named("input", inputs) if inputs is not None else _placeholders(graph)
+        _check_inputs(graph, given)
+    export = Export(graph, _reader(values, graph))
+    infos = [export.input(tensor, name) for name, tensor in given.items()]
+    made = export.write(named)
+    proto = helper.make_graph(
+        export.nodes, "graphflow", infos, made, initializer=export.initializers
+    )
+    model = helper.make_model(
+        proto,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="graphflow",
+        producer_version=_version.__version__,
+    )
+    size = model.ByteSize()
+    if size > LIMIT:
+        raise OnnxError(f"the model has {size} bytes, protobuf takes {LIMIT}")
+    checker.check_model(model)
+    if path is not None:
+        _store(Path(path), model.SerializeToString())
+    return model
+
+
+def _named(what: str, tensors: Any) -> dict[str, Tensor]:
+    if isinstance(tensors, Tensor):
+        tensors = [tensors]
+    if isinstance(tensors, Mapping):
+        named = dict(tensors)
+    elif isinstance(tensors, list | tuple):
+        named = {}
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise ArgumentError(f"an {what} is a tensor, not {tensor!r}")
+            named[_free(tensor.name.replace("/", "_"), named)] = tensor
+    else:
+        raise ArgumentError(f"{what}s are a tensor, a list or {{name: tensor}}, not {tensors!r}")
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor) or not isinstance(name, str) or not name:
+            raise ArgumentError(f"an {what} is a tensor with a name, not {name!r}: {tensor!r}")
+    return named
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    free, number = name, 1
+    while free in taken:
+        free, number = f"{name}_{number}", number + 1
+    return free
+
+
+def _placeholders(graph: Graph) -> dict[str, Tensor]:
+    return {graph.names[node].replace("/", "_"): node.outputs[0] for node in graph.placeholders}
+
+
+def _check_inputs(graph: Graph, given: Mapping[str, Tensor]) -> None:
+    nodes = [tensor.node for tensor in given.values()]
+    for tensor in given.values():
+        if tensor.node.op.name != "placeholder":
+            raise ArgumentError(f"input {tensor.name!r} is a {tensor.node.op.name}, no placeholder")
+    missing = [node.name for node in graph.placeholders if node not in nodes]
+    if missing:
+        raise ArgumentError(f"the outputs also depend on placeholders {', '.join(missing)}")
+
+
+def _reader(values: Session | Mapping[Any, Any] | None, graph: Graph) -> Callable[[Tensor], Array]:
+    """Where the value of a variable comes from.
+
+    Raises:
+        OnnxError: a dict lacks variables of the graph.
+    """
+
+    def initial(tensor: Tensor) -> Array:
+        start = tensor.node.attrs["initial"]
+        return np.asarray(start() if callable(start) else start)
+
+    if values is None:
+        return initial
+    if isinstance(values, Session):
+        return values.get
+    if not isinstance(values, Mapping):
+        raise OnnxError(f"save at {user_location()}: values are a session or a dict")
+    names = [node.name for node in graph.variables]
+    lacking = [
+        n.name for n in graph.variables if n.outputs[0] not in values and n.name not in values
+    ]
+    if lacking:
+        spare = [key for key in values if isinstance(key, str) and key not in names]
+        unexpected = f"; no variable is named {some(spare)}" if spare else ""
+        raise OnnxError(
+            f"save at {user_location()}: values lack variables {some(lacking)}{unexpected}; give "
+            f"all of them. {meant(lacking[0], spare)}".rstrip()
+        )
+
+    def given(tensor: Tensor) -> Array:
+        found = values[tensor] if tensor in values else values[tensor.name]
+        return convert(tensor.node, found, OnnxError)
+
+    return given
+
+
+def _store(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(content)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise OnnxError(f"{path} cannot be written: {error.strerror}") from None

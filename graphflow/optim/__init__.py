@@ -1,0 +1,18 @@
+"""Optimisers, gradient clipping and loss scaling: the names of `gf.optim`."""
+
+from graphflow.optim.loss_scaling import LossScaling
+from graphflow.optim.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Optimizer,
+    RMSProp,
+    clip_by_global_norm,
+)
+from graphflow.optim.update_targets import Rate, Target
+
+__all__ = [
+    "SGD", "Adagrad", "Adam", "AdamW", "LossScaling", "Optimizer", "RMSProp", "Rate", "Target",
+    "clip_by_global_norm",
+]  # fmt: skip

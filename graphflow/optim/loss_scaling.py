@@ -1,0 +1,128 @@
+"""Loss scaling: keeps small gradients from vanishing in float16, as a part of the graph.
+
+`minimize(loss, scaling=LossScaling())` differentiates scale·loss. The scale is a variable that
+finds its own value: it rises while all gradients are finite and falls when one is not, and such a
+step changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow import init
+from graphflow.base.argument_checks import spelt
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError
+from graphflow.frontend.builders import assign
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, made_by, user_location
+from graphflow.ir.spec import is_half
+
+LEAST, MOST = 2.0**-24, 2.0**120
+
+
+@spelt(ArgumentError)
+@dataclass(frozen=True)
+class LossScaling:
+    """Gradients of scale·loss, divided by the scale: small ones survive float16 on the way.
+
+    A step with a gradient that is infinite or NaN changes no parameter and no slot, and the scale
+    is multiplied by `backoff`; after `interval` steps in a row without one it is multiplied by
+    `growth`. It stays between 2⁻²⁴ and 2¹²⁰.
+
+    Args:
+        initial: the first scale, or a float32 scalar variable to keep it in (to fetch it, or to
+            have it saved under a name).
+        interval: steps.
+
+    Raises:
+        ArgumentError: initial is out of range, growth below 1, backoff not in (0, 1], or interval
+            no int from 1.
+
+    Source: Micikevicius et al., ICLR 2018, with the numbers of torch.amp.GradScaler.
+    """
+
+    initial: float | Tensor = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+    def __post_init__(self) -> None:
+        given = self.initial
+        if isinstance(given, Tensor):
+            if given.node.op is not REGISTRY["variable"] or repr(given.spec) != "float32()":
+                self._refuse("initial is a number or a float32 scalar variable", given)
+        elif not _is_number(given) or not LEAST <= given <= MOST:
+            self._refuse("initial is a number from 2**-24 to 2**120", given)
+        if not _is_number(self.growth) or not 1 <= self.growth < np.inf:
+            self._refuse("growth is a number from 1", self.growth)
+        if not _is_number(self.backoff) or not 0 < self.backoff <= 1:
+            self._refuse("backoff is a number above 0, up to 1", self.backoff)
+        if type(self.interval) is not int or self.interval < 1:
+            self._refuse("interval is an int from 1", self.interval)
+
+    def _refuse(self, what: str, given: Any) -> None:
+        raise ArgumentError(f"LossScaling at {user_location()}: {what}, not {given!r}")
+
+    def variable(self) -> Tensor:
+        """The variable of the scale."""
+        if isinstance(self.initial, Tensor):
+            return self.initial
+        return _state("loss_scale", init.full((), float(self.initial)))
+
+    def unscaled(self, grads: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
+        """Gradients of the loss from those of scale·loss; 16 bits become float32 first."""
+        unscaled = []
+        for gradient in grads:
+            with made_by(gradient.node, "train/"):
+                wide = gradient
+                if is_half(gradient.dtype):
+                    wide = FUNCTIONS["astype"](gradient, "float32")
+                unscaled.append(wide / FUNCTIONS["astype"](scale, wide.dtype))
+        return unscaled
+
+    def updates(self, scale: Tensor, finite: Tensor) -> list[Tensor]:
+        """Assignments of the scale and of the number of good steps in a row."""
+        where = FUNCTIONS["where"]
+        with made_by(scale.node, "train/"):
+            good = _state(f"{scale.node.name}/good_steps", init.zeros((), "int64"))
+            grows = good >= self.interval - 1
+            risen = FUNCTIONS["minimum"](scale * float(self.growth), MOST)
+            fallen = FUNCTIONS["maximum"](scale * float(self.backoff), LEAST)
+            kept = FUNCTIONS["logical_and"](finite, FUNCTIONS["logical_not"](grows))
+            return [
+                assign(scale, where(finite, where(grows, risen, scale), fallen)),
+                assign(good, where(kept, good + 1, 0)),
+            ]
+
+
+def all_finite(grads: Sequence[Tensor]) -> Tensor:
+    """Whether no element of any gradient is infinite or NaN: a bool scalar."""
+    total: Tensor | None = None
+    for gradient in grads:
+        with made_by(gradient.node, "train/"):
+            finite = FUNCTIONS["all"](FUNCTIONS["isfinite"](gradient))
+            total = finite if total is None else FUNCTIONS["logical_and"](total, finite)
+    assert total is not None
+    return total
+
+
+def only_if(finite: Tensor, update: Tensor) -> Tensor:
+    """The assignment, of the variable's own value if not `finite`."""
+    variable, value = update.node.inputs
+    with made_by(variable.node, "train/"):
+        return assign(variable, FUNCTIONS["where"](finite, value, variable))
+
+
+def _state(name: str, initial: init.Initializer) -> Tensor:
+    tensor: Tensor = REGISTRY["variable"](
+        initial=initial, trainable=False, shape=initial.shape, dtype=initial.dtype, named=False,
+        name=name,
+    )  # fmt: skip
+    return tensor
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

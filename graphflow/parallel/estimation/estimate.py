@@ -1,0 +1,242 @@
+"""A step of training a large GPT with one layout of it, estimated.
+
+    GPT + Layout + Site ─costs of a block, schedule task by task, rings over links→ Estimate
+
+The layout is Megatron-LM's: tensor parallel devices lie next to each other, then replicas, then the
+stages of a pipeline.
+
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", SC 2021; Rajbhandari et al., "ZeRO", SC 2020, for state in shares; Korthikanti et al.,
+"Reducing Activation Recomputation in Large Transformer Models", MLSys 2023, for cut sequences.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.parallel.estimation.gpt import GPT, Cost, block, head
+from graphflow.parallel.pipelining.schedule import Schedule, run
+from graphflow.parallel.pipelining.schedules import interleaved, one_f_one_b
+from graphflow.placement.clusters.hardware_catalog import Wire, product, wire
+
+SLOTS = 12
+"""Bytes of a weight's float32 copy and Adam's two slots."""
+ADAM = 6 + SLOTS
+"""Bytes that a weight takes while it is trained in mixed precision: 2 for itself, 4 for its
+gradient, which micro-batches add up, and its slots."""
+STEADY = 4
+"""Micro-batches a stage after which a pipeline repeats itself: as many more as there are stages
+take as long as those before, so that long ones need not be run to their end."""
+RESERVED = 0.08
+"""Of a device's memory: the context, libraries' workspaces, fragments."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a GPT lies on devices, and how its batch goes through them.
+
+    Attributes:
+        data, model, stages: devices along each axis of the mesh.
+        chunks: stages that each device of a pipeline has.
+        micro: samples of a micro-batch.
+        recompute: whether a block's forward pass is computed again.
+        sequence: whether what tensor parallelism leaves whole, norms and sums, is cut along tokens.
+        shard_state: whether each replica has a share of the slots and updates its weights only.
+    """
+
+    data: int
+    model: int
+    stages: int
+    chunks: int
+    micro: int
+    recompute: bool
+    sequence: bool
+    shard_state: bool
+
+    @property
+    def bytes_of_a_weight(self) -> float:
+        """That a device keeps of it while it is trained."""
+        return ADAM - SLOTS + SLOTS / (self.data if self.shard_state else 1)
+
+
+@dataclass(frozen=True)
+class Estimate(Layout):
+    """A step of training with one layout.
+
+    Attributes:
+        seconds: of a step.
+        bubble: share of the pipeline's time that is idle.
+        memory: bytes of the device that needs most.
+        sent: bytes that a device sends in a step, by what for: "model", "stages", "data".
+        flops: that a device reaches, flop/s, what is recomputed counted (as the literature does).
+    """
+
+    seconds: float
+    bubble: float
+    memory: int
+    sent: dict[str, float]
+    flops: float
+
+    def __str__(self) -> str:
+        sent = ", ".join(f"{what} {nbytes / 1e9:.2f}" for what, nbytes in self.sent.items())
+        return (
+            f"data {self.data:>4} × model {self.model} × stages {self.stages:>2}"
+            f"{f' × {self.chunks}' if self.chunks > 1 else '    '}  micro {self.micro}"
+            f"{' recompute' if self.recompute else '          '}  {self.seconds:8.2f} s  "
+            f"bubble {self.bubble:5.1%}  {self.memory / 1e9:6.1f} GB  "
+            f"{self.flops / 1e12:6.1f} Tflop/s  sends {sent} GB"
+        )
+
+
+@dataclass(frozen=True)
+class Site:
+    """What devices and links there are."""
+
+    hardware: str
+    hosts_of: int
+    network: str
+
+    @property
+    def memory(self) -> float:
+        return product(self.hardware).memory * (1 - RESERVED)
+
+    @property
+    def bandwidth(self) -> float:
+        return product(self.hardware).bandwidth
+
+    def link(self, span: int) -> Wire:
+        """Between neighbours of a group that spans so many devices."""
+        return wire(product(self.hardware).peer if span <= self.hosts_of else self.network)
+
+    def all_reduce(self, ranks: int, size: float, apart: int) -> float:
+        """Seconds of a sum over ranks, of which each host has as many as fit: rings go through the
+        network's links of all of them.
+
+        Args:
+            apart: devices from one rank to the next.
+        """
+        if ranks == 1:
+            return 0.0
+        link = self.link(ranks * apart)
+        beside = max(1, self.hosts_of // apart) if ranks * apart > self.hosts_of else 1
+        bandwidth = min(beside * link.bandwidth, wire(product(self.hardware).peer).bandwidth)
+        return 2 * (ranks - 1) * (link.latency + size / ranks / max(bandwidth, link.bandwidth))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a device has of a model: bytes of weights and slots, weights, blocks of a stage,
+    micro-batches, bytes between stages, and costs."""
+
+    weights: float
+    layers: int
+    count: int
+    boundary: float
+    block: Cost
+    head: Cost
+
+
+def _parts(model: GPT, site: Site, batch: int, layout: Layout) -> _Parts:
+    tensor, micro = layout.model, layout.micro
+    return _Parts(
+        _weights(model, layout),
+        model.layers // layout.stages // layout.chunks,
+        batch // layout.data // micro,
+        micro * model.sequence * model.width * 2.0,
+        block(model, site.hardware, tensor, micro, layout.sequence),
+        head(model, site.hardware, tensor, micro),
+    )
+
+
+def _weights(model: GPT, layout: Layout) -> float:
+    """Of the first stage, which has the embeddings."""
+    blocks = model.layers * model.weights_of_a_block / layout.stages
+    return (blocks + model.weights_of_the_ends) / layout.model
+
+
+def fits(model: GPT, site: Site, batch: int, layout: Layout) -> bool:
+    """Whether it fits in memory; the graph of a block is made only where the weights do."""
+    if _weights(model, layout) * layout.bytes_of_a_weight > site.memory:
+        return False
+    return _memory(_parts(model, site, batch, layout), layout) <= site.memory
+
+
+def _memory(parts: _Parts, layout: Layout) -> float:
+    """Bytes of the device that needs most: of a pipeline's first one, which stores most
+    micro-batches, or of its last one, which has the scores of the vocabulary."""
+    stages, chunks = layout.stages, layout.chunks
+    first = float(min(parts.count, stages))
+    if chunks > 1:
+        first = min(parts.count, stages + (stages - 1) / chunks)
+    own = parts.layers * chunks
+
+    def kept(stored: float) -> float:
+        if layout.recompute:
+            inputs = parts.boundary / (layout.model if layout.sequence else 1)
+            return stored * own * inputs + parts.block.kept
+        return stored * own * parts.block.kept
+
+    ends = kept(first if stages == 1 else 1.0) + parts.head.kept
+    return parts.weights * layout.bytes_of_a_weight + max(kept(first), ends)
+
+
+def makespan(
+    count: int, chunks: int, forwards: list[float], backwards: list[float], transfer: float
+) -> float:
+    """Seconds of a pipeline of so many micro-batches."""
+    total = len(forwards)
+    stages = total // chunks
+
+    def of(count: int) -> float:
+        return run(_schedule(total, count, chunks), forwards, backwards, transfer=transfer).makespan
+
+    least = STEADY * stages + count % stages
+    if count <= least + stages:
+        return of(count)
+    first = of(least)
+    return first + (count - least) // stages * (of(least + stages) - first)
+
+
+@lru_cache(maxsize=32)
+def _schedule(stages: int, microbatches: int, chunks: int) -> Schedule:
+    """Many layouts of a model differ in other things."""
+    if chunks == 1:
+        return one_f_one_b(stages, microbatches)
+    return interleaved(stages, microbatches, chunks)
+
+
+def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = True) -> Estimate:
+    """One layout; its pipeline task by task, or by closed forms."""
+    data, tensor, stages, chunks = layout.data, layout.model, layout.stages, layout.chunks
+    parts = _parts(model, site, batch, layout)
+    block, head, count = parts.block, parts.head, parts.count
+    reduce = site.all_reduce(tensor, parts.boundary, 1)
+    forward = parts.layers * (block.forward + 2 * reduce)
+    backward = parts.layers * (block.backward + 2 * reduce) + (forward if layout.recompute else 0.0)
+    last = head.forward + head.backward
+    link = site.link(stages * tensor * data if stages > 1 else 1)
+    transfer = link.latency + parts.boundary / tensor / link.bandwidth
+    if exact:
+        ends = [0.0] * (stages * chunks - 1) + [1.0]
+        forwards = [forward + end * head.forward for end in ends]
+        backwards = [backward + end * head.backward for end in ends]
+        pipeline = makespan(count, chunks, forwards, backwards, transfer)
+    else:
+        each = forward + backward
+        pipeline = count * (chunks * each + last) + (stages - 1) * (each + 2 * transfer)
+    reduced = site.all_reduce(data, parts.weights * 2.0, tensor)
+    updated = parts.weights / (data if layout.shard_state else 1)
+    seconds = pipeline + reduced + updated * (ADAM + 8) / site.bandwidth
+    busy = count * (chunks * (forward + backward) + last / stages)
+    sums = 4 + 2 * layout.recompute + layout.sequence  # what was gathered is so again
+    sent = {
+        "model": sums * 2 * (tensor - 1) / tensor * parts.boundary * parts.layers * chunks * count,
+        "stages": 2 * parts.boundary / tensor * count * chunks * (stages > 1),
+        "data": 2 * (data - 1) / data * parts.weights * 2.0,
+    }
+    return Estimate(
+        **vars(layout), seconds=seconds, bubble=max(0.0, 1 - busy / pipeline),
+        memory=int(_memory(parts, layout)), sent=sent,
+        flops=model.flops(batch, layout.recompute) / seconds / (data * tensor * stages),
+    )  # fmt: skip

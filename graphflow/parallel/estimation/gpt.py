@@ -1,0 +1,218 @@
+"""A GPT in sizes, and what its parts cost on a device: for questions of what if.
+
+    GPT ─block, head→ graphs with abstract weights ─planned on one device of a product→ Cost
+
+Weights are declared and never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from math import ceil
+
+import graphflow.init as init
+from graphflow.base.argument_checks import checks
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError, ScheduleError
+from graphflow.frontend.builders import placeholder, variable
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import FUNCTIONS, Tensor, user_location
+from graphflow.ir.spec import nbytes
+from graphflow.parallel.mesh.count_arguments import count_of, settle
+from graphflow.passes import optimize
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.plans.planning import outlook
+from graphflow.transforms.reverse_mode import gradients
+
+
+@checks(ArgumentError)
+@dataclass(frozen=True)
+class GPT:
+    """The sizes of a GPT.
+
+    Args:
+        layers: blocks. width: of a token. heads: of attention. sequence: tokens of a sample.
+        vocabulary: rows of the embedding, which is also the head.
+        fused: whether attention keeps its scores on the chip, as kernels do since 2022; else they
+            go to memory and back, as in the systems whose figures were published before.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    sequence: int = 2048
+    vocabulary: int = 51200
+    fused: bool = True
+
+    def __post_init__(self) -> None:
+        where = f"GPT at {user_location()}"
+        for each in fields(self)[:-1]:
+            settle(self, **{each.name: check_count(where, each.name, getattr(self, each.name))})
+        if not isinstance(self.fused, bool):
+            raise ScheduleError(f"{where}: fused is True or False, not {self.fused!r}")
+        if self.width % self.heads:
+            raise ScheduleError(
+                f"{where}: a width of {self.width} does not divide into {self.heads} heads"
+            )
+
+    @property
+    def weights(self) -> int:
+        """How many there are."""
+        return self.layers * self.weights_of_a_block + self.weights_of_the_ends
+
+    @property
+    def weights_of_a_block(self) -> int:
+        """Of attention, the two products after it, biases and norms."""
+        return 12 * self.width**2 + 13 * self.width
+
+    @property
+    def weights_of_the_ends(self) -> int:
+        """Of the embeddings of tokens and places; the last stage of a pipeline has those of tokens
+        once more."""
+        return (self.vocabulary + self.sequence) * self.width
+
+    def flops(self, batch: int, recompute: bool = False) -> float:
+        """Of the matrix products of a training step."""
+        h, s, layers = self.width, self.sequence, self.layers
+        forward = layers * (24 * batch * s * h * h + 4 * batch * s * s * h)
+        head = 2 * batch * s * h * self.vocabulary
+        return (4.0 if recompute else 3.0) * forward + 3.0 * head
+
+
+def check_count(where: str, what: str, number: object) -> int:
+    """A number from 1 up; refuse what is none.
+
+    Raises:
+        ScheduleError: see above.
+    """
+    count = count_of(number)
+    if count is None:
+        raise ScheduleError(f"{where}: {what} is a number from 1 up, not {number!r}")
+    return count
+
+
+# Costs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a part of a network for one micro-batch: seconds forwards and backwards, and bytes that
+    the backward pass reads."""
+
+    forward: float
+    backward: float
+    kept: float
+
+
+@cache
+def block(model: GPT, hardware: str, tensor: int, micro: int, sequence: bool = False) -> Cost:
+    """What one block takes, or what one of `tensor` devices has of it.
+
+    Args:
+        sequence: whether norms and what is added to their results have a share of the tokens on
+            each device; products get the tokens of all devices, which are not kept.
+    """
+    h, own = model.width, model.width // tensor
+    heads, s = model.heads // tensor, model.sequence
+    x = placeholder("float16", (micro, ceil(s / tensor) if sequence else s, h), name="x")
+    weights: list[Tensor] = []
+    made: list[Tensor] = []  # what goes to other devices
+    got: list[Tensor] = []  # what comes from them
+
+    def weight(*shape: int) -> Tensor:
+        weights.append(variable(init.zeros(shape, "float16")))
+        return weights[-1]
+
+    def exchanged(mine: Tensor, tokens: int) -> Tensor:
+        if not sequence:
+            return mine
+        made.append(mine)
+        got.append(placeholder("float16", (micro, tokens, h), name=f"got{len(got)}"))
+        return got[-1]
+
+    def normed(y: Tensor) -> Tensor:
+        return exchanged(FUNCTIONS["layer_norm"](y, weight(h), weight(h)), s)
+
+    def added(y: Tensor, part: Tensor) -> Tensor:
+        sums: Tensor = y + exchanged(part, int(y.shape[1])) + weight(h)
+        return sums
+
+    n = normed(x)
+    q, k, v = (_heads(n @ weight(h, own) + weight(own), heads) for _ in range(3))
+    seen = FUNCTIONS["permute_dims"](_attended(model, q, k, v), (0, 2, 1, 3))
+    seen = FUNCTIONS["reshape"](seen, (micro, s, own))
+    y = added(x, seen @ weight(own, h))
+    n = normed(y)
+    up = FUNCTIONS["gelu"](n @ weight(h, 4 * own) + weight(4 * own))
+    y = added(y, up @ weight(4 * own, h))
+    return _cost([y, *made], [x, *got, *weights], hardware, dict.fromkeys(got, tensor))
+
+
+@cache
+def head(model: GPT, hardware: str, tensor: int, micro: int) -> Cost:
+    """What the last product and the loss take: a share of the vocabulary."""
+    x = placeholder("float16", (micro * model.sequence, model.width), name="x")
+    table = variable(init.zeros((model.width, ceil(model.vocabulary / tensor)), "float16"))
+    scores = x @ table
+    top = FUNCTIONS["log_softmax"](scores.astype("float32"))
+    return _cost([FUNCTIONS["mean"](top)], [x, table], hardware)
+
+
+def _attended(model: GPT, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention as one kernel; or by way of its scores."""
+    if model.fused:
+        fused: Tensor = FUNCTIONS["attention"](q, k, v, causal=True)
+        return fused
+    scaled = q * int(q.shape[-1]) ** -0.5
+    scores = scaled @ FUNCTIONS["permute_dims"](k, (0, 1, 3, 2))  # a mask is the softmax kernel's
+    seen: Tensor = FUNCTIONS["softmax"](scores) @ v
+    return seen
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    b, s, width = x.shape
+    cut = FUNCTIONS["reshape"](x, (b, s, heads, width // heads))
+    turned: Tensor = FUNCTIONS["permute_dims"](cut, (0, 2, 1, 3))
+    return turned
+
+
+def _cost(
+    ys: list[Tensor], xs: list[Tensor], hardware: str, shares: Mapping[Tensor, int] | None = None
+) -> Cost:
+    """Of a graph of one device.
+
+    Args:
+        shares: of what is kept, into how many parts that are kept elsewhere; default: whole.
+    """
+    seeds = [placeholder(y.dtype, y.shape, name=f"seed{i}") for i, y in enumerate(ys) if y.ndim]
+    one = Cluster.hypothetical(1, hardware)
+    forward = optimize(Graph(ys))
+    whole = optimize(Graph([*ys, *gradients(ys, xs, seeds or None)]))
+
+    def seconds(graph: Graph) -> float:
+        return outlook(graph, one, {}, "single").seconds
+
+    ahead = seconds(forward)
+    inside = set(Graph(whole.outputs[: len(ys)]).nodes)
+    kept = {
+        _source(t)
+        for node in whole.nodes
+        if node not in inside
+        for t in node.inputs
+        if t.node in inside
+    }
+    size = sum(
+        nbytes(t.spec) / (shares or {}).get(t, 1)
+        for t in kept
+        if t.node.op.name not in ("variable", "constant")
+    )
+    return Cost(ahead, seconds(whole) - ahead, float(size))
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """What another shape of it is a view of."""
+    while tensor.node.op.name == "reshape":
+        tensor = tensor.node.inputs[0]
+    return tensor

@@ -1,0 +1,167 @@
+"""What if: training steps of large GPTs on clusters that one does not have.
+
+    found = gf.parallel.what_if(gf.parallel.GPT(layers=96, width=12288, heads=96), "a100+half",
+                                devices=1024, batch=1536)
+    print(found)
+
+The costs of a block come from its graph (weights are declared, never made), planned on one device
+of the product; those of a pipeline from its schedule, task by task; those of collectives from the
+links. A network of a hundred billion weights on a thousand devices takes seconds to search.
+
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", SC 2021, for the layout (tensor parallel within a host, pipelines across hosts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isqrt
+
+from graphflow.base.argument_checks import checks
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError, MemoryLimitError, ScheduleError
+from graphflow.ir.op import user_location
+from graphflow.parallel.estimation.estimate import ADAM, Estimate, Layout, Site, estimate, fits
+from graphflow.parallel.estimation.gpt import GPT, check_count
+from graphflow.placement.clusters.hardware_catalog import wire
+
+SIMULATED = 16
+"""Strategies whose pipelines are simulated task by task: those that are best by closed forms."""
+
+SHOWN = 10
+"""Of these, how many are printed."""
+
+MOST = 10_000_000
+"""Devices that a cluster may have: all meshes of them are gone through."""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What was estimated, best first. Print it."""
+
+    model: GPT
+    tried: tuple[Estimate, ...]
+
+    @property
+    def best(self) -> Estimate:
+        """The strategy whose step takes the least time."""
+        return self.tried[0]
+
+    def __str__(self) -> str:
+        shown = self.tried[:SHOWN]
+        head = (
+            f"GPT of {self.model.weights / 1e9:.1f} billion weights, the best {len(shown)} of "
+            f"{len(self.tried)} simulated (GB: of the fullest device; sends: each device, a step):"
+        )
+        return "\n".join([head, *(f"  {each}" for each in shown)])
+
+
+@checks(ArgumentError)
+def what_if(
+    model: GPT,
+    hardware: str = "a100+half",
+    *,
+    devices: int,
+    batch: int,
+    hosts_of: int = 8,
+    network: str = "infiniband-hdr",
+    tensor: int | None = None,
+    stages: int | None = None,
+    recompute: bool | None = None,
+    sequence: bool = True,
+    shard_state: bool = True,
+) -> WhatIf:
+    """Estimate every mesh of data, tensor and pipeline parallelism on a cluster.
+
+    Args:
+        hardware: a product, see docs/clusters.md; "+half" computes 16 bits on tensor cores.
+        devices: how many.
+        batch: samples of a step.
+        hosts_of: devices of a host, between which tensor parallelism stays.
+        network: link of each device to other hosts.
+        tensor, stages, recompute: only strategies with this; default: all.
+        sequence: whether norms and sums are cut along tokens where products are along the model.
+        shard_state: whether replicas have shares of the optimiser's state. Both cost nothing here,
+            so that there is nothing to search: systems before them had neither.
+
+    Raises:
+        MemoryLimitError: nothing fits.
+        ScheduleError: a number without sense, or a mesh that there is not.
+        ClusterError: unknown hardware.
+    """
+    where = f"what_if at {user_location()}"
+    if not isinstance(model, GPT):
+        raise ScheduleError(f"{where}: the model is a gf.parallel.GPT, not {model!r}")
+    counts = {"devices": devices, "batch": batch, "hosts_of": hosts_of}
+    asked_for = {"tensor": tensor, "stages": stages}
+    for what, number in (counts | {k: n for k, n in asked_for.items() if n is not None}).items():
+        check_count(where, what, number)
+    devices, batch, hosts_of = map(int, counts.values())  # numpy's would overflow
+    flags = {"recompute": recompute, "sequence": sequence, "shard_state": shard_state}
+    for what, flag in flags.items():
+        if not isinstance(flag, bool) and (what, flag) != ("recompute", None):
+            raise ScheduleError(f"{where}: {what} is True or False, not {flag!r}")
+    if devices > MOST:
+        raise ScheduleError(f"{where}: {devices:,} devices are more than {MOST:,}")
+    wire(network)  # of one host, too: who names none that there is meant another
+    site = Site(hardware, hosts_of, network)
+    asked = [
+        layout
+        for layout in _layouts(model, devices, batch, hosts_of, sequence, shard_state)
+        if tensor in (None, layout.model) and stages in (None, layout.stages)
+        if recompute in (None, layout.recompute)
+    ]
+    if not asked:
+        raise ScheduleError(
+            f"{where}: there is no mesh of {devices} devices with {tensor or 'any'} along the "
+            f"model and {stages or 'any'} stages: those along the model divide a host (of "
+            f"{hosts_of}), the {model.heads} heads and the width {model.width}, stages the "
+            f"{model.layers} layers, replicas the batch of {batch}, and all of them together the "
+            "devices; leave one of them open"
+        )
+    layouts = [layout for layout in asked if fits(model, site, batch, layout)]
+    rough = {layout: estimate(model, site, batch, layout, exact=False) for layout in layouts}
+    close = sorted(layouts, key=lambda layout: rough[layout].seconds)[:SIMULATED]
+    found = [estimate(model, site, batch, layout) for layout in close]
+    if not found:
+        needed = model.weights * ADAM / devices
+        remedy = "more of them" if needed > site.memory else "more of them, or a smaller batch"
+        raise MemoryLimitError(
+            f"{where}: {model.weights / 1e9:.1f} billion weights take {needed / 1e9:.1f} GB on "
+            f"each of {devices} devices before any activation, of {site.memory / 1e9:.0f} GB that "
+            f"{hardware} has; give it {remedy}"
+        )
+    return WhatIf(model, tuple(sorted(found, key=lambda e: e.seconds)))
+
+
+# Layouts --------------------------------------------------------------------------------------
+
+
+def _layouts(
+    model: GPT, devices: int, batch: int, hosts_of: int, sequence: bool, shard_state: bool
+) -> Iterator[Layout]:
+    """All that divide."""
+    for tensor in _divisors(min(hosts_of, devices)):
+        if model.heads % tensor or model.width % tensor or devices % tensor:
+            continue
+        for stages in _divisors(devices // tensor):
+            data = devices // tensor // stages
+            if model.layers % stages or batch % data:
+                continue
+            for micro in (1, 2, 4, 8):
+                if (batch // data) % micro:
+                    continue
+                count = batch // data // micro
+                for chunks in _divisors(model.layers // stages):
+                    if chunks > 8 or (chunks > 1 and (stages == 1 or count % stages)):
+                        continue
+                    for recompute in (False, True):
+                        yield Layout(
+                            data, tensor, stages, chunks, micro, recompute,
+                            sequence and tensor > 1, shard_state and data > 1,
+                        )  # fmt: skip
+
+
+def _divisors(n: int) -> list[int]:
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})

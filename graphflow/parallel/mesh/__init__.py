@@ -1,0 +1,1 @@
+"""Device meshes, and how tensors are laid out over them."""

@@ -1,0 +1,340 @@
+"""Pipelines that do not flush: each micro-batch is a batch of its own, and its gradient updates the
+weights while others are on their way.
+
+A training step is written once for each micro-batch. Its forward and its backward pass read the
+version of the weights that the schedule gives them (PipeDream's stash costs nothing here: a version
+is a tensor, and lives as long as something reads it), updates read the newest one. One `run` is a
+window of micro-batches: between two runs the pipeline drains.
+
+Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from functools import reduce
+from operator import add
+from typing import Any
+
+from graphflow.errors import ScheduleError
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.graph import Body, Graph
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by, make_node
+from graphflow.ir.spec import Dim, Size, Span, alone, is_inexact, show_shape, substitute, symbols
+from graphflow.parallel.mesh.device_mesh import MICRO, Cuts, Mesh, Piece, Split
+from graphflow.parallel.mesh.layouts import whole
+from graphflow.parallel.pipelining.flushing_pipeline import every_stage, phases_of, recomputing
+from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, sequence
+from graphflow.parallel.pipelining.stage_report import Staged
+from graphflow.parallel.pipelining.stages import FREE
+from graphflow.parallel.sharding.batch_axis import equal_sizes
+from graphflow.parallel.sharding.partitioner import Pieces, Sharded, Share
+
+_BATCH = Split((MICRO,))
+
+
+def unrolled(
+    graph: Graph,
+    stages: Mapping[Node, int],
+    schedule: Schedule,
+    devices: Sequence[DeviceName],
+    batch: Sequence[Tensor],
+    known: Mapping[Node, Pieces] | None = None,
+) -> Sharded:
+    """A training graph as a pipeline that does not flush.
+
+    What is fetched is, for scalars, the mean over the micro-batches (of what updates make, over
+    these); for what has the batch as its first axis, all of them in their order; for variables what
+    they were as the window began, and for updates what they are.
+
+    Args:
+        graph: as the user built it for one micro-batch, with gradients and updates.
+        stages: of the nodes of its forward pass, see `stages_of`.
+        devices: of the schedule.
+        batch: placeholders whose first axis is the batch: a symbol, that all of them share.
+        known: variables that are there already.
+
+    Raises:
+        ScheduleError: the batch has no symbol, or a fetch is neither scalar nor led by the batch.
+    """
+    return _Unrolling(graph, stages, schedule, devices, batch, known or {}).run()
+
+
+class _Unrolling:
+    """One graph on its way through the micro-batches."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        stages: Mapping[Node, int],
+        schedule: Schedule,
+        devices: Sequence[DeviceName],
+        batch: Sequence[Tensor],
+        known: Mapping[Node, Pieces],
+    ) -> None:
+        self.graph = graph
+        self.schedule = schedule
+        self.devices = devices
+        self.batch = [t for t in batch if t.node in graph.names]
+        self.known = known
+        self.stages = stages
+        self.where = every_stage(graph, stages)
+        count = schedule.microbatches
+        self.mesh = Mesh({MICRO: count}, [DeviceName()] * count, frozenset({MICRO}))
+        self.cuts = Cuts(self.mesh)
+        self.symbols = self._symbols()
+        self.used = schedule.versions
+        self.ranks = {task: turn for turn, (_, task) in enumerate(sequence(schedule))}
+        self.tasks: dict[Node, Task] = {}
+        self.shares: dict[Node, Share] = {}
+        self.variables = {v: self._variable(v) for v in graph.variables}
+        self.history = {v: [pieces.nodes[0].outputs[0]] for v, pieces in self.variables.items()}
+        self.updated = {node.inputs[0].node for node in graph.of_op("assign")}
+        phases = phases_of(graph, stages, schedule)
+        later = self._goes_on(phases)
+        self.phases = {n: phase for n, phase in phases.items() if n not in later}
+        self.phases |= dict.fromkeys(self._before(later), "F")
+        self.copies: list[dict[Tensor, Tensor]] = []  # by micro-batch
+        self.made: list[dict[Tensor, Tensor]] = []  # by update
+
+    def run(self) -> Sharded:
+        group, count = self.schedule.group, self.schedule.microbatches
+        for start in range(0, count, group):
+            members = range(start, min(start + group, count))
+            for i in members:
+                self._pass(i)
+            self._update(members)
+        cut = Graph([self._fetched(t) for t in self.graph.outputs])
+        if self.schedule.recompute:
+            cut = recomputing(cut, self.tasks, self.ranks)
+        return Sharded(
+            self.graph, cut.verify(), self.mesh, self.cuts, self.shares,
+            self.variables, (), (), {}, Staged.of(self.schedule, self.stages, self.devices),
+        )  # fmt: skip
+
+    def _symbols(self) -> list[str]:
+        """The symbols of the batch: one, or several that ops need to be equal.
+
+        Raises:
+            ScheduleError: its size is fixed, or is none of its own.
+        """
+        same = equal_sizes(self.graph)
+        firsts: list[Size] = [t.shape[0] if t.ndim else 0 for t in self.batch]
+        plain = all(alone(d) for d in firsts)
+        first = same.get(firsts[0], firsts[0]) if plain and firsts else None
+        if not isinstance(first, Dim) or any(same.get(d, d) != first for d in firsts):
+            told = ", ".join(f"{t.name!r} {show_shape(t.shape)}" for t in self.batch)
+            raise ScheduleError(
+                f"schedule {self.schedule.name!r} does not flush: each of its "
+                f"{self.schedule.microbatches} micro-batches goes through the network as a batch "
+                f"of its own, of another size than {told}; leave the batch open, one symbol that "
+                "its placeholders share: gf.placeholder('float32', ('B', 784))"
+            )
+        every = dict.fromkeys([*firsts, *(d for d in same if same[d] == first)])
+        for size in every:
+            self.cuts.can(size, _BATCH)
+        return [name for size in every if (name := alone(size))]
+
+    def _variable(self, node: Node) -> Pieces:
+        if node in self.known:
+            return self.known[node].check(node, self.mesh)
+        with made_by(node, "", self._device(node, 0)):
+            name = f"{self.graph.names[node]}{self.mesh.tag((0,))}"
+            twin = make_node(REGISTRY["variable"], (), {**node.attrs, "named": False}, name)
+        all_of_it = tuple(Span(0, int(size)) for size in node.specs[0].shape)
+        count = self.schedule.microbatches
+        return Pieces((twin,) * count, (all_of_it,) * count, whole(len(all_of_it)), self.mesh.sizes)
+
+    # Passes -------------------------------------------------------------------------------------
+
+    def _pass(self, i: int) -> None:
+        """The forward and backward passes of a micro-batch."""
+        mapped: dict[Tensor, Tensor] = {}
+        renaming = _Renaming({name: self._piece(name, i).size for name in self.symbols})
+        for node in self.graph.nodes:
+            if node.op.name == "placeholder":
+                mapped[node.outputs[0]] = self._placeholder(node, i)
+            elif node.op.name == "constant":
+                mapped[node.outputs[0]] = node.outputs[0]
+            elif node in self.phases or (not node.inputs and node.op.name != "variable"):
+                inputs = tuple(self._read(t, mapped, i) for t in node.inputs)
+                task = Task(self.phases.get(node, "F"), self.where[node], i)
+                with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
+                    made = renaming.node(node, inputs)
+                if node in self.phases:
+                    made = made.with_inputs(inputs, turn=self.ranks[task])
+                    self.tasks[made] = task
+                mapped.update(zip(node.outputs, made.outputs, strict=True))
+        self.copies.append(mapped)
+
+    def _read(self, tensor: Tensor, mapped: Mapping[Tensor, Tensor], i: int) -> Tensor:
+        """What a micro-batch reads: of a weight the version that the stage where it lives uses for
+        it, in other stages, too, which would wait for that stage's next update otherwise."""
+        node = tensor.node
+        if node not in self.history:
+            return mapped[tensor]
+        return self.history[node][self.used[self.where[node], i] if node in self.updated else 0]
+
+    def _placeholder(self, node: Node, i: int) -> Tensor:
+        (tensor,) = node.outputs
+        names = [alone(size) for size in tensor.shape]
+        if not any(name in self.symbols for name in names):
+            return tensor
+        pieces = tuple(
+            self._piece(name, i) if name in self.symbols else Piece(0, size, size)
+            for name, size in zip(names, tensor.shape, strict=True)
+        )
+        with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
+            own: Tensor = REGISTRY["placeholder"](
+                shape=tuple(p.size for p in pieces), dtype=tensor.dtype.name, name=node.name
+            )
+        self.shares[own.node] = Share(node, pieces)
+        return own
+
+    def _piece(self, symbol: str, i: int) -> Piece:
+        return self.cuts.piece(Dim.symbol(symbol), _BATCH, (i,))
+
+    def _device(self, node: Node, i: int) -> DeviceName:
+        return self.devices[self.schedule.homes[self.where[node], i]]
+
+    # Updates ------------------------------------------------------------------------------------
+
+    def _update(self, members: range) -> None:
+        """The updates that the gradients of some micro-batches make together."""
+        mapped: dict[Tensor, Tensor] = {}
+        pieces = {name: [self._piece(name, i).size for i in members] for name in self.symbols}
+        renaming = _Renaming({name: reduce(add, sizes) for name, sizes in pieces.items()})
+        for node in self.graph.nodes:
+            if node.op.name == "variable":
+                mapped[node.outputs[0]] = self.history[node][-1]
+            elif node.op.name == "assign":
+                mapped[node.outputs[0]] = self._gradient(node.inputs[1], mapped, members, node)
+            elif self._is_update(node):
+                inputs = tuple(self._gradient(t, mapped, members, node) for t in node.inputs)
+                with made_by(node, f"update={members[-1]}/", self._device(node, 0)):
+                    made = renaming.node(node, inputs)
+                mapped.update(zip(node.outputs, made.outputs, strict=True))
+        for node in self.graph.of_op("assign"):
+            self.history[node.inputs[0].node].append(mapped[node.outputs[0]])
+        self.made.append(mapped)
+
+    def _goes_on(self, phases: Mapping[Node, Phase]) -> set[Node]:
+        """What is computed besides the network from variables that are updated, to update them (a
+        mean of weights over steps), and what reads that: it goes on from the newest version."""
+        besides = [n for n, phase in phases.items() if phase == "F" and n not in self.stages]
+        needed: set[Node] = set()
+        for node in reversed(besides):
+            if any(r not in phases or r in needed for r in self.graph.consumers[node]):
+                needed.add(node)
+        found: set[Node] = set()
+        for node in besides:
+            sources = {t.node for t in node.inputs}
+            if sources & found or (node in needed and sources & self.updated):
+                found.add(node)
+        return found
+
+    def _before(self, later: Set[Node]) -> set[Node]:
+        """What is made of variables, and not in the forward pass, for a backward pass to read: the
+        scale of a loss as one of the loss's dtype."""
+        found: set[Node] = set()
+        for node in reversed(self.graph.nodes):
+            is_read = any(r in self.phases or r in found for r in self.graph.consumers[node])
+            if is_read and node.inputs and node not in self.phases and node not in later:
+                found.add(node)
+        return found
+
+    def _is_update(self, node: Node) -> bool:
+        """Whether an update makes a node: what it reads, and zeros and such of its own size."""
+        made = node.inputs or (node.op.pure and node.op.name not in FREE)
+        return bool(made) and node not in self.phases and node.op.name != "group"
+
+    def _gradient(
+        self, tensor: Tensor, mapped: dict[Tensor, Tensor], members: range, reader: Node
+    ) -> Tensor:
+        """What an update reads: of what micro-batches have made, the mean; of rows of a table, all
+        with their part in that; of what is no float (a batch's size), the last; and what is one
+        thing for all of them (a rate that is fed) as it is."""
+        if tensor not in mapped:
+            parts = list(dict.fromkeys(self.copies[i][tensor] for i in members))
+            with made_by(tensor.node, "mean/", self._device(reader, 0)):
+                mapped[tensor] = parts[-1] if len(parts) == 1 else self._together(tensor, parts)
+        return mapped[tensor]
+
+    def _together(self, tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
+        rows = [d for d, size in enumerate(tensor.shape) if set(self.symbols) & set(symbols(size))]
+        counted = is_inexact(tensor.dtype)
+        if not rows and not counted:
+            return parts[-1]
+        total: Tensor = FUNCTIONS["concat"](parts, axis=rows[0]) if rows else reduce(add, parts)
+        return total * (1.0 / len(parts)) if counted else total
+
+    # Fetches ------------------------------------------------------------------------------------
+
+    def _fetched(self, tensor: Tensor) -> Tensor:
+        node = tensor.node
+        if node.op.name == "group":
+            members = [self._fetched_update(t) for t in node.inputs]
+            with made_by(node, "", DeviceName()):
+                group: Tensor = REGISTRY["group"](*members, name=node.name)
+            return group
+        if node.op.name == "assign":
+            return self._fetched_update(tensor)
+        if node.op.name == "variable":
+            return self.history[node][0]
+        copies = self.copies if tensor in self.copies[0] else self.made
+        parts = [copy[tensor] for copy in copies]
+        with made_by(node, "fetched/", self._device(node, 0)):
+            if tensor.ndim and alone(tensor.shape[0]) in self.symbols:
+                joined: Tensor = FUNCTIONS["concat"](parts)
+                return joined
+            if tensor.ndim == 0 and is_inexact(tensor.dtype):
+                mean: Tensor = reduce(add, parts) * (1.0 / len(parts))
+                return mean
+        raise ScheduleError(
+            f"fetch {node.name!r} (made at {node.location}) of shape {tensor.shape} has a value "
+            "for each micro-batch of a pipeline without flush; fetch floats without axes, of which "
+            "it gives the mean (x.astype('float32') of a count), or tensors with the batch as "
+            "first axis"
+        )
+
+    def _fetched_update(self, tensor: Tensor) -> Tensor:
+        """The last of the updates of a variable, as an assignment."""
+        node = tensor.node
+        if node.op.name == "group":
+            return self._fetched(tensor)
+        variable = node.inputs[0].node
+        own = self.variables[variable].nodes[0].outputs[0]
+        with made_by(node, "", self._device(variable, 0)):
+            assigned: Tensor = REGISTRY["assign"](own, self.history[variable][-1])
+        return assigned
+
+
+class _Renaming:
+    """Writes nodes once more, with other sizes in place of symbols, in the bodies they hold too."""
+
+    def __init__(self, sizes: Mapping[str, Size]) -> None:
+        self._sizes = sizes
+
+    def node(self, node: Node, inputs: tuple[Tensor, ...]) -> Node:
+        attrs = {name: self._value(value) for name, value in node.attrs.items()}
+        return make_node(node.op, inputs, attrs, node.name)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Dim):
+            return substitute(value, self._sizes)
+        if isinstance(value, tuple):
+            return tuple(self._value(each) for each in value)
+        if isinstance(value, Body):
+            return self._body(value)
+        return value
+
+    def _body(self, body: Body) -> Body:
+        mapped: dict[Tensor, Tensor] = {}
+        for node in (*body.inputs, *body.graph.nodes):
+            if node.outputs[0] not in mapped:
+                inputs = tuple(mapped[t] for t in node.inputs)
+                with made_by(node, "", node.device):
+                    made = self.node(node, inputs)
+                mapped.update(zip(node.outputs, made.outputs, strict=True))
+        parameters = tuple(mapped[node.outputs[0]].node for node in body.inputs)
+        return Body(parameters, Graph([mapped[t] for t in body.graph.outputs]), body.results)

@@ -1,0 +1,270 @@
+"""Pipelines: the stages of a network on devices of their own, micro-batches going through them in
+the order of a schedule.
+
+    whole graph ─stages_of→ stage of each node ─divided over micro-batches→ shards
+                ─schedule→ a device and a turn for each
+
+The batch is cut into micro-batches as data parallelism cuts it, so that means, sums and gradients
+are those of the whole batch; the micro-batches of a stage share a device, and its schedule says
+which one has its turn. What stages exchange are ordinary edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf, prod
+
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor
+from graphflow.parallel.mesh.device_mesh import MICRO, WAY, Homes, Mesh, Place, Split
+from graphflow.parallel.mesh.layouts import Layout, whole
+from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, refusal, sequence
+from graphflow.parallel.pipelining.stage_report import Staged
+from graphflow.parallel.pipelining.stages import FREE, origin_of, weight_gradients
+from graphflow.parallel.sharding.partitioner import Pieces, Sharded, divided
+from graphflow.parallel.sharding.replica_terms import ALONE, Terms
+from graphflow.passes import MergeBodies
+
+
+def pipelined(
+    graph: Graph,
+    stages: Mapping[Node, int],
+    schedule: Schedule,
+    devices: Sequence[DeviceName],
+    batch: Sequence[Tensor],
+    outer: Mapping[str, int] | None = None,
+    annotations: Mapping[Tensor, Layout] | None = None,
+    known: Mapping[Node, Pieces] | None = None,
+    fed: Mapping[str, int] | None = None,
+    terms: Terms = ALONE,
+) -> Sharded:
+    """A training graph as a pipeline that flushes.
+
+    Args:
+        graph: as the user built it, with gradients and updates.
+        stages: of the nodes of its forward pass, see `stages_of`.
+        devices: of the schedule's first device, one for each place of `outer`; then of its second.
+        batch: placeholders whose first axis is the batch.
+        outer: sizes of other axes of the mesh, along which each stage is cut as well.
+        annotations: layouts of some tensors along these.
+        known: variables that are there already.
+        fed: sizes of symbols, where a step is about to be fed; see `divided`.
+        terms: on which the devices of a stage go together, where it is on several.
+    """
+    outer = dict(outer or {})
+    where = every_stage(graph, stages)
+    ways = ways_of(schedule)
+    sizes = {**outer, **({WAY: len(ways)} if len(ways) > 1 else {}), MICRO: len(ways[0])}
+    beside, first = prod(outer.values()), len(outer)
+    homes = schedule.homes
+
+    def microbatch(place: Place) -> int:
+        return ways[place[first] if len(ways) > 1 else 0][place[-1]]
+
+    def home_of(node: Node, place: Place) -> int:
+        number = 0
+        for at, size in zip(place, outer.values(), strict=False):
+            number = number * size + at
+        return homes[_of(where, node), microbatch(place)] * beside + number
+
+    mesh = Mesh(sizes, [DeviceName()] * prod(sizes.values()), frozenset({MICRO}))
+    layouts = dict(annotations or {})
+    inner = tuple(sizes)[first:]
+    for tensor in batch:
+        if tensor.node in graph.names:
+            layout = layouts.get(tensor, whole(tensor.ndim))
+            layouts[tensor] = layout.with_dim(0, Split((*layout.dims[0].axes, *inner)))
+    found = Homes(home_of, devices)
+    cut = divided(graph, mesh, layouts, known, found, terms, fed)
+    phases = phases_of(graph, stages, schedule)
+    numbers = [microbatch(place) for place in mesh.places]
+    staged = Staged.of(schedule, stages, devices, beside)
+    return replace(_in_turns(cut, phases, where, schedule, numbers), staged=staged)
+
+
+def with_merged_bodies(
+    graph: Graph, stages: Mapping[Node, int]
+) -> tuple[Graph, Mapping[Node, int]]:
+    """The graph in which a loop or branch and its extension by a gradient are one node, and stages
+    of its nodes too: what reads such a node is another one then, of the same name."""
+    merged = MergeBodies()(graph) if graph.holders else graph
+    if merged is graph:
+        return graph, stages
+    before = {name: node for node, name in graph.names.items()}
+    known = ((node, before[name]) for node, name in merged.names.items())
+    return merged, {**stages, **{node: stages[old] for node, old in known if old in stages}}
+
+
+def ways_of(schedule: Schedule) -> list[list[int]]:
+    """The micro-batches, by the devices that they go through.
+
+    Raises:
+        ScheduleError: there are not as many of each.
+    """
+    homes = schedule.homes
+    found: dict[tuple[int, ...], list[int]] = {}
+    for i in range(schedule.microbatches):
+        found.setdefault(tuple(homes[s, i] for s in range(schedule.stages)), []).append(i)
+    ways = list(found.values())
+    if len(set(map(len, ways))) > 1:
+        few, many = min(ways, key=len), max(ways, key=len)
+        raise refusal(
+            f"schedule {schedule.name!r}",
+            f"micro-batches go over its devices in {len(ways)} ways, {len(few)} in one (such as "
+            f"{few[0]}) and {len(many)} in another (such as {many[0]}); send as many in each, as "
+            "gf.parallel.chimera(2, 4) does, or all in one",
+        )
+    return ways
+
+
+def every_stage(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
+    """A stage for all nodes: gradients and updates are where what they are made for is; what is
+    made of gradients (clipped ones), where most is that it reads; and what else is fetched, where
+    the last thing is. Variables that the forward pass does not read (a norm's running moments) are
+    where they are assigned."""
+    found = _every_stage(graph, stages, {})
+    assigned = {node.inputs[0].node: found[node] for node in graph.of_op("assign")}
+    kept = {v: stage for v, stage in assigned.items() if origin_of(v, stages) not in stages}
+    return _every_stage(graph, stages, kept)
+
+
+def _every_stage(
+    graph: Graph, stages: Mapping[Node, int], variables: Mapping[Node, int]
+) -> dict[Node, int]:
+    found: dict[Node, int] = {}
+    late: set[Node] = set()  # gradients, and what is made of them
+    for node in graph.nodes:
+        origin = origin_of(node, stages)
+        if node in stages:
+            found[node] = stages[node]
+        elif node in variables:
+            found[node] = variables[node]
+        elif origin in stages:
+            found[node] = stages[origin]
+            late.add(node)
+        elif any(t.node in late for t in node.inputs):
+            _, found[node] = max((_many(t), found[t.node]) for t in node.inputs)
+            late.add(node)
+        else:
+            found[node] = max((found[t.node] for t in node.inputs), default=0)
+    return found
+
+
+def _many(tensor: Tensor) -> float:
+    """The elements of a tensor; what the batch is an axis of has more than any other."""
+    return tensor.size if isinstance(tensor.size, int) else inf
+
+
+def _of(where: Mapping[Node, int], node: Node) -> int:
+    """The stage of a node of the graph, or of one that was made for it."""
+    while node not in where and node.origin is not None:
+        node = node.origin
+    return where.get(node, 0)
+
+
+def phases_of(graph: Graph, stages: Mapping[Node, int], schedule: Schedule) -> dict[Node, Phase]:
+    """What part of a micro-batch's way each node belongs to; updates to none."""
+    late = weight_gradients(graph, stages) if schedule.splits_backward else set[Node]()
+    found: dict[Node, Phase] = {}
+    seen = {n for n in graph.nodes if n.op.name in ("placeholder", "constant") or n in stages}
+    for node in graph.nodes:
+        origin = origin_of(node, stages)
+        if node.op.name in ("assign", "group", *FREE) or origin.op.name == "variable":
+            continue
+        if node in stages:
+            found[node] = "F"
+        elif origin in stages:
+            found[node] = "W" if node in late else "B"
+        elif node.inputs and all(found.get(t.node) == "F" or t.node in seen for t in node.inputs):
+            found[node] = "F"  # fetched besides the loss
+    return found
+
+
+def _in_turns(
+    cut: Sharded,
+    phases: Mapping[Node, Phase],
+    where: Mapping[Node, int],
+    schedule: Schedule,
+    numbers: Sequence[int],
+) -> Sharded:
+    """The division with the turn of its task on each node.
+
+    Args:
+        numbers: the micro-batch of each place.
+    """
+    ranks = {task: turn for turn, (_, task) in enumerate(sequence(schedule))}
+    tasks: dict[Node, Task] = {}
+    for node, phase in phases.items():
+        for tensor in node.outputs:
+            for i, part in zip(numbers, cut.values[tensor].parts, strict=True):
+                task = Task(phase, where[node], i)
+                if ranks[task] <= ranks[tasks.get(part.node, task)]:
+                    tasks[part.node] = task
+    _add_parts(tasks, cut.graph, phases, where, ranks)
+
+    def turned(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+        if node not in tasks:
+            return None
+        return node.with_inputs(inputs, turn=ranks[tasks[node]]).outputs
+
+    def change(graph: Graph) -> Graph:
+        again = recomputing(graph, tasks, ranks) if schedule.recompute else graph
+        return again.rewrite(turned)
+
+    return cut.changed(change)
+
+
+def _add_parts(
+    tasks: dict[Node, Task],
+    graph: Graph,
+    phases: Mapping[Node, Phase],
+    where: Mapping[Node, int],
+    ranks: Mapping[Task, int],
+) -> None:
+    """The tasks of what was made on the way to what stands for a node: of one micro-batch, as a
+    product that is still to be added up, or a micro-batch's part of a mean; and of sums over some,
+    which grow with each, so that not all parts are kept until the last."""
+    for node in graph.nodes:
+        read = [t.node for t in node.inputs if t.node.op.name not in (*FREE, "variable")]
+        if node in tasks or not read:
+            continue
+        made_for = node.origin
+        found = {tasks[n].microbatch if n in tasks else -1 for n in read}
+        if made_for is not None and made_for in phases and len(found) == 1 and found != {-1}:
+            tasks[node] = Task(phases[made_for], where[made_for], *found)
+        elif node.op.name == "add" and -1 not in found:
+            tasks[node] = max((tasks[n] for n in read), key=ranks.__getitem__)
+
+
+def recomputing(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int]) -> Graph:
+    """The graph in which each backward pass computes again what its stage's forward pass had made,
+    from what came from other stages: nothing else is kept in between.
+
+    Args:
+        tasks: of the nodes, to which those of the new ones are added.
+
+    Source: Huang et al., GPipe, NeurIPS 2019.
+    """
+    mapped: dict[Tensor, Tensor] = {}
+    again: dict[Task, dict[Tensor, Tensor]] = {}  # by backward pass, what it makes once more
+    for node in graph.nodes:
+        task = tasks.get(node)
+        inputs = [mapped.get(t, t) for t in node.inputs]
+        if task is not None:
+            back = Task("B", task.stage, task.microbatch)
+            twins = again.setdefault(back, {})
+            once_more = [twins.get(t, new) for t, new in zip(node.inputs, inputs, strict=True)]
+            if task.phase == "F":
+                twin = node.with_inputs(tuple(once_more), turn=ranks[back])
+                tasks[twin] = back
+                twins.update(zip(node.outputs, twin.outputs, strict=True))
+            else:
+                inputs = once_more
+        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
+            made = node.with_inputs(tuple(inputs))
+            mapped.update(zip(node.outputs, made.outputs, strict=True))
+            if task is not None:
+                tasks[made] = task
+    return Graph([mapped.get(t, t) for t in graph.outputs])

@@ -1,0 +1,37 @@
+"""Micro-batches take turns: the graph in which a device finishes with one before the next begins,
+so that what one needs for its backward pass is gone by then.
+"""
+
+from __future__ import annotations
+
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor
+from graphflow.parallel.sharding.partitioner import Sharded
+from graphflow.placement.placers.construction.execution_order import by_turns
+
+
+def in_micro_batches(cut: Sharded, axis: str) -> Sharded:
+    """A division whose places along an axis of the mesh take turns."""
+    at = cut.mesh.names.index(axis)
+    turns: dict[Node, int] = {}
+    for value in cut.values.values():
+        for place, part in zip(cut.mesh.places, value.parts, strict=True):
+            turns[part.node] = min(turns.get(part.node, place[at]), place[at])
+    return cut.changed(lambda graph: _reordered(graph, turns))
+
+
+def _reordered(graph: Graph, turns: dict[Node, int]) -> Graph:
+    """The graph built once more in the order of turns, as far as what nodes read allows."""
+    number = {node: i for i, node in enumerate(graph.nodes)}
+    readers = [[number[reader] for reader in graph.consumers[node]] for node in graph.nodes]
+    mapped: dict[Tensor, Tensor] = {}
+    names: dict[Node, str] = {}
+    own = [turns.get(node, -1) for node in graph.nodes]
+    for i, turn in by_turns(readers, own, range(len(own))):
+        node = made = graph.nodes[i]
+        if node.inputs:
+            inputs = tuple(mapped.get(t, t) for t in node.inputs)
+            made = node.with_inputs(inputs, turn=turn)
+            mapped.update(zip(node.outputs, made.outputs, strict=True))
+        names[made] = graph.names[node]
+    return Graph([mapped.get(t, t) for t in graph.outputs], names)

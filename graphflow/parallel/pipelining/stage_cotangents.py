@@ -1,0 +1,75 @@
+"""Cotangents on their way to an earlier stage: parts that readers in one stage made are added up
+there, so that one tensor is sent rather than one for each reader.
+
+    (p0 + p2a) + p2b, with p0 of stage 0 and the others of stage 2   →   p0 + (p2a + p2b)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import add
+
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor, made_by
+from graphflow.parallel.pipelining.stages import origin_of
+
+
+def added_where_they_are(graph: Graph, stages: Mapping[Node, int]) -> Graph:
+    """The graph in which parts of a cotangent are added up before they leave a stage: of an
+    activation that several read there, of a variable that several stages share.
+
+    Args:
+        graph: with gradients, before it is cut into micro-batches.
+        stages: of the nodes of its forward pass.
+    """
+    depth = {node: 1 for node in graph.nodes if _adds_parts(node, stages)}
+    last = set(depth)
+    fetched = {t.node for t in graph.outputs}
+    for node in depth:
+        left = node.inputs[0].node
+        alone = left not in fetched and list(graph.consumers[left]) == [node]
+        if left in depth and left.origin is node.origin and alone:
+            depth[node] = depth[left] + 1
+            last.discard(left)
+
+    def regrouped(node: Node, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+        if node not in last:
+            return None
+        left, right = inputs
+        parts = [right]
+        for _ in range(depth[node] - 1):
+            left, right = left.node.inputs
+            parts.append(right)
+        return _in_stages([left, *reversed(parts)], node, stages)
+
+    return graph.rewrite(regrouped)
+
+
+def _adds_parts(node: Node, stages: Mapping[Node, int]) -> bool:
+    origin = origin_of(node, stages)
+    made = node.op.name == "add" and node not in stages and origin in stages
+    alike = all(t.shape == node.outputs[0].shape for t in node.inputs)
+    return made and alike
+
+
+def _in_stages(parts: list[Tensor], node: Node, stages: Mapping[Node, int]) -> tuple[Tensor] | None:
+    """The sum of some parts, stage by stage; None where no other stage has two of them."""
+    home = stages[origin_of(node, stages)]
+    by_stage: dict[int, list[Tensor]] = {}
+    for part in parts:
+        stage = stages.get(origin_of(part.node, stages), home)
+        by_stage.setdefault(stage, []).append(part)
+    if all(stage == home or len(found) == 1 for stage, found in by_stage.items()):
+        return None
+    sums = []
+    for stage, found in by_stage.items():
+        made = node if stage == home else found[-1].node
+        with made_by(made if made in stages or made.origin is None else made.origin):
+            sums.append(reduce(add, found))
+    assert node.origin is not None
+    with made_by(node.origin):
+        return (reduce(add, sums),)
+
+
+__all__ = ["added_where_they_are"]

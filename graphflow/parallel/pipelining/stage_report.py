@@ -1,0 +1,215 @@
+"""What a pipeline makes of a network: what each stage has, what it hands on, how long it waits.
+
+Sharded + Staged ─rows→ [StageRow, …]        Sharded + Staged ─timeline→ Timeline, predicted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.frontend.pytree import symbols_of
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node
+from graphflow.ir.spec import Dim, product
+from graphflow.parallel.mesh.device_mesh import Cuts
+from graphflow.parallel.mesh.layouts import Sent
+from graphflow.parallel.pipelining.schedule import Schedule, Task, Timeline, run, sequence
+
+if TYPE_CHECKING:
+    from graphflow.placement.clusters.cluster import Cluster
+
+EVERYWHERE = ("placeholder", "constant")
+"""What no device sends to another one: the client feeds all that read it, programs hold it."""
+NAMES = 3
+"""Scopes of a stage that are told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """A pipeline: its schedule, and where the nodes of the user's graph are.
+
+    Attributes:
+        schedule: the order of tasks; the turn of a node is its task's place in its sequence.
+        stages: of the nodes and variables of the forward pass.
+        devices: by stage, all that work on it.
+        beside: how many devices work on a task together.
+    """
+
+    schedule: Schedule
+    stages: Mapping[Node, int]
+    devices: tuple[tuple[DeviceName, ...], ...]
+    beside: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        schedule: Schedule,
+        stages: Mapping[Node, int],
+        devices: Sequence[DeviceName],
+        beside: int = 1,
+    ) -> Staged:
+        """A pipeline on the devices of a schedule, `beside` for each of its own."""
+        homes: dict[int, dict[int, None]] = {}
+        for (stage, _), home in schedule.homes.items():
+            homes.setdefault(stage, {})[home] = None
+        found = (
+            tuple(device for home in homes[s] for device in devices[home * beside :][:beside])
+            for s in range(schedule.stages)
+        )
+        return cls(schedule, stages, tuple(found), beside)
+
+    @property
+    def teams(self) -> dict[DeviceName, tuple[DeviceName, ...]]:
+        """For each device those that work on its tasks together."""
+        found = {}
+        for group in self.devices:
+            for start in range(0, len(group), self.beside):
+                team = group[start : start + self.beside]
+                found.update(dict.fromkeys(team, team))
+        return found
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """By turn."""
+        return tuple(task for _, task in sequence(self.schedule))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The tasks as they are drawn: F0, with several stages on a device F0/4."""
+        several = self.schedule.several
+        return tuple(
+            f"{t.phase}{t.microbatch}/{t.stage}" if several else f"{t.phase}{t.microbatch}"
+            for t in self.tasks
+        )
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """What a stage has.
+
+    Attributes:
+        number: from 0.
+        devices: where it is.
+        names: the scopes of its nodes, or their names where they are in none.
+        nodes: of the forward pass, as the user built it.
+        parameters: numbers in its variables.
+        bytes: of these.
+        forward, backward: bytes that it hands to other devices in a forward and in a backward pass
+            of the first micro-batch.
+    """
+
+    number: int
+    devices: tuple[str, ...]
+    names: tuple[str, ...]
+    nodes: int
+    parameters: int
+    bytes: int
+    forward: int
+    backward: int
+
+
+def rows(
+    staged: Staged, source: Graph, cut: Graph, cuts: Cuts, apart: Collection[Sent]
+) -> list[StageRow]:
+    """What each stage has, of a graph as the user built it and as it was cut."""
+    sent = _sent(staged, cut, cuts, apart)
+    found = []
+    for number in range(staged.schedule.stages):
+        mine = [n for n, stage in staged.stages.items() if stage == number and n in source.names]
+        computed = [n for n in mine if n.op.name != "variable"]
+        variables = [n.specs[0] for n in mine if n.op.name == "variable"]
+        sizes = [cuts.guess(product(spec.shape)) for spec in variables]
+        found.append(
+            StageRow(
+                number,
+                tuple(map(str, staged.devices[number])),
+                _names(computed),
+                len(computed),
+                sum(sizes),
+                sum(n * v.dtype.itemsize for n, v in zip(sizes, variables, strict=True)),
+                sent.get(Task("F", number, 0), 0),
+                sent.get(Task("B", number, 0), 0),
+            )
+        )
+    return found
+
+
+def between(staged: Staged, cut: Graph, cuts: Cuts, apart: Collection[Sent]) -> int:
+    """Bytes that stages hand to each other in a step, in all.
+
+    Args:
+        apart: what is told as part of a collective.
+    """
+    return sum(_sent(staged, cut, cuts, apart).values())
+
+
+def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The outermost scopes that tell a stage, in order; where there is one, those inside it."""
+    parts = [node.name.split("/") for node in nodes]
+    while len({p[0] for p in parts}) == 1 and all(len(p) > 2 for p in parts):
+        parts = [[f"{p[0]}/{p[1]}", *p[2:]] for p in parts]
+    return tuple(dict.fromkeys(p[0] for p in parts))
+
+
+def told_names(names: Sequence[str]) -> str:
+    """Names for people: not too many."""
+    if len(names) <= NAMES:
+        return ", ".join(names)
+    return f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def _sent(
+    staged: Staged, cut: Graph, cuts: Cuts, apart: Collection[Sent]
+) -> dict[Task | None, int]:
+    """Bytes that each task hands to devices of other stages, a tensor once to each; None stands for
+    what is in no task: weights, updates, norms of gradients.
+
+    What travels in collectives, and between the devices that share a stage, is told as such.
+    """
+    tasks = staged.tasks
+    home = staged.teams
+    found: dict[Task | None, int] = {}
+    known = set(apart)
+    for node in cut.nodes:
+        if node.device not in home or node.op.joint is not None:
+            continue
+        for tensor in node.inputs:
+            maker = tensor.node
+            there = home.get(maker.device, home[node.device])
+            stays = maker.op.name in EVERYWHERE or there == home[node.device]
+            if stays or (tensor, node.device) in known:
+                continue
+            known.add((tensor, node.device))
+            size = cuts.guess(product(tensor.shape)) * tensor.spec.dtype.itemsize
+            task = tasks[maker.turn] if maker.turn >= 0 else None
+            found[task] = found.get(task, 0) + size
+    return found
+
+
+def timeline(staged: Staged, cut: Graph, cuts: Cuts, cluster: Cluster) -> Timeline:
+    """The schedule with the seconds that a cluster's cost model gives the tasks of each stage;
+    transfers take no time."""
+    from graphflow.placement.cost_model.problem_builder import build_problems
+
+    bindings = {symbol: cuts.guess(Dim.symbol(symbol)) for symbol in symbols_of(cut.nodes)}
+    problem = build_problems(cut, cluster, bindings)[1]
+    index = {name: i for i, name in enumerate(problem.devices)}
+    seconds = problem.problem.compute
+    tasks = staged.tasks
+    total = {phase: [0.0] * staged.schedule.stages for phase in ("F", "B", "W")}
+    for i, node in enumerate(problem.nodes):
+        at = index.get(str(node.device))
+        if node.turn >= 0 and at is not None:
+            task = tasks[node.turn]
+            total[task.phase][task.stage] += float(seconds[i, at])
+    each = staged.schedule.microbatches * staged.beside
+    means = {phase: [s / each for s in found] for phase, found in total.items()}
+    plain = replace(staged.schedule, recompute=False)  # what is done again is in B
+    return run(plain, means["F"], means["B"], means["W"])
+
+
+__all__ = ["StageRow", "Staged", "between", "rows", "timeline", "told_names"]

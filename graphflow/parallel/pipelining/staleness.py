@@ -1,0 +1,65 @@
+"""How stale gradients are without a flush, and how many versions of its weights each stage holds:
+read off a schedule.
+
+Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphflow.base.argument_checks import checks
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ScheduleError
+from graphflow.parallel.mesh.count_arguments import count_of
+from graphflow.parallel.pipelining.schedule import Schedule, refusal, require
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """What a schedule does to the weights of one stage.
+
+    Attributes:
+        used: by micro-batch, how many updates the weights had that its passes used.
+        late: by micro-batch, how many updates came between the weights that it used and the update
+            that it takes part in.
+        versions: the most versions of the weights that are held at once.
+    """
+
+    used: tuple[int, ...]
+    late: tuple[int, ...]
+    versions: int
+
+
+@checks(ScheduleError)
+def staleness(schedule: Schedule, stage: int) -> Staleness:
+    """How stale the gradients of a stage are.
+
+    Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
+    """
+    require(schedule, "staleness")
+    if count_of(stage, least=0) is None or stage >= schedule.stages:
+        raise refusal(
+            "staleness",
+            f"the stages of {schedule.name!r} are 0 to {schedule.stages - 1}, not {stage!r}",
+        )
+    if schedule.updates == "flush":
+        zeros = (0,) * schedule.microbatches
+        return Staleness(zeros, zeros, 1)
+    every = schedule.versions
+    used = [every[stage, i] for i in range(schedule.microbatches)]
+    made = [i // schedule.group for i in range(schedule.microbatches)]  # updates before its own
+    late = [now - then for now, then in zip(made, used, strict=True)]
+    return Staleness(tuple(used), tuple(late), _versions(schedule, stage, used))
+
+
+def _versions(schedule: Schedule, stage: int, used: Sequence[int]) -> int:
+    """Versions are held from when they are made until no micro-batch to come needs them."""
+    order = [task for tasks in schedule.orders for task in tasks if task.stage == stage]
+    done = most = 0
+    for at, task in enumerate(order):
+        newest = done // schedule.group
+        ahead = {used[later.microbatch] for later in order[at:]}
+        most = max(most, len({v for v in ahead if v <= newest} | {newest}))
+        done += task.phase == schedule.last
+    return most

@@ -1,0 +1,1 @@
+"""Communication between shards: layout changes, halos, fused collectives, gradient buckets."""

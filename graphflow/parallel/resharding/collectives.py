@@ -1,0 +1,197 @@
+"""Collectives for users: what several replicas compute of each other's tensors.
+
+Each function builds a node for each replica (`ops/communication/collectives.py`); placed on several
+devices, they become one exchange between these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import Tensor, as_tensor, checked
+from graphflow.ir.spec import Dim, Size
+from graphflow.ops.base.shape_rules import normalize_axis
+from graphflow.ops.communication import collectives
+from graphflow.ops.communication.collective_rules import alike
+from graphflow.ops.communication.collectives import group
+from graphflow.ops.communication.reduction_order import ALGORITHMS, REDUCTIONS, shares
+from graphflow.parallel.mesh.count_arguments import count_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+REPLICAS = 100_000
+"""Of one exchange: each is a node."""
+
+
+def _public(f: F) -> F:
+    """A function whose errors name it and the user's line."""
+    return cast(F, checked(f, f"parallel.{f.__name__}"))
+
+
+@_public
+def all_reduce(
+    tensors: Sequence[Any],
+    op: str = "sum",
+    algorithm: str = "auto",
+    hosts: Sequence[int] | None = None,
+) -> list[Tensor]:
+    """The sum of all replicas' tensors, at each of them.
+
+    Args:
+        tensors: one a replica, of one shape and dtype; result i is placed as tensor i is.
+        op: "sum", "mean" (of floats), "max", "min" or "prod".
+        algorithm: the order in which tensors are combined, and how they travel between hosts:
+            "ring", "tree", "halving" (recursive halving and doubling), "two_level", "direct", or
+            "auto", which follows from the number of replicas and elements.
+        hosts: the number of each replica's host, for "two_level": hosts combine what they have
+            before one replica of each exchanges it.
+
+    Returns:
+        As many tensors, whose values have the same bits.
+
+    Raises:
+        ShapeError, DTypeError: the tensors' shapes or dtypes differ, or the dtype has no such op.
+        ArgumentError: no tensors, another op or algorithm, "two_level" without hosts.
+    """
+    xs = _tensors(tensors)
+    attrs = _reduction(op, algorithm, hosts, len(xs))
+    return group(collectives.all_reduce, xs, xs, attrs)
+
+
+@_public
+def reduce_scatter(
+    tensors: Sequence[Any],
+    axis: int = 0,
+    op: str = "sum",
+    sizes: Sequence[Size] | None = None,
+    algorithm: str = "auto",
+    hosts: Sequence[int] | None = None,
+) -> list[Tensor]:
+    """Of the sum of all replicas' tensors, a part along an axis at each of them.
+
+    Args:
+        tensors: one a replica, of one shape and dtype; result i is placed as tensor i is.
+        op: "sum" or "mean".
+        sizes: of the parts along the axis; default: as equal as they can be, larger ones first.
+        algorithm, hosts: as of `all_reduce`.
+
+    Raises:
+        ShapeError: the tensors' shapes differ, there is no such axis, its size is not known, or
+            is not the sum of `sizes`.
+        DTypeError: the tensors' dtypes differ, or have no such op.
+        ArgumentError: as of `all_reduce`.
+    """
+    xs = _tensors(tensors)
+    axis = normalize_axis(axis, xs[0].ndim)
+    if op not in ("sum", "mean"):
+        raise ArgumentError(f'op is "sum" or "mean", not {op!r}')
+    attrs = _reduction(op, algorithm, hosts, len(xs))
+    parts = _parts(xs[0], axis, len(xs), sizes)
+    return group(collectives.reduce_scatter, xs, xs, {"axis": axis, "sizes": parts, **attrs})
+
+
+@_public
+def all_gather(tensors: Sequence[Any], axis: int = 0) -> list[Tensor]:
+    """All replicas' tensors, joined along an axis, at each of them.
+
+    Args:
+        tensors: one a replica, of one dtype, and of one shape but for the axis; result i is
+            placed as tensor i is.
+
+    Raises:
+        ShapeError, DTypeError: shapes or dtypes do not go together, or there is no such axis.
+        ArgumentError: no tensors.
+    """
+    xs = _tensors(tensors)
+    return group(collectives.all_gather, xs, xs, {"axis": normalize_axis(axis, xs[0].ndim)})
+
+
+@_public
+def broadcast(tensor: Any, count: int, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+    """A tensor at each of `count` replicas; the first one has it.
+
+    Args:
+        like: tensors, one a replica, with which the results are placed; default: where the tensor
+            is pinned, or near those that read them.
+
+    Raises:
+        ArgumentError: `count` is no positive int, or not the number of tensors in `like`.
+    """
+    x = as_tensor(tensor)
+    if (number := count_of(count)) is None:
+        raise ArgumentError(f"count is a positive int, not {count!r}")
+    count = number
+    if count > REPLICAS:
+        raise ArgumentError(f"{count:,} replicas are more than a graph holds: {REPLICAS:,}")
+    if like is not None and len(like) != count:
+        raise ArgumentError(f"like has {len(like)} tensors for {count} replicas; give one each")
+    near = [x, *([x] * (count - 1) if like is None else map(as_tensor, like[1:]))]
+    return group(collectives.broadcast, [x], near, {"count": count})
+
+
+@_public
+def all_to_all(tensors: Sequence[Any], split_axis: int = 0, concat_axis: int = 0) -> list[Tensor]:
+    """Each replica's tensor is cut along one axis, a part for each replica, and each joins what it
+    gets along another: a transposition of what is spread over replicas.
+
+    Args:
+        tensors: one a replica, of one dtype and shape (but for `concat_axis`); result i is placed
+            as tensor i is. Parts differ by one at most, larger ones come first.
+
+    Raises:
+        ShapeError, DTypeError: shapes or dtypes do not go together, there is no such axis, or the
+            size of `split_axis` is not known.
+        ArgumentError: no tensors.
+    """
+    xs = _tensors(tensors)
+    split, concat = (normalize_axis(a, xs[0].ndim) for a in (split_axis, concat_axis))
+    alike([x.spec for x in xs], but=concat if split != concat else None)
+    sizes = (_parts(xs[0], split, len(xs), None),) * len(xs)
+    attrs = {"split_axis": split, "concat_axis": concat, "sizes": sizes}
+    return group(collectives.all_to_all, xs, xs, attrs)
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    if not isinstance(given, list | tuple):
+        raise ArgumentError(f"tensors are a list, one a replica, not {given!r}")
+    if not given:
+        raise ArgumentError("there are no tensors; give one for each replica")
+    return [as_tensor(x) for x in given]
+
+
+def _reduction(op: str, algorithm: str, hosts: Any, count: int) -> dict[str, Any]:
+    if op not in REDUCTIONS:
+        raise ArgumentError(f"op is one of {', '.join(REDUCTIONS)}, not {op!r}")
+    if algorithm not in ALGORITHMS:
+        raise ArgumentError(f"algorithm is one of {', '.join(ALGORITHMS)}, not {algorithm!r}")
+    if hosts is not None:
+        hosts = tuple(hosts)
+        if len(hosts) != count or not all(type(h) is int for h in hosts):
+            raise ArgumentError(
+                f"hosts are {count} ints, the number of each replica's host, not {hosts!r}"
+            )
+    elif algorithm == "two_level":
+        raise ArgumentError(
+            f"algorithm 'two_level' of {count} replicas needs hosts: the number of each replica's "
+            "host, as in hosts=(0, 0, 1, 1)"
+        )
+    return {"reduction": op, "algorithm": algorithm, "hosts": hosts}
+
+
+def _parts(x: Tensor, axis: int, count: int, sizes: Sequence[Size] | None) -> tuple[Size, ...]:
+    if sizes is not None:
+        if not all(isinstance(each, Dim) or (type(each) is int and each >= 0) for each in sizes):
+            raise ArgumentError(f"sizes are ints from 0 on, not {tuple(sizes)!r}")
+        return tuple(sizes)
+    whole = x.shape[axis]
+    if not isinstance(whole, int):
+        raise ShapeError(
+            f"axis {axis} of {x.spec} has no known size to divide by {count} ranks; give the "
+            "placeholder a size, or divide another axis"
+        )
+    return tuple(shares(whole, count))
+
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]

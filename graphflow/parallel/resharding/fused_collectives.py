@@ -1,0 +1,191 @@
+"""Several tensors in one exchange: flat and one after the other, added up or gathered, taken apart
+again.
+
+Small tensors each cost an exchange as much as large ones do, so those that are finished about the
+same time go together (`gradient_buckets.py`, `update_gathering.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from graphflow.ir.op import FUNCTIONS, Node, Tensor
+from graphflow.ir.spec import product
+from graphflow.parallel.mesh.device_mesh import Place
+from graphflow.parallel.mesh.layouts import Layout, Value
+from graphflow.parallel.resharding.collectives import all_gather, all_reduce, reduce_scatter
+from graphflow.parallel.resharding.communication_log import Note
+from graphflow.parallel.resharding.local_ops import cut, joined
+from graphflow.parallel.resharding.resharder import Moves
+
+
+def summed(
+    moves: Moves,
+    values: Sequence[Value],
+    axes: Sequence[str],
+    cause: Node,
+    told: str,
+    kind: str = "sum",
+) -> list[Value]:
+    """Sums (or means) over groups along some axes of the mesh, of several values: every place has
+    them.
+
+    Args:
+        told: what they are, for reports.
+        kind: "sum" or "mean".
+    """
+
+    def exchange(group: Sequence[Place]) -> Sequence[Tensor]:
+        rows = [
+            _row(moves, place, cause, [moves.part(v, place) for v in values]) for place in group
+        ]
+        with moves.between(cause):
+            return all_reduce(rows, op=kind)
+
+    layouts = [_without(value.layout, axes) for value in values]
+    sums = _taken_apart(moves, values, layouts, axes, cause, exchange)
+    Note(moves, cause, told).exchange("all-reduce", axes, sums[0])
+    return sums
+
+
+def scattered(
+    moves: Moves, values: Sequence[Value], layouts: Sequence[Layout], axis: str, cause: Node
+) -> list[Value]:
+    """Such sums of which each place of a group has its piece.
+
+    Args:
+        layouts: of the results, each of which is cut along the axis of the mesh last (see
+            `Moves.scatters`).
+    """
+
+    def pieces(own: Place, to: Place) -> Iterable[Tensor]:
+        """What a place has of another one's pieces."""
+        for value, layout in zip(values, layouts, strict=True):
+            part = moves.part(value, own)
+            sizes = zip(value.spec.shape, value.layout.dims, layout.dims, strict=True)
+            for d, (size, have, want) in enumerate(sizes):
+                if have != want:
+                    piece = moves.cuts.piece(size, want, to)
+                    start = piece.start - moves.cuts.piece(size, have, own).start
+                    part = cut(part, d, start, piece.size)
+            yield part
+
+    def exchange(group: Sequence[Place]) -> Sequence[Tensor]:
+        rows = []
+        for own in group:
+            with moves.at(own, cause):
+                parts = [part for to in group for part in pieces(own, to)]
+            rows.append(_row(moves, own, cause, parts))
+        each = list(zip(values, layouts, strict=True))
+        sizes = [sum(_size(moves, *one, to) for one in each) for to in group]
+        with moves.between(cause):
+            return reduce_scatter(rows, axis=0, sizes=sizes)
+
+    sums = _taken_apart(moves, values, layouts, (axis,), cause, exchange)
+    Note(moves, cause, f"{len(values)} gradients").exchange("reduce-scatter", (axis,), sums[0])
+    return sums
+
+
+def gathered(moves: Moves, values: Sequence[Value], axis: str, cause: Node) -> list[Value]:
+    """Several values of which each place of a group has a piece, whole at all of them."""
+    dims = [next(d for d, s in enumerate(v.layout.dims) if axis in s.axes) for v in values]
+
+    def build(group: Sequence[Place]) -> list[list[Tensor]]:
+        rows = [
+            _row(moves, place, cause, [moves.part(v, place) for v in values]) for place in group
+        ]
+        with moves.between(cause):
+            wholes = all_gather(rows, axis=0)
+        return [taken(place, group, row) for place, row in zip(group, wholes, strict=True)]
+
+    def taken(place: Place, group: Sequence[Place], row: Tensor) -> list[Tensor]:
+        pieces: list[list[Tensor]] = [[] for _ in values]
+        begin = 0
+        with moves.at(place, cause):
+            for other in group:
+                for own, value in zip(pieces, values, strict=True):
+                    size = _size(moves, value, value.layout, other)
+                    shape = moves.local_shape(value.spec.shape, value.layout, other)
+                    own.append(FUNCTIONS["reshape"](cut(row, 0, begin, size), shape))
+                    begin += size
+            return [
+                joined(own, d, value.layout.dims[d].outer)
+                for own, value, d in zip(pieces, values, dims, strict=True)
+            ]
+
+    layouts = [
+        v.layout.with_dim(d, v.layout.dims[d].without_last())
+        for v, d in zip(values, dims, strict=True)
+    ]
+    wholes = _by_groups(moves, values, layouts, (axis,), build)
+    Note(moves, cause, f"{len(values)} new values").exchange("all-gather", (axis,), wholes[0])
+    return wholes
+
+
+def _size(moves: Moves, value: Value, layout: Layout, place: Place) -> int:
+    """Elements of the part of a value at a place, by its layout."""
+    return int(product(moves.local_shape(value.spec.shape, layout, place)))
+
+
+def _without(layout: Layout, axes: Sequence[str]) -> Layout:
+    """A layout whose sums along some axes of the mesh are done."""
+    return replace(layout, partial=tuple(p for p in layout.partial if p[0] not in axes))
+
+
+def _row(moves: Moves, place: Place, cause: Node, parts: Sequence[Tensor]) -> Tensor:
+    """Tensors of a place, flat and one after the other."""
+    with moves.at(place, cause):
+        row: Tensor = FUNCTIONS["concat"]([FUNCTIONS["reshape"](part, (-1,)) for part in parts])
+    return row
+
+
+def _taken_apart(
+    moves: Moves,
+    values: Sequence[Value],
+    layouts: Sequence[Layout],
+    axes: Sequence[str],
+    cause: Node,
+    exchange: Callable[[Sequence[Place]], Sequence[Tensor]],
+) -> list[Value]:
+    """The parts of what a group gets in one exchange, one after the other."""
+
+    def build(group: Sequence[Place]) -> list[list[Tensor]]:
+        found = []
+        for place, row in zip(group, exchange(group), strict=True):
+            own, begin = [], 0
+            for value, layout in zip(values, layouts, strict=True):
+                size = _size(moves, value, layout, place)
+                shape = moves.local_shape(value.spec.shape, layout, place)
+                with moves.at(place, cause):
+                    own.append(FUNCTIONS["reshape"](cut(row, 0, begin, size), shape))
+                begin += size
+            found.append(own)
+        return found
+
+    return _by_groups(moves, values, layouts, axes, build)
+
+
+def _by_groups(
+    moves: Moves,
+    values: Sequence[Value],
+    layouts: Sequence[Layout],
+    axes: Sequence[str],
+    build: Callable[[Sequence[Place]], Sequence[Sequence[Tensor]]],
+) -> list[Value]:
+    """What is built for each place of a group, a part of each value; groups that have the same
+    parts at the same devices get the same."""
+    found: dict[Place, Sequence[Tensor]] = {}
+    known: dict[tuple[Tensor, ...], Sequence[Sequence[Tensor]]] = {}
+    for group in moves.mesh.groups(*axes):
+        own = tuple(moves.part(v, place) for place in group for v in values)
+        if own not in known:
+            known[own] = build(group)
+        found.update(zip(group, known[own], strict=True))
+    return [
+        Value(value.spec, layout, tuple(found[p][i] for p in moves.mesh.places))
+        for i, (value, layout) in enumerate(zip(values, layouts, strict=True))
+    ]
+
+
+__all__ = ["gathered", "scattered", "summed"]

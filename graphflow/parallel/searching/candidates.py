@@ -1,0 +1,207 @@
+"""Candidates: the strategies among which the search chooses, each in a few words.
+
+loss + devices ─candidates→ one device; data × model × stages over the fastest 2, 3, … devices,
+with schedules and numbers of micro-batches
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import Size
+from graphflow.parallel.data import Data
+from graphflow.parallel.pipeline_strategy import Pipeline
+from graphflow.parallel.shard_strategy import Shard
+
+SCHEDULES = ("1f1b", "zb-h1", "interleaved")
+"""Schedules that are tried; GPipe stores more than 1F1B and is never sooner done."""
+TURNS = (1, 2, 4)
+"""Micro-batches that are tried, in multiples of the stages."""
+
+Rules = Mapping[Tensor, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy in numbers.
+
+    Attributes:
+        devices: names, the stages' first, for each stage its data and model places.
+        data, model, stages: devices along each axis.
+        chunks: stages that a device has.
+        schedule, microbatches: of a pipeline; "" and 1 without.
+        shared: whether each replica keeps a share of the optimiser's state only.
+        sequence: whether what tensor parallel layers leave whole is cut along the sequence.
+        recompute: whether backward passes compute forward passes again.
+        of: devices that the cluster has.
+    """
+
+    devices: tuple[str, ...]
+    data: int = 1
+    model: int = 1
+    stages: int = 1
+    chunks: int = 1
+    schedule: str = ""
+    microbatches: int = 1
+    shared: bool = False
+    sequence: bool = False
+    recompute: bool = False
+    of: int = 1
+
+    @property
+    def name(self) -> str:
+        """In a few words: "data 2 × 4 stages 1f1b of 8"."""
+        parts = [f"data {self.data}"] * (self.data > 1) + [f"model {self.model}"] * (self.model > 1)
+        if self.schedule:
+            total = self.stages * self.chunks
+            parts.append(f"{total} stages {self.schedule} of {self.microbatches}")
+        told = " × ".join(parts) or "one device"
+        if parts and len(self.devices) < self.of:
+            told += f" on {len(self.devices)} of {self.of}"
+        leaner = ", state shared" * self.shared + ", sequence cut" * self.sequence
+        return told + leaner + ", recomputing" * self.recompute
+
+    @property
+    def places(self) -> int:
+        """How many nodes there are for one of the user's, at most."""
+        return self.data * self.model * self.microbatches
+
+    def takes_as_much_as(self, other: Candidate) -> bool:
+        """Whether it takes about as much memory as another, or more: it has the same stages, and
+        they have as few places or fewer, nothing of it is leaner, and its micro-batches are as
+        large or larger. Schedules of as many chunks keep as many of these."""
+        if self.microbatches > other.microbatches:
+            return False
+        if self.shared > other.shared or self.sequence > other.sequence:
+            return False
+        if self.recompute > other.recompute:
+            return False
+        mine, theirs = ((c.stages, c.chunks) for c in (self, other))
+        return mine == theirs and self.data <= other.data and self.model <= other.model
+
+    def leaner(self) -> Candidate | None:
+        """The same with less memory: with the state in shares, with more of the activations cut,
+        and then with more to compute."""
+        if self.data > 1 and not self.shared:
+            return replace(self, shared=True)
+        if self.model > 1 and not self.sequence:
+            return replace(self, sequence=True)
+        return replace(self, recompute=True) if self.schedule and not self.recompute else None
+
+    def strategy(self, rules: Rules, every: Sequence[str]) -> Any:
+        """What it is for `minimize`; None for one device.
+
+        Args:
+            every: device of the cluster, in its order.
+        """
+        if len(self.devices) == 1:
+            return None
+        named = None if self.devices == tuple(every[: len(self.devices)]) else self.devices
+        if not self.schedule:
+            return self._beside(rules, named)
+        pipe = Pipeline(
+            self.stages * self.chunks, self.schedule, self.microbatches,
+            True if self.recompute else None, devices=named,
+        )  # fmt: skip
+        beside = self._beside(rules, None)
+        return pipe if beside is None else pipe * beside
+
+    def _beside(self, rules: Rules, devices: Sequence[str] | None) -> Any:
+        if self.model > 1:
+            mesh = {"data": self.data} if self.data > 1 else {}
+            batch = "data" if self.data > 1 else None
+            own = fitting(rules, self.model)
+            return Shard(
+                {**mesh, "model": self.model}, own, batch, devices=devices,
+                shard_state=self.shared, sequence="model" if self.sequence else None,
+            )  # fmt: skip
+        return Data(self.data, self.shared, devices=devices) if self.data > 1 else None
+
+
+def candidates(fastest: Sequence[str], rules: Rules) -> Iterator[Candidate]:
+    """One device, and each way to divide the fastest devices into data, model and stages.
+
+    Args:
+        fastest: names of all devices, the fastest first.
+        rules: of `tensor_rules`; empty where no product may be cut.
+    """
+    yield Candidate(tuple(fastest[:1]), of=len(fastest))
+    for count in _counts(len(fastest)):
+        used = tuple(fastest[:count])
+        for data, model, stages in _meshes(count):
+            if model > 1 and not fitting(rules, model):
+                continue
+            mesh = Candidate(used, data, model, stages, of=len(fastest))
+            if stages == 1:
+                yield mesh
+                continue
+            for schedule in SCHEDULES:
+                chunks = 2 if schedule == "interleaved" else 1
+                for turns in TURNS:
+                    yield replace(
+                        mesh, schedule=schedule, chunks=chunks, microbatches=stages * turns
+                    )
+
+
+def _counts(devices: int) -> list[int]:
+    """Numbers of devices that are tried: all up to eight, then powers of two, and all there are."""
+    powers = {1 << i for i in range(4, devices.bit_length())}
+    return sorted({*range(2, min(devices, 8) + 1), *powers, devices} - {1}, reverse=True)
+
+
+def _meshes(count: int) -> Iterator[tuple[int, int, int]]:
+    for data in range(1, count + 1):
+        for model in range(1, count // data + 1):
+            if count % (data * model) == 0:
+                yield data, model, count // (data * model)
+
+
+def tensor_rules(loss: Tensor) -> dict[Tensor, tuple[str | None, ...]]:
+    """Column and row parallel layers by turns: the weights of a product are cut along what they
+    make, and those of the next one along what they read, so that a pair takes one sum.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019.
+    """
+    rules: dict[Tensor, tuple[str | None, ...]] = {}
+    cut: set[Tensor] = set()
+    for node in Graph([loss]).nodes:
+        weight = next((t for t in node.inputs[1:] if _is_weight(t)), None)
+        if node.op.name == "matmul" and weight is not None and weight.ndim == 2:
+            by_columns: tuple[str | None, ...] = (None, "model")
+            by_rows = by_columns[::-1]
+            if node.attrs["transpose_b"]:  # as layers keep theirs
+                by_columns, by_rows = by_rows, by_columns
+            if node.inputs[0] in cut:
+                rules.setdefault(weight, by_rows)
+                continue
+            rules.setdefault(weight, by_columns)
+            cut.add(node.outputs[0])
+        elif any(t in cut for t in node.inputs) and node.outputs[0].ndim:
+            cut.update(node.outputs)
+            for t in node.inputs:
+                if _is_weight(t) and t.ndim == 1:
+                    rules.setdefault(t, ("model",))
+    return rules
+
+
+def fitting(rules: Rules, model: int) -> Rules:
+    """Those rules whose weights are large enough for so many pieces: ten classes over sixteen
+    devices stay whole, and the layers before them are cut all the same."""
+
+    def is_large(size: Size) -> bool:
+        return isinstance(size, int) and size >= model
+
+    return {
+        tensor: axes
+        for tensor, axes in rules.items()
+        if all(a is None or is_large(size) for a, size in zip(axes, tensor.shape, strict=True))
+    }
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return tensor.node.op.name == "variable"

@@ -1,0 +1,69 @@
+"""Measuring: the best strategies of a search, run for a few steps on the cluster that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from graphflow.execution.cluster_connection import is_trial
+from graphflow.ir.op import Tensor
+from graphflow.parallel.searching.search_result import Tried
+from graphflow.placement.calibration.measure import quick
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.sessions.session import Session
+
+ROUNDS, EACH = 5, 2
+"""Turns that each strategy has, and steps of a turn; the first turn warms up."""
+
+
+def _trying(cluster: Cluster) -> Session:
+    """A session whose steps workers do not count as anybody's."""
+    before = is_trial.set(True)
+    try:
+        return Session(cluster, trial=False)
+    finally:
+        is_trial.reset(before)
+
+
+def measured(
+    tried: Sequence[Tried],
+    count: int,
+    trained: Callable[[Any], list[Tensor]],
+    cluster: Cluster,
+    feeds: Mapping[Tensor, Any],
+) -> list[Tried]:
+    """What was tried, the best with what their steps really take.
+
+    They take turns, so that what else the machine does is the same for all; the lower quartile
+    counts.
+
+    Args:
+        count: how many.
+        trained: the fetches of a step with a strategy.
+
+    Raises:
+        SessionError: the cluster is hypothetical, or not there.
+    """
+    possible = sorted((t for t in tried if t.simulated and not t.why_not), key=lambda t: t.seconds)
+    chosen = possible[:count]
+    times: dict[str, list[float]] = {each.name: [] for each in chosen}
+    with ExitStack() as stack:
+        steps = {}
+        for each in chosen:
+            session = stack.enter_context(_trying(cluster))
+            steps[each.name] = partial(session.run, trained(each.strategy), dict(feeds))
+        for turn in range(ROUNDS + 1):
+            for name, step in steps.items():
+                for _ in range(EACH):
+                    started = perf_counter()
+                    step()
+                    if turn:
+                        times[name].append(perf_counter() - started)
+    return [
+        replace(each, measured=quick(times[each.name])) if each.name in times else each
+        for each in tried
+    ]

@@ -1,0 +1,1 @@
+"""The partitioner: propagate layouts, choose a rule for each op, emit one node for each shard."""

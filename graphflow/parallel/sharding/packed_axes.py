@@ -1,0 +1,109 @@
+"""Tensors that hold others side by side: gates; queries, keys and values. A slice that takes one of
+them, and the pad that puts its gradient back, go along with a piece of each, and nothing travels.
+
+    x (…, 3·d) → x[…, :d], x[…, d:2·d], x[…, 2·d:]     a shard has a piece of each third of x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import gcd
+from typing import Any, NamedTuple
+
+from graphflow.ir.op import Node, Sharding, Tensor
+from graphflow.ir.spec import Outer
+from graphflow.ops.sharding.rules import Cut, equation, letters, make
+
+Readers = Mapping[Tensor, Sequence[Node | None]]
+MOST = 64
+"""Stretches of a tensor that are looked at."""
+
+
+class Stretch(NamedTuple):
+    """One of those that stand side by side along an axis: its number, and the lengths of all."""
+
+    axis: int
+    number: int
+    lengths: tuple[int, ...]
+
+    @property
+    def outer(self) -> Outer:
+        alike = len(set(self.lengths)) == 1
+        return len(self.lengths) if alike else self.lengths
+
+
+def stretch_of(node: Node, readers: Readers) -> Stretch | None:
+    """The stretch that a slice takes, as all slices of the tensor together have it; a pad undoes
+    such a slice."""
+    if node.op.name == "pad":
+        taken = node.origin
+        if taken is None or taken.op.name != "slice" or node.attrs["value"] != 0:
+            return None
+        undone = node.attrs["start"], node.inputs[0].shape, node.attrs["shape"]
+        if undone != (taken.attrs["start"], taken.attrs["size"], taken.inputs[0].shape):
+            return None
+        node = taken
+    if node.op.name != "slice" or (own := _window(node)) is None:
+        return None
+    (x,) = node.inputs
+    others = [r for r in readers.get(x, ()) if r is not None and r.op.name == "slice"]
+    if len(others) > MOST:
+        return None
+    windows = {own} | {w for r in others if (w := _window(r)) is not None and w[0] == own[0]}
+    total = int(x.shape[own[0]])
+    ends = sorted({0, total, *(end for _, *both in windows for end in both)})
+    stretches = [*pairwise(ends)]
+    if any((start, stop) not in stretches for _, start, stop in windows):
+        return None
+    sizes = [stop - start for start, stop in stretches]
+    each = gcd(*sizes)
+    return Stretch(own[0], stretches.index(own[1:]), tuple(size // each for size in sizes))
+
+
+def _window(node: Node) -> tuple[int, int, int] | None:
+    """The axis along which a slice is smaller, where it starts and stops."""
+    (x,), attrs = node.inputs, node.attrs
+    every = zip(x.shape, attrs["start"], attrs["size"], attrs["step"], strict=True)
+    cut = [
+        (axis, start, start + size)
+        for axis, (total, start, size, step) in enumerate(every)
+        if not (start == 0 and size == total and step == 1)
+    ]
+    if len(cut) != 1:
+        return None
+    ((axis, start, stop),) = cut
+    known = all(isinstance(n, int) for n in (x.shape[axis], start, stop))
+    return cut[0] if known and attrs["step"][axis] == 1 and stop > start else None
+
+
+def along(node: Node, stretch: Stretch, windows: Sharding) -> Sharding:
+    """The rule by which a slice or pad goes along with pieces of all stretches.
+
+    Args:
+        windows: its op's own rule.
+    """
+    axis, number, lengths = stretch
+    whole = 0 if node.op.name == "slice" else 1  # of input and output
+    before = sum(lengths[:number])
+    names = letters(node.inputs[0].ndim)
+    own = [c if c in windows.equation and c not in windows.windows else "." for c in names]
+    own[axis] = names[axis]
+
+    def build(op: Any, cut: Cut, x: Tensor, start: Any, **attrs: Any) -> Any:
+        begin = list(start)
+        begin[axis] = before * cut.size[names[axis]]
+        attrs["shape" if whole else "size"] = cut.shapes[0]
+        return make(op, x, start=tuple(begin), **attrs)
+
+    return replace(
+        windows,
+        equation=equation(["".join(own)], ["".join(own)]),
+        scale={(1 - whole, axis): lengths[number]},
+        outer={(whole, axis): stretch.outer},
+        build=build, windows="", needs=None,
+    )  # fmt: skip
+
+
+__all__ = ["Readers", "along", "stretch_of"]

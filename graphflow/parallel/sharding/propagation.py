@@ -1,0 +1,268 @@
+"""Propagation: from the layouts of a few tensors to those of all, through the equations of the ops.
+
+What goes along with an axis that is cut is cut likewise, forwards and backwards, until nothing
+changes. Nothing is decided here that costs: these are wishes, by which the emitter chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from graphflow.ir.op import Node, Tensor
+from graphflow.parallel.mesh.device_mesh import WHOLE, Cuts, Split
+from graphflow.parallel.mesh.layouts import Layout, whole
+from graphflow.parallel.sharding.rules import Rule, rule_of, rules_of
+
+ROUNDS = 20
+"""Times that a graph is gone through, there and back, at most."""
+
+
+def propagate(
+    nodes: Sequence[Node],
+    given: Mapping[Tensor, Layout],
+    cuts: Cuts,
+    gathered: str | None = None,
+) -> dict[Tensor, Layout]:
+    """Layouts for the tensors of some nodes, which are in order.
+
+    Args:
+        given: annotations, which stay as they are.
+        gathered: an axis of the mesh; what it cuts is gathered where a node needs it whole, and
+            not cut along another axis.
+    """
+    readers: dict[Tensor, list[Node | None]] = {}
+    for node in nodes:
+        for tensor in node.inputs:
+            readers.setdefault(tensor, []).append(node)
+    rules: dict[Node, list[Rule]] = {}
+    for node in nodes:
+        if node.op.name == "assign":
+            continue
+        if node.inputs or node.op.sharding is not None:
+            rules[node] = rules_of(node, readers)
+    spread = _Spread(nodes, rules, given, cuts, gathered)
+    spread.everywhere()
+    spread.turn()
+    return spread.layouts
+
+
+def by_heads(
+    nodes: Sequence[Node], given: Mapping[Tensor, Layout], cuts: Cuts
+) -> dict[Tensor, Layout]:
+    """Annotations, in which variables that map to queries, keys and values at once are cut by the
+    heads of each, and not in stretches of all."""
+    starts = [n for n in nodes if n.op.name in ("attention", "attention_packed")]
+    cut = {
+        split
+        for tensor, layout in given.items()
+        if tensor.node.op.name == "variable"
+        for split in layout.dims
+        if split and split == Split(split.axes)
+    }
+    found = dict(given)
+    for split in cut if starts else ():
+        layouts = propagate(nodes, _fused(starts, split, cuts), cuts)
+        for tensor, layout in given.items():
+            for d, own in enumerate(layout.dims):
+                better = layouts[tensor].dims[d] if tensor in layouts else WHOLE
+                if own == split and better.axes == split.axes and better.outer != 1:
+                    found[tensor] = found[tensor].with_dim(d, better)
+    return found
+
+
+def _fused(nodes: Sequence[Node], split: Split, cuts: Cuts) -> dict[Tensor, Layout]:
+    """Layouts by heads of what attention reads, side by side or each by itself."""
+    found = {}
+    for node in nodes:
+        rule = rule_of(node)
+        packed = node.op.name == "attention_packed"
+        letter = rule.inputs[0][-1 if packed else -3]
+        for i, (tensor, names) in enumerate(zip(node.inputs, rule.inputs, strict=True)):
+            if letter not in names or i > (0 if packed else 2):
+                continue
+            d = names.index(letter)
+            own = rule.split(split, i, d)
+            if cuts.can(tensor.shape[d], own):
+                found[tensor] = whole(tensor.ndim).with_dim(d, own)
+    return found
+
+
+def is_slot(node: Node) -> bool:
+    """Whether a variable is an optimiser's memory of another."""
+    owner = node.origin
+    if owner is None or owner.op.name != "variable":
+        return False
+    return owner.specs[0].shape == node.specs[0].shape  # those of 16-bit weights have 32 bits
+
+
+_Place = tuple[Tensor, int, Rule | None, int]
+"""An axis of a tensor, and the rule by which it goes along with others, as which of its tensors."""
+
+
+class _Spread:
+    """Layouts as they become known.
+
+    A node is open until it has been gone through and that changed nothing: it is again when the
+    layout of a tensor changes that it has to do with.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        rules: Mapping[Node, Sequence[Rule]],
+        given: Mapping[Tensor, Layout],
+        cuts: Cuts,
+        gathered: str | None = None,
+    ) -> None:
+        self.gathered = frozenset[str]() if gathered is None else {gathered}
+        self.layouts = dict(given)
+        self.fixed = set(given)
+        self.cuts = cuts
+        self._nodes, self._rules = nodes, rules
+        self._joins = {node: _joins(node, rules.get(node, ())) for node in nodes}
+        self._beside: dict[Tensor, list[Node]] = {}
+        for node, joins in self._joins.items():
+            for tensor in {place[0] for places in joins for place in places}:
+                self._beside.setdefault(tensor, []).append(node)
+        self._open = set(nodes)
+
+    def everywhere(self) -> None:
+        """Through all nodes, there and back, until nothing changes."""
+        for _ in range(ROUNDS):
+            if not self._open:
+                break
+            for node in self._nodes:
+                self.through(node)
+            for node in reversed(self._nodes):
+                self.through(node)
+
+    def turn(self) -> None:
+        """Where nodes need an axis whole that is cut, cut another one, along which they go row by
+        row: everyone sends a part to everyone, 1/n of what gathering takes."""
+        turned = False
+        for node in self._nodes:
+            own = self._rules.get(node, ())
+            if own and self._turned(node, own[0]):
+                turned = True
+            if turned:
+                self.through(node)
+        if turned:
+            self.everywhere()
+
+    def _turned(self, node: Node, rule: Rule) -> bool:
+        """Let outputs be cut along an axis of the mesh that cuts what a node needs whole."""
+        used = {a for t in node.outputs if t in self.layouts for a in self.layouts[t].axes()}
+        used |= self.cuts.mesh.local | self.gathered  # what takes turns there gathers for nothing
+        found = False
+        for tensor, names in zip(node.inputs, rule.inputs, strict=True):
+            layout = self.layouts.get(tensor) or whole(tensor.ndim)
+            for letter, split in zip(names, layout.dims, strict=True):
+                if letter != "." or not split or used & set(split.axes):
+                    continue
+                used.update(split.axes)
+                free = self._row(rule, names, layout, split)
+                for o, (output, letters) in enumerate(zip(node.outputs, rule.outputs, strict=True)):
+                    if free is not None and free in letters:
+                        at, number = letters.index(free), len(node.inputs) + o
+                        self._cut(output, at, rule.split(Split(split.axes), number, at))
+                        found = True
+        return found
+
+    def _row(self, rule: Rule, names: str, layout: Layout, split: Split) -> str | None:
+        """The longest axis of an input along which a node goes row by row and which can be cut."""
+        sizes = {
+            letter: size
+            for letter, own in zip(names, layout.dims, strict=True)
+            if letter.islower() and not own and not rule.in_order(letter)
+            if isinstance(size := rule.sizes.get(letter), int)
+            if letter in "".join(rule.outputs) and self.cuts.can(size, Split(split.axes))
+        }
+        return max(sizes, key=sizes.__getitem__) if sizes else None
+
+    def through(self, node: Node) -> None:
+        """Let the axes of a node's inputs and outputs that go together be cut together."""
+        if node in self._open:
+            self._open.remove(node)
+            for places in self._joins[node]:
+                self._join(places)
+
+    def _join(self, places: Sequence[_Place]) -> None:
+        """Cut as the largest of some axes that is cut already."""
+        best: tuple[int, Split] | None = None
+        for tensor, axis, rule, number in places:
+            layout = self.layouts.get(tensor)
+            if layout is None or not layout.dims[axis]:
+                continue
+            own: Split | None = layout.dims[axis]
+            if rule is not None:
+                own = rule.letters_split(layout.dims[axis], number, axis)
+            size = self.cuts.guess(tensor.size) * len(layout.dims[axis].axes)
+            if own is not None and (best is None or size > best[0]):
+                best = (size, own)
+        if best is None:
+            return
+        for tensor, axis, rule, number in places:
+            split = best[1] if rule is None else rule.split(best[1], number, axis)
+            self._cut(tensor, axis, split)
+
+    def _cut(self, tensor: Tensor, axis: int, split: Split) -> None:
+        """Cut an axis, if nothing is said of it and the axes of the mesh are free."""
+        if tensor in self.fixed or (split.outer != 1 and tensor.node.op.name == "placeholder"):
+            return
+        layout = self.layouts.get(tensor) or whole(tensor.ndim)
+        rows = [s for d, s in enumerate(layout.dims) if d != axis and s.outer != 1]
+        if tensor.node.op.name == "variable" and (split.over or (split.outer != 1 and rows)):
+            return  # one axis of a variable may be in rows
+        have = layout.dims[axis]
+        if tensor.node.op.name != "variable":
+            split = have.beside(split, tensor.shape[axis]) or split
+        if have == split or (have and len(have.axes) >= len(split.axes)):
+            return
+        others = {a for d, s in enumerate(layout.dims) if d != axis for a in s.axes}
+        free = tuple(a for a in split.axes if a not in others)
+        if have and free[: len(have.axes)] != have.axes:
+            return
+        if free != split.axes:
+            split = split.first(0) if split.over else replace(split, axes=free)
+        wanted = split if free else WHOLE
+        if not wanted or wanted == have:
+            return
+        symbols = len(self.cuts.symbols)
+        can = self.cuts.can(tensor.shape[axis], wanted)
+        if len(self.cuts.symbols) > symbols:
+            self._open.update(self._nodes)  # what symbols are guessed to be may be another number
+        if can:
+            self.layouts[tensor] = layout.with_dim(axis, wanted)
+            self._open.update(self._beside.get(tensor, ()))
+
+
+def _joins(node: Node, rules: Sequence[Rule]) -> list[list[_Place]]:
+    """The axes of a node's inputs and outputs that go together."""
+    if node.op.name == "assign":
+        variable, value = node.inputs
+        tensors = (variable, value, node.outputs[0])
+        joins: list[list[_Place]] = [
+            [(t, d, None, 0) for t in tensors] for d in range(variable.ndim)
+        ]
+    elif node.op.name == "variable" and is_slot(node):
+        assert node.origin is not None
+        (slot,), (owner,) = node.outputs, node.origin.outputs
+        # what is kept of a variable lies as the variable does
+        joins = [[(t, d, None, 0) for t in (owner, slot)] for d in range(slot.ndim)]
+    else:
+        joins = []
+    for rule in rules:
+        places: dict[str, list[_Place]] = {}
+        for number, (tensor, names) in enumerate(
+            zip((*node.inputs, *node.outputs), (*rule.inputs, *rule.outputs), strict=True)
+        ):
+            for axis, letter in enumerate(names):
+                if letter in rule.sizes:
+                    places.setdefault(letter, []).append((tensor, axis, rule, number))
+        joins += [
+            each
+            for letter, each in places.items()
+            if not (letter.isupper() and rule.sharding.expand is None)
+        ]
+    return joins

@@ -1,0 +1,137 @@
+"""Terms on which places go together that have the same model: how the batch is cut among them, what
+they exchange at once, and who keeps what of the optimiser's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Tensor
+from graphflow.parallel.mesh.device_mesh import Cuts, Mesh, Split, too_small
+from graphflow.parallel.mesh.layouts import Layout, whole
+from graphflow.parallel.sharding.batch_axis import batch_of
+from graphflow.parallel.sharding.propagation import is_slot, propagate
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What places agree on.
+
+    Attributes:
+        bucket: bytes of gradients that are summed in one exchange; 0: each by itself.
+        apart: axes of the mesh along which batch norms are not synchronised.
+        shared: the axis along which each place keeps its share of the optimiser's slots only, and
+            updates that part of the variables; None: everyone keeps all.
+        sequence: the axis along which what rules leave whole is cut along the batch's second axis.
+        examples: the placeholders that hold the batch, or their names, where that was said.
+    """
+
+    bucket: int = 0
+    apart: frozenset[str] = frozenset()
+    shared: str | None = None
+    sequence: str | None = None
+    examples: Sequence[Tensor | str] | None = None
+
+
+ALONE = Terms()
+"""Of a place that shares the model with no other."""
+
+
+def with_batch(
+    graph: Graph,
+    batch: Sequence[Tensor],
+    given: Mapping[Tensor, Layout],
+    axis: str | None,
+    mesh: Mesh,
+    strict: bool,
+) -> dict[Tensor, Layout]:
+    """Layouts, in which placeholders that hold the batch are cut along their first axis.
+
+    Args:
+        given: what rules say; where one cuts the first axis, `axis` does not.
+        axis: of the mesh. Micro-batches that take turns cut what each place has by then.
+        strict: refuse a batch smaller than its shards.
+
+    Raises:
+        ShardingError: see `strict`.
+    """
+    found = dict(given)
+    for tensor in batch:
+        layout = found.get(tensor) or whole(tensor.ndim)
+        axes = layout.dims[0].axes
+        if axis is not None and not axes and axis not in layout.axes():
+            axes = (axis,)
+        split = Split((*axes, *mesh.local))
+        if not split:
+            continue
+        if strict and not Cuts(mesh).can(tensor.shape[0], split):
+            name = graph.names[tensor.node]
+            told = f"{tensor.shape[0]} (of {name!r}, made at {tensor.node.location})"
+            raise too_small(told, split.axes, mesh)
+        found[tensor] = layout.with_dim(0, split)
+    return found
+
+
+def in_sequence(
+    graph: Graph, given: Mapping[Tensor, Layout], cuts: Cuts, terms: Terms
+) -> dict[Tensor, Layout]:
+    """Layouts, in which what is whole along an axis of the mesh, such as norms and sums between
+    layers that are cut along it, is cut along the second axis of the batch, and variables are not.
+
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
+        MLSys 2023.
+    """
+    axis = terms.sequence
+    assert axis is not None
+    found = propagate(graph.nodes, given, cuts, axis)
+    kept = {tensor: layout for tensor, layout in found.items() if axis in layout.axes()}
+    for node in graph.variables:
+        (tensor,) = node.outputs
+        kept[tensor] = found.get(tensor) or whole(tensor.ndim)
+    for tensor in batch_of(graph, terms.examples):
+        layout = kept.get(tensor) or found.get(tensor) or whole(tensor.ndim)
+        split = Split((axis,))
+        free = tensor.ndim > 1 and axis not in layout.axes() and not layout.dims[1]
+        kept[tensor] = (
+            layout.with_dim(1, split) if free and cuts.can(tensor.shape[1], split) else layout
+        )
+    return {**given, **kept}
+
+
+def shared_out(
+    graph: Graph, given: Mapping[Tensor, Layout], cuts: Cuts, axis: str
+) -> dict[Tensor, Layout]:
+    """Layouts, in which a slot lies as its variable does and is cut along one more axis of the
+    mesh; variables stay as they are.
+
+    Source: Rajbhandari et al., "ZeRO", SC 2020 (stage 2).
+    """
+    owners = {
+        node.outputs[0]: node.origin.outputs[0]
+        for node in graph.variables
+        if is_slot(node) and node.origin is not None and node.outputs[0] not in given
+    }
+    missing = any(owner not in given for owner in owners.values())
+    lie = propagate(graph.nodes, given, cuts) if missing else given
+    found = dict(given)
+    for slot, owner in owners.items():
+        layout = lie.get(owner) or whole(owner.ndim)
+        found[owner] = layout
+        found[slot] = _share(slot, layout, cuts, axis)
+    return found
+
+
+def _share(tensor: Tensor, layout: Layout, cuts: Cuts, axis: str) -> Layout:
+    """Cut along the first of a tensor's axes that is large enough, if that is not in stretches."""
+    if axis in layout.axes():
+        return layout
+    for d, (size, have) in enumerate(zip(tensor.shape, layout.dims, strict=True)):
+        split = Split((*have.axes, axis), have.unit)
+        if have.outer == 1 and cuts.can(size, split):
+            return layout.with_dim(d, split)
+    return layout
+
+
+__all__ = ["ALONE", "Terms", "in_sequence", "shared_out", "with_batch"]

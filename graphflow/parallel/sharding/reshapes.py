@@ -1,0 +1,45 @@
+"""Reshapes of which several axes that are cut become one, or one becomes several: a batch over
+replicas and its tokens over the devices of each. A shard's numbers are those that it has.
+
+    (B, S, d), B and S cut → (B·S, d): a shard has some rows of S, and its piece of each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphflow.ir.op import Node
+from graphflow.parallel.mesh.device_mesh import WHOLE, Cuts
+from graphflow.parallel.mesh.layouts import Layout
+from graphflow.parallel.sharding.rules import Rule
+
+
+def folded(node: Node, rules: Sequence[Rule], have: Layout, cuts: Cuts) -> Layout | None:
+    """How the result of a reshape lies if nothing moves, where no rule alone says so.
+
+    Args:
+        rules: of the node, each by other axes of those that become one.
+        have: of its input.
+    """
+    if node.op.name != "reshape" or len(rules) == 1 or len(have.axes()) < 2 or have.partial:
+        return None
+    shape = node.specs[0].shape
+    found = [WHOLE] * len(shape)
+    for rule in rules:
+        (names,), (letters,) = rule.inputs, rule.outputs
+        for d, (letter, split) in enumerate(zip(names, have.dims, strict=True)):
+            own = rule.letters_split(split, 0, d) if split and letter in letters else None
+            if own is None or letter == ".":
+                continue
+            e = letters.index(letter)
+            own = rule.split(own, 1, e)
+            own = found[e].beside(own, shape[e]) or own
+            if len(own.axes) > len(found[e].axes) and cuts.can(shape[e], own):
+                found[e] = own
+    if not any(split.over for split in (*have.dims, *found)):
+        return None
+    used = [axis for split in found for axis in split.axes]
+    return Layout(tuple(found)) if sorted(used) == sorted(have.axes()) else None
+
+
+__all__ = ["folded"]

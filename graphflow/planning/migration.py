@@ -1,0 +1,108 @@
+"""Migration: fetches that have run are planned again, and variables move to where the better plan
+has them, between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphflow.execution.compiled_fetches import Compiled
+from graphflow.execution.replan_policy import WINDOW, Replanned, drifted, window_at
+from graphflow.ir.op import Node
+from graphflow.placement.plans.plan import Plan, devices_of
+from graphflow.planning.deployment import Deployment
+from graphflow.planning.trace_feedback import mark_seconds
+
+
+def has_drifted(compiled: Compiled) -> bool | None:
+    """Whether the traced steps of a window that has just ended took otherwise than predicted; None
+    where none has."""
+    if window_at(compiled.runs - 1) != WINDOW - 1:
+        return None
+    if compiled.plan is None or len(compiled.trace.steps) < WINDOW:
+        return None
+    steps = compiled.trace.steps[-WINDOW + 1 :]
+    return drifted(steps, compiled.plan.makespan, mark_seconds())
+
+
+def migrate(deployment: Deployment, least: float) -> Replanned:
+    """Plan again; go over if a share of a step of at least `least`, and something, is saved.
+
+    Raises:
+        MemoryLimitError: the graph fits in no memory; nothing has moved.
+        WorkerLost: a worker was lost while variables moved.
+    """
+    planner = deployment.planner
+    sets = [c for c in deployment.compiled.values() if c.partitions]
+    if not sets:
+        return Replanned((), 0.0, 0.0)
+    stay = [planner.as_placed(c) for c in sets]
+    if planner.learn_steps(sets, stay):
+        stay = [planner.as_placed(c) for c in sets]
+    one = len(deployment.cluster.devices) == 1
+    go = stay if one else _planned_anew(deployment, sets, stay)
+    steps = [max(1, c.runs) for c in sets]
+    before, after = (
+        sum(plan.makespan * n for plan, n in zip(plans, steps, strict=True)) / sum(steps)
+        for plans in (stay, go)
+    )
+    if after >= before * min(1 - least, 1 - 1e-6):
+        for compiled, plan in zip(sets, stay, strict=True):
+            compiled.plan = plan
+        return Replanned((), before, before)
+    return Replanned(_go_over(deployment, sets, go), before, after)
+
+
+def _planned_anew(
+    deployment: Deployment, sets: Sequence[Compiled], stay: Sequence[Plan]
+) -> list[Plan]:
+    """Plans as if no variable had a home; what takes most of the time chooses first."""
+    shares = [c.runs * plan.makespan for c, plan in zip(sets, stay, strict=True)]
+    homes: dict[Node, str] = {}
+    plans: dict[int, Plan] = {}
+    for at in sorted(range(len(sets)), key=lambda at: -shares[at]):
+        graph = sets[at].graph
+        plans[at] = deployment.planner.plan(sets[at], homes)
+        devices = devices_of(plans[at], graph)
+        homes |= {node: devices[node] for node in graph.variables}
+    return [plans[at] for at in range(len(sets))]
+
+
+def _go_over(
+    deployment: Deployment, sets: Sequence[Compiled], plans: Sequence[Plan]
+) -> tuple[str, ...]:
+    """Move variables, and give the workers new programs; the names of what moved.
+
+    All that can fail for the plans' sake comes first. Then the values of what moves are with the
+    client, until their new homes have them.
+    """
+    state, steps = deployment.state, deployment.steps
+    fresh: dict[int, Compiled] = {}
+    for number, (old, plan) in enumerate(zip(sets, plans, strict=True)):
+        if [(n.name, n.device) for n in plan.nodes] == _placed_nodes(old):
+            old.plan = plan
+            continue
+        new = Compiled(
+            old.fetches, old.source, old.graph, old.sizes, plan=plan, runs=old.runs,
+            division=old.division, variant=old.variant,
+        )  # fmt: skip
+        deployment.divide(new, new.bindings(new.sizes))
+        fresh[number] = new
+    moved = {
+        node: None
+        for new in fresh.values()
+        for node in new.graph.variables
+        if state.homes[node] != new.devices[node]
+    }
+    leaving = state.unsettle(moved)
+    for number in fresh:
+        del deployment.compiled[sets[number].key]
+    deployment.hosts.forget([sets[number].program for number in fresh], leaving)
+    for number, new in fresh.items():
+        deployment.hand_out(new)
+        if steps.last is sets[number]:
+            steps.last = new
+    return tuple(state.names[node] for node in moved)
+
+
+def _placed_nodes(compiled: Compiled) -> list[tuple[str, str]]:
+    return [(n.name, n.device) for n in compiled.plan.nodes] if compiled.plan is not None else []

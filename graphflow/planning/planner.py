@@ -1,0 +1,184 @@
+"""Planner: what a session knows of its cluster and of what traced steps took, and the plans that
+follow from it.
+
+    survey of the workers + Learned + homes of variables ─plan→ Plan
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from graphflow.execution.cluster_connection import links_of, survey_of
+from graphflow.execution.compiled_fetches import Compiled
+from graphflow.execution.step_executor import Steps
+from graphflow.execution.variable_store import State
+from graphflow.frontend.feeds import convert_all
+from graphflow.ir.op import Node, Tensor
+from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.placers import Placer
+from graphflow.placement.plans.plan import Plan, plan_graph
+from graphflow.placement.plans.planning import Given
+from graphflow.planning.trace_feedback import (
+    idle,
+    is_known,
+    learn,
+    learn_steps,
+    remember,
+    remembered,
+    step_cost,
+    step_seconds,
+)
+from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.host.host_interface import Hosts
+from graphflow.runtime.partitioning.partition import partition
+
+
+class Planner:
+    """Plans for one cluster, ever better as steps teach.
+
+    Args:
+        placer: name of the placement algorithm.
+        trial: whether fetches are tried out in this process before they are planned.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        hosts: Hosts,
+        state: State,
+        steps: Steps,
+        placer: str,
+        trial: bool,
+    ) -> None:
+        self.learned = Learned()
+        self._cluster = cluster
+        self._hosts = hosts
+        self._state = state
+        self._steps = steps
+        self._placer = placer
+        self._trial = trial
+        self._survey: Survey | None = None
+
+    def plan(
+        self,
+        compiled: Compiled,
+        homes: Mapping[Node, str] | None = None,
+        placer: str | Placer | None = None,
+    ) -> Plan:
+        """A plan of fetches, for the sizes for which they are placed.
+
+        Args:
+            homes: of variables, in place of those where they live.
+        """
+        bindings = compiled.bindings(compiled.sizes)
+        survey = self._surveyed()
+        return plan_graph(
+            compiled.graph,
+            self._cluster,
+            compiled.sizes,
+            bindings,
+            placer or self._placer,
+            self._state.homes if homes is None else homes,
+            survey.profiles,
+            survey.links,
+            self.learned,
+            survey.steps,
+            () if compiled.division is None else compiled.division.tasks,
+        )
+
+    def as_placed(self, compiled: Compiled) -> Plan:
+        """The present placement, predicted by what is known now; as it was where it is unknown."""
+        plan = compiled.plan
+        if plan is None:  # there is one device
+            return self.plan(compiled)
+        if plan.model is None:
+            return plan
+        return replace(self.plan(compiled, {}, Given(plan.model.assignment)), placer=plan.placer)
+
+    # Learning ---------------------------------------------------------------------------------
+
+    def try_out(self, compiled: Compiled, bindings: Mapping[str, int]) -> None:
+        """Learn what the nodes of fetches take, before they are planned."""
+        if self._trial:
+            from graphflow.planning.profiling_run import try_out
+
+            survey = self._surveyed()  # first, for it brings what was learned before
+            if try_out(self.learned, self._cluster, survey, compiled, bindings):
+                remember(self.learned, self._cluster)
+
+    def learn(self, sets: Iterable[Compiled]) -> None:
+        """Sum up what was traced, and let the next plan know."""
+        traced = [c for c in sets if c.trace.steps]
+        for compiled in traced:
+            if compiled.partitions and self._survey is not None:
+                learn(self.learned, self._cluster, self._survey, compiled)
+            compiled.keep_measured()
+        if traced and self._survey is not None:
+            remember(self.learned, self._cluster)
+
+    def learn_steps(self, sets: Sequence[Compiled], plans: Sequence[Plan]) -> bool:
+        """Take in what whole steps of fetches took that are placed as plans say; whether that was
+        enough to tell anything."""
+        told = [learn_steps(self.learned, p, c.took) for c, p in zip(sets, plans, strict=True)]
+        if any(told):
+            remember(self.learned, self._cluster)
+        return any(told)
+
+    def move(self, cluster: Cluster) -> None:
+        """Plan for another cluster from now on."""
+        self._cluster, self._survey = cluster, None
+
+    # The survey -------------------------------------------------------------------------------
+
+    def survey_if_cheap(self) -> None:
+        """Survey the cluster where that takes moments: else what is traced would teach nothing."""
+        if is_known(self._cluster):
+            self._surveyed()
+
+    def _surveyed(self) -> Survey:
+        """What planning takes that has to be measured, or was before."""
+        if self._survey is None:
+            found = survey_of(self._hosts, self._cluster)
+            self.learned = remembered(self._cluster)
+            self._survey = replace(found, steps=step_cost(self._cluster, found, self._idle_seconds))
+        return self._survey
+
+    def look_again(self) -> None:
+        """Measure the links between workers elsewhere as they are now: networks change, and what
+        was learned of them before does not hold."""
+        if self._survey is None:
+            return
+        links = links_of(self._hosts, self._cluster)
+        if links is not None:
+            self._survey = replace(self._survey, links=links)
+            self.learned.forget_links()
+
+    def _idle_seconds(self, devices: Sequence[str]) -> float:
+        """Median seconds of a step that does next to nothing on some devices."""
+        compiled, node = idle(devices)
+        compiled.partitions = partition(
+            compiled.graph, compiled.devices, None, {}, self._cluster.devices
+        )
+        steps = self._steps
+        compiled.program = steps.add(compiled)
+        before = steps.committed, steps.last, steps.trace
+        steps.trace = None
+        try:
+            took = step_seconds(partial(self._fed, compiled, {node.outputs[0]: np.float32(0)}))
+        finally:
+            steps.committed, steps.last, steps.trace = before
+        self._hosts.forget([compiled.program], {})
+        return took
+
+    def _fed(self, compiled: Compiled, feeds: Mapping[Tensor, Any]) -> list[Any]:
+        """A step of compiled fetches."""
+        arrays = compiled.arrays(convert_all(feeds))
+        bindings = compiled.bindings({node: a.shape for node, a in arrays.items()})
+        compiled.check_memory(self._cluster, bindings)
+        return self._steps.run(compiled, arrays, bindings)

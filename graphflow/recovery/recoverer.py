@@ -1,0 +1,454 @@
+"""Recovery: a session that goes on by itself when it loses a worker, bit for bit as if it had not.
+
+    WorkerLost → workers that can be had, at a higher epoch → the last checkpoint → the steps since
+
+What changed the state since a checkpoint is kept: fetches and feeds of steps, and values that were
+set. A step is a function of state, feeds and its number, so doing it again gives the same bits on
+any placement. A step whose end was not told to the caller is done again for him; one that was told
+is done again for the state alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from graphflow.base.interrupts import is_interrupt, uninterrupted
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import CheckpointError, LinkLost, StateLost, WorkerLost
+from graphflow.execution.checkpoint_matching import Rename, load
+from graphflow.execution.step_prefetch import Decide, Run, nothing
+from graphflow.ir.op import Node, Tensor
+from graphflow.planning.deployment import Deployment
+from graphflow.recovery.checkpoint_writer import WRITE_SECONDS, Flight, Saver
+from graphflow.runtime.checkpoint import Checkpoint
+from graphflow.runtime.host.host_interface import NOBODY
+from graphflow.runtime.protocol.poison_tracker import Poison
+from graphflow.runtime.telemetry.logs import Log
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+
+MOST = 10
+"""Recoveries in a row after which a session that comes no further gives up."""
+BUDGET = 256 * 2**20
+"""Bytes of feeds that are kept for doing steps again; beyond it a checkpoint is written early."""
+_ENTRY = 1000  # bytes that count for a step beside its feeds
+_LANDING = 10.0  # seconds for a checkpoint to end whose workers are gone
+
+_log = Log("graphflow.session")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A step that was committed: fetches, feeds, and how many steps were before it."""
+
+    tensors: Sequence[Tensor]
+    feeds: Mapping[Node, Array]
+    before: int
+
+
+@dataclass(frozen=True)
+class Given:
+    """A variable that was set."""
+
+    node: Node
+    value: Array
+
+
+@dataclass
+class Stretch:
+    """A checkpoint, and what happened from then on to the next one.
+
+    Attributes:
+        read: reads it again; None: what variables begin with.
+        written: whether it is there already.
+    """
+
+    read: Callable[[], Checkpoint] | None
+    written: bool
+    entries: list[Ran | Given] = field(default_factory=list)
+    nbytes: int = 0
+
+
+class Recovery:
+    """Keeps a session going.
+
+    Args:
+        run: a step, once.
+        undo: ends what was begun ahead, before the workers begin anew.
+        strict, rename: how the checkpoint that the session goes on from meets the model.
+        patience: seconds to wait for workers that are not this session's own processes, less once
+            the session is asked to end.
+    """
+
+    def __init__(
+        self,
+        saver: Saver,
+        deployment: Deployment,
+        run: Run,
+        undo: Callable[[], None],
+        patience: Callable[[], float],
+        *,
+        strict: bool = True,
+        rename: Rename = MappingProxyType({}),
+    ) -> None:
+        self.saver = saver
+        self._deployment = deployment
+        self._hosts = deployment.hosts
+        self._state = deployment.state
+        self._steps = deployment.steps
+        self._cluster = deployment.cluster  # as the session began with it
+        self._run = run
+        self._undo = undo
+        self._patience = patience
+        self._keeps = self._hosts.can_be_lost
+        folder = saver.resume(strict, rename)
+        again = None if folder is None else partial(load, folder, rename)
+        self._stretches = [Stretch(again, written=True)]
+        self._writing: Stretch | None = None
+        self._broken: WorkerLost | None = None
+        self._goal = 0  # steps committed when the first of some losses in a row came
+        self._before = 0  # steps before what the last of them ended
+        self._failures = 0  # of them
+        self._poison = Poison()
+        self._uncertain = False
+
+    @property
+    def error(self) -> CheckpointError | None:
+        """Why the last checkpoint could not be written; None if it could."""
+        return self.saver.error
+
+    # What a session does ------------------------------------------------------------------------
+
+    def step(
+        self, tensors: Sequence[Tensor], feeds: Mapping[Node, Array], begun: Decide
+    ) -> list[Any]:
+        """Run a step, as often as it takes.
+
+        Raises:
+            WorkerLost, PoisonedTask: it cannot be brought to an end.
+            GraphflowError: as the step itself.
+        """
+        if self._uncertain:
+            self._make_certain()
+        before = self._steps.committed
+        with self._interruptible():
+            values = self.guarded(lambda: self._run(tensors, feeds, begun))
+            self._failures = 0
+            if self._keeps:
+                copies = {node: np.array(value) for node, value in feeds.items()}
+                size = _ENTRY + sum(value.nbytes for value in copies.values())
+                self._note(Ran(tuple(tensors), copies, before), size)
+        return values
+
+    def set(self, node: Node, value: Array) -> None:
+        """Set a variable; no checkpoint is of the state from then on."""
+        self.saver.saved = -1
+        with self._interruptible():
+            self.guarded(lambda: self._state.set(node, value))
+            if self._keeps:
+                self._note(Given(node, value), _ENTRY + value.nbytes)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """After Ctrl-C in the block, workers may have done what it does, or not."""
+        try:
+            yield
+        except BaseException as error:
+            if is_interrupt(error):
+                self._uncertain = self._keeps
+            raise
+
+    def _make_certain(self) -> None:
+        """Write the state as it is after an interrupted step, or another checkpoint. Where that
+        cannot be, nothing leads on to it, but the training goes on."""
+        try:
+            self.save()
+        except CheckpointError as error:
+            _log.tell("recovery.lost", step=self._steps.committed, reason=str(error))
+            self._stretches.clear()
+            self._uncertain = False
+
+    def guarded(self, operation: Callable[[], T]) -> T:
+        """Do something with the workers, again if one of them is lost meanwhile.
+
+        Raises:
+            WorkerLost: the session cannot be recovered.
+            PoisonedTask: the same work ended three workers.
+        """
+        while True:
+            try:
+                if self._broken is not None:
+                    self._recover(self._broken)
+                return operation()
+            except StateLost:
+                raise
+            except WorkerLost as error:
+                if not self._keeps or error.reason == NOBODY:
+                    raise
+                self._count(error)
+            except LinkLost as error:
+                if not self._keeps:
+                    raise
+                reason = f"worker {error.source} does not reach it"
+                lost = WorkerLost(str(error), worker=error.target, step=error.step, reason=reason)
+                self._count(lost)
+
+    def lost(self, error: WorkerLost) -> None:
+        """What follows from the loss of a worker: all is had again when it is needed."""
+
+    def after(self) -> None:
+        """At the end of a step: write a checkpoint where it is time for one.
+
+        Raises:
+            StaleEpoch: another process has taken the session over.
+        """
+        self._land()
+        saver, size = self.saver, sum(each.nbytes for each in self._stretches)
+        if saver.due():
+            if saver.flight is not None:
+                saver.skip()
+            else:
+                self._begin()
+        elif size > BUDGET:
+            self._shorten(size)
+        self.retreat()
+
+    def save(self) -> Path:
+        """Write a checkpoint now, and wait for it.
+
+        Raises:
+            CheckpointError: it cannot be written; training may go on.
+        """
+        while True:
+            self.wait()
+            flight = self.guarded(self._begin)
+            if flight is not None:
+                self.wait()
+            error = self.saver.error
+            if error is None and flight is not None:
+                self._uncertain = False
+                return flight.draft.target
+            assert error is not None
+            if not (self._keeps and isinstance(error.__cause__, WorkerLost)):
+                raise error
+            self._count(error.__cause__)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one."""
+        if self.saver.flight is not None:
+            self.saver.flight.wait(WRITE_SECONDS)
+            self._land()
+
+    def retreat(self) -> None:
+        """Leave workers that were asked to end: write a checkpoint, and go on with others."""
+        leaving = self._hosts.draining()
+        if not leaving or self._broken is not None:
+            return
+        with suppress(CheckpointError):  # it is told, and the one before will do
+            self.save()
+        self._goal = self._steps.committed
+        names = ", ".join(f"worker {worker}" for worker in sorted(leaving))
+        self._broken = WorkerLost(f"{names} was asked to end", worker=min(leaving))
+        self.guarded(lambda: None)
+
+    def leave(self) -> None:
+        """The last checkpoint of a session that is asked to end."""
+        step, folder = self._steps.committed, str(self.saver.store.root)
+        try:
+            self.save()
+        except WorkerLost as error:
+            if error.reason != NOBODY:
+                raise
+            _log.tell("recovery.lost", step=step, reason=str(error))  # the one before will do
+        _log.tell("session.drained", step=step, folder=folder)
+
+    def close(self, *, complete: bool) -> None:
+        """Let the checkpoint that is being written come to its end.
+
+        Args:
+            complete: write one more, of the steps since.
+
+        Raises:
+            CheckpointError: that one cannot be written; the one before is intact.
+        """
+        self.wait()
+        if not complete or self._broken is not None or self.saver.fenced:
+            return
+        if self.saver.saved != self._steps.committed or self.saver.error is not None:
+            self._begin()
+            self.wait()
+        if self.saver.error is not None:  # there is no later one
+            raise self.saver.error
+
+    def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:
+        """Take the state of a checkpoint, which `read` reads again where a recovery needs it; what
+        was kept leads nowhere from now on.
+
+        It is written anew among our own at once, as the newest: a crash goes on from there, not
+        from what was written before it, and the user may save something else in its place.
+        """
+
+        def anew() -> None:
+            with uninterrupted():  # else nothing is written of what was taken
+                take()
+                self.saver.restart()
+                self._stretches = [Stretch(read, written=True)]
+                if not self._keeps:
+                    self._begin()
+
+        with self._interruptible():
+            self.wait()
+            self.saver.store.advance()  # what is written from now on is newer than what was before
+            self.guarded(anew)
+            if self._keeps:
+                self._make_certain()
+                self._drop_before(self._last_written())
+            else:
+                self.wait()
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def _note(self, entry: Ran | Given, nbytes: int) -> None:
+        if self._stretches:
+            self._stretches[-1].entries.append(entry)
+            self._stretches[-1].nbytes += nbytes
+
+    def _begin(self) -> Flight | None:
+        with uninterrupted():  # else nobody would write what is known to be written
+            flight = self.saver.begin()
+            if flight is not None and self._keeps:
+                self._writing = Stretch(partial(load, flight.draft.target), written=False)
+                self._stretches.append(self._writing)
+        return flight
+
+    def _land(self) -> None:
+        flight = self.saver.land()
+        stretch = self._writing if flight is not None else None
+        if stretch is None:
+            return
+        self._writing = None
+        if self.saver.error is None:
+            stretch.written = True
+            self._drop_before(self._last_written(1))
+
+    def _last_written(self, skip: int = 0) -> int:
+        """The place of the last stretch, or one before, whose checkpoint is there; 0 if none."""
+        places = [i for i, each in enumerate(self._stretches) if each.written]
+        return places[-1 - skip] if len(places) > skip else 0
+
+    def _drop_before(self, place: int) -> None:
+        del self._stretches[:place]
+
+    def _shorten(self, size: int) -> None:
+        """Bring down what is kept: by what older checkpoints need, then by a new one."""
+        self._drop_before(self._last_written())
+        size = sum(each.nbytes for each in self._stretches)
+        if size > 2 * BUDGET:
+            self.wait()  # steps come faster than the disk takes checkpoints
+        if size > 4 * BUDGET and self.saver.error is not None:
+            _log.tell("recovery.lost", step=self._steps.committed, reason=str(self.saver.error))
+            self._stretches.clear()
+        elif size > BUDGET and self.saver.flight is None:
+            self._begin()
+
+    # Recovery -----------------------------------------------------------------------------------
+
+    def _count(self, error: WorkerLost) -> None:
+        """Take note of a loss.
+
+        Raises:
+            WorkerLost: too many in a row.
+            PoisonedTask: the same work ended three workers.
+        """
+        if self._broken is None:
+            self._goal = self._before = self._steps.committed
+        self._broken = error
+        self._failures += 1
+        poisoned = self._poison.died(error, self._before)
+        if poisoned is not None:
+            raise poisoned from error
+        if self._failures > MOST:
+            raise WorkerLost(
+                f"gave up at step {self._goal}, after {MOST} recoveries in a row without a step: "
+                f"{error}; the checkpoints in {self.saver.store.root} are intact",
+                worker=error.worker, step=error.step, reason=error.reason, op=error.op,
+            ) from error  # fmt: skip
+
+    def _recover(self, error: WorkerLost) -> None:
+        """Get workers, give them the last checkpoint, and do the steps since again."""
+        started = time.monotonic()
+        _log.tell("session.recovering", step=self._goal, reason=str(error))
+        self._undo()
+        self._deployment.undeploy(None)
+        epoch = self.saver.store.advance()
+        cluster = self._hosts.reopen(self._cluster, epoch, self._patience)
+        if self.saver.flight is not None:
+            self.saver.flight.wait(_LANDING)
+            self._land()
+        place, base = self._base()
+        same = cluster == self._deployment.cluster
+        if not same:
+            self._deployment.undeploy(cluster)
+        self._state.restore(base, homes=same)
+        steps = self._steps
+        trace, steps.trace, steps.lost = steps.trace, None, None
+        steps.committed = base.step
+        count = 0
+        try:
+            for stretch in self._stretches[place:]:
+                for entry in stretch.entries:
+                    self._redo(entry)
+                    count += isinstance(entry, Ran)
+        finally:
+            self._before = steps.committed
+            steps.trace, steps.committed = trace, self._goal
+        self._broken = None
+        self._hosts.meters.add("graphflow_recoveries_total")
+        _log.tell(
+            "session.recovered", step=self._goal, epoch=epoch, workers=len(cluster.workers),
+            replayed=count, seconds=round(time.monotonic() - started, 3),
+        )  # fmt: skip
+
+    def _redo(self, entry: Ran | Given) -> None:
+        if isinstance(entry, Given):
+            self._state.set(entry.node, entry.value.copy())
+        else:
+            self._steps.committed = entry.before
+            self._run(entry.tensors, entry.feeds, nothing)
+
+    def _base(self) -> tuple[int, Checkpoint]:
+        """The last checkpoint from which what was kept leads on, and the place of its stretch.
+
+        Raises:
+            StateLost: there is none.
+        """
+        why = (
+            "none was written since a step was interrupted, another checkpoint was loaded, or what "
+            "was kept became too much"
+        )
+        for place in reversed(range(len(self._stretches))):
+            stretch = self._stretches[place]
+            if not stretch.written:
+                continue
+            if stretch.read is None:
+                return place, Checkpoint({}, 0)
+            try:
+                return place, stretch.read()
+            except CheckpointError as error:
+                why = str(error)
+                _log.tell("checkpoint.ignored", reason=why)
+        raise StateLost(
+            f"the session lost a worker ({self._broken}), and no checkpoint leads to step "
+            f"{self._goal}: {why}; open a new session on {self.saver.store.root}: it goes on from "
+            "the newest that can be read"
+        )

@@ -1,0 +1,1 @@
+"""The session that users hold, its life cycle and its steps."""

@@ -1,0 +1,2 @@
+"""Graph transforms: reverse mode, forward mode, vectorisation; and the checks of an op's
+rules."""

@@ -1,0 +1,246 @@
+"""Forward mode: tangents pushed through a graph, as graph to graph.
+
+Each op's vjp gives the forward rule, too. With u in place of a cotangent, what the vjp builds is
+linear in u, and its own gradient with respect to u, for the tangents of the inputs as cotangents,
+is the tangent of the output. It does not depend on u: what does is left out by construction, since
+a graph is the closure of its outputs. Ops may declare a cheaper rule (`Op.jvp`).
+
+Source: "A new trick for calculating Jacobian vector products", J. Townsend, 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graphflow.errors import (
+    ArgumentError,
+    DifferentiationError,
+    DTypeError,
+    GraphflowError,
+    ShapeError,
+)
+from graphflow.frontend.pytree import flatten_values
+from graphflow.frontend.tracing import parameter
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, function, next_serial
+from graphflow.ir.spec import is_inexact, kind, show_shape
+from graphflow.transforms.reverse_mode import inputs_cotangents, pulled_back
+
+Tangents = dict[Tensor, Tensor]
+
+
+@function
+def jvp(target: Any, inputs: Any, tangents: Any) -> Any:
+    """The derivative of tensors along a direction: what they change by, to first order, when the
+    inputs change by the tangents.
+
+    `gf.jvp(y, [x], [t])` gives the tangent of y (a tensor or a nest of them): the sum over the
+    inputs of gradient times tangent. `gf.jvp(f, (x,), (t,))` calls the function and gives
+    (f(x), its tangent). It costs about as much as computing the outputs once more; `gradients`
+    costs that for each output instead of each direction. Outputs that do not depend on the inputs,
+    and outputs of ints and bools, have zeros.
+
+    Args:
+        target: tensors, or a function of `inputs`.
+        inputs: a list of tensors of the graph; for a function its arguments, each a tensor, an
+            array, or a nest.
+        tangents: tensors or arrays of the shapes and dtypes of the inputs, in their structure; None
+            for an input that stays the same.
+
+    Raises:
+        DifferentiationError: an input is not float (or complex) and has a tangent, or an op on the
+            way has no gradient.
+        ShapeError, DTypeError: a tangent is not like its input.
+        ArgumentError: not as many tangents as inputs.
+    """
+    if not isinstance(inputs, list | tuple):
+        raise ArgumentError("give lists: gf.jvp(y, [x], [t])")
+    if callable(target) and not isinstance(target, Tensor):
+        return _of_function(target, inputs, tangents)
+    for x in inputs:
+        if not isinstance(x, Tensor):
+            raise DifferentiationError(f"{x!r} is not a tensor of the graph")
+    given = _directions(list(inputs), _matched(list(inputs), tangents, "inputs"))
+    outputs, rebuild = flatten_values(target, "the outputs")
+    return rebuild(pushed(outputs, given))
+
+
+def _of_function(target: Callable[..., Any], inputs: Sequence[Any], tangents: Any) -> Any:
+    """Value and tangent of a function: on parameters first, so that an input given twice is two,
+    and nothing else that it reads counts as depending on them."""
+    values, rebuild = flatten_values(tuple(inputs), "the inputs")
+    flat = [t for x, t in zip(inputs, _matched(inputs, tangents, "inputs"), strict=True)
+            for t in _flat_tangents(x, t)]  # fmt: skip
+    stand_ins = [parameter(x.spec, x.name).outputs[0] for x in values]
+    outputs, nest = flatten_values(target(*rebuild(stand_ins)), "what the function returns")
+    found = pushed(outputs, _directions(stand_ins, flat))
+    results = substituted([*outputs, *found], dict(zip(stand_ins, values, strict=True)))
+    return nest(results[: len(outputs)]), nest(results[len(outputs) :])
+
+
+def _matched(inputs: Sequence[Any], tangents: Any, what: str) -> list[Any]:
+    if not isinstance(tangents, list | tuple) or len(tangents) != len(inputs):
+        count = len(tangents) if isinstance(tangents, list | tuple) else repr(tangents)
+        raise ArgumentError(f"as many tangents as {what} are needed: {len(inputs)}, not {count}")
+    return list(tangents)
+
+
+def _flat_tangents(x: Any, tangent: Any) -> list[Any]:
+    """The tangents of the tensors in one argument."""
+    if tangent is None:
+        return [None] * len(flatten_values(x, "the inputs")[0])
+    if isinstance(x, dict):
+        if not isinstance(tangent, dict) or x.keys() != tangent.keys():
+            raise ArgumentError("the tangents of a dict are a dict of the same keys")
+        return [t for key in x for t in _flat_tangents(x[key], tangent[key])]
+    if isinstance(x, list | tuple):
+        parts = _matched(x, tangent, "parts of an input")
+        return [t for a, b in zip(x, parts, strict=True) for t in _flat_tangents(a, b)]
+    return [tangent] if x is not None else []
+
+
+def _directions(inputs: Sequence[Tensor], tangents: Sequence[Any]) -> Tangents:
+    """The tangent of each input that has one; those of an input given twice are added."""
+    given: Tangents = {}
+    for x, tangent in zip(inputs, tangents, strict=True):
+        if tangent is None:
+            continue
+        if not is_inexact(x.dtype):
+            raise DifferentiationError(
+                f"{x.name!r} is {x.dtype}, which has no tangent; give None for it, or convert it "
+                "with .astype('float32') first"
+            )
+        tangent = as_tensor(tangent, None if isinstance(tangent, Tensor) else x.dtype)
+        if tangent.dtype != x.dtype:
+            raise DTypeError(
+                f"tangent {tangent.dtype} for {x.name!r} of {x.dtype}; convert it with "
+                f".astype('{x.dtype}')"
+            )
+        if tangent.shape != x.shape:
+            raise ShapeError(
+                f"tangent {show_shape(tangent.shape)} for {x.name!r} of shape {show_shape(x.shape)}"
+            )
+        given[x] = given[x] + tangent if x in given else tangent
+    return given
+
+
+# The walk ---------------------------------------------------------------------------------------
+
+
+def pushed(outputs: Sequence[Tensor], given: Tangents) -> list[Tensor]:
+    """The tangents of outputs, given those of some tensors they depend on."""
+    tangents: Tangents = dict(given)
+    found = pushed_over(Graph(outputs).nodes if outputs else (), tangents)
+    return [
+        found[y] if y in found else FUNCTIONS["full_like"](y, y.dtype.type(0).item())
+        for y in outputs
+    ]
+
+
+def pushed_over(nodes: Sequence[Node], tangents: Tangents) -> Tangents:
+    """Tangents of all that depends on those given, by way of some nodes in build order."""
+    for node in nodes:
+        if not any(t in tangents for t in node.inputs):
+            continue
+        if not any(is_inexact(s.dtype) for s in node.specs):
+            continue
+        with derived(node, "tangents/"):
+            results = _rule(node, [tangents.get(t) for t in node.inputs])
+        for tensor, tangent in zip(node.outputs, results, strict=True):
+            if tangent is not None and is_inexact(tensor.dtype):
+                # an input that depends on another has the sum of both
+                before = tangents.get(tensor)
+                tangents[tensor] = tangent if before is None else before + tangent
+    return tangents
+
+
+def _rule(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """The tangents of a node's outputs."""
+    op = node.op
+    y: Any = node.outputs[0] if len(node.outputs) == 1 else node.outputs
+    if op.jvp is None and op.vjp is None:
+        raise DifferentiationError(
+            f"{op.name} ({node.name!r} at {node.location}) has no gradient; "
+            "wrap its input in gf.stop_gradient if none should flow"
+        )
+    try:
+        if op.jvp is not None:
+            found = op.jvp(tangents, y, *node.inputs, **node.attrs)
+            return [found] if len(node.outputs) == 1 else list(found)
+        if _is_diagonal(node, tangents):
+            return [_diagonal(node, tangents)]
+        return _transposed_twice(node, y, tangents)
+    except GraphflowError as error:
+        raise type(error)(f"tangent of {node.name!r} at {node.location}: {error}") from error
+
+
+def _is_diagonal(node: Node, tangents: Sequence[Tensor | None]) -> bool:
+    """Whether the Jacobian for each varying input is diagonal and real, hence its own transpose."""
+    return (
+        node.op.elementwise
+        and len(node.outputs) == 1
+        and kind(node.specs[0].dtype) == "float"
+        and all(
+            t is None or x.spec == node.specs[0] for x, t in zip(node.inputs, tangents, strict=True)
+        )
+    )
+
+
+def _diagonal(node: Node, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    total: Tensor | None = None
+    for i, tangent in enumerate(tangents):
+        if tangent is not None:
+            part = inputs_cotangents(node, tangent, node.outputs[0])[i]
+            if part is not None:
+                total = part if total is None else total + part
+    return total
+
+
+def _transposed_twice(
+    node: Node, y: Any, tangents: Sequence[Tensor | None]
+) -> Sequence[Tensor | None]:
+    since = next_serial()
+    # ones: a vjp may leave out what it would multiply by zeros that it sees
+    dummies = [
+        FUNCTIONS["full_like"](t, t.dtype.type(is_inexact(t.dtype)).item()) for t in node.outputs
+    ]
+    u: Any = dummies[0] if len(dummies) == 1 else tuple(dummies)
+    parts = inputs_cotangents(node, u, y)
+    pairs = [
+        (part, tangent)
+        for part, tangent in zip(parts, tangents, strict=True)
+        if part is not None and tangent is not None
+    ]
+    if not pairs:
+        return [None] * len(dummies)
+    varying = [d for d in dummies if is_inexact(d.dtype)]
+    ys = [part for part, _ in pairs]
+    found = pulled_back(ys, [t for _, t in pairs], varying, built_since(ys, since))
+    results = iter(found)
+    return [next(results) if is_inexact(d.dtype) else None for d in dummies]
+
+
+def built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
+    """The nodes that outputs depend on and that are younger than a serial number, in order."""
+    seen: set[Node] = set()
+    stack = [t.node for t in outputs]
+    while stack:
+        node = stack.pop()
+        if node.serial > since and node not in seen:
+            seen.add(node)
+            stack.extend(t.node for t in node.inputs)
+    return sorted(seen, key=lambda node: node.serial)
+
+
+def substituted(outputs: Sequence[Tensor], values: dict[Tensor, Tensor]) -> list[Tensor]:
+    """Outputs with parameters replaced by values, and what depends on them built again."""
+    mapped = dict(values)
+    for node in Graph(outputs).nodes if outputs else ():
+        inputs = tuple(mapped.get(t, t) for t in node.inputs)
+        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
+            mapped.update(zip(node.outputs, node.with_inputs(inputs).outputs, strict=True))
+    return [mapped.get(t, t) for t in outputs]
+
+
+__all__ = ["jvp"]

@@ -1,0 +1,244 @@
+"""Gradients as graph to graph: each op's vjp builds more nodes, so gradients can be differentiated
+again.
+
+Contributions to a tensor's cotangent are added in the order in which its consumers were built,
+whatever the placement. Gradient nodes count as made at the line of the node they differentiate,
+and share its pin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphflow.base.argument_checks import checks
+from graphflow.base.gc_pause import without_collection
+from graphflow.errors import (
+    ArgumentError,
+    DifferentiationError,
+    DTypeError,
+    GraphflowError,
+    ShapeError,
+)
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, user_location
+from graphflow.ir.spec import is_inexact, kind, show_shape
+from graphflow.ops.base.shape_rules import unbroadcast, zeros_like
+from graphflow.ops.communication.collectives import groups_of
+
+
+@checks(ArgumentError)
+@without_collection
+def gradients(
+    y: Tensor | Sequence[Tensor],
+    xs: Sequence[Tensor],
+    grad_ys: Any = None,
+) -> list[Tensor]:
+    """d(sum of y · grad_y) / dx for each x; zeros where y does not depend on x.
+
+    Args:
+        y: float tensor(s); without `grad_ys` a scalar, or an array that counts as summed. Complex
+            ones need `grad_ys`.
+        xs: float or complex tensors (variables, placeholders or anything computed). The gradient
+            of a complex z is dy/dRe z + i·dy/dIm z: its direction of steepest ascent.
+        grad_ys: cotangent(s) of `y` (tensors or arrays), of the same shapes; None means ones.
+
+    Raises:
+        DifferentiationError: y or an x is not float (or complex), or an op on the way has no
+            gradient.
+        ShapeError, DTypeError: a cotangent is of another shape or dtype.
+    """
+    ys: list[Any] = list(y) if isinstance(y, list | tuple) else [y]
+    if not isinstance(xs, list | tuple):
+        raise DifferentiationError(
+            f"gradients at {user_location()}: give a list of tensors, gf.gradients(y, [x])"
+        )
+    for tensor in (*ys, *xs):
+        _require_inexact(tensor)
+    return pulled_back(ys, _seeds(ys, grad_ys), xs, Graph(ys).nodes)
+
+
+def pulled_back(
+    ys: Sequence[Tensor], seeds: Sequence[Tensor], xs: Sequence[Tensor], nodes: Sequence[Node]
+) -> list[Tensor]:
+    """The cotangents of `xs` for those of `ys`, by way of some nodes, which are in build order."""
+    cotangents = _Cotangents()
+    for tensor, seed in zip(ys, seeds, strict=True):
+        cotangents.add(tensor, seed)
+    wanted = _depends_on(nodes, xs)
+    results: dict[Tensor, Tensor] = {}
+    targets = set(xs)
+    groups = _groups(nodes)
+    for node in reversed(nodes):
+        for tensor in node.outputs:
+            if tensor in targets:
+                with derived(node):
+                    results[tensor] = cotangents.total(tensor)
+        flows = any(t.node in wanted for t in node.inputs)
+        if node in groups:
+            if flows and groups[node][0] is node:  # the first: all that reads any of them is done
+                _step_back_together(groups[node], cotangents, wanted)
+        elif flows and any(cotangents.has(t) for t in node.outputs):
+            _step_back(node, cotangents, wanted)
+    return [results[x] if x in results else zeros_like(x) for x in xs]
+
+
+class _Cotangents:
+    """Contributions to the cotangent of each tensor, in reverse build order of their consumers."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Tensor, list[Tensor]] = {}
+
+    def add(self, tensor: Tensor, part: Tensor) -> None:
+        self._parts.setdefault(tensor, []).append(part)
+
+    def has(self, tensor: Tensor) -> bool:
+        return tensor in self._parts
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum, kept: each tensor's parts are added once."""
+        parts = self._parts.get(tensor)
+        if parts is None:
+            return zeros_like(tensor)
+        total, *rest = reversed(parts)
+        for part in rest:
+            total = total + part
+        self._parts[tensor] = [total]
+        return total
+
+
+def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
+    """Pass the cotangents of a node's outputs on to its inputs."""
+    if node.op.vjp is None:
+        raise DifferentiationError(
+            f"{node.op.name} ({node.name!r} at {node.location}) has no gradient; "
+            "wrap its input in gf.stop_gradient if none should flow"
+        )
+    with derived(node):
+        gs = tuple(cotangents.total(t) for t in node.outputs)
+        single = len(gs) == 1
+        try:
+            parts = inputs_cotangents(
+                node, gs[0] if single else gs, node.outputs[0] if single else node.outputs
+            )
+        except GraphflowError as error:
+            raise type(error)(f"gradient of {node.name!r} at {node.location}: {error}") from error
+        for tensor, part in zip(node.inputs, parts, strict=True):
+            if part is not None and tensor.node in wanted:
+                cotangents.add(tensor, _of_dtype(part, tensor))
+
+
+def inputs_cotangents(node: Node, g: Any, y: Any) -> Sequence[Tensor | None]:
+    """What a node's vjp makes of cotangents `g` of its outputs `y`. The inputs of an elementwise op
+    may have been broadcast, which its vjp need not know: cotangents are summed here."""
+    assert node.op.vjp is not None
+    parts: Sequence[Tensor | None] = node.op.vjp(g, y, *node.inputs, **node.attrs)
+    if len(parts) != len(node.inputs):
+        raise DifferentiationError(
+            f"the vjp of {node.op.name} gave {len(parts)} cotangents for {len(node.inputs)} inputs"
+        )
+    if not node.op.elementwise:
+        return parts
+    return [
+        part if part is None else unbroadcast(part, x.shape)
+        for part, x in zip(parts, node.inputs, strict=True)
+    ]
+
+
+def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Of each node of a complete group of collectives: its group, in build order."""
+    return {
+        node: sorted(group, key=lambda each: each.serial)
+        for group in groups_of(nodes)
+        for node in group
+    }
+
+
+def _step_back_together(group: Sequence[Node], cotangents: _Cotangents, wanted: set[Node]) -> None:
+    """Pass the cotangents of a group of collectives on: by collectives again, if at least two
+    ranks have one."""
+    reached = [node for node in group if cotangents.has(node.outputs[0])]
+    ranked = sorted(group, key=lambda node: int(node.attrs["rank"]))
+    joint, parts = ranked[0].op.joint, None
+    if joint is not None and len(reached) > 1:
+        gs = []
+        for node in ranked:
+            with derived(node):
+                gs.append(cotangents.total(node.outputs[0]))
+        with derived(ranked[0]):
+            parts = joint(ranked, gs)
+    if parts is None:
+        for node in reversed(reached):
+            _step_back(node, cotangents, wanted)
+        return
+    for tensor, part in zip(ranked[0].inputs, parts, strict=True):
+        if tensor.node in wanted:
+            cotangents.add(tensor, part)
+
+
+def _of_dtype(part: Tensor, tensor: Tensor) -> Tensor:
+    """A cotangent in its tensor's dtype, where an op mixes dtypes: real parts for real tensors."""
+    if part.dtype != tensor.dtype:
+        if kind(tensor.dtype) != "complex":
+            part = FUNCTIONS["real"](part)
+        part = FUNCTIONS["astype"](part, tensor.dtype)
+    return part
+
+
+def _depends_on(nodes: Sequence[Node], xs: Sequence[Tensor]) -> set[Node]:
+    """Nodes through which a gradient flows to one of xs."""
+    wanted = {x.node for x in xs}
+    for node in nodes:
+        if node not in wanted and any(
+            t.node in wanted and is_inexact(t.dtype) for t in node.inputs
+        ):
+            wanted.add(node)
+    return wanted
+
+
+def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
+    if given is None:
+        given = [None] * len(ys)
+    elif not isinstance(given, list | tuple):
+        given = [given]
+    if len(given) != len(ys):
+        raise DifferentiationError(
+            f"gradients at {user_location()}: {len(given)} cotangents for {len(ys)} outputs"
+        )
+    seeds = []
+    for y, seed in zip(ys, given, strict=True):
+        if seed is None and kind(y.dtype) == "complex":
+            raise DifferentiationError(
+                f"gradients at {user_location()}: {y.name!r} is {y.dtype}; give grad_ys, or "
+                "differentiate a real number made of it (gf.real, gf.abs)"
+            )
+        if seed is None:
+            seed = FUNCTIONS["full_like"](y, 1)
+        seed = as_tensor(seed, None if isinstance(seed, Tensor) else y.dtype)
+        if seed.dtype != y.dtype:
+            raise DTypeError(
+                f"gradients at {user_location()}: cotangent {seed.dtype} for an output of "
+                f"{y.dtype}; convert it with .astype('{y.dtype}')"
+            )
+        if seed.shape != y.shape:
+            raise ShapeError(
+                f"gradients at {user_location()}: cotangent {show_shape(seed.shape)} "
+                f"for an output of shape {show_shape(y.shape)}"
+            )
+        seeds.append(seed)
+    return seeds
+
+
+def _require_inexact(tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        raise DifferentiationError(
+            f"gradients at {user_location()}: {tensor!r} is not a tensor of the graph"
+        )
+    if not is_inexact(tensor.dtype):
+        raise DifferentiationError(
+            f"gradients at {user_location()}: {tensor.name!r} is {tensor.dtype}, which has no "
+            "gradient; convert it with .astype('float32') first"
+        )
+
+
+FUNCTIONS["gradients"] = gradients  # vjps of ops that hold bodies differentiate these

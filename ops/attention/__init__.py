@@ -1,0 +1,1 @@
+"""Attention as one op: forward, gradients, block patterns, packed projections."""

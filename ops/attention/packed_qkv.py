@@ -1,0 +1,301 @@
+"""Attention of queries, keys and values that stand side by side in one tensor, as a product by all
+three maps at once gives them: nothing is cut apart or brought into another order.
+
+`gf.nn.attention` comes to this where its inputs are such parts, with heads on an axis of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphflow.errors import ShapeError
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Cost, Op, Tensor, register, sample
+from graphflow.ir.spec import Size, TensorSpec, product, show_shape, spec
+from graphflow.ops.attention.attention_op import infer_pairs
+from graphflow.ops.attention.row_layout import (
+    apart_from,
+    attend_views,
+    attend_views_back,
+    swaps,
+    turned,
+)
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import is_zeros, require_kind
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.reductions.reduce import sum
+from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.tensors.shape import reshape
+from graphflow.ops.tensors.slicing import concat
+from graphflow.ops.tensors.slicing import window as part_of
+
+# The op -------------------------------------------------------------------------------------------
+
+
+def _depth(x: TensorSpec, heads: int, shared: int) -> int:
+    size = x.shape[-1] if x.rank >= 2 else None
+    if not isinstance(size, int) or size % (heads + 2 * shared) or heads % shared:
+        raise ShapeError(
+            f"{show_shape(x.shape)} for {heads} heads of queries and {shared} of keys and of "
+            "values: give (…, T, all heads side by side)"
+        )
+    return size // (heads + 2 * shared)
+
+
+def _infer(
+    x: TensorSpec, *mask: TensorSpec, heads: int, shared: int, **attrs: Any
+) -> tuple[TensorSpec, TensorSpec]:
+    """Specs of the result and of the logarithms of the sums."""
+    require_kind(x, "float")
+    depth = _depth(x, heads, shared)
+    q, k = (x.with_shape((*x.shape[:-2], n, x.shape[-2], depth)) for n in (heads, shared))
+    _, logs = infer_pairs(q, k, k, mask)
+    return x.with_shape((*x.shape[:-1], heads * depth)), logs
+
+
+def _views(x: Any, *counts: int) -> list[Any]:
+    """Parts of so many heads each, (…, heads, T, d), of an array (…, T, heads·d)."""
+    heads = _total(counts)
+    whole = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)
+    parts, start = [], 0
+    for count in counts:
+        parts.append(whole[..., start : start + count, :, :])
+        start += count
+    return parts
+
+
+def _total(counts: Sequence[int]) -> int:
+    total = 0
+    for count in counts:
+        total += count
+    return total
+
+
+def _into(xp: Any, out: Any, x: Any, *mask: Any, heads: int, shared: int, **attrs: Any) -> None:
+    attend_views(
+        xp, (*_views(out[0], heads), out[1]), _views(x, heads, shared, shared), mask, attrs
+    )
+
+
+def _kernel(xp: Any, x: Any, *mask: Any, heads: int, shared: int, **attrs: Any) -> Any:
+    depth = x.shape[-1] // (heads + 2 * shared)
+    wide = "float32" if x.dtype.itemsize == 2 else x.dtype
+    out = (
+        xp.empty((*x.shape[:-1], heads * depth), x.dtype),
+        xp.empty((*x.shape[:-2], heads, x.shape[-2]), wide),
+    )
+    _into(xp, out, x, *mask, heads=heads, shared=shared, **attrs)
+    return out
+
+
+def _vjp(
+    gs: Sequence[Tensor], ys: Sequence[Tensor], x: Tensor, *mask: Tensor, **attrs: Any
+) -> Sequence[Tensor | None]:
+    none = (None,) * len(mask)
+    if is_zeros(gs[1]):
+        return packed_grad(gs[0], x, *ys, *mask, **attrs), *none
+    (apart,) = apart_from([x])
+    parted = _parted(apart, *mask, **attrs)
+    (found,) = FUNCTIONS["gradients"](list(parted), [apart], list(gs))
+    return found, *none
+
+
+def _heads(x: Tensor, start: int, count: int, depth: int) -> Tensor:
+    """Some of the heads side by side in (…, T, heads·d), as (…, heads, T, d)."""
+    mine = part_of(x, x.ndim - 1, start * depth, count * depth)
+    return turned(reshape(mine, (*x.shape[:-1], count, depth)))
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    swapped = turned(x)
+    return reshape(swapped, (*swapped.shape[:-2], swapped.shape[-2] * swapped.shape[-1]))
+
+
+def _cut(x: Tensor, heads: int, shared: int) -> list[Tensor]:
+    depth = _depth(x.spec, heads, shared)
+    starts = ((0, heads), (heads, shared), (heads + shared, shared))
+    return [_heads(x, start, count, depth) for start, count in starts]
+
+
+def _parted(
+    x: Tensor, *mask: Tensor, heads: int, shared: int, **attrs: Any
+) -> tuple[Tensor, Tensor]:
+    """What the op gives, by that of tensors which stand apart."""
+    y, logs = REGISTRY["attention"](*_cut(x, heads, shared), *mask, **attrs)
+    return _side_by_side(y), logs
+
+
+# Its gradient -------------------------------------------------------------------------------------
+
+
+def _grad_into(
+    xp: Any, out: Any, g: Any, x: Any, y: Any, logs: Any, *mask: Any, heads: int, shared: int,
+    **attrs: Any,
+) -> None:  # fmt: skip
+    outs = _views(out, heads, shared, shared)
+    (gh,), (yh,) = (_views(a, heads) for a in (g, y))
+    delta, given = xp.empty(logs.shape, logs.dtype), _views(x, heads, shared, shared)
+    attend_views_back(xp, outs, gh, delta, given, logs, mask, attrs, y=yh)
+
+
+def _grad_kernel(xp: Any, g: Any, x: Any, *rest: Any, **attrs: Any) -> Any:
+    out = xp.empty(x.shape, x.dtype)
+    _grad_into(xp, out, g, x, *rest, **attrs)
+    return out
+
+
+def _grad_vjp(h: Tensor, dx: Tensor, *inputs: Tensor, **attrs: Any) -> Sequence[Tensor | None]:
+    apart, mask = apart_from(inputs[:4]), inputs[4:]
+    parted = _parted_grad(*apart, *mask, **attrs)
+    found = FUNCTIONS["gradients"]([parted], apart, [h])
+    return *found, *(None,) * len(mask)
+
+
+def _parted_grad(
+    g: Tensor, x: Tensor, y: Tensor, logs: Tensor, *mask: Tensor, heads: int, shared: int,
+    **attrs: Any,
+) -> Tensor:  # fmt: skip
+    """What the gradient gives, by that of tensors which stand apart."""
+    depth = _depth(x.spec, heads, shared)
+    gh, yh = (_heads(a, 0, heads, depth) for a in (g, y))
+    delta = sum(astype(gh, logs.dtype) * astype(yh, logs.dtype), -1)
+    found = REGISTRY["attention_grad"](
+        gh, delta, *_cut(x, heads, shared), logs, *mask, **attrs
+    )  # fmt: skip
+    return concat([_side_by_side(part) for part in found], -1)
+
+
+# Registered ---------------------------------------------------------------------------------------
+
+
+def _cost(products: int) -> Any:
+    def cost(x: TensorSpec, heads: int, shared: int) -> Cost:
+        steps = x.shape[-2]
+        pairs: Size = product(x.shape[:-1]) * heads * steps
+        return Cost(flops=pairs * (_depth(x, heads, shared) * (2 * products) + 20))
+
+    return cost
+
+
+_forward_cost, _backward_cost = _cost(2), _cost(5)
+_X, _Y = spec("float32", (2, 3, 12)), spec("float32", (2, 3, 6))
+_LOGS = spec("float32", (2, 2, 3))
+_ATTRS: dict[str, Any] = {
+    "heads": 2, "shared": 1, "scale": 0.6, "left": None, "right": 0, "offset": 0, "softcap": None,
+}  # fmt: skip
+_FREE = {**_ATTRS, "right": None, "softcap": 1.5}
+_EACH = {**_ATTRS, "shared": 2}
+_MASK = spec("bool", (2, 1, 1, 3))
+_ROWS = batching.rows
+
+
+def _seeing(arrays: list[Any]) -> list[Any]:
+    """With a mask under which each query sees the first key."""
+    arrays[-1] = arrays[-1].copy()
+    arrays[-1][..., 0] = True
+    return arrays
+
+
+def _batched(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+    count = 1 if op is packed_op else 4
+    if len(inputs) > count:
+        return NotImplemented  # a mask may broadcast along the axes before
+    return _ROWS(op, inputs, batched, **attrs)
+
+
+# The results side by side, and the log-sum-exp of each query's scores.
+packed_op: Op = register(
+    Op(
+        "attention_packed",
+        infer=_infer,
+        kernel=_kernel,
+        into=_into,
+        vjp=_vjp,
+        batch=_batched,
+        sharding=sharding_coupled.packed,
+        cost=lambda x, *mask, heads, shared, **attrs: _forward_cost(x, heads, shared),
+        autocast="low",
+        samples=(
+            sample(spec("float32", (2, 3, 12)), **_ATTRS),
+            sample(spec("float32", (2, 3, 12)), **_FREE),
+            sample(spec("float32", (2, 3, 12)), _MASK, make=_seeing, **_ATTRS),
+            sample(spec("float32", (2, 3, 12)), **_EACH),
+            sample(spec("float32", (2, 3, 12)), spec("bool", (2, 3, 3)), make=_seeing, **_EACH),
+        ),
+        doc="Attention of queries, keys and values that stand side by side.",
+    )
+)
+packed_grad: Op = register(
+    Op(
+        "attention_packed_grad",
+        infer=lambda g, x, y, logs, *mask, **attrs: x,
+        kernel=_grad_kernel,
+        into=_grad_into,
+        vjp=_grad_vjp,
+        batch=_batched,
+        sharding=sharding_coupled.packed,
+        cost=lambda g, x, y, logs, *mask, heads, shared, **attrs: _backward_cost(x, heads, shared),
+        samples=(
+            sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_ATTRS),
+            sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_FREE),
+            sample(_Y, _X, _Y, _LOGS, _MASK, low=-1.0, high=1.0, make=_seeing, **_ATTRS),
+            sample(
+                spec("float32", (2, 3, 4)),
+                _X,
+                spec("float32", (2, 3, 4)),
+                _LOGS,
+                low=-1.0,
+                high=1.0,
+                **_EACH,
+            ),
+        ),
+        doc="The gradient of attention of what stands side by side.",
+    )
+)
+
+
+# Recognised ---------------------------------------------------------------------------------------
+
+
+def packed(tensors: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
+    """Attention of queries, keys, values (and a mask of bools) that are neighbouring parts of one
+    tensor, with heads moved before T; None where they are not."""
+    q, k, v, *mask = tensors
+    if any(m.dtype != bool for m in mask):
+        return None
+    sources = [_source(t) for t in (q, k, v)]
+    if any(source is None for source in sources):
+        return None
+    (x, *_), *_ = sources  # type: ignore[misc]
+    depth = q.shape[-1]
+    at: Size = 0
+    for source, tensor in zip(sources, (q, k, v), strict=True):
+        assert source is not None
+        if source[0] is not x or source[1] != at or tensor.shape[-1] != depth:
+            return None
+        at += tensor.shape[-3] * depth
+    if at != x.shape[-1] or not isinstance(depth, int):
+        return None
+    y = packed_op(x, *mask, heads=q.shape[-3], shared=k.shape[-3], **attrs)[0]
+    return _heads(y, 0, int(q.shape[-3]), depth)
+
+
+def _source(x: Tensor) -> tuple[Tensor, int] | None:
+    """The tensor (…, T, n) of whose last axis x (…, heads, T, d) is a part, and where it begins."""
+    if not swaps(x):
+        return None
+    node = x.node.inputs[0].node
+    if node.op.name != "reshape" or node.inputs[0].shape[:-1] != node.specs[0].shape[:-2]:
+        return None
+    part = node.inputs[0]
+    node = part.node
+    if node.op.name != "slice":
+        return None
+    whole, start = node.inputs[0], node.attrs["start"]
+    rows = whole.shape[:-1] == part.shape[:-1] and all(s == 1 for s in node.attrs["step"])
+    if not rows or any(s != 0 for s in start[:-1]) or not isinstance(start[-1], int):
+        return None
+    return whole, start[-1]
+
+
+FUNCTIONS["packed_attention"] = packed

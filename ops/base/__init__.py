@@ -1,0 +1,1 @@
+"""What op families share: shape rules, batching rules, ops on variables."""

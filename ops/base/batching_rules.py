@@ -1,0 +1,372 @@
+"""How ops take a batch: the rules that `gf.vmap` re-emits a traced function by, one a family.
+
+A rule gets the op, its inputs and which of them have a new first axis, the batch; it builds nodes
+whose outputs all have it. What no rule covers runs in a loop over the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graphflow.ir.op import FUNCTIONS, Op, Tensor
+from graphflow.ir.spec import Size
+from graphflow.ir.spec import product as sizes_product
+
+Rule = Callable[..., Any]
+
+
+def batch_size(inputs: Sequence[Tensor], batched: Sequence[bool]) -> Size:
+    """How many there are in the batch."""
+    return next(x.shape[0] for x, has in zip(inputs, batched, strict=True) if has)
+
+
+def repeated(x: Tensor, size: Size) -> Tensor:
+    """x with a new first axis along which it is repeated."""
+    result: Tensor = FUNCTIONS["broadcast_to"](FUNCTIONS["expand_dims"](x, 0), (size, *x.shape))
+    return result
+
+
+def all_batched(inputs: Sequence[Tensor], batched: Sequence[bool]) -> list[Tensor]:
+    """The inputs, each with the batch axis."""
+    size = batch_size(inputs, batched)
+    return [x if has else repeated(x, size) for x, has in zip(inputs, batched, strict=True)]
+
+
+def aligned(inputs: Sequence[Tensor], batched: Sequence[bool]) -> list[Tensor]:
+    """The inputs with axes of size 1 behind the batch axis, so that they broadcast as they did
+    without it."""
+    rank = max(x.ndim - has for x, has in zip(inputs, batched, strict=True))
+    return [
+        FUNCTIONS["expand_dims"](x, list(range(1, rank - x.ndim + 2)))
+        if has and x.ndim <= rank
+        else x
+        for x, has in zip(inputs, batched, strict=True)
+    ]
+
+
+def elementwise(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+    """Ops over broadcast inputs."""
+    return op(*aligned(inputs, batched), **attrs)
+
+
+def rows(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+    """Ops of the last axes that take any further ones in front, and all inputs alike."""
+    return op(*all_batched(inputs, batched), **attrs)
+
+
+def along(*names: str) -> Rule:
+    """Ops along axes: the attributes `names` hold one, or a tuple of them, counted from the front
+    (from the end if negative)."""
+
+    def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+        moved = {name: behind(attrs[name]) for name in names}
+        return op(*all_batched(inputs, batched), **{**attrs, **moved})
+
+    return rule
+
+
+def behind(axis: Any) -> Any:
+    """An axis, or a tuple of them, where it is behind the batch axis."""
+    if isinstance(axis, tuple):
+        return tuple(map(behind, axis))
+    return axis if axis < 0 else axis + 1
+
+
+def merged(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+    """Ops whose first input has a batch axis of its own in front, and whose other inputs are
+    shared by it: both axes become one for the time of the op.
+
+    NotImplemented, which asks for the loop, where another input is batched, too.
+    """
+    if any(batched[1:]):
+        return NotImplemented
+    x, *others = inputs
+    reshape = FUNCTIONS["reshape"]
+    result = op(reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), *others, **attrs)
+    results = result if isinstance(result, tuple) else (result,)
+    parted = tuple(reshape(y, (*x.shape[:2], *y.shape[1:])) for y in results)
+    return parted if isinstance(result, tuple) else parted[0]
+
+
+def flattened(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+    """Ops whose inputs all have a batch axis of their own in front: both axes become one."""
+    wide = all_batched(inputs, batched)
+    found = op(*(_led_by(x, 0) for x in wide), **attrs)
+    size = wide[0].shape[0]
+    if isinstance(found, tuple):
+        return tuple(_parted(y, size, 0) for y in found)
+    return _parted(found, size, 0)
+
+
+def columns(*which: int) -> Rule:
+    """Ops that move whole rows of matrices, the inputs `which`: those of the examples stand side by
+    side. The others say which rows, so they must be shared (else the loop runs)."""
+
+    def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+        if any(has for i, has in enumerate(batched) if i not in which):
+            return NotImplemented
+        n = batch_size(inputs, batched)
+        wide = [
+            _led_by(x if has else repeated(x, n), 1) if i in which else x
+            for i, (x, has) in enumerate(zip(inputs, batched, strict=True))
+        ]
+        return _parted(op(*wide, **attrs), n, 1)
+
+    return rule
+
+
+def trailing(*which: int) -> Rule:
+    """As `columns`, for ops that take any axes behind the rows: the batch becomes the last one."""
+
+    def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+        if any(has for i, has in enumerate(batched) if i not in which):
+            return NotImplemented
+        moveaxis, n = FUNCTIONS["moveaxis"], batch_size(inputs, batched)
+        wide = [
+            moveaxis(x if has else repeated(x, n), 0, -1) if i in which else x
+            for i, (x, has) in enumerate(zip(inputs, batched, strict=True))
+        ]
+        return moveaxis(op(*wide, **attrs), -1, 0)
+
+    return rule
+
+
+# Shapes and windows -----------------------------------------------------------------------------
+
+
+def leading(name: str) -> Rule:
+    """Ops of one input that have the size of each axis in the attribute `name`: the batch axis gets
+    its own in front."""
+
+    def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+        return op(*inputs, **{**attrs, name: (inputs[0].shape[0], *attrs[name])})
+
+    return rule
+
+
+def permuted(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axes: Any) -> Any:
+    """permute_dims."""
+    return op(*inputs, axes=(0, *behind(tuple(axes))))
+
+
+def broadcast(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any) -> Any:
+    """broadcast_to."""
+    (x,) = inputs
+    wide = FUNCTIONS["expand_dims"](x, list(range(1, len(shape) - x.ndim + 2)))
+    return op(wide, shape=(x.shape[0], *shape))
+
+
+def sliced(
+    op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], start: Any, size: Any, step: Any
+) -> Any:
+    """slice."""
+    (x,) = inputs
+    return op(x, start=(0, *start), size=(x.shape[0], *size), step=(1, *step))
+
+
+def padded(
+    op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any, start: Any, step: Any,
+    value: Any,
+) -> Any:  # fmt: skip
+    """pad."""
+    (x,) = inputs
+    shape = (x.shape[0], *shape)
+    return op(x, shape=shape, start=(0, *start), step=(1, *step), value=value)
+
+
+# Products and reductions ------------------------------------------------------------------------
+
+
+def product(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+    """matmul: a shared matrix on the right multiplies all rows of the batch at once."""
+    a, b = inputs
+    flags = (attrs.get("transpose_a", False), attrs.get("transpose_b", False))
+    if tuple(batched) == (True, False) and b.ndim == 2 and not flags[0]:
+        return FUNCTIONS["matmul"](a, b, transpose_b=flags[1])
+    return elementwise(op, inputs, batched, **attrs)
+
+
+def first_place(
+    op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: Any, keepdims: bool
+) -> Any:
+    """argmax and argmin, where no axis means the place in the flattened tensor."""
+    (x,) = inputs
+    if axis is not None:
+        return op(x, axis=behind(axis), keepdims=keepdims)
+    y = op(FUNCTIONS["reshape"](x, (x.shape[0], -1)), axis=1, keepdims=False)
+    return FUNCTIONS["reshape"](y, (x.shape[0], *(1,) * (x.ndim - 1))) if keepdims else y
+
+
+# Indexing ---------------------------------------------------------------------------------------
+
+
+def _spread_indices(indices: Tensor, before: Sequence[Size], after: Sequence[Size]) -> Tensor:
+    """Indices (n, …) as (n, *before, count, *after): repeated for each slice they choose from."""
+    n, count = indices.shape[0], FUNCTIONS["reshape"](indices, (indices.shape[0], -1)).shape[1]
+    thin = FUNCTIONS["reshape"](indices, (n, *(1,) * len(before), count, *(1,) * len(after)))
+    spread: Tensor = FUNCTIONS["broadcast_to"](thin, (n, *before, count, *after))
+    return spread
+
+
+def taken(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: int) -> Any:
+    """take: whole slices where one input is shared, else single elements."""
+    x, indices = inputs
+    if not batched[1]:
+        return op(x, indices, axis=axis + 1)
+    if not batched[0]:
+        return FUNCTIONS["moveaxis"](op(x, indices, axis=axis), axis, 0)
+    before, after = x.shape[1 : axis + 1], x.shape[axis + 2 :]
+    spread = _spread_indices(indices, before, after)
+    flat = FUNCTIONS["take_along_axis"](x, spread, axis + 1)
+    return FUNCTIONS["reshape"](flat, (x.shape[0], *before, *indices.shape[1:], *after))
+
+
+def take_grad(
+    op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any, axis: int
+) -> Any:
+    """The gradient of take: slices added to zeros."""
+    g, indices = inputs
+    if not batched[1]:
+        return op(g, indices, shape=(g.shape[0], *shape), axis=axis + 1)
+    zeros = FUNCTIONS["zeros"]((indices.shape[0], *shape), dtype=g.dtype)
+    return added(op, (zeros, indices, g), (True, True, batched[0]), axis=axis)
+
+
+def added(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: int) -> Any:
+    """scatter_add: whole slices where the indices are shared, else single elements."""
+    if not batched[1]:
+        n = batch_size(inputs, batched)
+        x, updates = (
+            t if has else repeated(t, n)
+            for t, has in ((inputs[0], batched[0]), (inputs[2], batched[2]))
+        )
+        return op(x, inputs[1], updates, axis=axis + 1)
+    x, indices, updates = all_batched(inputs, batched)
+    before, after = x.shape[1 : axis + 1], x.shape[axis + 2 :]
+    spread = _spread_indices(indices, before, after)
+    return FUNCTIONS["scatter_add_along_axis"](
+        x, spread, FUNCTIONS["reshape"](updates, spread.shape), axis + 1
+    )
+
+
+def numbered_rows(
+    op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], sizes: Any, batch_dims: int
+) -> Any:
+    """flat_rows: the batch goes behind the axes that indices and tensor share."""
+    moveaxis = FUNCTIONS["moveaxis"]
+    moved = moveaxis(inputs[0], 0, batch_dims)
+    return moveaxis(op(moved, sizes=sizes, batch_dims=batch_dims), batch_dims, 0)
+
+
+def numbered_elements(
+    op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any, axis: int
+) -> Any:
+    """flat_elements: numbers within the tensor of each example."""
+    (indices,) = inputs
+    n, size = indices.shape[0], sizes_product(shape)
+    numbers = op(indices, shape=(n, *shape), axis=axis + 1)
+    start = FUNCTIONS["reshape"](FUNCTIONS["arange"](n), (n, *(1,) * len(shape)))
+    return numbers - start * size
+
+
+# Normalisation and convolution ------------------------------------------------------------------
+
+
+def normalised(
+    op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: Any, along: Any, **attrs: Any
+) -> Any:
+    """Norms with parameters: those of each example run along the batch axis, too."""
+    if any(batched[1:]):
+        inputs, along = all_batched(inputs, batched), (0, *behind(along))
+    else:
+        along = behind(along)
+    return op(*inputs, axis=behind(axis), along=along, **attrs)
+
+
+def _led_by(x: Tensor, axis: int) -> Tensor:
+    """The batch axis moved in front of an axis (counted without it), and the two made one."""
+    moved = FUNCTIONS["moveaxis"](x, 0, axis)
+    shape = moved.shape
+    one: Tensor = FUNCTIONS["reshape"](
+        moved, (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+    )
+    return one
+
+
+def _parted(y: Tensor, n: Size, axis: int) -> Tensor:
+    """What `_led_by` did, undone."""
+    size = FUNCTIONS["reshape"]
+    rest = y.shape[axis] // n
+    parted: Tensor = FUNCTIONS["moveaxis"](
+        size(y, (*y.shape[:axis], n, rest, *y.shape[axis + 1 :])), axis, 0
+    )
+    return parted
+
+
+def channels(
+    op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], channel: int, **attrs: Any
+) -> Any:
+    """Ops with parameters for each channel: each example has channels of its own."""
+    n = batch_size(inputs, batched)
+    wide = all_batched(inputs, batched)
+    given = [
+        _led_by(t, channel) if t.ndim == wide[0].ndim else FUNCTIONS["reshape"](t, (-1,))
+        for t in wide
+    ]
+    found = op(*given, channel=channel, **attrs)
+    if not isinstance(found, tuple):
+        return _parted(found, n, channel)
+    return (_parted(found[0], n, channel), *(_parted(y, n, 0) for y in found[1:]))
+
+
+def grouped(*axes: int, out: int) -> Rule:
+    """Convolutions: the examples become groups of one, of inputs that have channels at `axes`; a
+    shared second input serves a batch that is merged with x's own."""
+
+    def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+        if not batched[1] and axes[1] == 0:  # weights
+            return merged(op, inputs, batched, **attrs)
+        n = batch_size(inputs, batched)
+        if not isinstance(n, int):
+            return NotImplemented  # the number of groups must be known
+        wide = [_led_by(x, a) for x, a in zip(all_batched(inputs, batched), axes, strict=True)]
+        return _parted(op(*wide, **{**attrs, "groups": attrs["groups"] * n}), n, out)
+
+    return rule
+
+
+def rotated(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+    """rotate_pairs: angles of their own broadcast to each example as shared ones do."""
+    if not any(batched[1:]):
+        return op(*inputs, **attrs)
+    x, *angles = all_batched(inputs, batched)
+    return op(x, *aligned((x, *angles), (True,) * 3)[1:], **attrs)
+
+
+# Attention --------------------------------------------------------------------------------------
+
+
+def attended(count: int, masks: bool = False) -> Rule:
+    """Ops of attention: `count` tensors that all have the batch axis, then masks that broadcast."""
+
+    def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+        n = batch_size(inputs, batched)
+        wide = [
+            x if has else repeated(x, n)
+            for x, has in zip(inputs[:count], batched[:count], strict=True)
+        ]
+        rank = max(x.ndim for x in wide)  # q's, with the batch
+        rest = []
+        for mask, has in zip(inputs[count:], batched[count:], strict=True):
+            whole = repeated(mask, n) if masks and not has else mask
+            if masks or has:
+                whole = FUNCTIONS["expand_dims"](whole, list(range(1, rank - whole.ndim + 1)))
+            rest.append(whole)
+        found = op(*wide, *rest, **attrs)
+        if masks:
+            mask, has = inputs[count], batched[count]
+            return FUNCTIONS["reshape"](found, (n, *mask.shape[has:]))
+        return found
+
+    return rule

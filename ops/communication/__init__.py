@@ -1,0 +1,1 @@
+"""Ops between devices: send, receive and the collectives."""

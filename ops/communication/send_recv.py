@@ -1,0 +1,88 @@
+"""Ops at the ends of a cut edge, and of an exchange between several devices. They move tensors
+between partitions; the executor runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.op import REGISTRY, Cost, Op, register
+from graphflow.ir.spec import Shape, TensorSpec, as_dtype
+
+
+def _nothing(*specs: TensorSpec, **attrs: Any) -> Cost:
+    return Cost(flops=0, bytes=0)
+
+
+# The tensor `edge` of the step, from `source` (a device).
+recv = register(
+    Op(
+        "recv",
+        infer=lambda edge, source, shape, dtype: _spec(shape, dtype),
+        cost=_nothing,
+        pure=False,
+    )
+)
+
+# Sends its input as `edge` to `target` (a device); no value of its own.
+send = register(
+    Op(
+        "send",
+        infer=lambda x, edge, target: TensorSpec((0,), np.dtype("bool")),
+        cost=_nothing,
+        pure=False,
+    )
+)
+
+
+def _start(
+    *xs: TensorSpec, kind: str, group: int, rank: int, devices: Sequence[str],
+    shapes: Sequence[Shape], dtype: str, **attrs: Any,
+) -> TensorSpec:  # fmt: skip
+    op = REGISTRY.get(kind)
+    if op is None or op.joint is None:
+        raise ArgumentError(f"{kind!r} is no collective")
+    for device in devices:
+        DeviceName.parse(device)
+    specs = [_spec(tuple(shape), dtype) for shape in shapes]
+    count = 1 if kind == "broadcast" else len(devices)
+    if not 0 <= rank < len(devices) or len(specs) != count:
+        raise ArgumentError(f"rank {rank} of {len(devices)} devices and {len(specs)} tensors")
+    own = specs[rank : rank + 1]
+    if [*xs] != own:
+        raise ShapeError(f"rank {rank} has {[*map(str, xs)]}, not {[*map(str, own)]}")
+    made = op.infer(*specs, rank=rank, **attrs)
+    assert isinstance(made, TensorSpec)
+    return made
+
+
+# A rank takes part in the exchange of a group, with its tensor if it has one. The output is where
+# the result will be when the twin, `collective_finish`, is done; attributes are those of the
+# collective, and which ranks are on which `devices` with tensors of which `shapes`.
+collective_start = register(
+    Op(
+        "collective_start",
+        infer=_start,
+        cost=_nothing,
+        pure=False,
+    )
+)
+
+# The result of the start that is its first input, whose tensor (the second) is free from now on.
+collective_finish = register(
+    Op(
+        "collective_finish",
+        infer=lambda y, *xs, group: y,
+        cost=_nothing,
+        pure=False,
+        alias=True,
+    )
+)
+
+
+def _spec(shape: Shape, dtype: str) -> TensorSpec:
+    return TensorSpec(shape, as_dtype(dtype))

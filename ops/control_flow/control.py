@@ -1,0 +1,348 @@
+"""Control flow: nodes that hold graphs. call, cond, scan and while_loop.
+
+A body (`graphflow.ir.graph.Body`) has a parameter for each operand of its node; what the user's
+function captures comes last. A node's outputs are its prefix (while_loop: the count), then what
+its body returns first (carried values), then what it returns further, stacked by loops. A gradient
+may ask the same body for further results, so those are always at the end.
+
+Random numbers inside a loop are drawn for a step of its own in each iteration, made of the
+session's and the index of the iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphflow.errors import ShapeError
+from graphflow.frontend.interpreter import run
+from graphflow.ir.graph import Body
+from graphflow.ir.op import Cost, Op, register
+from graphflow.ir.spec import Size, TensorSpec, shown_apart, spec
+from graphflow.ops.base.shape_rules import require_kind
+
+COUNT = spec("int64")
+FREE = ("constant", "placeholder")
+"""What is wherever it is read in a body."""
+UNKNOWN_ITERATIONS = 16
+"""What a loop without a bound is taken to run when it is placed."""
+
+
+def folded(step: int, index: int) -> int:
+    """The step from which iteration `index` of a loop draws: 48 bits, mixed as in splitmix64.
+
+    Source: Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    z = (step * 0x9E3779B97F4A7C15 + (index + 1) * 0xD1B54A32D192ED03) & (2**64 - 1)
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (z ^ (z >> 31)) >> 16
+
+
+def _run(xp: Any, body: Body, arrays: Sequence[Any], step: int) -> list[Any]:
+    """The results of a body by plain kernels: the reference."""
+    given = dict(zip(body.inputs, arrays, strict=True))
+    return run(body.graph, given, body.bindings, step, xp)[: body.results]
+
+
+def _check_operands(body: Body, operands: Sequence[TensorSpec]) -> None:
+    wanted = [node.specs[0] for node in body.inputs]
+    if len(wanted) != len(operands):
+        raise ShapeError(f"{len(operands)} operands for a body of {len(wanted)} parameters")
+    for i, (want, have) in enumerate(zip(wanted, operands, strict=True)):
+        if want != have:
+            given, taken = shown_apart(have, want)
+            raise ShapeError(f"operand {i} is {given}, and the body takes {taken}")
+
+
+def _results(body: Body) -> tuple[TensorSpec, ...]:
+    return tuple(t.spec for t in body.outputs)
+
+
+def _check_carried(body: Body, carries: Sequence[TensorSpec], what: str) -> None:
+    for i, (before, after) in enumerate(zip(carries, _results(body), strict=False)):
+        if before != after:
+            first, last = shown_apart(before, after)
+            raise ShapeError(
+                f"{what} {i} begins as {first} and comes back as {last}; it must stay the same"
+            )
+
+
+def _cost_of(body: Body) -> tuple[Size, Size]:
+    """Flops and bytes of one run of a body."""
+    flops: Size = 0
+    moved: Size = 0
+    for node in body.graph.nodes:
+        if node.op.cost is None or node.op.name in ("placeholder", "constant"):
+            continue
+        inputs = [t.spec for t in node.inputs]
+        cost = node.op.cost(*inputs, **node.attrs)
+        flops = flops + cost.flops
+        through = sum((s.nbytes for s in (*inputs, *node.specs)), 0)
+        moved = moved + (through if cost.bytes is None else cost.bytes)
+    return flops, moved
+
+
+# call -------------------------------------------------------------------------------------------
+
+
+def _infer_call(
+    *operands: TensorSpec, body: Body, recompute: bool = False
+) -> tuple[TensorSpec, ...]:
+    _check_operands(body, operands)
+    return _results(body)
+
+
+# The results of a body. `recompute`: the gradient runs it again instead of keeping intermediates.
+call: Op = register(
+    Op(
+        "call",
+        infer=_infer_call,
+        kernel=lambda xp, *arrays, body, step, recompute=False: tuple(_run(xp, body, arrays, step)),
+        halves=True,
+        vjp=lambda g, y, *inputs, **attrs: _gradients().call_vjp(g, y, inputs, **attrs),
+        cost=lambda *specs, body, recompute=False: Cost(*_cost_of(body)),
+        pure=False,
+        random=True,
+    )
+)
+
+
+# cond -------------------------------------------------------------------------------------------
+
+
+def _infer_cond(
+    pred: TensorSpec, *operands: TensorSpec, then: Body, orelse: Body
+) -> tuple[TensorSpec, ...]:
+    require_kind(pred, "bool")
+    if pred.shape != ():
+        raise ShapeError(f"the predicate is one bool, not {pred}")
+    for body in (then, orelse):
+        _check_operands(body, operands)
+    if _results(then) != _results(orelse):
+        count = len(_results(then))
+        shown = shown_apart(*_results(then), *_results(orelse))
+        raise ShapeError(
+            f"the branches differ: ({', '.join(shown[:count])}) and ({', '.join(shown[count:])}); "
+            "let both return the same shapes and dtypes"
+        )
+    return _results(then)
+
+
+def _cond_kernel(
+    xp: Any, pred: Any, *arrays: Any, then: Body, orelse: Body, step: int
+) -> tuple[Any, ...]:
+    return tuple(_run(xp, then if bool(pred) else orelse, arrays, step))
+
+
+def _cond_cost(pred: TensorSpec, *operands: TensorSpec, then: Body, orelse: Body) -> Cost:
+    """That of the branch of the heavier graph."""
+    return Cost(*_cost_of(then if len(then.graph) >= len(orelse.graph) else orelse))
+
+
+# The results of one of two bodies; only that one runs.
+cond: Op = register(
+    Op(
+        "cond",
+        infer=_infer_cond,
+        kernel=_cond_kernel,
+        halves=True,
+        vjp=lambda g, y, *inputs, **attrs: _gradients().cond_vjp(g, y, inputs, **attrs),
+        cost=_cond_cost,
+        pure=False,
+        random=True,
+    )
+)
+
+
+# scan -------------------------------------------------------------------------------------------
+
+
+def _infer_scan(
+    *operands: TensorSpec,
+    body: Body,
+    carries: int,
+    items: int,
+    length: Size,
+    reverse: bool = False,
+    counted: bool = False,
+) -> tuple[TensorSpec, ...]:
+    if counted:
+        if operands[0] != COUNT:
+            raise ShapeError(f"the count is {COUNT}, not {operands[0]}")
+        operands = operands[1:]
+    for i, item in enumerate(operands[carries : carries + items]):
+        if not item.shape or item.shape[0] != length:
+            given, wanted = shown_apart(item, length)
+            raise ShapeError(
+                f"xs {i} is {given}; its first axis must be {wanted}, as of the others"
+            )
+    rows = [s.with_shape(s.shape[1:]) for s in operands[carries : carries + items]]
+    _check_operands(body, (*operands[:carries], *rows, *operands[carries + items :]))
+    _check_carried(body, operands[:carries], "carry")
+    results = _results(body)
+    stacked = (s.with_shape((length, *s.shape)) for s in results[carries:])
+    return (*results[:carries], *stacked)
+
+
+def indices(length: int, count: int | None, reverse: bool) -> range:
+    """The indices of a scan's iterations, in order."""
+    number = length if count is None else min(max(count, 0), length)
+    return range(number - 1, -1, -1) if reverse else range(number)
+
+
+def _scan_kernel(
+    xp: Any,
+    *arrays: Any,
+    body: Body,
+    carries: int,
+    items: int,
+    length: int,
+    step: int,
+    reverse: bool = False,
+    counted: bool = False,
+) -> tuple[Any, ...]:
+    count = int(arrays[0]) if counted else None
+    state, xs, captures = _parted(arrays[counted:], carries, items)
+    stacks = _stacks(xp, body, carries, length)
+    for i in indices(length, count, reverse):
+        results = _run(xp, body, (*state, *(x[i] for x in xs), *captures), folded(step, i))
+        state = tuple(results[:carries])
+        for stack, y in zip(stacks, results[carries:], strict=True):
+            stack[i] = y
+    return (*state, *stacks)
+
+
+def _parted(
+    arrays: Sequence[Any], carries: int, items: int
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """Carries, items and captures."""
+    return (
+        tuple(arrays[:carries]),
+        tuple(arrays[carries : carries + items]),
+        tuple(arrays[carries + items :]),
+    )
+
+
+def _stacks(xp: Any, body: Body, carries: int, length: int) -> list[Any]:
+    specs = [s.bind(body.bindings) for s in _results(body)[carries:]]
+    return [xp.zeros((length, *s.shape), s.dtype) for s in specs]
+
+
+def _scan_cost(*operands: TensorSpec, body: Body, length: Size, **attrs: Any) -> Cost:
+    flops, moved = _cost_of(body)
+    return Cost(flops * length, moved * length)
+
+
+# Runs a body over the first axis of the items: (carry, item, captures) -> (carry, y). `counted`:
+# the first operand says how many of the `length` iterations there are; what they do not reach is 0.
+scan: Op = register(
+    Op(
+        "scan",
+        infer=_infer_scan,
+        kernel=_scan_kernel,
+        halves=True,
+        vjp=lambda g, y, *inputs, **attrs: _loop_gradients().scan_vjp(g, y, inputs, **attrs),
+        cost=_scan_cost,
+        pure=False,
+        random=True,
+    )
+)
+
+
+# while_loop -------------------------------------------------------------------------------------
+
+
+def _infer_while(
+    *operands: TensorSpec, test: Body, body: Body, states: int, limit: int | None = None
+) -> tuple[TensorSpec, ...]:
+    for each in (test, body):
+        _check_operands(each, operands)
+    (verdict,) = _results(test)
+    if verdict.dtype.kind != "b" or verdict.shape != ():
+        raise ShapeError(f"the condition is one bool, not {verdict}")
+    _check_carried(body, operands[:states], "state")
+    results = _results(body)
+    stacked = (s.with_shape((limit or 0, *s.shape)) for s in results[states:])
+    return (COUNT, *results[:states], *stacked)
+
+
+def _while_kernel(
+    xp: Any,
+    *arrays: Any,
+    test: Body,
+    body: Body,
+    states: int,
+    step: int,
+    limit: int | None = None,
+) -> tuple[Any, ...]:
+    state, captures = tuple(arrays[:states]), tuple(arrays[states:])
+    stacks = _stacks(xp, body, states, limit or 0)
+    count = 0
+    while limit is None or count < limit:
+        draws = folded(step, count)
+        if not bool(_run(xp, test, (*state, *captures), draws)[0]):
+            break
+        results = _run(xp, body, (*state, *captures), draws)
+        state = tuple(results[:states])
+        for stack, y in zip(stacks, results[states:], strict=True):
+            stack[count] = y
+        count += 1
+    return (xp.asarray(count, "int64"), *state, *stacks)
+
+
+def _while_cost(
+    *operands: TensorSpec, test: Body, body: Body, states: int, limit: int | None = None
+) -> Cost:
+    times = UNKNOWN_ITERATIONS if limit is None else limit
+    pairs = [_cost_of(test), _cost_of(body)]
+    return Cost(sum((f for f, _ in pairs), 0) * times, sum((b for _, b in pairs), 0) * times)
+
+
+# Runs `body` on the states while `test` holds, at most `limit` times; the first output counts.
+while_loop: Op = register(
+    Op(
+        "while_loop",
+        infer=_infer_while,
+        kernel=_while_kernel,
+        halves=True,
+        vjp=lambda g, y, *inputs, **attrs: _loop_gradients().while_vjp(g, y, inputs, **attrs),
+        cost=_while_cost,
+        pure=False,
+        random=True,
+    )
+)
+
+
+def iterations(op: Op, attrs: Any) -> int:
+    """How often a node runs its bodies, for cost models; attributes are bound."""
+    if op is scan:
+        return int(attrs["length"])
+    if op is while_loop:
+        return UNKNOWN_ITERATIONS if attrs.get("limit") is None else int(attrs["limit"])
+    return 1
+
+
+def _gradients() -> Any:
+    from graphflow.ops.control_flow import (
+        reverse_mode as control_gradients,  # builds nodes of these ops
+    )
+
+    return control_gradients
+
+
+def _loop_gradients() -> Any:
+    from graphflow.ops.control_flow import loop_reverse_mode as loop_gradients
+
+    return loop_gradients
+
+
+def is_control(op: Op) -> bool:
+    """Whether nodes of the op hold bodies."""
+    return op in (call, cond, scan, while_loop)
+
+
+__all__ = [
+    "COUNT", "FREE", "call", "cond", "folded", "indices", "is_control", "iterations", "scan",
+    "while_loop",
+]  # fmt: skip

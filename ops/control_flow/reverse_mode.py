@@ -1,0 +1,245 @@
+"""Reverse mode through bodies: a forward body that also returns what its gradient needs, and a
+backward body that takes it.
+
+The gradient of a body is built by `gradients` inside it; the graph that results is cut where
+forward values flow into what depends on the cotangents. What is cut is returned by the forward body
+as further results ("residuals"; loops stack them), unless it is cheap to compute again. The node
+that computes them stands beside the first one and `passes.MergeBodies` makes the two one.
+
+Source: the partial evaluation view of reverse mode, Radul et al., "You only linearize once",
+POPL 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.frontend.tracing import parameter
+from graphflow.ir.graph import Body, Graph
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
+from graphflow.ir.spec import is_inexact
+from graphflow.ops.base.shape_rules import zeros_like
+from graphflow.ops.control_flow.control import call, cond, is_control
+
+Cotangents = tuple[Tensor | None, ...]
+
+
+def differentiable(tensor: Tensor) -> bool:
+    """Whether cotangents flow to a tensor."""
+    return is_inexact(tensor.dtype)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The gradient of a body.
+
+    Attributes:
+        forward: the body, with the residuals as further results.
+        residuals: those results.
+        cotangents: parameters that stand for the cotangents of the differentiable results.
+        saved: parameters that stand for the residuals.
+        grads: for each parameter of the body its cotangent, in terms of `cotangents`, `saved` and
+            the body's own parameters; None where none flows.
+    """
+
+    forward: Body
+    residuals: tuple[Tensor, ...]
+    cotangents: tuple[Node, ...]
+    saved: tuple[Node, ...]
+    grads: tuple[Tensor | None, ...]
+
+
+def backward_of(
+    body: Body,
+    varying: Sequence[Node] | None = None,
+    recompute: bool = False,
+) -> Backward:
+    """Differentiate a body's results with respect to its parameters.
+
+    Args:
+        varying: parameters that differ from iteration to iteration: a gradient keeps them as
+            residuals, too, and recomputes what depends on no such parameter. Default: none, and
+            whatever is computed is kept.
+        recompute: keep nothing, compute the body again.
+    """
+    ys = [t for t in body.outputs if differentiable(t)]
+    cotangents = tuple(parameter(t.spec, f"g_{i}") for i, t in enumerate(ys))
+    xs = [node.outputs[0] for node in body.inputs if differentiable(node.outputs[0])]
+    found: list[Tensor] = []
+    if ys and xs:
+        found = FUNCTIONS["gradients"](ys, xs, [node.outputs[0] for node in cotangents])
+    flowing = _dependent(found, cotangents)
+    grads = {
+        x.node: g for x, g in zip(xs, found, strict=bool(found)) if g.node in flowing
+    }  # a gradient that reads no cotangent is 0
+    cut = _Cut(body, flowing, varying, recompute)
+    residuals = cut.residuals(list(grads.values()))
+    saved = tuple(parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
+    rewritten = substituted(
+        list(grads.values()), dict(zip(residuals, (n.outputs[0] for n in saved), strict=True))
+    )
+    by_node = dict(zip(grads, rewritten, strict=True))
+    return Backward(
+        body.extended(residuals) if residuals else body,
+        tuple(residuals),
+        cotangents,
+        saved,
+        tuple(by_node.get(node) for node in body.inputs),
+    )
+
+
+def _dependent(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[Node]:
+    """Nodes that depend on any of the sources."""
+    reached = set(sources)
+    for node in Graph(outputs).nodes if outputs else ():
+        if any(t.node in reached for t in node.inputs):
+            reached.add(node)
+    return reached
+
+
+class _Cut:
+    """Decides what of the forward part of a gradient is kept, and what is computed again."""
+
+    def __init__(
+        self, body: Body, flowing: set[Node], varying: Sequence[Node] | None, recompute: bool
+    ) -> None:
+        self._base = set(body.graph.nodes)
+        self._flowing = flowing
+        self._parameters = set(body.inputs)
+        self._varying = set(varying or ())
+        self._loop = varying is not None
+        self._moving = _dependent(body.graph.outputs, varying) if varying else set()
+        self._recompute = recompute
+
+    def residuals(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        kept: dict[Tensor, None] = {}
+        seen: set[Tensor] = set()
+        stack = list(grads)
+        while stack:
+            tensor = stack.pop()
+            if tensor in seen:
+                continue
+            seen.add(tensor)
+            if tensor.node not in self._flowing and self._keeps(tensor):
+                kept[tensor] = None
+            else:
+                stack.extend(tensor.node.inputs)
+        return sorted(kept, key=lambda t: (t.node.serial, t.index))
+
+    def _keeps(self, tensor: Tensor) -> bool:
+        node = tensor.node
+        if node in self._parameters:
+            return node in self._varying
+        if self._recompute or node.op.name == "constant" or node.op.alias:
+            return False
+        if is_control(node.op):
+            return True  # also one built by the gradient: the forward part of an inner gradient
+        if node not in self._base:
+            return False
+        if self._loop and node not in self._moving and not node.op.random:
+            return False  # the same in each iteration: stacking it would waste memory
+        return bool(node.inputs) or node.op.random
+
+
+def substituted(outputs: Sequence[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
+    """Outputs with some tensors replaced by others, and what depends on them rebuilt."""
+    mapped = dict(replaced)
+    for node in Graph(outputs).nodes if outputs else ():
+        inputs = tuple(mapped.get(t, t) for t in node.inputs)
+        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+            continue
+        twin = node.with_inputs(inputs)
+        for old, new in zip(node.outputs, twin.outputs, strict=True):
+            mapped.setdefault(old, new)
+    return [mapped.get(t, t) for t in outputs]
+
+
+def tensors(value: Any) -> tuple[Tensor, ...]:
+    """One tensor or several, as several."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+# call -------------------------------------------------------------------------------------------
+
+
+def call_vjp(
+    g: Any, y: Any, inputs: Sequence[Tensor], body: Body, recompute: bool = False
+) -> Cotangents:
+    """One call of the backward body."""
+    if body.rule is not None:
+        return tuple(body.rule(g, y, *inputs))
+    gs = [c for c, t in zip(tensors(g), body.outputs, strict=True) if differentiable(t)]
+    back = backward_of(body, recompute=recompute)
+    residuals: tuple[Tensor, ...] = ()
+    if back.residuals:
+        attrs = {"body": back.forward}
+        residuals = make_node(call, tuple(inputs), attrs).outputs[body.results :]
+    wanted = [x for x in back.grads if x is not None]
+    if not wanted:
+        return (None,) * len(inputs)
+    parameters = (*back.cotangents, *back.saved, *body.inputs)
+    node = make_node(
+        call,
+        (*gs, *residuals, *inputs),
+        {"body": Body(parameters, Graph(wanted), len(wanted))},
+    )
+    return placed(back.grads, node.outputs)
+
+
+def placed(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotangents:
+    """Values at the places where the pattern has something."""
+    rest = iter(values)
+    return tuple(None if x is None else next(rest) for x in pattern)
+
+
+# cond -------------------------------------------------------------------------------------------
+
+
+def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body) -> Cotangents:
+    """A cond of the branches' backward bodies; each takes the residuals of its own forward."""
+    pred, operands = inputs[0], inputs[1:]
+    gs = [c for c, t in zip(tensors(g), then.outputs, strict=True) if differentiable(t)]
+    backs = [backward_of(then), backward_of(orelse)]
+    wanted = [i for i in range(len(operands)) if any(b.grads[i] is not None for b in backs)]
+    if not wanted:
+        return (None,) * len(inputs)
+    first, second = (list(b.residuals) for b in backs)
+    residuals: tuple[Tensor, ...] = ()
+    if first or second:
+        attrs = {
+            "then": then.extended([*first, *map(_blank, second)]),
+            "orelse": orelse.extended([*map(_blank, first), *second]),
+        }
+        residuals = make_node(cond, tuple(inputs), attrs).outputs[then.results :]
+    saved = (backs[0].saved, backs[1].saved)
+    branches = []
+    for at, (back, body) in enumerate(zip(backs, (then, orelse), strict=True)):
+        grads = [
+            zeros_like(body.inputs[i].outputs[0]) if back.grads[i] is None else back.grads[i]
+            for i in wanted
+        ]
+        blanks = [parameter(n.specs[0], n.name) for n in saved[1 - at]]
+        held = (*saved[0], *blanks) if at == 0 else (*blanks, *saved[1])
+        parameters = (*back.cotangents, *held, *body.inputs)
+        branches.append(Body(parameters, Graph(grads), len(grads)))  # type: ignore[arg-type]
+    node = make_node(
+        cond,
+        (pred, *gs, *residuals, *operands),
+        {"then": branches[0], "orelse": branches[1]},
+    )
+    pattern = [operands[i] if i in wanted else None for i in range(len(operands))]
+    return (None, *placed(pattern, node.outputs))
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    """What stands for a residual of the other branch."""
+    blank: Tensor = FUNCTIONS["zeros"](tensor.shape, dtype=tensor.dtype.name)
+    return blank
+
+
+__all__ = [
+    "Backward", "Cotangents", "backward_of", "call_vjp", "cond_vjp", "differentiable", "placed",
+    "substituted", "tensors",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Python functions of users inside a graph, and debug output."""

@@ -1,0 +1,125 @@
+"""Values and assertions in a running graph. Public as `gf.debug`.
+
+Both ops pass their input on, so that they are part of the way of the data: what no fetch needs is
+not run.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.argument_checks import spelt
+from graphflow.errors import ArgumentError, CheckError, DTypeError
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, located, register, sample, user_location
+from graphflow.ir.spec import TensorSpec, spec
+from graphflow.ops.base import batching_rules as batching
+
+F = spec("float32", (3, 4))
+
+
+def _print_kernel(xp: Any, x: Any, message: str) -> Any:
+    host = x.get() if hasattr(x, "get") else np.asarray(x)
+    text = f"{message}: {host.dtype}{host.shape} {np.array2string(host, threshold=100)}\n"
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    return x
+
+
+def _print_into(xp: Any, out: Any, x: Any, message: str) -> None:
+    xp.copyto(out, _print_kernel(xp, x, message))
+
+
+_print = register(
+    Op(
+        "print",
+        infer=lambda x, message: x,
+        kernel=_print_kernel,
+        into=_print_into,
+        vjp=lambda g, y, x, message: (g,),
+        batch=batching.rows,
+        cost=lambda x, message: Cost(flops=0),
+        halves=True,
+        samples=(sample(F, message="x"), sample(spec("int64"), message="n")),
+        pure=False,
+    )
+)
+
+
+@spelt(ArgumentError)
+def print(x: Any, message: str = "", name: str | None = None) -> Tensor:
+    """x itself; each time it is computed, its value is printed on the machine where that happens.
+
+    Args:
+        message: what to print before it; by default the tensor's name and the line of this call.
+
+    Raises:
+        ArgumentError: message is not a str.
+    """
+    with located("debug.print"):
+        x = as_tensor(x)
+        if not isinstance(message, str):
+            raise ArgumentError(f"message is a str, not {message!r}")
+    message = message or f"{x.name} at {user_location()}"
+    result: Tensor = _print(x, message=message, name=name)
+    return result
+
+
+def _infer_check(x: TensorSpec, condition: TensorSpec, message: str) -> TensorSpec:
+    if condition.dtype != bool:
+        raise DTypeError(f"the condition is bool, not {condition.dtype}; compare it with something")
+    return x
+
+
+def _check_kernel(xp: Any, x: Any, condition: Any, message: str) -> Any:
+    if not bool(condition.all()):
+        false = int(condition.size - xp.count_nonzero(condition))
+        where = tuple(int(axis[0]) for axis in xp.nonzero(~xp.atleast_1d(condition)))
+        first = f", first at index {where}" if condition.ndim else ""
+        raise CheckError(f"{message}: false for {false} of {condition.size} elements{first}")
+    return x
+
+
+def _check_into(xp: Any, out: Any, x: Any, condition: Any, message: str) -> None:
+    xp.copyto(out, _check_kernel(xp, x, condition, message))
+
+
+_check = register(
+    Op(
+        "check",
+        infer=_infer_check,
+        kernel=_check_kernel,
+        into=_check_into,
+        vjp=lambda g, y, x, condition, message: (g, None),
+        batch=batching.rows,
+        cost=lambda x, condition, message: Cost(flops=condition.size),
+        halves=True,
+        # No condition at all is true everywhere; random ones are not.
+        samples=(sample(F, spec("bool", (0,)), message="never"),),
+        pure=False,
+    )
+)
+
+
+@spelt(ArgumentError)
+def check(x: Any, condition: Any, message: str, name: str | None = None) -> Tensor:
+    """x itself; a step in which the condition is not true everywhere fails.
+
+    Args:
+        condition: bool, of any shape (it need not be that of x).
+
+    Raises:
+        DTypeError: the condition is not bool.
+        ArgumentError: message is not a str.
+        CheckError: from the step that finds it false, with the message and how often.
+    """
+    with located("debug.check"):
+        if not isinstance(message, str) or not message:
+            raise ArgumentError(f"message is a str that says what is wrong, not {message!r}")
+    result: Tensor = _check(x, condition, message=f"{message} ({user_location()})", name=name)
+    return result
+
+
+__all__ = ["check", "print"]

@@ -1,0 +1,2 @@
+"""Image ops: resizing, grid and region sampling, deformable convolution, non-maximum
+suppression."""

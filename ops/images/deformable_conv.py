@@ -1,0 +1,126 @@
+"""Deformable convolution: windows sampled where offsets say, then one product."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ShapeError
+from graphflow.ir.op import Tensor, function, promoted
+from graphflow.ir.spec import Shape, equate, product, show_shape
+from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.images.grid_sample import sampled
+from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.tensors.creation import arange
+from graphflow.ops.tensors.shape import broadcast_to, expand_dims, permute_dims, reshape
+from graphflow.ops.windows.window_arguments import Ints, known, padding_pairs, per_axis, slid_shape
+
+
+@function
+def deform_conv(
+    x: Any,
+    weight: Any,
+    offset: Any,
+    bias: Any = None,
+    mask: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    offset_groups: int = 1,
+) -> Tensor:
+    """Convolution whose taps are moved by offsets, in elements, and weighted by a mask.
+
+    Args:
+        x: (batch, channels, *space), with r spatial axes.
+        weight: (outputs, channels / groups, *kernel) of k taps.
+        offset: (batch, offset_groups·k·r, *positions): for each tap one number for each axis.
+        mask: (batch, offset_groups·k, *positions).
+        offset_groups: as many groups of channels have offsets of their own.
+
+    Returns:
+        (batch, outputs, *positions). What is beyond the edges of x counts as zeros.
+
+    Raises:
+        ShapeError, DTypeError, ArgumentError: the arguments do not fit.
+
+    Source: Zhu, Hu, Lin & Dai, Deformable ConvNets v2, CVPR 2019.
+    """
+    given = [x, weight, offset, *(t for t in (bias, mask) if t is not None)]
+    x, w, shifts, *others = promoted("deform_conv", given)
+    b = others.pop(0) if bias is not None else None
+    m = others.pop(0) if mask is not None else None
+    require_kind(x.spec, "float")
+    rank = x.ndim - 2
+    shapes = f"x {show_shape(x.shape)}, weight {show_shape(w.shape)}"
+    if rank < 1 or w.ndim != x.ndim or shifts.ndim != x.ndim:
+        raise ShapeError(f"{shapes}: takes (batch, channels, *space) and a weight of that rank")
+    (count,), (parts,) = per_axis("groups", groups, 1), per_axis("offset_groups", offset_groups, 1)
+    strides, dilations = per_axis("stride", stride, rank), per_axis("dilation", dilation, rank)
+    kernel = known("sizes of the kernel", w.shape[2:])
+    channels, outputs = known("channels", (x.shape[1], w.shape[0]))
+    if channels % count or outputs % count or w.shape[1] * count != channels or channels % parts:
+        raise ShapeError(f"{shapes}: channels do not fit {count} groups and {parts} of offsets")
+    pairs = padding_pairs(padding, x.shape[2:], kernel, strides, dilations)
+    out = slid_shape(x.shape[2:], kernel, strides, pairs, dilations)
+    taps = math.prod(kernel)
+    _check_moves(shifts, (x.shape[0], parts * taps * rank, *out), "offset")
+    moved = reshape(shifts, (x.shape[0], parts, taps, rank, product(out)))
+    moved = permute_dims(moved, (3, 1, 0, 4, 2))  # (axis, part, image, position, tap)
+    points = []
+    for axis in range(rank):
+        home = _tap_homes(axis, out, kernel, strides, dilations, pairs)
+        points.append(reshape(moved[axis] + astype(home, x.dtype), (-1,)))
+    each = channels // parts
+    images = permute_dims(
+        reshape(x, (x.shape[0], parts, each, *x.shape[2:])),
+        (1, 0, 2, *range(3, 3 + rank)),
+    )
+    images = reshape(images, (parts * x.shape[0], each, *x.shape[2:]))
+    rows = sampled(images, points, product(out) * taps, "linear", "zeros", True)
+    rows = reshape(rows, (parts, x.shape[0], product(out), taps, each))
+    if m is not None:
+        _check_moves(m, (x.shape[0], parts * taps, *out), "mask")
+        factors = reshape(m, (x.shape[0], parts, taps, product(out)))
+        rows = rows * expand_dims(permute_dims(factors, (1, 0, 3, 2)), -1)
+    y = _grouped_product(rows, w, count)
+    y = reshape(y, (x.shape[0], outputs, *out))
+    if b is None:
+        return y
+    if b.shape != (outputs,):
+        raise ShapeError(f"the bias is one number for each output, not {show_shape(b.shape)}")
+    return y + reshape(b, (outputs, *(1,) * rank))  # type: ignore[no-any-return]
+
+
+def _check_moves(t: Tensor, wanted: Shape, what: str) -> None:
+    text = f"{what} {show_shape(t.shape)} where {show_shape(wanted)} is needed"
+    if t.ndim != len(wanted):
+        raise ShapeError(text)
+    for have, want in zip(t.shape, wanted, strict=True):
+        equate(have, want, text)
+
+
+def _tap_homes(
+    axis: int, out: Shape, kernel: Ints, stride: Ints, dilation: Ints, padding: Any
+) -> Tensor:
+    """Where the taps lie on an axis without offsets: (positions, taps), int64."""
+    rank = len(kernel)
+    first = arange(out[axis]) * stride[axis] - padding[axis][0]
+    shape = tuple(out[axis] if i == axis else 1 for i in range(rank))
+    starts = reshape(broadcast_to(reshape(first, shape), out), (product(out), 1))
+    taps = np.indices(kernel)[axis].reshape(1, -1) * dilation[axis]
+    return starts + taps  # type: ignore[no-any-return]
+
+
+def _grouped_product(rows: Tensor, w: Tensor, groups: int) -> Tensor:
+    """(images, outputs, positions) from rows (parts, images, positions, taps, channels)."""
+    _, images, positions, taps, _ = rows.shape
+    outputs, inputs = w.shape[:2]
+    # channels together, in order: (images, parts·each = channels, taps, positions)
+    columns = permute_dims(rows, (1, 0, 4, 3, 2))
+    columns = reshape(columns, (images, groups, inputs * taps, positions))
+    matrix = reshape(w, (groups, outputs // groups, inputs * taps))
+    return matmul(matrix, columns)

@@ -1,0 +1,359 @@
+"""Resizing along axes, one after the other: a linear op whose gradient is its transpose."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ir.spec import Shape, Size, TensorSpec, normalize_shape, show_shape, spec
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import listed, normalize_axis, require_kind
+from graphflow.ops.kernels.images.resample import (
+    COORDINATES,
+    MODES,
+    ROUNDINGS,
+    Rule,
+    outside,
+    part_of,
+    resample,
+    rows_of,
+)
+from graphflow.ops.windows import sharding_rules as sharding_windows
+
+Ints = tuple[int, ...]
+Parts = tuple[tuple[int, int, int, int], ...] | None
+"""Of a part of a resize, for each axis: the sizes of the whole input and output, and where those
+of the part begin."""
+
+
+def _infer(
+    x: TensorSpec, axes: Ints, sizes: Shape, rules: Any, transpose: bool, parts: Any = None
+) -> TensorSpec:
+    if any(rule[0] != "nearest" for rule in rules) or transpose:
+        require_kind(x, "float")
+    shape = list(x.shape)
+    for axis, size in zip(axes, sizes, strict=True):
+        if shape[axis] == 0 and size != 0:
+            raise ShapeError(f"axis {axis} of {show_shape(x.shape)} has no elements to resize")
+        shape[axis] = size
+    for axis, size, (n, m, low, first) in zip(axes, sizes, parts or (), strict=bool(parts)):
+        if low + x.shape[axis] > n or first + size > m:
+            raise ShapeError(
+                f"{x.shape[axis]} of {n} elements from {low} on do not give {size} of {m} from "
+                f"{first} on along axis {axis}"
+            )
+    return x.with_shape(shape)
+
+
+def _into(
+    xp: Any, out: Any, x: Any, axes: Ints, sizes: Ints, rules: Any, transpose: bool,
+    parts: Parts = None,
+) -> None:  # fmt: skip
+    of = parts or tuple((x.shape[a], m, 0, 0) for a, m in zip(axes, sizes, strict=True))
+    # axes that shrink first, and inner ones, on which single elements move, before outer ones
+    order = sorted(
+        zip(axes, sizes, rules, of, strict=True),
+        key=lambda one: (one[3][1] / max(1, one[3][0]), -one[0]),
+    )
+    source = x
+    for position, (axis, size, rule, (n, m, low, first)) in enumerate(order):
+        rows = rows_of(n, m, Rule(*rule), transpose)
+        if parts:
+            rows = part_of(rows, first, size, low, x.shape[axis])
+        shape = (*source.shape[:axis], size, *source.shape[axis + 1 :])
+        target = out if position == len(order) - 1 else xp.empty(shape, x.dtype)
+        resample(xp, target, source, axis, rows)
+        source = target
+    if not order:
+        xp.copyto(out, x)
+
+
+def _kernel(xp: Any, x: Any, **attrs: Any) -> Any:
+    shape = list(x.shape)
+    for axis, size in zip(attrs["axes"], attrs["sizes"], strict=True):
+        shape[axis] = size
+    out = xp.empty(tuple(shape), x.dtype)
+    _into(xp, out, x, **attrs)
+    return out
+
+
+def _cost(x: TensorSpec, axes: Ints, sizes: Shape, **attrs: Any) -> Cost:
+    out = _infer(x, axes, sizes, **attrs)
+    return Cost(flops=(x.size + out.size) * 4 * len(axes))
+
+
+def _vjp(
+    g: Tensor, y: Tensor, x: Tensor, axes: Ints, sizes: Shape, rules: Any, transpose: bool,
+    **attrs: Any,
+) -> tuple[Tensor]:  # fmt: skip
+    if attrs.get("parts"):
+        attrs["parts"] = tuple((m, n, first, low) for n, m, low, first in attrs["parts"])
+    found: Tensor = resize_op(
+        g, axes=axes, sizes=tuple(x.shape[a] for a in axes), rules=rules,
+        transpose=not transpose, **attrs,
+    )  # fmt: skip
+    return (found,)
+
+
+_IMAGE, _GROWN = spec("float32", (2, 3, 4)), spec("float32", (2, 5, 3))
+_LINEAR, _CUBIC = Rule("linear"), Rule("cubic", "align_corners")
+_CALLS = tuple(
+    tuple(map(tuple, rules))
+    for rules in (
+        (_LINEAR, Rule("cubic", exclude_outside=True)),
+        (_CUBIC, Rule("nearest", "asymmetric", rounding="floor")),
+        (Rule("area"), Rule("linear", antialias=True)),
+        (Rule("linear", "tf_crop_and_resize", begin=-0.2, end=0.7), Rule("cubic", antialias=True)),
+    )
+)  # attributes are plain tuples, as they come over a wire
+resize_op: Op = register(
+    Op(
+        "resize",
+        infer=_infer,
+        kernel=_kernel,
+        into=_into,
+        vjp=_vjp,
+        batch=batching.along("axes"),
+        sharding=sharding_windows.resized,
+        cost=_cost,
+        samples=(
+            *(sample(_IMAGE, axes=(1, 2), sizes=(5, 3), rules=r, transpose=False) for r in _CALLS),
+            *(sample(_GROWN, axes=(1, 2), sizes=(3, 4), rules=r, transpose=True) for r in _CALLS),
+            sample(
+                spec("float32", (2, 3, 4)),
+                axes=(1, 2),
+                sizes=(4, 5),
+                rules=_CALLS[0],
+                parts=((5, 9, 1, 2), (4, 5, 0, 0)),
+                transpose=False,
+            ),
+            sample(
+                spec("uint8", (2, 3)),
+                axes=(1,),
+                sizes=(7,),
+                rules=(tuple(Rule("nearest")),),
+                transpose=False,
+            ),
+        ),
+    )
+)
+
+
+# Functions --------------------------------------------------------------------------------------
+
+
+@function
+def resize(
+    x: Any,
+    size: Any = None,
+    scale: Any = None,
+    mode: str = "nearest",
+    coordinates: str = "half_pixel",
+    axes: Any = None,
+    rounding: str = "round_prefer_floor",
+    cubic_a: float = -0.75,
+    exclude_outside: bool = False,
+    antialias: bool = False,
+    roi: Any = None,
+    extrapolation_value: float = 0.0,
+    channels_last: bool = False,
+    name: str | None = None,
+) -> Tensor:
+    """x with other sizes along some axes, interpolated along one after the other.
+
+    Args:
+        size, scale: new sizes, or factors (the new size is then n·factor, rounded down), one for
+            all axes or one for each. Both: sizes, with coordinates from the factors.
+        mode: "nearest", "linear", "cubic", or "area" (means of what each output covers).
+        coordinates: where outputs lie on the input, as ONNX's Resize names them: "half_pixel",
+            "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric",
+            "tf_crop_and_resize".
+        axes: default: all but batch and channels.
+        rounding: of "nearest": "round_prefer_floor", "round_prefer_ceil", "floor", "ceil".
+        cubic_a: the parameter of the cubic filter.
+        exclude_outside: leave out inputs beyond the axis, and scale the other weights to a sum of
+            1, instead of repeating the element at the edge.
+        antialias: widen the filter where an axis shrinks.
+        roi: for "tf_crop_and_resize": (begin, end) of each axis, from 0 to 1.
+        extrapolation_value: what "tf_crop_and_resize" gives beyond the input.
+
+    Raises:
+        ShapeError: no elements to resize.
+        DTypeError: x is not float (and the mode not "nearest").
+        ArgumentError: a mode or rule that is none of these, or arguments of another form.
+
+    Source: ONNX operator Resize, opset 19.
+    """
+    x = as_tensor(x)
+    _check_words(mode, coordinates, rounding)
+    chosen = _axes(x, axes, channels_last)
+    sizes, factors = _sizes(x, chosen, size, scale)
+    crops = _crops(roi, len(chosen)) if coordinates == "tf_crop_and_resize" else None
+    rules = tuple(
+        Rule(
+            mode, coordinates, factors[i], rounding, float(cubic_a), bool(exclude_outside),
+            bool(antialias), *(crops[i] if crops else (0.0, 1.0)),
+        )
+        for i in range(len(chosen))
+    )  # fmt: skip
+    kept = [
+        i
+        for i, axis in enumerate(chosen)
+        if sizes[i] != x.shape[axis] or factors[i] not in (None, 1.0) or crops
+    ]
+    if not kept:
+        return x  # type: ignore[no-any-return]
+    y: Tensor = resize_op(
+        x,
+        axes=tuple(chosen[i] for i in kept),
+        sizes=tuple(sizes[i] for i in kept),
+        rules=tuple(tuple(rules[i]) for i in kept),
+        transpose=False,
+        name=name,
+    )
+    return _extrapolated(x, y, chosen, sizes, rules, extrapolation_value) if crops else y
+
+
+def _check_words(mode: str, coordinates: str, rounding: str) -> None:
+    for what, word, known in (
+        ("mode", mode, MODES),
+        ("coordinates", coordinates, COORDINATES),
+        ("rounding", rounding, ROUNDINGS),
+    ):
+        if word not in known:
+            raise ArgumentError(f"{what} {word!r} is none of {', '.join(known)}")
+
+
+def _axes(x: Tensor, axes: Any, channels_last: bool) -> Ints:
+    if axes is not None:
+        chosen = tuple(normalize_axis(a, x.ndim) for a in listed("axes", axes))
+        if len(set(chosen)) != len(chosen):
+            raise ArgumentError(f"axes {axes} name an axis twice")
+        return chosen
+    if x.ndim < 3:
+        raise ShapeError(
+            f"takes (batch, channels, *space), not {show_shape(x.shape)}; or name the axes"
+        )
+    return tuple(range(1, x.ndim - 1)) if channels_last else tuple(range(2, x.ndim))
+
+
+def _sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, list[float | None]]:
+    """The new size of each axis, and its factor where one was given."""
+    if size is None and scale is None:
+        raise ArgumentError("give size or scale")
+    factors: list[float | None] = [None] * len(axes)
+    if scale is not None:
+        given = list(scale) if isinstance(scale, tuple | list) else [scale] * len(axes)
+        if len(given) != len(axes) or not all(_is_factor(f) for f in given):
+            raise ArgumentError(f"scale is a positive number or {len(axes)} of them, not {scale!r}")
+        factors = [float(f) for f in given]
+    if size is None:
+        found = (
+            _scaled(x.shape[a], f) for a, f in zip(axes, factors, strict=True) if f is not None
+        )
+        return tuple(found), factors
+    whole = size if isinstance(size, tuple | list) else [size] * len(axes)
+    sizes = normalize_shape(whole, "size")
+    if len(sizes) != len(axes):
+        raise ArgumentError(f"size {size!r} has {len(sizes)} entries for {len(axes)} axes")
+    return sizes, factors
+
+
+def _is_factor(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return False
+    return 0 < float(value) < math.inf
+
+
+def _scaled(n: Size, factor: float) -> Size:
+    if isinstance(n, int):
+        return int(n * factor)
+    if factor != int(factor):
+        raise ShapeError(f"an axis of unknown size {n} takes a whole factor, not {factor}")
+    return n * int(factor)
+
+
+def _crops(roi: Any, count: int) -> list[tuple[float, float]]:
+    pairs = listed("roi", roi) if not isinstance(roi, np.ndarray) else list(roi)
+    if len(pairs) != count or any(len(p) != 2 for p in pairs):
+        raise ArgumentError(f"roi is a pair (begin, end) for each of {count} axes, not {roi!r}")
+    return [(float(begin), float(end)) for begin, end in pairs]
+
+
+def _extrapolated(
+    x: Tensor, y: Tensor, axes: Ints, sizes: Shape, rules: Any, value: float
+) -> Tensor:
+    """y, which is 0 where an axis lies outside of x, with `value` there."""
+    beyond: Any = np.zeros((1,) * x.ndim, bool)
+    for axis, size, rule in zip(axes, sizes, rules, strict=True):
+        n = x.shape[axis]
+        if not isinstance(n, int) or not isinstance(size, int):
+            raise ShapeError(f"cropping needs to know the size of axis {axis}, {n}")
+        shape = [1] * x.ndim
+        shape[axis] = size
+        beyond = beyond | outside(n, size, rule).reshape(shape)
+    if not value or not beyond.any():
+        return y
+    result: Tensor = FUNCTIONS["where"](as_tensor(beyond), as_tensor(float(value), y.dtype), y)
+    return result
+
+
+_LIKE_TORCH = {
+    "nearest": ("nearest", "asymmetric", "floor"),
+    "nearest-exact": ("nearest", "half_pixel", "round_prefer_ceil"),
+    "linear": ("linear", "half_pixel", "floor"),
+    "bilinear": ("linear", "half_pixel", "floor"),
+    "trilinear": ("linear", "half_pixel", "floor"),
+    "cubic": ("cubic", "half_pixel", "floor"),
+    "bicubic": ("cubic", "half_pixel", "floor"),
+    "area": ("area", "half_pixel", "floor"),
+}
+
+
+@function
+def interpolate(
+    x: Any,
+    size: Any = None,
+    scale: Any = None,
+    mode: str = "nearest",
+    align_corners: bool = False,
+    antialias: bool = False,
+    channels_last: bool = False,
+    name: str | None = None,
+) -> Tensor:
+    """`resize` of the spatial axes by PyTorch's rules.
+
+    Args:
+        mode: "nearest", "nearest-exact", "linear" ("bilinear", "trilinear"), "cubic" ("bicubic"),
+            "area".
+        align_corners: first and last elements keep their places.
+
+    Raises:
+        As `resize`.
+    """
+    if mode not in _LIKE_TORCH:
+        raise ArgumentError(f"mode {mode!r} is none of {', '.join(_LIKE_TORCH)}")
+    filter_name, coordinates, rounding = _LIKE_TORCH[mode]
+    if align_corners and size is None:
+        x = as_tensor(x)
+        size, scale = _sizes(x, _axes(x, None, channels_last), None, scale)[0], None
+    if align_corners and filter_name not in ("linear", "cubic"):
+        raise ArgumentError(f"align_corners goes with linear and cubic modes, not {mode!r}")
+    result: Tensor = resize(
+        x,
+        size,
+        scale,
+        mode=filter_name,
+        coordinates="align_corners" if align_corners else coordinates,
+        rounding=rounding,
+        cubic_a=-0.5 if antialias else -0.75,
+        exclude_outside=antialias,
+        antialias=antialias,
+        channels_last=channels_last,
+        name=name,
+    )
+    return result

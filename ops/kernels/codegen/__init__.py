@@ -1,0 +1,1 @@
+"""From scalar expressions and loops to LLVM IR."""

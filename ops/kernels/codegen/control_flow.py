@@ -1,0 +1,255 @@
+"""Functions with loops in LLVM's language: what kernels that are no elementwise region are
+written in.
+
+    void kernel(ptr* operands and results, i64* sizes, i64 start, i64 stop)
+
+A loop hands its body the counter and what it carries, as names, and takes what the body gives for
+the next round; so values stay in registers and no variable lies in memory. Vectors are steps of
+`lanes`. As there, no step is contracted or put in another order: the text says the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.ops.kernels.codegen.vector_writer import SHORT, Floats, Lanes, Module
+from graphflow.ops.kernels.jit.compiler import named, vector_width
+
+Values = Sequence[str]
+BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8}
+
+
+class Flow:
+    """Writes one function, from its beginning to its end."""
+
+    def __init__(self) -> None:
+        self.module = Module()
+        self.lines: list[str] = []
+        self._here = "entry"
+        self._labels = 0
+
+    # Steps ------------------------------------------------------------------------------------
+
+    def write(self, text: str) -> str:
+        name = self.module.name()
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def step(self, instruction: str, a: str | int, b: str | int, kind: str = "i64") -> str:
+        """A step of two integers, such as "add"."""
+        return self.write(f"{instruction} {kind} {a}, {b}")
+
+    def add(self, a: str | int, b: str | int) -> str:
+        return self.step("add", a, b)
+
+    def mul(self, a: str | int, b: str | int) -> str:
+        return self.step("mul", a, b)
+
+    def least(self, a: str | int, b: str | int) -> str:
+        """The smaller of two signed integers."""
+        return self.write(f"select i1 {self.step('icmp slt', a, b)}, i64 {a}, i64 {b}")
+
+    def most(self, a: str | int, b: str | int) -> str:
+        """The larger of two signed integers."""
+        return self.write(f"select i1 {self.step('icmp sgt', a, b)}, i64 {a}, i64 {b}")
+
+    def lanes(self, width: int) -> Lanes:
+        return Lanes(self.module, width, self.lines)
+
+    def floats(self, width: int, element: str) -> Floats:
+        return Floats(self.lanes(width), element)
+
+    # Memory -----------------------------------------------------------------------------------
+
+    def pointer(self, number: int | str) -> str:
+        """An operand or result."""
+        return self.write(f"load ptr, ptr {self.at('%ptrs', 'ptr', number)}, align 8")
+
+    def size(self, number: int | str) -> str:
+        return self.write(f"load i64, ptr {self.at('%sizes', 'i64', number)}, align 8")
+
+    def at(self, base: str, element: str, index: str | int) -> str:
+        """Where an element is."""
+        return self.write(f"getelementptr {element}, ptr {base}, i64 {index}")
+
+    def load(self, kind: str, pointer: str, align: int) -> str:
+        return self.write(f"load {kind}, ptr {pointer}, align {align}")
+
+    def store(self, kind: str, value: str, pointer: str, align: int) -> None:
+        self.lines.append(f"  store {kind} {value}, ptr {pointer}, align {align}")
+
+    def index(self, base: str, element: str, at: str | int) -> str:
+        """An integer of an array as an i64."""
+        value = self.load(element, self.at(base, element, at), BYTES[element])
+        return value if element == "i64" else self.write(f"sext {element} {value} to i64")
+
+    def read(self, width: int, element: str, pointer: str, mask: str | None = None) -> str:
+        """A vector; zeros in the lanes that a mask leaves out."""
+        kind = f"<{width} x {element}>"
+        if mask is None:
+            return self.load(kind, pointer, BYTES[element])
+        name = f"@llvm.masked.load.v{width}{SHORT.get(element, element)}.p0"
+        self.declare(name, f"declare {kind} {name}(ptr, i32, <{width} x i1>, {kind})")
+        return self.write(
+            f"call {kind} {name}(ptr {pointer}, i32 {BYTES[element]}, <{width} x i1> {mask}, "
+            f"{kind} zeroinitializer)"
+        )
+
+    def keep(
+        self, width: int, element: str, value: str, pointer: str, mask: str | None = None
+    ) -> None:
+        """Store a vector, or the lanes that a mask names."""
+        kind = f"<{width} x {element}>"
+        if mask is None:
+            self.store(kind, value, pointer, BYTES[element])
+            return
+        name = f"@llvm.masked.store.v{width}{SHORT.get(element, element)}.p0"
+        self.declare(name, f"declare void {name}({kind}, ptr, i32, <{width} x i1>)")
+        self.lines.append(
+            f"  call void {name}({kind} {value}, ptr {pointer}, i32 {BYTES[element]}, "
+            f"<{width} x i1> {mask})"
+        )
+
+    def gather(self, width: int, element: str, base: str, places: str, mask: str | None) -> str:
+        """The elements at the i32 places of a vector; zeros where a mask leaves them out."""
+        kind = f"<{width} x {element}>"
+        name = f"@llvm.masked.gather.v{width}{SHORT.get(element, element)}.v{width}p0"
+        self.declare(name, f"declare {kind} {name}(<{width} x ptr>, i32, <{width} x i1>, {kind})")
+        pointers = self.write(f"getelementptr {element}, ptr {base}, <{width} x i32> {places}")
+        return self.write(
+            f"call {kind} {name}(<{width} x ptr> {pointers}, i32 {BYTES[element]}, "
+            f"<{width} x i1> {mask or 'splat (i1 true)'}, {kind} zeroinitializer)"
+        )
+
+    def declare(self, name: str, text: str) -> None:
+        self.module.declared[name] = text
+
+    # Vectors ----------------------------------------------------------------------------------
+
+    def spread(self, width: int, element: str, value: str) -> str:
+        """One number in all lanes."""
+        kind = f"<{width} x {element}>"
+        first = self.write(f"insertelement {kind} poison, {element} {value}, i64 0")
+        return self.write(
+            f"shufflevector {kind} {first}, {kind} poison, <{width} x i32> zeroinitializer"
+        )
+
+    def first_lanes(self, width: int, count: str) -> str:
+        """The mask of the first `count` lanes."""
+        index = ", ".join(f"i64 {i}" for i in range(width))
+        counts = self.spread(width, "i64", count)
+        return self.write(f"icmp ult <{width} x i64> <{index}>, {counts}")
+
+    def folded(self, width: int, element: str, value: str, step: Callable[[Floats, str, str], str]
+               ) -> str:  # fmt: skip
+        """All lanes in one number, halves by halves: an order that depends on the width alone."""
+        while width > 1:
+            half = width // 2
+            kind = f"<{width} x {element}>"
+            parts = []
+            for first in (0, half):
+                lanes = ", ".join(f"i32 {first + i}" for i in range(half))
+                parts.append(
+                    self.write(
+                        f"shufflevector {kind} {value}, {kind} poison, <{half} x i32> <{lanes}>"
+                    )
+                )
+            value = step(self.floats(half, element), *parts)
+            width = half
+        return self.write(f"extractelement <1 x {element}> {value}, i64 0")
+
+    # Ways -------------------------------------------------------------------------------------
+
+    def loop(
+        self,
+        start: str | int,
+        stop: str | int,
+        carried: Sequence[tuple[str, str]],
+        body: Callable[..., Values | None],
+        step: str | int = 1,
+    ) -> list[str]:
+        """for i in range(start, stop, step): values = body(i, *values).
+
+        Args:
+            carried: kind and first value of each.
+
+        Returns:
+            What the values are in the end.
+        """
+        before, (inside, after) = self._here, self._new("in", "out")
+        counter = self.module.name()
+        names = [self.module.name() for _ in carried]
+        some = self.step("icmp slt", start, stop)
+        self.lines += [f"  br i1 {some}, label %{inside}, label %{after}", f"{inside}:"]
+        head = len(self.lines)
+        self._here = inside
+        given = list(body(counter, *names) or ())
+        last = self._here
+        following = self.add(counter, step)
+        more = self.step("icmp slt", following, stop)
+        self.lines += [f"  br i1 {more}, label %{inside}, label %{after}", f"{after}:"]
+        entries = [("i64", counter, str(start), following)]
+        entries += [
+            (kind, name, first, then)
+            for (kind, first), name, then in zip(carried, names, given, strict=True)
+        ]
+        self.lines[head:head] = [
+            f"  {name} = phi {kind} [{first}, %{before}], [{then}, %{last}]"
+            for kind, name, first, then in entries
+        ]
+        self._here = after
+        return [
+            self.write(f"phi {kind} [{first}, %{before}], [{then}, %{last}]")
+            for kind, _, first, then in entries[1:]
+        ]
+
+    def when(
+        self,
+        condition: str,
+        otherwise: Sequence[tuple[str, str]],
+        body: Callable[[], Values | None],
+    ) -> list[str]:
+        """What the body gives where a condition holds, else other values (kind and value)."""
+        before, (inside, after) = self._here, self._new("then", "on")
+        self.lines += [f"  br i1 {condition}, label %{inside}, label %{after}", f"{inside}:"]
+        self._here = inside
+        given = list(body() or ())
+        last = self._here
+        self.lines += [f"  br label %{after}", f"{after}:"]
+        self._here = after
+        return [
+            self.write(f"phi {kind} [{value}, %{before}], [{then}, %{last}]")
+            for (kind, value), then in zip(otherwise, given, strict=True)
+        ]
+
+    def _new(self, *names: str) -> list[str]:
+        self._labels += 1
+        return [f"{name}{self._labels}" for name in names]
+
+    # The end ----------------------------------------------------------------------------------
+
+    def function(self) -> tuple[str, str]:
+        """The function's name, and the text of the module that defines it."""
+        lines = ["(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop) {", "entry:"]
+        body = "\n".join([*lines, *self.lines, "  ret void", "}"])
+        return named(body, "\n".join(self.module.declared.values()))
+
+
+def lanes_of(element: str) -> int:
+    """Elements of a register."""
+    return vector_width() * 4 // BYTES[element]
+
+
+def element_of(dtype: Any) -> str:
+    """The kind of a dtype's elements in memory."""
+    return _ELEMENTS[np.dtype(dtype).name]
+
+
+_ELEMENTS = {
+    "float32": "float", "float64": "double", "bool": "i8", "int8": "i8", "uint8": "i8",
+    "int16": "i16", "uint16": "i16", "int32": "i32", "uint32": "i32", "int64": "i64",
+    "uint64": "i64",
+}  # fmt: skip

@@ -1,0 +1,428 @@
+"""Elementwise loops in LLVM's language: a region of ops becomes one function over its operands.
+
+    void kernel(ptr* operands and results, i64* sizes, i64 start, i64 stop)
+
+A region runs over the elements of one shape, whose axes are collapsed as far as the operands'
+broadcasting allows. The last one is the inner loop, in vectors; rows of the others, or elements
+where there is but one axis, are those from `start` to `stop`. The elements beyond the last whole
+vector go through the same code by way of small buffers, so neither their number nor how the rows
+are cut changes a bit. What does not change along a row, or at all, is computed outside the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.op import Op
+from graphflow.ops.kernels.codegen.expression_trace import ROWS, XP, Step, Symbol, Trace, record
+from graphflow.ops.kernels.codegen.scalar_steps import write_step
+from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, SHORT, Lanes, Module
+
+Attributes = tuple[tuple[str, Any, str], ...]
+"""Names, values, and these as text: 0.0 is not -0.0, though they are equal."""
+Ref = tuple[bool, int]
+"""An operand of a region (False) or the value of one of its ops (True), by number."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a region reads: its dtype, and along which collapsed axes it has elements."""
+
+    dtype: str
+    axes: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """An op of a region, its attributes, what it is applied to, and whether it has a value for each
+    element of the region (or for each row)."""
+
+    op: Op
+    attrs: Attributes
+    inputs: tuple[Ref, ...]
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class Region:
+    """Ops over one shape, up to names and sizes: equal regions are one kernel.
+
+    Attributes:
+        rank: how many collapsed axes there are, at least one.
+        results: the ops whose values are stored.
+        over: the axis that is reduced: "rows", the last one, or "columns", the last but one, each
+            with at least one before; "" where none is.
+    """
+
+    rank: int
+    operands: tuple[Operand, ...]
+    ops: tuple[Applied, ...]
+    results: tuple[int, ...]
+    over: str = ""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Worked out once: a region of a large graph is looked up often."""
+        return hash((self.rank, self.operands, self.ops, self.results, self.over))
+
+
+@dataclass
+class Source:
+    """A region in LLVM's language.
+
+    Attributes:
+        body: the function's text after its name.
+        needs: declarations, and functions that it calls.
+        flops: steps an element, for the cost.
+        dtypes: of the results.
+        axes: along which collapsed axes each result has elements.
+        kept: values that wait for a later pass over their row, in memory of its own.
+        passes: over a row.
+    """
+
+    body: str
+    needs: str
+    flops: int
+    dtypes: tuple[np.dtype[Any], ...]
+    axes: tuple[tuple[bool, ...], ...]
+    kept: int = 0
+    passes: int = 1
+
+
+def trace_of(region: Region) -> tuple[Trace, list[Step], list[Step]]:
+    """The steps of a region, those of its operands, and those of its results.
+
+    Raises:
+        Untraceable: an op has no trace.
+    """
+    trace = Trace()
+    inputs = [trace.input(i, np.dtype(o.dtype)) for i, o in enumerate(region.operands)]
+    values: list[Symbol] = []
+    for applied in region.ops:
+        assert applied.op.expr is not None
+        given = [values[i] if inner else inputs[i] for inner, i in applied.inputs]
+        xp = XP if applied.op.rows is None else ROWS
+        attrs = {k: v for k, v, _ in applied.attrs}
+        values.append(record(trace, applied.op.expr, given, attrs, xp))
+    return trace, [s.step for s in inputs], [values[i].step for i in region.results]
+
+
+def write(region: Region, width: int, wide: bool = False, short: bool = False) -> Source:
+    """The kernel of a region.
+
+    Args:
+        width: elements of 4 bytes in a register, a power of two.
+        wide: as of `Module`.
+        short: rows are shorter than `LONG`.
+    """
+    trace, _, results = trace_of(region)
+    used = reachable(trace, results)
+    lanes = width if wide or short else _abreast(used, width)
+    writer = _Writer(region, lanes, Module(wide))
+    for step in used:
+        writer.step(step)
+    for i, step in enumerate(results):
+        writer.result(i, step)
+    body = writer.text()
+    needs = "\n".join(writer.module.declared.values())
+    flops = sum(FLOPS.get(s.kind, 1) for s in used if writer.levels[s] == 2)
+    full = ((True,) * region.rank,) * len(results)
+    return Source(body, needs, flops, tuple(s.dtype for s in results), full)
+
+
+FLOPS = {
+    "input": 0, "constant": 0, "exp": 20, "expm1": 22, "log": 24, "log1p": 32, "tanh": 26,
+    "log2": 26, "log10": 28, "erf": 34, "sigmoid": 28, "sin": 34, "cos": 34, "power": 70,
+    "divide": 6, "sqrt": 8, "arcsin": 30, "arccos": 32, "arctan": 30,
+}  # fmt: skip
+
+
+LONG = 64
+"""Elements of a row from which on it pays to compute several registers of them at a time."""
+_DEEP = 20  # steps of an element, each of which waits for the one before
+_ABREAST = 4  # registers of elements that are computed at a time, of 16
+
+
+def _abreast(used: Sequence[Step], width: int) -> int:
+    """Elements in a vector of the loop. A polynomial's steps wait for each other, and a processor
+    without AVX-512 sees too few steps ahead to fill the time with the next elements' (half of it
+    went by on a Zen 3): some registers of elements go through it side by side."""
+    if all(FLOPS.get(step.kind, 1) < _DEEP for step in used):
+        return width
+    return max(width, width * 4 * _ABREAST // max(step.dtype.itemsize for step in used))
+
+
+def reachable(trace: Trace, results: Sequence[Step]) -> list[Step]:
+    """The steps that results need, in order."""
+    wanted = set(results)
+    for step in reversed(trace.steps):
+        if step in wanted:
+            wanted.update(step.args)
+    return [s for s in trace.steps if s in wanted]
+
+
+@dataclass
+class _Stream:
+    """A pointer that moves with the loop: its number among the arguments, and its element."""
+
+    number: int
+    stored: str
+    offset: int  # of its row strides among the sizes
+    name: str
+
+
+@dataclass
+class _Writer:
+    region: Region
+    width: int
+    module: Module
+
+    def __post_init__(self) -> None:
+        self.blocks: tuple[list[str], list[str], list[str]] = ([], [], [])
+        self.lanes = [Lanes(self.module, self.width, lines) for lines in self.blocks]
+        self.levels: dict[Step, int] = {}
+        self.values: dict[Step, str] = {}
+        self.reads: list[_Stream] = []
+        self.rows: list[_Stream] = []  # operands that have one element a row
+        self.writes: list[_Stream] = []
+        self.stores: list[str] = []
+        self.outer = self.region.rank - 1
+
+    # Steps ------------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> None:
+        if step.kind == "input":
+            self._input(step)
+            return
+        level = max((self.levels[a] for a in step.args), default=0)
+        self.levels[step] = level
+        if step.kind == "constant":
+            self.values[step] = self.lanes[0].constant(step.value, ELEMENTS[step.dtype.name])
+        else:
+            args = [self.values[a] for a in step.args]
+            self.values[step] = write_step(self.lanes[level], step, args)
+
+    def _input(self, step: Step) -> None:
+        number = step.value
+        axes = self.region.operands[number].axes
+        stored = in_memory(step.dtype)
+        stream = _Stream(number, stored, self._strides(number), f"in{number}")
+        kind = f"<{self.width} x {stored}>"
+        if axes[-1]:
+            level = 2
+            self.reads.append(stream)
+            place = self.lanes[2].write(f"getelementptr {kind}, ptr %q.{stream.name}, i64 %i")
+            name = self.lanes[2].write(f"load {kind}, ptr {place}, align {step.dtype.itemsize}")
+        else:
+            level = 1 if any(axes) else 0
+            if level:
+                self.rows.append(stream)
+            pointer = f"%b.{stream.name}" if level else f"%p{number}"
+            lanes = self.lanes[level]
+            one = lanes.write(f"load {stored}, ptr {pointer}, align {step.dtype.itemsize}")
+            first = lanes.write(f"insertelement {kind} poison, {stored} {one}, i64 0")
+            name = lanes.write(
+                f"shufflevector {kind} {first}, {kind} poison, <{self.width} x i32> zeroinitializer"
+            )
+        if step.dtype.kind == "b":
+            zero = self.lanes[level].constant(0, "i8")
+            name = self.lanes[level].two("icmp ne", "i8", name, zero)
+        self.levels[step], self.values[step] = level, name
+
+    def result(self, i: int, step: Step) -> None:
+        number = len(self.region.operands) + i
+        stream = _Stream(number, in_memory(step.dtype), self._strides(number), f"out{i}")
+        kind = f"<{self.width} x {stream.stored}>"
+        value = self.values[step]
+        if step.dtype.kind == "b":
+            value = self.lanes[2].convert("zext", value, "i1", "i8")
+        place = self.lanes[2].write(f"getelementptr {kind}, ptr %q.{stream.name}, i64 %i")
+        self.stores.append(f"  store {kind} {value}, ptr {place}, align {step.dtype.itemsize}")
+        self.writes.append(stream)
+
+    def _strides(self, number: int) -> int:
+        return 1 + max(0, self.outer - 1) + number * self.outer
+
+    # The frame --------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """The function after its name."""
+        moving = [*self.reads, *self.writes]
+        count = len(self.region.operands) + len(self.region.results)
+        lines = ["(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop) {", "entry:"]
+        for i in range(count):
+            lines += [
+                f"  %pp{i} = getelementptr ptr, ptr %ptrs, i64 {i}",
+                f"  %p{i} = load ptr, ptr %pp{i}, align 8",
+            ]
+        lines += [f"  %t.{s.name} = alloca <{self.width} x {s.stored}>, align 64" for s in moving]
+        lines += self.blocks[0]
+        lines += self._row(moving) + self.blocks[1]
+        lines += self._vectors(moving)
+        lines += self._rest(moving)
+        return "\n".join([*lines, "  ret void", "}"])
+
+    def _row(self, moving: list[_Stream]) -> list[str]:
+        """Where a row begins."""
+        if not self.outer:
+            lines = ["  br label %row", "row:", "  %n = sub i64 %stop, %start"]
+            for s in moving:
+                lines.append(
+                    f"  %b.{s.name} = getelementptr {s.stored}, ptr %p{s.number}, i64 %start"
+                )
+        else:
+            lines = ["  %n = load i64, ptr %sizes, align 8"]
+            lines += self._loads(moving)
+            lines += [
+                "  br label %row", "row:",
+                "  %r = phi i64 [%start, %entry], [%r.next, %row.end]",
+            ]  # fmt: skip
+            lines += self._places()
+            for s in (*moving, *self.rows):
+                lines += self._base(s)
+        return [
+            *lines,
+            f"  %whole = lshr i64 %n, {self.width.bit_length() - 1}",
+            f"  %rest = and i64 %n, {self.width - 1}",
+            "  %even = icmp eq i64 %rest, 0",
+        ]
+
+    def _loads(self, moving: list[_Stream]) -> list[str]:
+        """The sizes of the axes between the first and the last, and all row strides, in bytes."""
+        lines = []
+        for axis in range(1, self.outer):
+            lines += [
+                f"  %dp{axis} = getelementptr i64, ptr %sizes, i64 {axis}",
+                f"  %d{axis} = load i64, ptr %dp{axis}, align 8",
+            ]
+        for s in (*moving, *self.rows):
+            for axis in range(self.outer):
+                name = f"{s.name}.{axis}"
+                lines += [
+                    f"  %sp.{name} = getelementptr i64, ptr %sizes, i64 {s.offset + axis}",
+                    f"  %s.{name} = load i64, ptr %sp.{name}, align 8",
+                ]
+        return lines
+
+    def _places(self) -> list[str]:
+        """The row's place along each axis but the last."""
+        lines = []
+        left = "%r"
+        for axis in range(self.outer - 1, 0, -1):
+            lines += [
+                f"  %at{axis} = urem i64 {left}, %d{axis}",
+                f"  %left{axis} = udiv i64 {left}, %d{axis}",
+            ]
+            left = f"%left{axis}"
+        return [*lines, f"  %at0 = add i64 {left}, 0"]
+
+    def _base(self, s: _Stream) -> list[str]:
+        lines, total = [], "0"
+        for axis in range(self.outer):
+            lines += [
+                f"  %m.{s.name}.{axis} = mul i64 %at{axis}, %s.{s.name}.{axis}",
+                f"  %o.{s.name}.{axis} = add i64 {total}, %m.{s.name}.{axis}",
+            ]
+            total = f"%o.{s.name}.{axis}"
+        return [*lines, f"  %b.{s.name} = getelementptr i8, ptr %p{s.number}, i64 {total}"]
+
+    def _vectors(self, moving: list[_Stream]) -> list[str]:
+        """The loop over whole vectors, entered once for a row and once for what is left of it."""
+        lines = ["  br label %pass", "pass:"]
+        for s in moving:
+            lines.append(f"  %q.{s.name} = phi ptr [%b.{s.name}, %row], [%t.{s.name}, %tail]")
+        return [
+            *lines,
+            "  %count = phi i64 [%whole, %row], [1, %tail]",
+            "  %last = phi i1 [false, %row], [true, %tail]",
+            "  %none = icmp eq i64 %count, 0",
+            "  br i1 %none, label %after, label %vector",
+            "vector:",
+            "  %i = phi i64 [0, %pass], [%i.next, %vector]",
+            *self.blocks[2],
+            *self.stores,
+            "  %i.next = add i64 %i, 1",
+            "  %more = icmp ult i64 %i.next, %count",
+            "  br i1 %more, label %vector, label %after",
+            "after:",
+            "  br i1 %last, label %flush, label %check",
+            "check:",
+            "  br i1 %even, label %row.end, label %tail",
+        ]
+
+    def _rest(self, moving: list[_Stream]) -> list[str]:
+        """What is left of a row, into buffers of a whole vector and back."""
+        lines = ["tail:", *self._mask("in")]
+        for s in self.reads:
+            lines += self._copied_in(s)
+        lines += ["  br label %pass", "flush:", *self._mask("out")]
+        for s in self.writes:
+            lines += self._copied_out(s)
+        lines += ["  br label %row.end", "row.end:"]
+        if self.outer:
+            lines += [
+                "  %r.next = add i64 %r, 1",
+                "  %rows = icmp ult i64 %r.next, %stop",
+                "  br i1 %rows, label %row, label %done",
+                "done:",
+            ]
+        return lines
+
+    def _mask(self, way: str) -> list[str]:
+        """Which lanes of the last vector there are."""
+        index = ", ".join(f"i64 {i}" for i in range(self.width))
+        kind = f"<{self.width} x i64>"
+        return [
+            f"  %rest.{way} = insertelement {kind} poison, i64 %rest, i64 0",
+            f"  %rests.{way} = shufflevector {kind} %rest.{way}, {kind} poison, "
+            f"<{self.width} x i32> zeroinitializer",
+            f"  %mask.{way} = icmp ult {kind} <{index}>, %rests.{way}",
+        ]
+
+    def _copied_in(self, s: _Stream) -> list[str]:
+        kind, mask = f"<{self.width} x {s.stored}>", f"<{self.width} x i1>"
+        call = f"@llvm.masked.load.v{self.width}{SHORT.get(s.stored, s.stored)}.p0"
+        self.module.declared[call] = f"declare {kind} {call}(ptr, i32, {mask}, {kind})"
+        return [
+            f"  %e.{s.name} = getelementptr {kind}, ptr %b.{s.name}, i64 %whole",
+            f"  %w.{s.name} = call {kind} {call}(ptr %e.{s.name}, i32 1, {mask} %mask.in, "
+            f"{kind} zeroinitializer)",
+            f"  store {kind} %w.{s.name}, ptr %t.{s.name}, align 64",
+        ]
+
+    def _copied_out(self, s: _Stream) -> list[str]:
+        kind, mask = f"<{self.width} x {s.stored}>", f"<{self.width} x i1>"
+        call = f"@llvm.masked.store.v{self.width}{SHORT.get(s.stored, s.stored)}.p0"
+        self.module.declared[call] = f"declare void {call}({kind}, ptr, i32, {mask})"
+        return [
+            f"  %e.{s.name} = getelementptr {kind}, ptr %b.{s.name}, i64 %whole",
+            f"  %w.{s.name} = load {kind}, ptr %t.{s.name}, align 64",
+            f"  call void {call}({kind} %w.{s.name}, ptr %e.{s.name}, i32 1, {mask} %mask.out)",
+        ]
+
+
+def in_memory(dtype: np.dtype[Any]) -> str:
+    """The type of an element in memory."""
+    return "i8" if dtype.kind == "b" else ELEMENTS[dtype.name]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def attributes(attrs: Mapping[str, Any]) -> Attributes | None:
+    """An op's attributes as part of a region; None where they are no plain values."""
+    items = sorted(attrs.items())
+    if not all(_is_plain(v) for _, v in items):
+        return None
+    return tuple((k, v, repr(v)) for k, v in items)

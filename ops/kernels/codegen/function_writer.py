@@ -1,0 +1,211 @@
+"""Functions with loops and branches in LLVM's language, written as nested `with` blocks.
+
+A short way to write what surrounds vectors: counters are phis, so that no pass of LLVM's has to
+clean up before code is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from graphflow.ops.kernels.codegen.vector_writer import SHORT
+
+
+class Function:
+    """A function's text while it is written; values are their names.
+
+    Args:
+        parameters: as LLVM writes them, such as "ptr %a".
+        element: of its vectors, "float" or "double"; `width`: of them in one.
+    """
+
+    def __init__(
+        self, name: str, parameters: Sequence[str], element: str, width: int, inner: bool = True
+    ) -> None:
+        self.element, self.width = element, width
+        self.bytes = 4 if element == "float" else 8
+        self.vector = f"<{width} x {element}>"
+        self.mask = f"<{width} x i1>"
+        self.declared: dict[str, None] = {}
+        scope = "internal " if inner else ""
+        self._opening = f"define {scope}void @{name}({', '.join(parameters)}) {{"
+        self._entry: list[str] = []
+        self._lines: list[str] = []
+        self._count = 0
+        self._block = "entry"
+        self._steps: dict[str, str | int] = {}
+
+    def text(self) -> str:
+        """The whole function."""
+        lines = [self._opening, "entry:", *self._entry, *self._lines, "  ret void", "}"]
+        return "\n".join(lines)
+
+    # Values -----------------------------------------------------------------------------------
+
+    def name(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def write(self, text: str) -> str:
+        name = self.name()
+        self._lines.append(f"  {name} = {text}")
+        return name
+
+    def do(self, text: str) -> None:
+        self._lines.append(f"  {text}")
+
+    def stack(self, count: int) -> str:
+        """Aligned memory of the function's own, for so many elements."""
+        name = self.name()
+        self._entry.append(f"  {name} = alloca {self.element}, i64 {count}, align 64")
+        return name
+
+    def add(self, a: str, b: str | int) -> str:
+        return self.write(f"add i64 {a}, {b}")
+
+    def sub(self, a: str, b: str) -> str:
+        return self.write(f"sub i64 {a}, {b}")
+
+    def mul(self, a: str, b: str | int) -> str:
+        return self.write(f"mul i64 {a}, {b}")
+
+    def least(self, a: str, b: str | int) -> str:
+        return self.select(self.write(f"icmp slt i64 {a}, {b}"), "i64", a, str(b))
+
+    def compare(self, how: str, a: str, b: str | int) -> str:
+        return self.write(f"icmp {how} i64 {a}, {b}")
+
+    def select(self, condition: str, kind: str, a: str, b: str) -> str:
+        return self.write(f"select i1 {condition}, {kind} {a}, {kind} {b}")
+
+    def at(self, pointer: str, offset: str | int) -> str:
+        """A pointer so many bytes on."""
+        return self.write(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+
+    def argument(self, table: str, kind: str, number: int) -> str:
+        """An entry of a table of pointers or sizes."""
+        place = self.write(f"getelementptr {kind}, ptr {table}, i64 {number}")
+        return self.write(f"load {kind}, ptr {place}, align 8")
+
+    # Vectors ----------------------------------------------------------------------------------
+
+    def load(self, pointer: str) -> str:
+        return self.write(f"load {self.vector}, ptr {pointer}, align {self.bytes}")
+
+    def store(self, value: str, pointer: str) -> None:
+        self.do(f"store {self.vector} {value}, ptr {pointer}, align {self.bytes}")
+
+    def spread(self, pointer: str) -> str:
+        """The element at a pointer in all lanes."""
+        one = self.write(f"load {self.element}, ptr {pointer}, align {self.bytes}")
+        first = self.write(f"insertelement {self.vector} poison, {self.element} {one}, i64 0")
+        return self.shuffle(first, first, [0] * self.width)
+
+    def shuffle(self, a: str, b: str, lanes: Sequence[int]) -> str:
+        """Lanes of two vectors, those of the second counted on."""
+        picked = ", ".join(f"i32 {i}" for i in lanes)
+        return self.write(
+            f"shufflevector {self.vector} {a}, {self.vector} {b}, <{self.width} x i32> <{picked}>"
+        )
+
+    def fma(self, a: str, b: str, c: str) -> str:
+        """a·b + c, rounded once."""
+        full = f"@llvm.fma.v{self.width}{SHORT[self.element]}"
+        kind = self.vector
+        self.declared[f"declare {kind} {full}({kind}, {kind}, {kind})"] = None
+        return self.write(f"call {kind} {full}({kind} {a}, {kind} {b}, {kind} {c})")
+
+    def first_lanes(self, count: str, skip: int = 0) -> str:
+        """The mask of the lanes whose number plus `skip` is below `count`."""
+        kind = f"<{self.width} x i64>"
+        one = self.write(f"insertelement {kind} poison, i64 {count}, i64 0")
+        zeros = f"<{self.width} x i32> zeroinitializer"
+        all_of = self.write(f"shufflevector {kind} {one}, {kind} poison, {zeros}")
+        numbers = ", ".join(f"i64 {skip + i}" for i in range(self.width))
+        return self.write(f"icmp slt {kind} <{numbers}>, {all_of}")
+
+    def masked_load(self, pointer: str, mask: str) -> str:
+        """Zero in the other lanes, whose memory is not touched."""
+        full = f"@llvm.masked.load.v{self.width}{SHORT[self.element]}.p0"
+        kind = self.vector
+        self.declared[f"declare {kind} {full}(ptr, i32, {self.mask}, {kind})"] = None
+        return self.write(
+            f"call {kind} {full}(ptr {pointer}, i32 {self.bytes}, {self.mask} {mask}, "
+            f"{kind} zeroinitializer)"
+        )
+
+    def masked_store(self, value: str, pointer: str, mask: str) -> None:
+        full = f"@llvm.masked.store.v{self.width}{SHORT[self.element]}.p0"
+        kind = self.vector
+        self.declared[f"declare void {full}({kind}, ptr, i32, {self.mask})"] = None
+        self.do(
+            f"call void {full}({kind} {value}, ptr {pointer}, i32 {self.bytes}, {self.mask} {mask})"
+        )
+
+    def keep(self, value: str, pointer: str, mask: str, whole: str) -> None:
+        """Store the lanes of a mask; `whole`: whether these are all. Without AVX-512 a store with a
+        mask costs as much as twenty others."""
+        if self.width * self.bytes == 64:
+            self.masked_store(value, pointer, mask)
+            return
+        with self.when(whole):
+            self.store(value, pointer)
+        with self.when(self.write(f"xor i1 {whole}, true")):
+            self.masked_store(value, pointer, mask)
+
+    def prefetch(self, pointer: str, write: bool = False, near: int = 3) -> None:
+        """Have the line of a place brought closer; it may be any address."""
+        self.declared["declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"] = None
+        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {near}, i32 1)")
+
+    # Ways -------------------------------------------------------------------------------------
+
+    def label(self, name: str) -> None:
+        """A new block begins, which what comes before falls into by a branch of its own."""
+        self._lines.append(f"{name}:")
+        self._block = name
+
+    @contextmanager
+    def loop(self, start: str | int, stop: str, step: str | int = 1) -> Iterator[str]:
+        """For a counter from `start` below `stop`, which may be no time at all; `advance` in the
+        body overrules the step."""
+        counter = self.name()
+        number = counter[1:]
+        before = self._block
+        self._steps[counter] = step
+        self.do(f"br label %{number}.head")
+        self.label(f"{number}.head")
+        opening = self.later()
+        self.do(f"{counter}.in = icmp slt i64 {counter}, {stop}")
+        self.do(f"br i1 {counter}.in, label {counter}.body, label {counter}.end")
+        self.label(f"{number}.body")
+        yield counter
+        self.do(f"{counter}.next = add i64 {counter}, {self._steps[counter]}")
+        opening(f"{counter} = phi i64 [{start}, %{before}], [{counter}.next, %{self._block}]")
+        self.do(f"br label {counter}.head")
+        self.label(f"{number}.end")
+
+    def advance(self, counter: str, step: str | int) -> None:
+        """How far the innermost loop's counter goes on, told in its body."""
+        self._steps[counter] = step
+
+    def later(self) -> Callable[[str], None]:
+        """A line that is given when what it depends on is known."""
+        place = len(self._lines)
+        self._lines.append("")
+
+        def give(text: str) -> None:
+            self._lines[place] = f"  {text}"
+
+        return give
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """If a condition holds."""
+        number = self.name()[1:]
+        self.do(f"br i1 {condition}, label %{number}.then, label %{number}.end")
+        self.label(f"{number}.then")
+        yield
+        self.do(f"br label %{number}.end")
+        self.label(f"{number}.end")

@@ -1,0 +1,122 @@
+"""Primitive steps on vectors: each is what numpy does to one element, odd values included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.ops.kernels.codegen.expression_trace import Step
+from graphflow.ops.kernels.codegen.functions import FUNCTIONS
+from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, Floats, Lanes
+
+_FLOAT = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
+_INTEGER = {"add": "add", "subtract": "sub", "multiply": "mul", "and": "and", "or": "or",
+            "xor": "xor"}  # fmt: skip
+_UNARY = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "rint",
+          "copysign": "copysign"}  # fmt: skip
+_COMPARED = {"equal": "oeq", "not_equal": "une", "less": "olt", "less_equal": "ole",
+             "greater": "ogt", "greater_equal": "oge"}  # fmt: skip
+
+
+def write_step(lanes: Lanes, step: Step, args: list[str]) -> str:
+    """Write a step on vectors; returns the name of its value."""
+    dtype = step.args[0].dtype
+    element = ELEMENTS[dtype.name]
+    if step.kind == "where":
+        return lanes.select(args[0], ELEMENTS[step.dtype.name], args[1], args[2])
+    if step.kind == "convert":
+        return _convert(lanes, args[0], dtype, step.dtype)
+    if step.kind == "bits":
+        target = ELEMENTS[step.dtype.name]
+        return args[0] if target == element else lanes.convert("bitcast", args[0], element, target)
+    if dtype.kind == "f":
+        return _of_floats(Floats(lanes, element), step.kind, args)
+    return _of_integers(lanes, step.kind, dtype, args)
+
+
+def _of_floats(f: Floats, kind: str, args: list[str]) -> str:
+    if kind in _FLOAT:
+        return f.lanes.two(_FLOAT[kind], f.element, *args)
+    if kind in FUNCTIONS:
+        return FUNCTIONS[kind](f, *args)
+    if kind in _UNARY:
+        return f.lanes.intrinsic(_UNARY[kind], f.element, *args)
+    if kind in _COMPARED:
+        return f.compare(_COMPARED[kind], *args)
+    infinity = f.const(float("inf"))
+    match kind:
+        case "negative":
+            return f.neg(args[0])
+        case "abs":
+            return f.abs(args[0])
+        case "maximum" | "minimum":  # the second of equal ones, as in numpy's vectors; NaN wins
+            how = "ogt" if kind == "maximum" else "olt"
+            chosen = f.select(f.compare(how, *args), *args)
+            return f.select(f.compare("uno", args[0], args[0]), args[0], chosen)
+        case "clip_low":
+            return f.select(f.compare("ugt", *args), *args)
+        case "clip_high":
+            return f.select(f.compare("ult", *args), *args)
+        case "isnan":
+            return f.compare("uno", args[0], args[0])
+        case "isinf":
+            return f.compare("oeq", f.abs(args[0]), infinity)
+        case "isfinite":
+            return f.compare("olt", f.abs(args[0]), infinity)
+    assert kind == "sign", kind
+    zero = f.const(0.0)
+    y = f.select(f.compare("oeq", args[0], zero), zero, args[0])
+    y = f.select(f.compare("olt", args[0], zero), f.const(-1.0), y)
+    return f.select(f.compare("ogt", args[0], zero), f.const(1.0), y)
+
+
+def _of_integers(lanes: Lanes, kind: str, dtype: np.dtype[Any], args: list[str]) -> str:
+    element = ELEMENTS[dtype.name]
+    sign = "s" if dtype.kind == "i" else "u"
+    if kind in _INTEGER:
+        return lanes.two(_INTEGER[kind], element, *args)
+    if kind in _COMPARED:
+        how = _COMPARED[kind][1:]
+        return lanes.two(f"icmp {how if how in ('eq', 'ne') else sign + how}", element, *args)
+    match kind:
+        case "negative":
+            return lanes.two("sub", element, lanes.constant(0, element), args[0])
+        case "abs":
+            return args[0] if sign == "u" else lanes.intrinsic("abs", element, args[0])
+        case "invert":
+            ones = lanes.constant(True if element == "i1" else -1, element)
+            return lanes.two("xor", element, args[0], ones)
+        case "maximum" | "clip_low":
+            return lanes.intrinsic(f"{sign}max", element, *args)
+        case "minimum" | "clip_high":
+            return lanes.intrinsic(f"{sign}min", element, *args)
+    assert kind in ("left_shift", "right_shift"), kind
+    bits = dtype.itemsize * 8
+    fits = lanes.two("icmp ult", element, args[1], lanes.constant(bits, element))
+    by = lanes.select(fits, element, args[1], lanes.constant(0, element))
+    if kind == "left_shift":
+        moved, gone = lanes.two("shl", element, args[0], by), lanes.constant(0, element)
+    elif sign == "u":
+        moved, gone = lanes.two("lshr", element, args[0], by), lanes.constant(0, element)
+    else:
+        moved = lanes.two("ashr", element, args[0], by)
+        gone = lanes.two("ashr", element, args[0], lanes.constant(bits - 1, element))
+    return lanes.select(fits, element, moved, gone)
+
+
+def _convert(lanes: Lanes, x: str, source: np.dtype[Any], target: np.dtype[Any]) -> str:
+    have, want = ELEMENTS[source.name], ELEMENTS[target.name]
+    if target.kind == "b":
+        zero = lanes.constant(0, have)
+        return lanes.two("fcmp une" if source.kind == "f" else "icmp ne", have, x, zero)
+    if source.kind == "f":
+        wider = target.itemsize > source.itemsize
+        return lanes.convert("fpext" if wider else "fptrunc", x, have, want)
+    if target.kind == "f":
+        return lanes.convert("sitofp" if source.kind == "i" else "uitofp", x, have, want)
+    if have == want:
+        return x
+    if source.kind != "b" and target.itemsize < source.itemsize:
+        return lanes.convert("trunc", x, have, want)
+    return lanes.convert("sext" if source.kind == "i" else "zext", x, have, want)

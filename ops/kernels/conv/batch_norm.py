@@ -1,0 +1,254 @@
+"""Batch normalisation of planes, channel by channel: moments, results and gradients while a
+channel is in the cache.
+
+A channel's numbers are summed by one thread in a fixed order: vectors of float32 along a plane, and
+the planes in float64, so that neither threads nor the number of planes change bits or wear down the
+sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from graphflow.ops.kernels.codegen.memory_loops import Nest, Value, call
+from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.compiler import Function, compiler, vector_width
+from graphflow.ops.kernels.jit.thread_pool import run_parts
+
+_LEAST = 1 << 15  # elements that are worth a hand-over to another thread
+
+
+def fits(xp: Any, x: Any, channel: int) -> bool:
+    """Whether there is a kernel for a tensor whose channels are that axis."""
+    inner = _inner(x, channel)
+    return xp is np and x.dtype == np.float32 and inner >= vector_width() // 2 and enabled()
+
+
+def _inner(x: Any, channel: int) -> int:
+    """Elements of a plane."""
+    size = 1
+    for n in x.shape[channel + 1 :]:
+        size *= n
+    return size
+
+
+def normalize(
+    y: Any, mean: Any, variance: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float
+) -> None:
+    """y = scale·(x - mean)/√(variance + epsilon) + bias, and the moments."""
+    _run(_forward(), x, channel, epsilon, (x, scale, bias), (y, mean, variance))
+
+
+def normalize_gradients(
+    dx: Any, dscale: Any, dbias: Any, g: Any, x: Any, scale: Any, channel: int, epsilon: float
+) -> None:
+    """The gradients of `normalize` for a cotangent g of y."""
+    _run(_backward(), x, channel, epsilon, (g, x, scale), (dx, dscale, dbias))
+
+
+def scale_and_shift(y: Any, x: Any, factor: Any, shift: Any, channel: int) -> None:
+    """y = factor·x + shift, by channel."""
+    _run(_affine(), x, channel, 0.0, (x, factor, shift), (y,))
+
+
+def _run(
+    function: Function,
+    x: Any,
+    channel: int,
+    epsilon: float,
+    operands: tuple[Any, ...],
+    results: tuple[Any, ...],
+) -> None:
+    arrays = [np.ascontiguousarray(a) for a in operands]
+    number = np.array([epsilon, 0.0])
+    channels, inner = x.shape[channel], _inner(x, channel)
+    images = x.size // max(1, channels * inner)
+    number[1] = 1.0 / max(1, images * inner)
+    places = [address(a) for a in (*arrays, *results, number)]
+    sizes = (images, inner, channels * inner * 4, inner * 4)
+    parts = min(channels, max(1, x.size // _LEAST))
+
+    def part(i: int) -> None:
+        call(function, places, sizes, channels * i // parts, channels * (i + 1) // parts)
+
+    run_parts(part, parts)
+
+
+class _Planes:
+    """Writes what both kernels share: sweeps over the planes of a channel.
+
+    Sizes: images, elements of a plane, bytes from image to image, from channel to channel.
+    """
+
+    def __init__(self, pointers: int) -> None:
+        self.nest = Nest(vector_width(), pointers, 4)
+        self.double = self.nest.lanes.vector("double")
+        numbers = self.nest.pointers[-1]
+        self.epsilon = self.nest.put(f"load double, ptr {numbers}, align 8")
+        self.share = self.nest.put(f"load double, ptr {self.nest.at(numbers, 8)}, align 8")
+
+    def sums(
+        self, c: str, inputs: list[str], terms: Callable[..., list[str]], count: int
+    ) -> list[str]:
+        """Σ terms(*vectors), as doubles, over the elements of a channel of some inputs."""
+        nest = self.nest
+        zero = f"{nest.floats.const(0.0)}"
+
+        def plane(n: str, *totals: str) -> list[str]:
+            starts = [self.start(p, n, c) for p in inputs]
+
+            def strip(first: Value, mask: str | None, *so_far: str) -> list[str]:
+                vectors = [nest.load(nest.at(s, nest.mul(first, 4)), mask) for s in starts]
+                parts = terms(*vectors)
+                if mask is not None:
+                    parts = [nest.floats.select(mask, p, zero) for p in parts]
+                return [nest.floats.add(a, b) for a, b in zip(so_far, parts, strict=True)]
+
+            found = nest.summed_strips(nest.sizes[1], strip, [zero] * count)
+            wide = [nest.lanes.convert("fpext", v, "float", "double") for v in found]
+            return [
+                nest.lanes.two("fadd", "double", t, v) for t, v in zip(totals, wide, strict=True)
+            ]
+
+        nothing = nest.lanes.constant(0.0, "double")
+        carried = [(self.double, nothing)] * count
+        return [self.total(t) for t in nest.loop(0, nest.sizes[0], plane, carried)]
+
+    def total(self, vector: str) -> str:
+        name = f"@llvm.vector.reduce.fadd.v{self.nest.width}f64"
+        self.nest.module.declared[name] = f"declare double {name}(double, {self.double})"
+        return self.nest.put(f"call double {name}(double 0.0, {self.double} {vector})")
+
+    def start(self, pointer: str, n: str, c: str) -> str:
+        nest = self.nest
+        return nest.at(pointer, nest.mul(n, nest.sizes[2]), nest.mul(c, nest.sizes[3]))
+
+    def each(self, c: str, inputs: list[str], output: str, value: Callable[..., str]) -> None:
+        """output = value(*vectors) for all elements of a channel."""
+        nest = self.nest
+
+        def plane(n: str) -> None:
+            starts = [self.start(p, n, c) for p in inputs]
+            goal = self.start(output, n, c)
+
+            def strip(first: Value, mask: str | None) -> None:
+                moved = nest.mul(first, 4)
+                vectors = [nest.load(nest.at(s, moved), mask) for s in starts]
+                nest.store(value(*vectors), nest.at(goal, moved), mask)
+
+            nest.in_strips(nest.sizes[1], strip)
+
+        nest.loop(0, nest.sizes[0], plane)
+
+    def scalar(self, pointer: str, c: str) -> str:
+        return self.nest.put(
+            f"load float, ptr {self.nest.at(pointer, self.nest.mul(c, 4))}, align 4"
+        )
+
+    def put_scalar(self, pointer: str, c: str, value: str) -> None:
+        place = self.nest.at(pointer, self.nest.mul(c, 4))
+        self.nest.lines.append(f"  store float {value}, ptr {place}, align 4")
+
+    def step(self, text: str) -> str:
+        return self.nest.put(text)
+
+    def single(self, value: str) -> str:
+        return self.nest.put(f"fptrunc double {value} to float")
+
+    def moments(self, c: str, x: str) -> tuple[str, str, str]:
+        """The mean as a float; variance and reciprocal deviation as doubles."""
+        f = self.nest.floats
+        (total,) = self.sums(c, [x], lambda v: [v], 1)
+        centre = self.single(self.step(f"fmul double {total}, {self.share}"))
+        middle = self.nest.splat(centre)
+
+        def square(v: str) -> list[str]:
+            about = f.sub(v, middle)
+            return [f.mul(about, about)]
+
+        (squares,) = self.sums(c, [x], square, 1)
+        variance = self.step(f"fmul double {squares}, {self.share}")
+        self.nest.module.declared["sqrt"] = "declare double @llvm.sqrt.f64(double)"
+        more = self.step(f"fadd double {variance}, {self.epsilon}")
+        root = self.step(f"call double @llvm.sqrt.f64(double {more})")
+        return centre, variance, self.step(f"fdiv double 1.0, {root}")
+
+
+@cache
+def _forward() -> Function:
+    """Pointers: x, scale, bias, y, mean, variance, (epsilon, 1 / elements of a channel)."""
+    planes = _Planes(7)
+    nest = planes.nest
+    x, scale, bias, y, mean, variance, _ = nest.pointers
+
+    def channel(c: str) -> None:
+        centre, spread, per_deviation = planes.moments(c, x)
+        planes.put_scalar(mean, c, centre)
+        planes.put_scalar(variance, c, planes.single(spread))
+        wide = nest.put(f"fpext float {planes.scalar(scale, c)} to double")
+        factor = nest.splat(planes.single(planes.step(f"fmul double {wide}, {per_deviation}")))
+        middle, shift = nest.splat(centre), nest.splat(planes.scalar(bias, c))
+        f = nest.floats
+        planes.each(c, [x], y, lambda v: f.fma(f.sub(v, middle), factor, shift))
+
+    nest.loop("%start", "%stop", channel)
+    return compiler().function(*nest.source())
+
+
+@cache
+def _affine() -> Function:
+    """Pointers: x, factor, shift, y, (unused)."""
+    planes = _Planes(5)
+    nest = planes.nest
+    x, factor, shift, y, _ = nest.pointers
+    f = nest.floats
+
+    def channel(c: str) -> None:
+        a, b = (nest.splat(planes.scalar(p, c)) for p in (factor, shift))
+        planes.each(c, [x], y, lambda v: f.add(f.mul(v, a), b))
+
+    nest.loop("%start", "%stop", channel)
+    return compiler().function(*nest.source())
+
+
+@cache
+def _backward() -> Function:
+    """Pointers: g, x, scale, dx, dscale, dbias, (epsilon, 1 / elements of a channel).
+
+    With x̂ = (x - mean)·r: dbias = Σ g, dscale = Σ g·x̂, dx = scale·r·(g - dbias/n - x̂·dscale/n).
+    """
+    planes = _Planes(7)
+    nest = planes.nest
+    g, x, scale, dx, dscale, dbias, _ = nest.pointers
+    f = nest.floats
+
+    def channel(c: str) -> None:
+        centre, _, per_deviation = planes.moments(c, x)
+        middle = nest.splat(centre)
+        both = planes.sums(c, [g, x], lambda u, v: [u, f.mul(u, f.sub(v, middle))], 2)
+        along = planes.step(f"fmul double {both[1]}, {per_deviation}")
+        planes.put_scalar(dbias, c, planes.single(both[0]))
+        planes.put_scalar(dscale, c, planes.single(along))
+        wide = nest.put(f"fpext float {planes.scalar(scale, c)} to double")
+        factor = planes.step(f"fmul double {wide}, {per_deviation}")
+        # dx = factor·g - slope·(x - mean) - offset
+        level = planes.step(f"fmul double {both[0]}, {planes.share}")
+        offset = planes.step(f"fmul double {factor}, {level}")
+        tilt = planes.step(f"fmul double {along}, {planes.share}")
+        scaled = planes.step(f"fmul double {tilt}, {per_deviation}")
+        slope = planes.step(f"fmul double {factor}, {scaled}")
+        a, b, d = (nest.splat(planes.single(v)) for v in (factor, slope, offset))
+
+        def value(u: str, v: str) -> str:
+            rest = f.fma(f.sub(v, middle), b, d)
+            return f.fma(a, u, f.neg(rest))
+
+        planes.each(c, [g, x], dx, value)
+
+    nest.loop("%start", "%stop", channel)
+    return compiler().function(*nest.source())

@@ -1,0 +1,323 @@
+"""Convolutions plane by plane, without products of matrices: depthwise ones, and those of few
+channels, whose columns would be larger than all else.
+
+One or two spatial axes, float32, on CPUs. What is computed depends on the shapes alone: an image,
+or for gradients in the weights a channel, is a part for a thread.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphflow.ops.kernels.codegen.memory_loops import call
+from graphflow.ops.kernels.conv.direct_text import copy, correlation, registers, weight_sums
+from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.compiler import vector_width
+from graphflow.ops.kernels.jit.scratch_memory import scratch
+from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.windows.window_arguments import Ints, Windows
+
+_FEW = 8  # channels on one side
+_WIDEST = 6  # outputs of a block
+_HIGHEST = 5  # of the gradient in the weights
+_SHORT, _SOME = 16, 4  # rows, and images, whose rows are joined for the gradient in the weights
+_PARTS = 8  # for threads
+_HIGH = 32  # elements of a column
+_OVERLAP = 4  # windows that see an element, at which planes take as long as columns
+_ROOM = 1 << 22  # bytes of planes at once
+_SHARED = 1 << 15  # elements of results that are worth a hand-over to another thread
+
+
+def fits(xp: Any, x: Any, outputs: int, windows: Windows, groups: int) -> bool:
+    """Whether to compute a convolution of x, or its gradient in the weights, in this way."""
+    inputs, outputs = x.shape[1] // groups, outputs // groups
+    few = min(inputs, outputs) <= _FEW if groups == 1 else max(inputs, outputs) <= _WIDEST
+    return (
+        xp is np
+        and few
+        and x.dtype == np.float32
+        and len(windows.out) in (1, 2)
+        and math.prod(windows.kernel) > 1
+        and not (groups == 1 and _lie_apart(inputs, outputs, windows))
+        and enabled()
+    )
+
+
+def _lie_apart(inputs: int, outputs: int, windows: Windows) -> bool:
+    """Whether windows overlap so little that their columns are not much larger than x, and are high
+    enough for products of matrices: patches of images, spectrograms."""
+    taps, apart = math.prod(windows.kernel), math.prod(windows.stride)
+    return outputs > _FEW and inputs * taps >= _HIGH and taps < _OVERLAP * apart
+
+
+class Planes(NamedTuple):
+    """Planes with their padding, columns sorted by their remainder by the stride.
+
+    Attributes:
+        rows: of a plane.
+        columns: of a row; what windows see of them is `seen`.
+        columns: room for those of one remainder, a vector beyond the last.
+        before: rows and columns of padding.
+        stride: of the windows on both axes.
+        spread: how far apart elements of the source are.
+    """
+
+    rows: int
+    seen: int
+    columns: int
+    before: Ints
+    stride: Ints
+    spread: Ints
+
+    @property
+    def pitch(self) -> int:
+        """Bytes of a row."""
+        return self.columns * self.stride[1] * 4
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.pitch
+
+    def offsets(self, windows: Windows) -> np.ndarray[Any, Any]:
+        """Where each tap is, in bytes from where the first one is."""
+        y, x = (np.arange(k) * d for k, d in zip(windows.kernel, windows.dilation, strict=True))
+        place = x % self.stride[1] * self.columns + x // self.stride[1]
+        return (y[:, None] * self.pitch + place * 4).reshape(-1).astype(np.int64)
+
+    def fill(self, target: int, x: Any, images: range, channels: range) -> None:
+        """Copy some planes of x, with zeros around them."""
+        (height, width), (down, right) = x.shape[2:], self.before
+        first, last = _inside(height, down, self.spread[0], self.rows)
+        last = max(first, last)
+        cleared = self.nbytes // 4
+        for remainder in range(self.stride[1]):
+            begin, end = _inside(width, right, self.spread[1], self.seen)
+            begin += (remainder - begin - right) % self.stride[1]
+            count = max(0, -(-(end - begin) // self.stride[1]))
+            kind, apart = "rows", 1
+            if self.stride[1] > 1:
+                kind, apart = "gather", self.stride[1]
+            elif self.spread[1] > 1:
+                kind, apart = "scatter", self.spread[1]
+            plane = height * width * 4
+            start = (images.start * x.shape[1] + channels.start) * plane
+            start += (first * width + begin) * 4
+            column = (right + begin * self.spread[1]) // self.stride[1]
+            goal = (down + first * self.spread[0]) * self.pitch
+            goal += (remainder * self.columns + column) * 4
+            sizes = (
+                len(channels), last - first, count,
+                width * 4, plane, x.shape[1] * plane,
+                self.pitch * self.spread[0], self.nbytes, len(channels) * self.nbytes, 4 * apart,
+                cleared,
+            )  # fmt: skip
+            call(copy(kind), (address(x) + start, target + goal, target), sizes, 0, len(images))
+            cleared = 0
+
+
+def _inside(size: int, before: int, spread: int, room: int) -> tuple[int, int]:
+    """The elements of an axis that lie inside so much room: first and beyond the last."""
+    first = max(0, -(before // spread)) if before < 0 else 0
+    return first, min(size, -(-(room - before) // spread))
+
+
+def _planes(windows: Windows, spread: Ints) -> Planes:
+    """What windows see."""
+    (ky, kx), (sy, sx), before, (dy, dx), (oy, ox) = windows
+    seen = (ox - 1) * sx + (kx - 1) * dx + 1
+    width = vector_width()
+    columns = -(-ox // (2 * width)) * 2 * width + (kx - 1) * dx // sx + 1
+    rows = (oy - 1) * sy + (ky - 1) * dy + 1
+    return Planes(rows, seen, columns, before, (sy, sx), spread)
+
+
+def _flat(array: Any) -> Any:
+    """With two spatial axes."""
+    return array.reshape(*array.shape[:2], 1, array.shape[2]) if array.ndim == 3 else array
+
+
+def _plain(windows: Windows) -> Windows:
+    """With two axes."""
+    if len(windows.out) == 2:
+        return windows
+    ones = ((1,), (1,), (0,), (1,), (1,))
+    return Windows(*(one + entry for one, entry in zip(ones, windows, strict=True)))
+
+
+class _Room:
+    """Room for planes of some images and channels, and for vectors beyond."""
+
+    def __init__(self, planes: Planes, count: int) -> None:
+        size = count * planes.nbytes // 4 + 4 * vector_width()
+        self._array = scratch(np, "planar", (size,), np.float32)
+        self._array[size - 4 * vector_width() :] = 0
+        self.place = address(self._array)
+
+
+def _blocks(outputs: int, most: int) -> list[tuple[int, int, int]]:
+    """(first, size, count) of blocks of outputs of one size."""
+    for size in range(min(most, outputs), 2, -1):
+        if outputs % size == 0:
+            return [(0, size, outputs // size)]
+    size = min(most, outputs)
+    whole = outputs // size
+    rest = outputs - whole * size
+    return [(0, size, whole), *([(whole * size, rest, 1)] if rest else [])]
+
+
+# Convolution ------------------------------------------------------------------------------------
+
+
+class _Units(NamedTuple):
+    """Blocks of outputs, or groups: those from `first` on, each of `size` and so far apart."""
+
+    first: int
+    size: int
+    number: int
+    apart: int
+    weights: np.ndarray[Any, Any]  # (number, inputs, taps, size)
+
+
+def _units(w: Any, groups: int) -> list[_Units]:
+    outputs, inputs = w.shape[0] // groups, w.shape[1]
+    taps = math.prod(w.shape[2:])
+    blocks = [(0, outputs, groups)] if groups > 1 else _blocks(outputs, _WIDEST)
+    return [
+        _Units(
+            first, size, count, size,
+            np.ascontiguousarray(
+                w[first : first + size * count]
+                .reshape(count, size, inputs, taps)
+                .transpose(0, 2, 3, 1)
+            ),
+        )
+        for first, size, count in blocks
+    ]  # fmt: skip
+
+
+def convolve(
+    out: Any, x: Any, w: Any, windows: Windows, groups: int, spread: Ints | None = None
+) -> None:
+    """out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation]; with a `spread`,
+    elements of x are so far apart, with zeros between them."""
+    out, x, w = _flat(out), _flat(np.ascontiguousarray(x)), _flat(np.ascontiguousarray(w))
+    windows = _plain(windows)
+    planes = _planes(windows, (1, 1, *(spread or (1, 1)))[-2:])
+    offsets, units = planes.offsets(windows), _units(w, groups)
+    images, channels = x.shape[:2]
+    each = max(1, _SHARED // max(1, out[0].size), -(-images // _PARTS))
+    each = min(each, max(1, _ROOM // (channels * planes.nbytes)))
+
+    def part(i: int) -> None:
+        some = range(i * each, min((i + 1) * each, images))
+        room = _Room(planes, len(some) * channels)
+        planes.fill(room.place, x, some, range(channels))
+        for unit in units:
+            _run(out, some, unit, room.place, offsets, planes, w.shape[1], channels)
+
+    run_parts(part, -(-images // each))
+
+
+def _run(
+    out: Any, images: range, unit: _Units, x: int, offsets: Any, planes: Planes, inputs: int,
+    channels: int,
+) -> None:  # fmt: skip
+    """The outputs of some units, for some images."""
+    height, width = out.shape[2:]
+    plane = height * width * 4
+    lanes = vector_width()
+    # Without AVX-512 masks are dear: a row's last strip begins so early that it is whole.
+    vectors = min(2, -(-width // lanes) if lanes == 16 else max(1, width // lanes))
+    most = max(1, min(6, height, registers() // (unit.size * vectors)))
+    most = next((r for r in range(most, most // 2, -1) if height % r == 0), most)
+    goal = address(out) + (images.start * out.shape[1] + unit.first) * plane
+    row = planes.pitch * planes.stride[0]
+    grouped = inputs < channels
+    whole = height - height % most
+    for start, high, blocks in ((0, most, height // most), (whole, height - whole, 1)):
+        if not high:
+            continue
+        sizes = (
+            blocks, width, inputs, len(offsets),
+            channels * planes.nbytes, inputs * planes.nbytes if grouped else 0, planes.nbytes, row,
+            unit.weights[0].nbytes,
+            out.shape[1] * plane, unit.apart * plane, plane, width * 4, unit.number,
+        )  # fmt: skip
+        pointers = (
+            x + start * row, address(unit.weights), goal + start * width * 4, address(offsets),
+        )  # fmt: skip
+        call(correlation(unit.size, high, vectors), pointers, sizes, 0, len(images))
+
+
+# Its adjoint in w -------------------------------------------------------------------------------
+
+
+def convolve_weights(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> None:
+    """out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
+    x, g = _flat(x), _flat(g)
+    windows = _plain(windows)
+    if windows.out[1] < _SHORT and windows.stride[1] == 1 and len(x) >= _SOME:
+        x, g, windows = _joined(x, g, windows)
+    x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
+    planes = _planes(windows, (1, 1))
+    offsets = planes.offsets(windows)
+    images, channels = x.shape[:2]
+    outputs, inputs = g.shape[1] // groups, channels // groups
+    taps = math.prod(windows.kernel)
+    height, width = g.shape[2:]
+    plane = height * width * 4
+    most = min(registers(), 20)  # sums: an output's factor stays in a register, too
+    each = max(1, _SHARED // max(1, images * height * width), -(-channels // _PARTS))
+
+    def part(i: int) -> None:
+        some = range(i * each, min((i + 1) * each, channels))
+        count = len(some)
+        room = _Room(planes, images * count)
+        planes.fill(room.place, x, range(images), some)
+        sums = scratch(np, "planar sums", (registers() * vector_width(),), np.float32)
+        for first, size, blocks in _blocks(outputs, _HIGHEST):
+            for tap, several in _pieces(taps, max(1, most // size)):
+                # a unit is a channel of x; in groups it has its own outputs
+                sizes = (
+                    images, height, width, count * planes.nbytes, planes.nbytes,
+                    planes.pitch * planes.stride[0],
+                    g.shape[1] * plane, outputs * plane if groups > 1 else 0, plane, width * 4,
+                    outputs * taps * 4 if groups > 1 else taps * 4, inputs * taps * 4, blocks,
+                )  # fmt: skip
+                begin = some.start * outputs if groups > 1 else 0
+                goal = begin * taps if groups > 1 else some.start * taps
+                pointers = (
+                    room.place,
+                    address(g) + (begin + first) * plane,
+                    address(out) + (goal + first * inputs * taps + tap) * 4,
+                    address(offsets[tap:]),
+                    address(sums),
+                )
+                call(weight_sums(size, several), pointers, sizes, 0, count)
+
+    run_parts(part, -(-channels // each))
+
+
+def _joined(x: Any, g: Any, windows: Windows) -> tuple[Any, Any, Windows]:
+    """The same as of one image, in which elements at one place of all images stand beside each
+    other: its rows are long."""
+    images = len(x)
+    x, g = (
+        np.ascontiguousarray(a.reshape(images, -1).T).reshape(1, *a.shape[1:3], -1) for a in (x, g)
+    )
+    kernel, stride, (down, right), (dy, dx), (height, width) = windows
+    wide = Windows(
+        kernel, stride, (down, right * images), (dy, dx * images), (height, width * images)
+    )
+    return x, g, wide
+
+
+def _pieces(count: int, most: int) -> list[tuple[int, int]]:
+    """(first, size) of pieces of nearly one size."""
+    parts = -(-count // most)
+    size = -(-count // parts)
+    return [(i, min(size, count - i)) for i in range(0, count, size)]

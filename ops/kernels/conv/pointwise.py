@@ -1,0 +1,76 @@
+"""Convolutions by windows of one element: products of matrices where they are, without columns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.gemm.gemm import available, gemm
+from graphflow.ops.kernels.jit.scratch_memory import scratch
+from graphflow.ops.windows.window_arguments import Windows
+
+
+def fits(xp: Any, x: Any, windows: Windows, groups: int) -> bool:
+    """Whether to compute a convolution of x, or its gradients, in this way."""
+    seen = (
+        before == 0 and (out - 1) * stride < n
+        for before, out, stride, n in zip(
+            windows.before, windows.out, windows.stride, x.shape[2:], strict=True
+        )
+    )
+    return (
+        xp is np
+        and groups == 1
+        and math.prod(windows.kernel) == 1
+        and all(seen)
+        and x.dtype in (np.float32, np.float64)
+        and available(x.dtype.name)
+        and enabled()
+    )
+
+
+def convolve(out: Any, x: Any, w: Any, windows: Windows) -> None:
+    """out[n, o, p] = Σ w[o, c] · x[n, c, p·stride]."""
+    gemm(_flat(out), w.reshape(w.shape[:2]), _flat(_seen(x, windows)))
+
+
+def convolve_turned(out: Any, g: Any, w: Any, windows: Windows) -> None:
+    """out[n, c, p·stride] = Σ w[o, c] · g[n, o, p], zeros elsewhere."""
+    matrix = np.ascontiguousarray(w.reshape(w.shape[:2]).T)
+    if set(windows.stride) == {1} and out.shape[2:] == g.shape[2:]:
+        gemm(_flat(out), matrix, _flat(g))
+        return
+    some = scratch(np, "pointwise", (*out.shape[:2], *g.shape[2:]), out.dtype)
+    gemm(_flat(some), matrix, _flat(g))
+    out[...] = 0
+    out[_where(windows)] = some
+
+
+def convolve_weights(out: Any, x: Any, g: Any, windows: Windows) -> None:
+    """out[o, c] = Σ g[n, o, p] · x[n, c, p·stride]."""
+    seen, cotangents = _flat(_seen(x, windows)), _flat(g)
+    matrix = out.reshape(out.shape[:2])
+    for n, (a, b) in enumerate(zip(cotangents, seen, strict=True)):
+        gemm(matrix, a, b, transpose_b=True, accumulate=n > 0)
+
+
+def _flat(array: Any) -> Any:
+    return array.reshape(*array.shape[:2], math.prod(array.shape[2:]))
+
+
+def _where(windows: Windows) -> Any:
+    axes = zip(windows.out, windows.stride, strict=True)
+    return (..., *(slice(0, (out - 1) * stride + 1, stride) for out, stride in axes))
+
+
+def _seen(x: Any, windows: Windows) -> Any:
+    """The elements that windows look at."""
+    part = x[_where(windows)]
+    if part.shape == x.shape:
+        return x
+    result = scratch(np, "pointwise", part.shape, x.dtype)
+    np.copyto(result, part)
+    return result

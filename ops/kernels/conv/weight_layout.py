@@ -1,0 +1,36 @@
+"""Weights as rows of channels, the way that products read them."""
+
+from __future__ import annotations
+
+from graphflow.ops.kernels.codegen.memory_loops import call
+from graphflow.ops.kernels.conv.winograd_text import ROW, pixels, short_planes
+from graphflow.ops.kernels.conv.winograd_tiles import Memory, slots_of
+from graphflow.ops.kernels.jit.compiler import vector_width
+from graphflow.ops.windows.window_arguments import Ints
+
+
+def tap_rows(
+    place: int, inputs: int, taps: int, terms: Ints, columns: Ints, turned: bool
+) -> tuple[Memory, int]:
+    """Rows (term, tap) of columns, from weights (outputs, inputs, taps) at an address; and how many
+    bytes it is from term to term.
+
+    Args:
+        terms, columns: first and how many (columns: up to a panel); inputs and outputs, or the
+            other way round if `turned`.
+    """
+    (first, count), (start, wide) = terms, columns
+    if not turned:
+        rows = Memory("taps", slots_of(taps * count) * ROW)
+        source = place + (start * inputs + first) * taps * 4
+        call(pixels(), (source, rows.place), (taps * count, wide, inputs * taps * 4, 0, 0), 0, 1)
+        return rows, taps * ROW
+    slots = slots_of(taps)
+    rows = Memory("taps", count * slots * ROW)
+    source = place + (first * inputs + start) * taps * 4
+    apart = inputs * taps * 4, slots * ROW
+    if taps <= vector_width() and wide % vector_width() == 0:
+        call(short_planes(taps), (source, rows.place), (wide, *apart), 0, count)
+    else:
+        call(pixels(), (source, rows.place), (taps, wide, taps * 4, *apart), 0, count)
+    return rows, slots * ROW

@@ -1,0 +1,310 @@
+"""The generated functions of Winograd's convolution: transforms of tiles, products of transformed
+tiles, and what turns planes of pixels into rows of channels and back.
+
+Everything between planes holds `PANEL` channels side by side: an element (a pixel, or one of the 36
+numbers of a transformed tile) is a row of that many, of which a kernel computes as many vectors as
+are wanted. The interpolation points are 0, ±5/8, ±3/2 and ∞, whose error in float32 is a fifth of
+that of the usual 0, ±1, ±2, ∞: about 1e-6 of the result's scale.
+
+Source: Lavin & Gray, CVPR 2016; on points, Barabasz, Anderson, Soodhalter & Gregg, ACM TOMS 46(4),
+2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from graphflow.ops.kernels.codegen.memory_loops import Nest, Value
+from graphflow.ops.kernels.codegen.vector_writer import Floats
+from graphflow.ops.kernels.jit.compiler import Function, compiler, vector_width
+
+PANEL = 64
+ROW = PANEL * 4  # bytes
+_A, _B = 0.625, 1.5  # the points
+_A2, _B2 = _A * _A, _B * _B
+_NA, _NB = 2 * _A2 * (_A2 - _B2), 2 * _B2 * (_B2 - _A2)
+
+Rows = Sequence[str]
+
+# One axis of a transform ------------------------------------------------------------------------
+
+
+def _input(f: Floats, x: Rows) -> list[str]:
+    """6 pixels -> 6 numbers: Bᵀ."""
+
+    def ends(x0: str, x2: str, x4: str) -> str:
+        return f.fma(f.const(_A2 * _B2), x0, f.fma(f.const(-(_A2 + _B2)), x2, x4))
+
+    def pair(point: float, other: float) -> tuple[str, str]:
+        even = f.fma(f.const(-other), x[2], x[4])
+        odd = f.fma(f.const(-other), x[1], x[3])
+        return f.fma(f.const(point), odd, even), f.fma(f.const(-point), odd, even)
+
+    return [
+        ends(x[0], x[2], x[4]), *pair(_A, _B2), *pair(_B, _A2), ends(x[1], x[3], x[5]),
+    ]  # fmt: skip
+
+
+def _output(f: Floats, m: Rows) -> list[str]:
+    """6 numbers -> 4 pixels: Aᵀ."""
+    s, d = f.add(m[1], m[2]), f.sub(m[1], m[2])
+    t, e = f.add(m[3], m[4]), f.sub(m[3], m[4])
+
+    def both(a: float, left: str, b: float, right: str) -> str:
+        return f.fma(f.const(a), left, f.mul(f.const(b), right))
+
+    return [
+        f.add(f.add(m[0], s), t),
+        both(_A, d, _B, e),
+        both(_A2, s, _B2, t),
+        f.add(both(_A * _A2, d, _B * _B2, e), m[5]),
+    ]
+
+
+def _spread(f: Floats, g: Rows) -> list[str]:
+    """4 cotangents -> 6 numbers: A."""
+
+    def pair(point: float) -> tuple[str, str]:
+        square = point * point
+        even = f.fma(f.const(square), g[2], g[0])
+        odd = f.fma(f.const(square * point), g[3], f.mul(f.const(point), g[1]))
+        return f.add(even, odd), f.sub(even, odd)
+
+    return [g[0], *pair(_A), *pair(_B), g[3]]
+
+
+def _filter(f: Floats, g: Rows) -> list[str]:
+    """3 weights -> 6 numbers: G."""
+
+    def pair(point: float, scale: float) -> tuple[str, str]:
+        even = f.fma(f.const(point * point / scale), g[2], f.mul(f.const(1 / scale), g[0]))
+        odd = f.mul(f.const(point / scale), g[1])
+        return f.add(even, odd), f.sub(even, odd)
+
+    return [f.mul(f.const(1 / (_A2 * _B2)), g[0]), *pair(_A, _NA), *pair(_B, _NB), g[2]]
+
+
+def _gather(f: Floats, u: Rows) -> list[str]:
+    """6 numbers -> 3 weights: Gᵀ."""
+    s, d = f.add(u[1], u[2]), f.sub(u[1], u[2])
+    t, e = f.add(u[3], u[4]), f.sub(u[3], u[4])
+
+    def both(a: float, left: str, b: float, right: str) -> str:
+        return f.fma(f.const(a), left, f.mul(f.const(b), right))
+
+    return [
+        f.fma(f.const(1 / (_A2 * _B2)), u[0], both(1 / _NA, s, 1 / _NB, t)),
+        both(_A / _NA, d, _B / _NB, e),
+        f.add(both(_A2 / _NA, s, _B2 / _NB, t), u[5]),
+    ]
+
+
+_Axis = Callable[[Floats, Rows], list[str]]
+_TRANSFORMS: dict[str, tuple[_Axis, int, bool, bool]] = {  # elements read; places by table
+    "input": (_input, 6, True, False),
+    "output": (_output, 6, False, True),
+    "spread": (_spread, 4, True, False),
+    "filter": (_filter, 3, False, False),
+    "gather": (_gather, 6, False, False),
+}
+
+# Kernels ----------------------------------------------------------------------------------------
+
+
+@cache
+def transform(name: str) -> Function:
+    """Transform tiles on both axes.
+
+    Pointers: source, target, table (i32 bytes from the base, for each tile and element, on the side
+    that has its places by table). Sizes: tiles, vectors, then for source and target: bytes from one
+    of the outer range to the next, from tile to tile, from element to element.
+    """
+    axis, reads, table_in, table_out = _TRANSFORMS[name]
+    nest = Nest(vector_width(), 3, 8)
+    source, target, table = nest.pointers
+    tiles, vectors, *strides = nest.sizes
+
+    def places(pointer: str, tile: str, count: int, side: int, by_table: bool) -> Rows:
+        """Where the elements of a tile are."""
+        if not by_table:
+            return [nest.at(pointer, nest.mul(strides[4 + side], i)) for i in range(count)]
+        entries = nest.at(table, nest.mul(tile, 4 * count))
+        offsets = [
+            nest.put(f"load i32, ptr {nest.at(entries, 4 * i)}, align 4") for i in range(count)
+        ]
+        return [nest.at(pointer, nest.put(f"sext i32 {o} to i64")) for o in offsets]
+
+    def vector(n: str, tile: str, v: str) -> None:
+        moved = nest.mul(v, nest.nbytes)
+        here, there = (
+            nest.at(p, nest.mul(n, strides[side]), nest.mul(tile, strides[2 + side]), moved)
+            for side, p in enumerate((source, target))
+        )
+        found = places(here, tile, reads * reads, 0, table_in)
+        columns = [
+            axis(nest.floats, [nest.load(found[i * reads + j]) for i in range(reads)])
+            for j in range(reads)
+        ]
+        writes = len(columns[0])
+        results = [axis(nest.floats, [c[i] for c in columns]) for i in range(writes)]
+        goals = places(there, tile, writes * writes, 1, table_out)
+        for place, value in zip(goals, (v for row in results for v in row), strict=True):
+            nest.store(value, place)
+
+    def tile_loop(n: str) -> None:
+        nest.loop(0, tiles, lambda t: nest.loop(0, vectors, lambda v: vector(n, t, v)))
+
+    nest.loop("%start", "%stop", tile_loop)
+    return compiler().function(*nest.source())
+
+
+def block() -> tuple[int, int]:
+    """Rows and vectors that a product keeps in registers."""
+    return (6, 4) if vector_width() == 16 else (6, 2)
+
+
+@cache
+def product(rows: int, vectors: int, transposed: bool) -> Function:
+    """C[r] (+)= Σ A[r, k]·B[k] for each of the 36 numbers; A[k, r] if transposed.
+
+    Rows of all three are `ROW` bytes apart. Pointers: A, B, C. Sizes: how many times so many rows,
+    how many k, whether to add to C, and the bytes from one of the numbers to the next in A, B, C.
+    """
+    nest = Nest(vector_width(), 3, 6)
+    times, depth, adds, *strides = nest.sizes
+    adding = nest.put(f"icmp ne i64 {adds}, 0")
+    across, along = (4, ROW) if transposed else (ROW, 4)
+    f = nest.floats
+    zero = f.const(0.0)
+
+    def rows_loop(number: str) -> None:
+        a, b, c = (
+            nest.at(p, nest.mul(number, s)) for p, s in zip(nest.pointers, strides, strict=True)
+        )
+        nest.loop(0, times, lambda i: one(i, a, b, c))
+
+    def one(i: str, a: str, b: str, c: str) -> None:
+        left = nest.at(a, nest.mul(i, rows * across))
+        result = nest.at(c, nest.mul(i, rows * ROW))
+        places = [
+            nest.at(result, r * ROW + v * nest.nbytes) for r in range(rows) for v in range(vectors)
+        ]
+        kind = nest.kind
+        begun = [
+            nest.put(f"select i1 {adding}, {kind} {nest.load(p)}, {kind} {zero}") for p in places
+        ]
+
+        def step(_: str, left: str, right: str, *sums: str) -> list[str]:
+            given = [nest.load(nest.at(right, v * nest.nbytes)) for v in range(vectors)]
+            new = []
+            for r in range(rows):
+                factor = nest.broadcast(nest.at(left, r * across))
+                new += [f.fma(factor, given[v], sums[r * vectors + v]) for v in range(vectors)]
+            return [nest.at(left, along), nest.at(right, ROW), *new]
+
+        carried = [("ptr", left), ("ptr", b), *((kind, s) for s in begun)]
+        for place, value in zip(places, nest.loop(0, depth, step, carried)[2:], strict=True):
+            nest.store(value, place)
+
+    nest.loop("%start", "%stop", rows_loop)
+    return compiler().function(*nest.source())
+
+
+@cache
+def pixels() -> Function:
+    """Planes, one for each channel, to rows of channels; then a row of zeros, where a vector more
+    would begin.
+
+    Pointers: planes, rows. Sizes: elements of a plane, channels (up to `PANEL`), bytes from plane
+    to plane, and from one of the outer range to the next in planes and rows.
+    """
+    nest = Nest(vector_width(), 2, 5)
+    count, channels = nest.sizes[:2]
+
+    def strip(planes: Rows, target: str, first: Value, mask: str | None) -> None:
+        found = [nest.load(nest.at(p, nest.mul(first, 4)), mask) for p in planes]
+        start = nest.at(target, nest.mul(first, ROW))
+        for i, row in enumerate(nest.transposed(found)):
+            nest.store(row, nest.at(start, i * ROW))
+
+    def vector(planes: Rows, target: str) -> None:
+        nest.in_strips(count, lambda first, mask: strip(planes, target, first, mask))
+        end = nest.mul(nest.mul(nest.strips(count), nest.width), ROW)
+        nest.store(nest.floats.const(0.0), nest.at(target, end))
+
+    _over_planes(nest, channels, vector, planes_first=True)
+    return compiler().function(*nest.source())
+
+
+@cache
+def short_planes(count: int) -> Function:
+    """As `pixels`, for planes of so few elements, at most a vector's, one after the other, and for
+    whole vectors of channels; without a row of zeros.
+
+    Pointers: planes, rows. Sizes: channels, bytes from one of the outer range to the next in planes
+    and rows.
+    """
+    nest = Nest(vector_width(), 2, 3)
+    source, target = nest.pointers
+    channels, outer, outer_rows = nest.sizes
+
+    def vector(c: str, here: str, there: str) -> None:
+        start = nest.at(here, nest.mul(c, 4 * count))
+        mask = nest.first(count)
+        found = [nest.load(nest.at(start, 4 * count * i), mask) for i in range(nest.width)]
+        goal = nest.at(there, nest.mul(c, 4))
+        for i, row in enumerate(nest.transposed(found)[:count]):
+            nest.store(row, nest.at(goal, i * ROW))
+
+    def one(n: str) -> None:
+        here, there = nest.at(source, nest.mul(n, outer)), nest.at(target, nest.mul(n, outer_rows))
+        nest.loop(0, channels, lambda c: vector(c, here, there), step=nest.width)
+
+    nest.loop("%start", "%stop", one)
+    return compiler().function(*nest.source())
+
+
+@cache
+def planes() -> Function:
+    """The reverse of `pixels`: rows of channels to planes.
+
+    Pointers: rows, planes. Sizes: elements of a plane, channels, bytes from plane to plane, and
+    from one of the outer range to the next in planes and rows.
+    """
+    nest = Nest(vector_width(), 2, 5)
+    count, channels = nest.sizes[:2]
+
+    def strip(planes: Rows, source: str, first: Value, mask: str | None) -> None:
+        start = nest.at(source, nest.mul(first, ROW))
+        found = nest.transposed([nest.load(nest.at(start, i * ROW)) for i in range(nest.width)])
+        # from the last: channels that there are not share the place of the last one that there is
+        for plane, row in reversed(list(zip(planes, found, strict=True))):
+            nest.store(row, nest.at(plane, nest.mul(first, 4)), mask)
+
+    def vector(planes: Rows, source: str) -> None:
+        nest.in_strips(count, lambda first, mask: strip(planes, source, first, mask))
+
+    _over_planes(nest, channels, vector, planes_first=False)
+    return compiler().function(*nest.source())
+
+
+def _over_planes(
+    nest: Nest, channels: str, vector: Callable[[Rows, str], None], planes_first: bool
+) -> None:
+    """vector(planes, rows) for each vector of channels, for each of the outer range."""
+    base, other = nest.pointers if planes_first else reversed(nest.pointers)
+    between, outer, outer_rows = nest.sizes[2:]
+    last = nest.sub(channels, 1)
+
+    def channel(n: str, v: str) -> None:
+        start = nest.at(base, nest.mul(n, outer))
+        first = nest.mul(v, nest.width)
+        found = [
+            nest.at(start, nest.mul(nest.least(nest.add(first, r), last), between))
+            for r in range(nest.width)
+        ]
+        vector(found, nest.at(other, nest.mul(n, outer_rows), nest.mul(v, nest.nbytes)))
+
+    vectors = nest.strips(channels)
+    nest.loop("%start", "%stop", lambda n: nest.loop(0, vectors, lambda v: channel(n, v)))

@@ -1,0 +1,154 @@
+"""Which tiles a convolution by Winograd's way has, where their pixels are, and which are done
+together."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphflow.ops.kernels.conv.winograd_text import PANEL, ROW
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.compiler import vector_width
+from graphflow.ops.kernels.jit.scratch_memory import scratch
+from graphflow.ops.windows.window_arguments import Ints
+
+NUMBERS = 36
+"""Of a transformed tile."""
+MANY = 192
+"""Tiles that are done together at most."""
+_FEW = 24
+_CHUNK = 3 << 20  # bytes of a chunk's transformed tiles
+
+
+def tiles_of(size: int) -> int:
+    return -(-size // 4)
+
+
+def blocks_of(channels: int) -> int:
+    return -(-channels // PANEL)
+
+
+def width_of(channels: int, number: int) -> int:
+    """Channels of a block of `PANEL`."""
+    return min(PANEL, channels - number * PANEL)
+
+
+class Geometry(NamedTuple):
+    """Sizes of images and results, and the padding before them."""
+
+    height: int
+    width: int
+    before: Ints
+    out: Ints
+
+
+class Band(NamedTuple):
+    """Some rows of tiles of an image, or all: which pixels they read and write, and where in rows
+    of channels; what is outside goes to a row beyond the last vector of pixels."""
+
+    first: int  # pixel that is read
+    pixels: int
+    first_out: int
+    pixels_out: int
+    tiles: int
+    table: np.ndarray[Any, Any]  # bytes: (tiles, 36)
+    table_out: np.ndarray[Any, Any]  # (tiles, 16)
+
+
+@lru_cache(maxsize=256)
+def band_of(where: Geometry, begin: int, end: int) -> Band:
+    """The band of the rows of tiles from begin to end."""
+    height, width = where.out
+    low = min(max(4 * begin - where.before[0], 0), where.height)
+    high = max(low, min(4 * end + 2 - where.before[0], where.height))
+    bottom = min(4 * end, height)
+    inputs = _table(
+        where.width, (low, high), 6, (4 * begin - where.before[0], -where.before[1]),
+        (end - begin, tiles_of(width)),
+    )  # fmt: skip
+    outputs = _table(
+        width, (4 * begin, bottom), 4, (4 * begin, 0), (end - begin, tiles_of(width))
+    )  # fmt: skip
+    return Band(
+        low * where.width, (high - low) * where.width,
+        4 * begin * width, (bottom - 4 * begin) * width,
+        len(inputs), inputs, outputs,
+    )  # fmt: skip
+
+
+def _table(width: int, rows: Ints, size: int, corner: Ints, tiles: Ints) -> Any:
+    """Bytes to the pixels of tiles of `size`, the first of them at `corner` of the image."""
+    y = corner[0] + 4 * np.arange(tiles[0])[:, None] + np.arange(size)
+    x = corner[1] + 4 * np.arange(tiles[1])[:, None] + np.arange(size)
+    place = (y[:, None, :, None] - rows[0]) * width + x[None, :, None, :]
+    inside = ((y >= rows[0]) & (y < rows[1]))[:, None, :, None] & ((x >= 0) & (x < width))[
+        None, :, None, :
+    ]
+    beyond = slots_of((rows[1] - rows[0]) * width) - 1
+    table = np.where(inside, place, beyond).reshape(tiles[0] * tiles[1], size * size)
+    return np.ascontiguousarray(table * ROW, np.int32)
+
+
+def slots_of(count: int) -> int:
+    """Rows that so many pixels take: whole vectors, and one of zeros."""
+    width = vector_width()
+    return -(-count // width) * width + 1
+
+
+class Chunk(NamedTuple):
+    """Images and a band of them, which are done together; `at` is its first tile of all."""
+
+    image: int
+    images: int
+    band: Band
+    at: int
+
+    @property
+    def tiles(self) -> int:
+        return self.images * self.band.tiles
+
+
+@lru_cache(maxsize=256)
+def chunks_of(where: Geometry, images: int, channels: int) -> tuple[Chunk, ...]:
+    """All images in chunks; `channels` of both sides together."""
+    most = _CHUNK // (4 * NUMBERS * channels)
+    most = min(max(most, _FEW), MANY)
+    rows, columns = map(tiles_of, where.out)
+    if rows * columns <= most:
+        parts = -(-images * rows * columns // most)
+        parts = min(images, parts)
+        edges = [images * i // parts for i in range(parts + 1)]
+        band = band_of(where, 0, rows)
+        return tuple(Chunk(a, b - a, band, a * band.tiles) for a, b in pairwise(edges))
+    parts = -(-rows // max(1, most // columns))
+    edges = [rows * i // parts for i in range(parts + 1)]
+    return tuple(
+        Chunk(n, 1, band_of(where, a, b), (n * rows + a) * columns)
+        for n in range(images)
+        for a, b in pairwise(edges)
+    )
+
+
+def apart_of(rows: int) -> int:
+    """Bytes from one of the 36 numbers to the next, for so many rows of each: an odd number of
+    cache lines, so that the numbers of a tile do not push each other out of the cache."""
+    return rows * ROW + 64
+
+
+class Memory:
+    """Some bytes of this thread's scratch memory, held as long as this is."""
+
+    def __init__(self, slot: str, nbytes: int) -> None:
+        self._array = scratch(np, f"winograd {slot}", (nbytes,), np.uint8)
+        self.place: int = address(self._array)
+
+    def clear(self) -> None:
+        """Fill with zeros."""
+        self._array[...] = 0
+
+    def floats(self, parts: int) -> Any:
+        """The memory as float32, in parts."""
+        return self._array.view(np.float32).reshape(parts, -1)

@@ -1,0 +1,173 @@
+"""Discrete Fourier transforms along one axis of an array, by native loops where there are enough of
+them and their size has small factors."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from graphflow.ops.kernels.codegen.control_flow import lanes_of
+from graphflow.ops.kernels.fft.dft_lanes import APART, CLOSE, ROWS
+from graphflow.ops.kernels.fft.dft_loops import radices, transform, twiddles
+from graphflow.ops.kernels.fusion.parallel_call import function
+from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.compiler import Function, vector_width
+from graphflow.ops.kernels.jit.scratch_memory import scratch
+from graphflow.ops.kernels.jit.thread_pool import current_pool
+
+_LONGEST = 4096
+_LEAST = 4096
+"""Elements from which a native call pays."""
+_FEWEST = 4
+"""Transforms from which vectors of them pay."""
+_SHARED = 100_000
+_REAL = {"float32": "float", "float64": "double"}
+_ELEMENTS = {"complex64": "float", "complex128": "double"}
+
+
+def is_native(x: Any, axes: Sequence[int]) -> bool:
+    """Whether there are native loops for the transforms of an array along each of some axes: enough
+    of them, of sizes that are products of 2, 3, 4 and 5."""
+    if x.dtype.name not in _ELEMENTS or not enabled() or vector_width() < 8:
+        return False
+    return x.size >= _LEAST and all(_suits(x.shape, a) for a in axes)
+
+
+def _suits(shape: Sequence[int], axis: int) -> bool:
+    n = shape[axis]
+    if n > _LONGEST:
+        return math.prod(shape[axis + 1 :]) == 1 and halved(n) is not None
+    return math.prod(shape) >= _FEWEST * n > n and radices(n) is not None
+
+
+def halved(n: int) -> tuple[int, int] | None:
+    """A long size as a product of two that are about as large; None where there are none."""
+    sizes = [1, 1]
+    for radix in sorted(radices(n) or (), reverse=True):
+        sizes[sizes.index(min(sizes))] *= radix
+    return None if max(sizes) > _LONGEST or min(sizes) < _FEWEST else (sizes[0], sizes[1])
+
+
+def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) -> None:
+    """Transform contiguous x along an axis into contiguous `out`, which may be x, times a number;
+    `is_native` has said that this can be done."""
+    if x.shape[axis] > _LONGEST:
+        _long(x, out, x.shape[axis], inverse, scale)
+        return
+    n = x.shape[axis]
+    many = x.size // n
+    element = _ELEMENTS[x.dtype.name]
+    inner = math.prod(x.shape[axis + 1 :])
+    lanes = lanes_of(element)
+    offsets = _offsets(many // inner, n, inner, x.itemsize, lanes)
+    layout = CLOSE if inner % lanes == 0 else APART
+    if inner == 1 and n % (lanes // 2) == 0:
+        layout = ROWS
+    loop = function(transform, element, n, layout, inverse, scale != 1.0)
+    steps = (inner * x.itemsize, inner * x.itemsize, many)
+    given = [x, out, offsets, offsets, _twiddles(n, x.real.dtype.name)]
+    _run(loop, given, steps, scale, n, lanes)
+
+
+def _run(
+    loop: Function, given: Sequence[Any], steps: Sequence[int], scale: float, n: int, lanes: int
+) -> None:
+    """All groups of transforms, on the threads of the current pool."""
+    many = steps[2]
+    bits = struct.unpack("<q", struct.pack("<d", scale))[0]
+    sizes = np.array([*steps, bits], np.int64)
+    places = [address(a) for a in given]
+    groups = -(-many // lanes)
+
+    def part(first: int, last: int) -> None:
+        memory = scratch(np, "transforms", (4 * lanes * (n + 1),), given[4].dtype)
+        table = np.array([*places, address(memory)], np.int64)
+        where, meta = (ctypes.c_void_p(address(a)) for a in (table, sizes))
+        loop.freed(where, meta, first, last)
+
+    pool = current_pool() if many * n * n.bit_length() > _SHARED else None
+    parts = 1 if pool is None else min(pool.threads, groups)
+    if pool is None or parts < 2:
+        part(0, groups)
+    else:
+        pool.run(lambda i: part(groups * i // parts, groups * (i + 1) // parts), parts)
+
+
+# Real numbers ---------------------------------------------------------------------------------
+
+
+def is_native_real(dtype: Any, shape: Sequence[int], axis: int) -> bool:
+    """Whether there are native loops for transforms of real numbers, of such a shape, to half of a
+    spectrum and back: along the last axis, of even sizes."""
+    n, many = shape[axis], math.prod(shape[:-1])
+    element = _REAL.get(np.dtype(dtype).name)
+    if element is None or axis != len(shape) - 1 or n % 2 or not enabled() or vector_width() < 8:
+        return False
+    whole = n // 2 % (lanes_of(element) // 2) == 0
+    return whole and n * many >= _LEAST and n // 2 <= _LONGEST and _suits((many, n // 2), 1)
+
+
+def transform_real(x: Any, out: Any, n: int, scale: float) -> None:
+    """Rows of n real numbers to the n/2 + 1 frequencies that say all of them, times a number; or,
+    if x is complex, back. `is_native_real` has said that this can be done."""
+    back = x.dtype.kind == "c"
+    numbers = out if back else x
+    element = _REAL[numbers.dtype.name]
+    half, many, lanes = n // 2, numbers.size // n, lanes_of(element)
+    item = 2 * numbers.itemsize
+    offsets = [_offsets(many, size, 1, item, lanes) for size in (half, half + 1)]
+    loop = function(transform, element, half, ROWS, False, True, "whole" if back else "half")
+    given = [x, out, *(offsets[::-1] if back else offsets), _real_twiddles(n, numbers.dtype.name)]
+    _run(loop, given, (item, item, many), scale, half, lanes)
+
+
+@lru_cache(maxsize=64)
+def _real_twiddles(n: int, dtype: str) -> Any:
+    """Those of half the size, and the roots that join even and odd elements."""
+    angles = -2 * np.pi / n * np.arange(n // 4 + 1)
+    roots = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(-1)
+    return np.concatenate([twiddles(n // 2, np.float64)[:-1], roots, [0, 0]]).astype(dtype)
+
+
+# Long ones ------------------------------------------------------------------------------------
+
+
+def _long(x: Any, out: Any, n: int, inverse: bool, scale: float) -> None:
+    """Rows of n elements each as a matrix: its columns are transformed, turned by what lies between
+    rows and columns, and its rows are transformed; what comes out stands the other way round.
+
+    Source: Bailey, Journal of Supercomputing 4, 1990.
+    """
+    first, second = halved(n) or (n, 1)
+    work = np.empty((x.size // n, first, second), x.dtype)
+    transform_along(x.reshape(work.shape), work, 1, inverse, 1.0)
+    work *= _between(first, second, inverse, x.dtype.name)
+    transform_along(work, work, 2, inverse, scale)
+    np.copyto(out.reshape(-1, second, first), work.swapaxes(1, 2))
+
+
+@lru_cache(maxsize=4)
+def _between(first: int, second: int, inverse: bool, dtype: str) -> Any:
+    places = np.outer(np.arange(first), np.arange(second))
+    angles = (2 if inverse else -2) * np.pi / (first * second) * places
+    return (np.cos(angles) + 1j * np.sin(angles)).astype(dtype)
+
+
+@lru_cache(maxsize=64)
+def _offsets(outer: int, n: int, inner: int, itemsize: int, lanes: int) -> Any:
+    """The byte at which each transform begins; the last one again up to a whole vector."""
+    starts = np.arange(outer)[:, None] * (n * inner) + np.arange(inner)
+    flat = (starts * itemsize).reshape(-1)
+    return np.concatenate([flat, np.repeat(flat[-1:], -len(flat) % lanes)])
+
+
+@lru_cache(maxsize=64)
+def _twiddles(n: int, dtype: str) -> Any:
+    return twiddles(n, dtype)

@@ -1,0 +1,213 @@
+"""Discrete Fourier transforms as native loops: as many at once as a vector has lanes.
+
+Passes of the self-sorting kind go back and forth between two pieces of memory, real and imaginary
+parts in vectors of their own; the first reads where the transforms are, the last one writes there.
+
+Source: Stockham, AFIPS Spring Joint Computer Conference, 1966; Swarztrauber, Parallel Computing 1,
+1984.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ops.kernels.codegen.control_flow import BYTES, Flow, lanes_of
+from graphflow.ops.kernels.fft.dft_lanes import ROWS, Complex, Inside, Outside, Pair
+
+
+def radices(n: int) -> tuple[int, ...] | None:
+    """n as a product of 4, 2, 3 and 5; None where it is none, or 1."""
+    found: list[int] = []
+    for radix in (5, 3, 4, 2):
+        while n % radix == 0:
+            found.append(radix)
+            n //= radix
+    return tuple(found) if n == 1 and found else None
+
+
+def twiddles(n: int, dtype: Any) -> Any:
+    """What the results of each pass are multiplied by, in the order in which they come: for each
+    group of a pass the powers 1, … of its root of unity."""
+    parts = []
+    for radix in radices(n) or ():
+        m = n // radix
+        if m > 1:
+            angles = -2 * np.pi / n * np.outer(np.arange(m), np.arange(1, radix))
+            parts.append(np.stack([np.cos(angles), np.sin(angles)], -1).reshape(-1))
+        n = m
+    return np.concatenate([*parts, np.zeros(1)]).astype(dtype)
+
+
+def _root(flow: Flow, element: str, base: str, i: int) -> Pair:
+    """Twiddle i from a place on, in all lanes."""
+    lanes, item = lanes_of(element), BYTES[element]
+    real, imaginary = (
+        flow.spread(lanes, element, flow.load(element, flow.at(base, element, 2 * i + x), item))
+        for x in (0, 1)
+    )
+    return real, imaginary
+
+
+@dataclass
+class _Halves:
+    """Transforms of 2·n real numbers by those of n complex ones, which are the even elements and i
+    times the odd ones.
+
+    Args:
+        factors: where the twiddles are; the roots of unity for this begin at `base` of them.
+    """
+
+    flow: Flow
+    steps: Complex
+    inside: Inside
+    n: int
+    factors: str
+    base: int
+
+    def split(self, here: str, there: str) -> None:
+        """From the transform of even and odd elements to that of all of them."""
+        flow, steps, f = self.flow, self.steps, self.steps.f
+        read, keep = self.inside.read, self.inside.keep
+        half = f.const(0.5)
+        begin = read(here, "0")
+        keep(there, (f.add(*begin), f.const(0.0)), "0")
+        keep(there, (f.sub(*begin), f.const(0.0)), str(self.n))
+
+        def both(k: str) -> None:
+            other = flow.step("sub", self.n, k)
+            a, b = read(here, k), read(here, other)
+            b = b[0], f.neg(b[1])
+            even = steps.scaled(steps.add(a, b), half)
+            odd = steps.mul(steps.turned(steps.scaled(steps.sub(a, b), half)), self._root(k))
+            keep(there, steps.add(even, odd), k)
+            last = steps.sub(even, odd)
+            keep(there, (last[0], f.neg(last[1])), other)
+
+        flow.loop("1", self.n // 2 + 1, (), both)
+
+    def join(self, here: str, there: str) -> None:
+        """The way back, with real and imaginary parts exchanged: what follows is an inverse."""
+        flow, steps, f = self.flow, self.steps, self.steps.f
+        read, keep = self.inside.read, self.inside.keep
+        first, last = read(here, "0")[0], read(here, str(self.n))[0]
+        keep(there, (f.sub(first, last), f.add(first, last)), "0")
+
+        def both(k: str) -> None:
+            other = flow.step("sub", self.n, k)
+            a, b = read(here, k), read(here, other)
+            b = b[0], f.neg(b[1])
+            even, apart = steps.add(a, b), steps.sub(a, b)
+            turn = self._root(k)
+            odd = steps.mul(apart, (turn[0], f.neg(turn[1])))
+            # even + i·odd, and of the other one the conjugates of both
+            keep(there, (f.add(even[1], odd[0]), f.sub(even[0], odd[1])), k)
+            keep(there, (f.sub(odd[0], even[1]), f.add(even[0], odd[1])), other)
+
+        flow.loop("1", self.n // 2 + 1, (), both)
+
+    def _root(self, at: str) -> Pair:
+        flow, element = self.flow, self.inside.element
+        place = flow.at(self.factors, element, flow.add(flow.mul(at, 2), self.base))
+        return _root(flow, element, place, 0)
+
+
+def transform(
+    element: str, n: int, layout: str, inverse: bool, scaled: bool, real: str = ""
+) -> tuple[str, str]:
+    """Transforms of n elements, groups of as many as there are lanes, from start to stop.
+
+    Pointers: from, to, bytes at which each transform begins in both (whole groups), twiddles, and
+    memory for two times a group, of n + 1 elements. Sizes: bytes from one element of a transform to
+    the next in both, transforms, bits of a float64 that results are multiplied by (`scaled`).
+
+    Args:
+        real: "half": rows of 2·n real numbers as n complex ones, to the n + 1 frequencies that say
+            all of them; "whole": back, times 2. Rows of complex numbers otherwise.
+    """
+    flow = Flow()
+    source, target, offsets_in, offsets_out, factors, memory = (flow.pointer(i) for i in range(6))
+    step_in, step_out, count = (flow.size(i) for i in range(3))
+    lanes = lanes_of(element)
+    steps = Complex(flow.floats(lanes, element))
+    scale = ""
+    if scaled:
+        scale = flow.write(f"bitcast i64 {flow.size(3)} to double")
+        if element == "float":
+            scale = flow.write(f"fptrunc double {scale} to float")
+        scale = flow.spread(lanes, element, scale)
+    into = Outside(flow, element, source, layout, inverse)
+    out_of = Outside(flow, element, target, layout, inverse or real == "whole")
+    by_rows = layout == ROWS
+    inside = Inside(flow, element, memory, n)
+    buffers, read, keep = inside.buffers, inside.read, inside.keep
+    passes = radices(n) or ()
+    halves = _Halves(flow, steps, inside, n, factors, len(twiddles(n, np.float64)) - 1)
+
+    def one_pass(i: int, size: int, stride: int, factor: int) -> None:
+        """Butterflies of `size` elements, `stride` of which stand side by side."""
+        radix = passes[i]
+        m = size // radix
+        first, last = i == 0 and not by_rows, i == len(passes) - 1
+        here, there = buffers[(i + 1) % 2], buffers[i % 2]
+
+        def butterflies(p: str, roots: list[Pair]) -> None:
+            def one(q: str) -> None:
+                start = flow.add(q, flow.mul(p, stride))
+                places = [flow.add(start, stride * m * k) for k in range(radix)]
+                given = [
+                    into.read(flow.mul(at, step_in)) if first else read(here, at) for at in places
+                ]
+                found = steps.butterfly(given)
+                begin = flow.add(q, flow.mul(p, stride * radix))
+                for j, value in enumerate(found):
+                    at = flow.add(begin, stride * j)
+                    if roots and j:
+                        value = steps.mul(value, roots[j - 1])
+                    if last and scaled:
+                        value = steps.scaled(value, scale)
+                    if not last or by_rows:
+                        keep(there, value, at)
+                    else:
+                        out_of.keep(value, flow.mul(at, step_out))
+
+            flow.loop("0", stride, (), one)
+
+        def group(p: str) -> None:
+            base = flow.at(factors, element, flow.add(flow.mul(p, 2 * (radix - 1)), factor))
+            butterflies(p, [_root(flow, element, base, j) for j in range(radix - 1)])
+
+        if m > 1:
+            flow.loop("0", m, (), group)
+        else:
+            butterflies("0", [])
+
+    def transforms(g: str) -> None:
+        left = flow.step("sub", count, flow.mul(g, lanes))
+        mask = flow.first_lanes(lanes, flow.least(left, lanes))
+        at = flow.mul(g, lanes)
+        into.group(flow.at(offsets_in, "i64", at), mask, left)
+        out_of.group(flow.at(offsets_out, "i64", at), mask, left)
+        if real == "whole":
+            into.take(buffers[0], n)
+            into.take_last(buffers[0], n)
+            halves.join(buffers[0], buffers[1])
+        elif by_rows:
+            into.take(buffers[1], n)
+        size, stride, factor = n, 1, 0
+        for i, radix in enumerate(passes):
+            one_pass(i, size, stride, factor)
+            size, stride = size // radix, stride * radix
+            factor += 2 * (radix - 1) * size if size > 1 else 0
+        found = (len(passes) - 1) % 2
+        if real == "half":
+            halves.split(buffers[found], buffers[1 - found])
+            found = 1 - found
+            out_of.give_last(buffers[found], n)
+        if by_rows:
+            out_of.give(buffers[found], n)
+
+    flow.loop("%start", "%stop", (), transforms)
+    return flow.function()

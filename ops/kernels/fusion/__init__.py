@@ -1,0 +1,1 @@
+"""Which nodes run as one kernel, and the loop nests that those kernels are."""

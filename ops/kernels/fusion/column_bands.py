@@ -1,0 +1,224 @@
+"""Bands: columns that one pass reduces, read in the order in which they lie in memory.
+
+Down one strip of columns after the other, each row would be read in pieces, once a strip, and a
+large array would come from memory in an order that the processor does not foresee. So some strips
+go down together: a few rows of all of them, then the next rows, with what each strip has summed so
+far in memory that the nearest cache holds. Sums are those of `reductions.py`, in the same order.
+"""
+
+from __future__ import annotations
+
+from graphflow.ops.kernels.codegen.elementwise_emitter import Region, Source
+from graphflow.ops.kernels.codegen.expression_trace import Step
+from graphflow.ops.kernels.fusion.reductions import BLOCK, CHUNK, Nest, least
+
+_STRIPS = 32
+"""Strips of a band, at most: of float32 a page, of which the nearest cache holds the sums."""
+_ROWS = 8
+"""Rows at a time; divides CHUNK. The sums so far are loaded and stored once for all of them."""
+_PAGE, _FAR = 4096, 1 << 20
+"""Bytes of a row from which each row is a stream of its own to the processor, which foresees some
+of them. Shorter ones are a single stream if they are read one at a time, which is worth it where so
+many bytes come from memory."""
+
+
+def write(region: Region, wide: bool = False) -> Source:
+    """The kernel of a region with reductions.
+
+    Args:
+        wide: as of `Module`.
+    """
+    if region.over == "columns":
+        bands = _Bands(region, wide)
+        if bands.fit:
+            return bands.source()
+    return Nest(region, wide).source()
+
+
+class _Bands(Nest):
+    """The loops over some rows of a band, its strips, and these rows."""
+
+    @property
+    def fit(self) -> bool:
+        """Whether one pass reduces the columns, and nothing of a column has to be known before."""
+        one_pass = all(self.ready[s] <= (self.levels[s] < 2) for s in self.used) and not any(
+            self.ready[s] for s, whole in zip(self.results, self.whole, strict=True) if whole
+        )
+        before = any(self.levels[s] == 1 and self.ready[s] == 0 for s in self.used)
+        return one_pass and not before
+
+    # Where a band and a strip are ---------------------------------------------------------------
+
+    def _places(self) -> list[str]:
+        return [
+            *self._begins(),
+            "  %strips.row = sub i64 %blocks, %block",
+            "  %strips.all = sub i64 %stop, %u",
+            *least("%strips.most", str(_STRIPS), "%strips.row"),
+            *least("%strips", "%strips.most", "%strips.all"),
+            *self._rows(),
+            "  br label %turn",
+            "turn:",
+            "  %first = phi i64 [0, %unit], [%stop.rows, %turn.end]",
+            "  %first.next = add i64 %first, %rows.most",
+            *least("%stop.rows", "%first.next", "%n"),
+            "  %last = icmp eq i64 %stop.rows, %n",
+            *self._bounds(),
+            "  br label %strip",
+            "strip:",
+            "  %v = phi i64 [0, %turn], [%v.next, %strip.end]",
+            "  %at = add i64 %block, %v",
+            *self._strip("%at"),
+        ]
+
+    def _rows(self) -> list[str]:
+        """How many rows are read at a time: by the array whose rows are longest."""
+        longest, lines = "0", []
+        for s in self.streams.values():
+            if s.axes[self.outer] and s.axes[-1]:
+                stride, name = f"%s.{s.name}.{self.outer}", f"%longest.{s.name}"
+                lines += [
+                    f"  {name}.is = icmp ugt i64 {stride}, {longest}",
+                    f"  {name} = select i1 {name}.is, i64 {stride}, i64 {longest}",
+                ]
+                longest = name
+        return [
+            *lines,
+            f"  %bytes = mul i64 %n, {longest}",
+            f"  %is.far = icmp ugt i64 %bytes, {_FAR}",
+            f"  %is.short = icmp ult i64 {longest}, {_PAGE}",
+            "  %is.stream = and i1 %is.far, %is.short",
+            f"  %rows.most = select i1 %is.stream, i64 1, i64 {_ROWS}",
+        ]
+
+    # Sums so far --------------------------------------------------------------------------------
+
+    def _memory(self, level: int, step: Step) -> str:
+        return f"%a{level}.{self._number(step)}"
+
+    def _so_far(self, level: int, begins: str, name: str) -> list[str]:
+        """What a strip has summed on a level, or the beginning of it."""
+        lines = []
+        for s in self.passes[0].sums:
+            kind, n = self._kind(s), self._number(s)
+            lines += [
+                f"  %pl{level}.{n} = getelementptr {kind}, ptr {self._memory(level, s)}, i64 %v",
+                f"  %kept{level}.{n} = load {kind}, ptr %pl{level}.{n}, align 64",
+                f"  {name}.{n} = select i1 {begins}, {kind} {self._start(s)}, "
+                f"{kind} %kept{level}.{n}",
+            ]
+        return lines
+
+    def _left(self, level: int, name: str) -> list[str]:
+        return [
+            f"  store {self._kind(s)} {name}.{self._number(s)}, "
+            f"ptr %pl{level}.{self._number(s)}, align 64"
+            for s in self.passes[0].sums
+        ]
+
+    def _closed(self, name: str, sums: str, value: str) -> list[str]:
+        """The sums of a level with what was summed on the one below."""
+        lines = []
+        for s in self.passes[0].sums:
+            n = self._number(s)
+            lines += self._joined(s, f"{name}.{n}", f"{sums}.{n}", f"{value}.{n}")
+        return lines
+
+    # The loops ----------------------------------------------------------------------------------
+
+    def _head(self) -> list[str]:
+        lines = super()._head()
+        memory = [
+            f"  {self._memory(level, s)} = alloca [{_STRIPS} x {self._kind(s)}], align 64"
+            for level in range(3 if self._is_deep(0) else 1)
+            for s in self.passes[0].sums
+        ]
+        at = lines.index("entry:") + 1
+        return [*lines[:at], *memory, *lines[at:]]
+
+    def _loops(self, k: int) -> list[str]:
+        each = self.passes[k]
+        self._body(k)
+        number = self._number
+        lines = [
+            *self._so_far(0, "%opens", "%s0"),
+            "  %none = icmp eq i64 %n, 0",
+            "  br i1 %none, label %after, label %rows",
+            "rows:",
+            f"  %i{k} = phi i64 [%first, %strip], [%next, %rows.end]",
+            *(f"  %u0{k}.{number(s)} = phi {self._kind(s)} [%s0.{number(s)}, %strip], "
+              f"[%w0{k}.{number(s)}, %rows.end]" for s in each.sums),
+            *each.lines,
+        ]  # fmt: skip
+        for s in each.sums:
+            lines += self._taken(k, s)
+        lines += [
+            "  br label %rows.end",
+            "rows.end:",
+            f"  %next = add i64 %i{k}, 1",
+            "  %more = icmp ult i64 %next, %stop.rows",
+            "  br i1 %more, label %rows, label %after",
+            "after:",
+            *(f"  %x0.{number(s)} = phi {self._kind(s)} [%s0.{number(s)}, %strip], "
+              f"[%w0{k}.{number(s)}, %rows.end]" for s in each.sums),
+        ]  # fmt: skip
+        lines += self._kept_or_closed()
+        for s in each.sums:
+            kind, value = self._kind(s), f"%x{2 * self._is_deep(k)}.{number(s)}"
+            lines.append(f"  %h{k}.{number(s)} = select i1 true, {kind} {value}, {kind} {value}")
+            lines += self._folded(k, s)
+        return lines + self.between[k + 1]
+
+    def _bounds(self) -> list[str]:
+        """Whether a chunk, or a block of chunks, begins or ends with these rows."""
+        if not self._is_deep(0):
+            return ["  %opens = icmp eq i64 %first, 0"]
+        rows = CHUNK * BLOCK
+        return [
+            f"  %in.chunk = and i64 %first, {CHUNK - 1}",
+            "  %opens = icmp eq i64 %in.chunk, 0",
+            f"  %to.chunk = and i64 %stop.rows, {CHUNK - 1}",
+            "  %at.chunk = icmp eq i64 %to.chunk, 0",
+            "  %closes = or i1 %at.chunk, %last",
+            f"  %in.block = and i64 %first, {rows - 1}",
+            f"  %opens.block = icmp ult i64 %in.block, {CHUNK}",
+            f"  %to.block = and i64 %stop.rows, {rows - 1}",
+            "  %at.block = icmp eq i64 %to.block, 0",
+            "  %closes.block = or i1 %at.block, %last",
+            f"  %opens.all = icmp ult i64 %first, {rows}",
+        ]
+
+    def _kept_or_closed(self) -> list[str]:
+        """Keep the sums of these rows, unless they are the last of all; at the end of a chunk or a
+        block, add them to those of the level above."""
+        if not self._is_deep(0):
+            return [
+                "  br i1 %last, label %finish, label %leave0",
+                "leave0:", *self._left(0, "%x0"), "  br label %strip.end",
+                "finish:",
+            ]  # fmt: skip
+        return [
+            "  br i1 %closes, label %close1, label %leave0",
+            "leave0:", *self._left(0, "%x0"), "  br label %strip.end",
+            "close1:", *self._so_far(1, "%opens.block", "%s1"),
+            *self._closed("%x1", "%s1", "%x0"),
+            "  br i1 %closes.block, label %close2, label %leave1",
+            "leave1:", *self._left(1, "%x1"), "  br label %strip.end",
+            "close2:", *self._so_far(2, "%opens.all", "%s2"),
+            *self._closed("%x2", "%s2", "%x1"),
+            "  br i1 %last, label %finish, label %leave2",
+            "leave2:", *self._left(2, "%x2"), "  br label %strip.end",
+            "finish:",
+        ]  # fmt: skip
+
+    def _foot(self) -> list[str]:
+        return [
+            "  br label %strip.end",
+            "strip.end:",
+            "  %v.next = add i64 %v, 1",
+            "  %more.strips = icmp ult i64 %v.next, %strips",
+            "  br i1 %more.strips, label %strip, label %turn.end",
+            "turn.end:",
+            "  br i1 %last, label %unit.end, label %turn",
+            *self._next_unit("%strips"),
+        ]

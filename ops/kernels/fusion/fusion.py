@@ -1,0 +1,519 @@
+"""Fusion: which nodes of a program become one generated kernel.
+
+A region is a set of elementwise nodes of one shape, and of nodes that go along its rows (or
+columns): reductions, softmax, norms. They run together, where the last of them stands: nothing
+outside reads a value of theirs before that. A value that only the region reads takes no memory. A
+single node is a region as well, and all kernels compute an op in the same way, so a program's cut
+into regions, which follows from where its nodes are placed, changes no bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from math import prod
+from typing import Any
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph, bind_attrs, bodies
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import Shape, TensorSpec
+from graphflow.ops.kernels.codegen.elementwise_emitter import (
+    Applied,
+    Attributes,
+    Operand,
+    Region,
+    attributes,
+)
+from graphflow.ops.kernels.fusion import cuda_expression_trace as cuda_trace
+from graphflow.ops.kernels.fusion.region_kernels import Traced, enabled, traced
+from graphflow.ops.kernels.fusion.row_ops import (
+    MOST_AXES,
+    Form,
+    collapsed,
+    form_of,
+    orientation,
+    whole_of,
+)
+
+_MOST_NODES = 64
+_MOST_OPERANDS = 32
+_GROWTH = 1
+"""How often a large sum may grow within a region by what is made later."""
+_LARGE = 16384
+"""Bytes of what is large."""
+_NEAR = 2
+"""How many nodes further on a value a row still joins what keeps something large until then."""
+_STANDING = ("variable", "placeholder", "constant")
+"""Ops whose values are there throughout a step."""
+Sizes = tuple[int, ...]
+View = tuple[Tensor, Sizes]
+"""A tensor, and the shape, as long as the whole's, in which a region reads it."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A region of a program.
+
+    Attributes:
+        nodes: its members, in order; it runs where the last one stands.
+        region: what they compute, up to names and sizes.
+        sizes: of its collapsed axes.
+        operands: what it reads of others; a tensor that it reads in two ways is there twice.
+        results: what others read of it.
+        ways: along which collapsed axes each result has elements.
+    """
+
+    nodes: tuple[Node, ...]
+    region: Region
+    sizes: Sizes
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    ways: tuple[tuple[bool, ...], ...]
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+    def replaces(self, result: Tensor, operand: Tensor) -> bool:
+        """Whether a result may be written over an operand: each element is read for the last time
+        where the result's is made."""
+        ways = [
+            o.axes for o, t in zip(self.region.operands, self.operands, strict=True) if t is operand
+        ]
+        (wanted,) = (w for w, t in zip(self.ways, self.results, strict=True) if t is result)
+        return len(ways) == 1 and all(
+            a == b or n == 1 for a, b, n in zip(ways[0], wanted, self.sizes, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A node that a kernel can be generated for.
+
+    Attributes:
+        shape: of the whole that it goes over.
+        axes: that it reduces; None: it is elementwise.
+        views: the shape in which it sees each input.
+        result: its shape.
+    """
+
+    attrs: Attributes
+    shape: Sizes
+    axes: Sizes | None
+    views: tuple[Sizes, ...]
+    result: Sizes
+
+
+class _Group:
+    """A region while it grows. It is closed when something else has read a value of it."""
+
+    def __init__(self, shape: Sizes, axes: Sizes | None) -> None:
+        self.shape = shape
+        self.axes = axes
+        self.nodes: list[Node] = []
+        self.operands: dict[View, None] = {}
+        self.rows: set[Node] = set()  # members with one value a row
+        self.closed = False
+
+    @property
+    def goes_down(self) -> bool:
+        """Whether it reduces columns."""
+        return self.axes is not None and orientation(self.shape, self.axes) == "columns"
+
+    @property
+    def row(self) -> Sizes | None:
+        """The shape of a value a row, with the reduced axes; None where none is reduced."""
+        if self.axes is None:
+            return None
+        return tuple(1 if a in self.axes else n for a, n in enumerate(self.shape))
+
+    def views(self, item: _Item) -> tuple[bool, tuple[Sizes, ...]] | None:
+        """Whether an item has a value for each element here (or for each row), and how it sees its
+        inputs; None where it does not belong here."""
+        if item.axes is not None:
+            if item.shape != self.shape or self.axes not in (None, item.axes):
+                return None
+            return True, tuple(_padded(v, len(self.shape)) for v in item.views)
+        if item.shape == self.shape:
+            return True, tuple(_padded(v, len(self.shape)) for v in item.views)
+        if self.axes is None:
+            return None
+        if item.shape == self.row:
+            return False, tuple(_padded(v, len(self.shape)) for v in item.views)
+        left = [a for a in range(len(self.shape)) if a not in self.axes]
+        if item.shape != tuple(self.shape[a] for a in left):
+            return None
+        return False, tuple(_spread(v, left, len(self.shape)) for v in item.views)
+
+    def holds(self, tensor: Tensor, root: Tensor, view: Sizes) -> bool:
+        """Whether a tensor that is a member's value, or an alias of it, is that value here."""
+        if root.node in self.rows:
+            return view == self.row
+        return tensor is root and view == self.shape
+
+    def fits(self, nodes: int, operands: Iterable[View], axes: Sizes | None) -> bool:
+        """Whether so many nodes that read these operands, and reduce these axes, may come in."""
+        new = [view for view in operands if view not in self.operands]
+        if len(self.nodes) + nodes > _MOST_NODES or len(self.operands) + len(new) > _MOST_OPERANDS:
+            return False
+        plain = (self.shape, self.row)
+        if axes == self.axes and all(v in plain or prod(v) == 1 for _, v in new):
+            return True  # no operand of these parts the axes any further
+        form = _form(self.shape, axes, (*self.operands, *new))
+        return form is not None
+
+
+def _form(shape: Sizes, axes: Sizes | None, operands: Iterable[View]) -> Form | None:
+    form = collapsed(shape, [view for _, view in operands], axes)
+    return None if form is None or len(form.sizes) > MOST_AXES else form
+
+
+def _padded(shape: Sizes, rank: int) -> Sizes:
+    return (1,) * (rank - len(shape)) + shape
+
+
+def _spread(shape: Sizes, left: Sequence[int], rank: int) -> Sizes:
+    """A shape without the reduced axes, with them."""
+    view = [1] * rank
+    for axis, size in zip(left, _padded(shape, len(left)), strict=True):
+        view[axis] = size
+    return tuple(view)
+
+
+class _Regions:
+    """The groups of a program, while its nodes are looked at in order."""
+
+    def __init__(self, graph: Graph, wanted: Set[Tensor], roots: Mapping[Tensor, Tensor]) -> None:
+        self.consumers = graph.consumers
+        self.wanted = wanted
+        self.roots = roots
+        self.of: dict[Node, _Group] = {}
+        self.position: dict[Node, int] = {}
+        self.readers: dict[Tensor, _Group] = {}  # that reduce
+        self.seen: dict[Node, int] = {}
+        self.grown: dict[Node, int] = {}
+        self.last_read = {  # of what lies in a tensor's memory
+            roots[t]: i for i, n in enumerate(graph.nodes) if not n.op.alias for t in n.inputs
+        }
+
+    def add(self, node: Node, item: _Item | None) -> None:
+        """The next node: into the groups that it reads, if it may; it closes the others."""
+        self.seen[node] = len(self.seen)
+        joined: list[_Group] = []
+        for group in self._read(node):
+            if item is not None and self._may_join(group, node, item):
+                joined.append(group)
+            elif _reads(node):
+                group.closed = True
+        if item is None:
+            return
+        home = _Group(item.shape, item.axes)
+        for group in joined:
+            if not group.closed:
+                home = self._joined(home, group, node, item)
+        self._enter(home if home.nodes else self._sibling(home, node, item), node, item)
+
+    def _read(self, node: Node) -> list[_Group]:
+        found = (self.of.get(self.roots[tensor].node) for tensor in node.inputs)
+        return list(dict.fromkeys(group for group in found if group is not None))
+
+    def _sibling(self, home: _Group, node: Node, item: _Item) -> _Group:
+        """An open region that reduces the same rows of something that a reduction reads: they share
+        a pass over it, and the moments of a norm and of its gradient are computed once."""
+        if item.axes is None:
+            return home
+        for tensor in node.inputs:
+            group = self.readers.get(tensor)
+            if (
+                group is not None
+                and not group.closed
+                and (group.shape, group.axes) == (item.shape, item.axes)
+                and self._may_join(group, node, item)
+                and group.fits(1, self._outside(group, node, item), group.axes)
+            ):
+                return group
+        return home
+
+    def _may_join(self, group: _Group, node: Node, item: _Item) -> bool:
+        """Whether a node belongs in a group, with all that it reads of it."""
+        place = group.views(item)
+        if place is None or not self._may_go_down(group, node, item):
+            return False
+        if node.op.name == "add" and self._outgrows(group, node, item):
+            return False
+        if not place[0] and self._comes_late(group):
+            return False
+        for tensor, view in zip(node.inputs, place[1], strict=True):
+            root = self.roots[tensor]
+            if self.of.get(root.node) is group and (
+                not group.holds(tensor, root, view) or _is_looked_at(node, tensor)
+            ):
+                return False
+        return True
+
+    def _outgrows(self, group: _Group, node: Node, item: _Item) -> bool:
+        """Whether a large sum of a group would grow by what was made after it, once too often. A
+        region keeps what it reads until its end: one sum over sixteen micro-batches would keep all
+        their gradients, which took turns to keep those of one."""
+        left, right = (self.roots[tensor].node for tensor in node.inputs)
+        for source, other in ((left, right), (right, left)):
+            grows = source.op.name == "add" and self.of.get(source) is group
+            if grows and self.of.get(other) is not group and self.seen[other] > self.seen[source]:
+                growth = self.grown.get(source, 0) + 1
+                large = prod(item.shape) * node.specs[0].dtype.itemsize > _LARGE
+                self.grown[node] = growth if growth <= _GROWTH else 0
+                return large and growth > _GROWTH
+        return False
+
+    def _comes_late(self, group: _Group) -> bool:
+        """Whether a value a row would keep something large that a group reads, and nobody else any
+        more. A bias's update would keep cotangents from the backward pass to the end of a step, and
+        a sum over micro-batches those of all; the sums of their columns are small."""
+        now = len(self.seen) - 1
+        if now - self.seen[group.nodes[-1]] <= _NEAR:
+            return False
+        return any(
+            prod(view) * tensor.dtype.itemsize > _LARGE
+            and self.last_read[self.roots[tensor]] < now
+            and self.roots[tensor].node.op.name not in _STANDING
+            for tensor, view in group.operands
+        )
+
+    def _may_go_down(self, group: _Group, node: Node, item: _Item) -> bool:
+        """Columns are summed in strips, which is a slow way to write what has all elements: what
+        goes into a sum of columns goes nowhere else."""
+        if item.axes is None:
+            return not group.goes_down or item.shape != group.shape
+        if orientation(item.shape, item.axes) != "columns":
+            return True
+        members = {*group.nodes, node}
+        return all(
+            members.issuperset(self.consumers[n]) and n.outputs[0] not in self.wanted
+            for n in group.nodes
+            if n not in group.rows
+        )
+
+    def _outside(self, group: _Group, node: Node, item: _Item) -> dict[View, None]:
+        """What a node reads that is no value of a group."""
+        place = group.views(item)
+        assert place is not None
+        return {
+            (tensor, view): None
+            for tensor, view in zip(node.inputs, place[1], strict=True)
+            if self.of.get(self.roots[tensor].node) is not group
+        }
+
+    def _joined(self, home: _Group, group: _Group, node: Node, item: _Item) -> _Group:
+        """Two groups as one, to which a node comes; the first alone if that is too much."""
+        if not home.nodes:
+            axes = group.axes if item.axes is None else item.axes
+            if group.fits(1, self._outside(group, node, item), axes):
+                group.axes = axes
+                return group
+        elif self._united(home, group, node, item):
+            return home
+        group.closed = True
+        return home
+
+    def _united(self, home: _Group, group: _Group, node: Node, item: _Item) -> bool:
+        """Take a group into the one that a node is about to enter, if they go together."""
+        axes = home.axes if group.axes is None else group.axes
+        axes = axes if item.axes is None else item.axes
+        if home.shape != group.shape or not {home.axes, group.axes} <= {None, axes}:
+            return False
+        operands = {**group.operands, **self._outside(home, node, item)}
+        operands = {v: None for v in operands if self.of.get(self.roots[v[0]].node) is not group}
+        if not home.fits(len(group.nodes) + 1, operands, axes):
+            return False
+        home.axes = axes
+        home.operands.update(group.operands)
+        home.rows |= group.rows
+        home.nodes = sorted((*home.nodes, *group.nodes), key=self.position.__getitem__)
+        for each in group.nodes:
+            self.of[each] = home
+        group.closed = True  # it is none any more
+        return True
+
+    def _enter(self, home: _Group, node: Node, item: _Item) -> None:
+        place = home.views(item)
+        assert place is not None
+        is_whole, views = place
+        if item.axes is not None:  # a reduction's own value may be one a row
+            is_whole = item.result == item.shape
+        home.nodes.append(node)
+        if not is_whole:
+            home.rows.add(node)
+        for tensor, view in zip(node.inputs, views, strict=True):
+            if self.of.get(self.roots[tensor].node) is not home:
+                home.operands[tensor, view] = None
+        self.of[node] = home
+        self.position[node] = len(self.position)
+        if item.axes is not None:
+            self.readers.update(dict.fromkeys(node.inputs, home))
+
+
+def _is_looked_at(node: Node, tensor: Tensor) -> bool:
+    """Whether a node's op looks at the values of an input where the node stands."""
+    return node.op.refuse is not None and tensor.dtype.kind != "f"
+
+
+def roots_of(graph: Graph) -> dict[Tensor, Tensor]:
+    """The tensor whose memory each tensor shares: itself, mostly."""
+    roots: dict[Tensor, Tensor] = {}
+    for node in graph.nodes:
+        for tensor in node.outputs:
+            if node.op.alias:
+                roots[tensor] = roots[node.inputs[0]]
+            elif node.op.name == "assign":
+                roots[tensor] = roots[node.inputs[1]]
+            else:
+                roots[tensor] = tensor
+    return roots
+
+
+def plan_regions(
+    graph: Graph,
+    kind: str,
+    wanted: Iterable[Tensor],
+    specs: Mapping[Tensor, TensorSpec],
+    bindings: Mapping[str, int],
+    roots: Mapping[Tensor, Tensor],
+) -> dict[Node, Fused]:
+    """The region of each node that is in one. One look at each node, in order.
+
+    Args:
+        graph: all that its device runs.
+        kind: of the device.
+        wanted: what is read when all has run, beside the graph's outputs.
+        specs: concrete spec of each tensor.
+        roots: the tensor whose memory each tensor shares.
+    """
+    kept = {*graph.outputs, *wanted}
+    of, items = _grouped(graph, kind, kept, specs, bindings, roots)
+    distinct = {id(group): group for group in of.values()}
+    one: dict[Region, Region] = {}
+    return {
+        node: fused
+        for group in distinct.values()
+        for fused in [_fused(group, graph, kept, items, roots, one)]
+        for node in group.nodes
+    }
+
+
+def regions_of(
+    graph: Graph, kind: str, specs: Mapping[Tensor, TensorSpec], bindings: Mapping[str, int]
+) -> list[tuple[Node, ...]]:
+    """The nodes of each region that there is if one device of a kind runs all of a graph."""
+    of, _ = _grouped(graph, kind, set(graph.outputs), specs, bindings, roots_of(graph))
+    return [tuple(g.nodes) for g in {id(group): group for group in of.values()}.values()]
+
+
+def _grouped(
+    graph: Graph,
+    kind: str,
+    wanted: Set[Tensor],
+    specs: Mapping[Tensor, TensorSpec],
+    bindings: Mapping[str, int],
+    roots: Mapping[Tensor, Tensor],
+) -> tuple[dict[Node, _Group], dict[Node, _Item]]:
+    """The group of each node that is in one, and what a kernel for it would compute."""
+    if not enabled():
+        return {}, {}
+    known = traced if kind == "cpu" else cuda_trace.traced
+    regions = _Regions(graph, wanted, roots)
+    items: dict[Node, _Item] = {}
+    for node in graph.nodes:
+        found = _generated(node, specs, bindings, known)
+        if found is not None:
+            items[node] = found
+        regions.add(node, found)
+    return regions.of, items
+
+
+def _generated(
+    node: Node,
+    specs: Mapping[Tensor, TensorSpec],
+    bindings: Mapping[str, int],
+    known: Callable[..., Traced | None],
+) -> _Item | None:
+    """What a kernel for a node would compute; None where none can be generated."""
+    op = node.op
+    if op.expr is None or not (op.elementwise or op.rows is not None) or bodies(node):
+        return None
+    attrs = bind_attrs(node.attrs, bindings)
+    found = known(op, [t.dtype for t in node.inputs], attrs)
+    if found is None or found.dtype != node.outputs[0].dtype:
+        return None
+    shapes = [_sizes(specs[t].shape) for t in node.inputs]
+    items = attributes(attrs)
+    assert items is not None
+    whole = _sizes(specs[node.outputs[0]].shape)
+    if op.rows is None:
+        if len(whole) > MOST_AXES and form_of(op, shapes, attrs) is None:
+            return None
+        return _Item(items, whole, None, tuple(shapes), whole)
+    if form_of(op, shapes, attrs) is None:
+        return None
+    rows = op.rows(*shapes, **attrs)
+    views: Any = rows.shapes
+    axes = None if rows.axes is None else tuple(rows.axes)
+    return _Item(items, whole_of(rows), axes, tuple(views), whole)
+
+
+def _reads(node: Node) -> bool:
+    """Whether a node reads its inputs where it stands. Aliases and groups do not read at all; what
+    an assign takes is read when the step commits, or staged, which comes after all else."""
+    return not (node.op.alias or node.op.name in ("assign", "group"))
+
+
+def _fused(
+    group: _Group,
+    graph: Graph,
+    wanted: Set[Tensor],
+    items: Mapping[Node, _Item],
+    roots: Mapping[Tensor, Tensor],
+    one: dict[Region, Region],
+) -> Fused:
+    """A group as a region; `one` stands for all that are equal, which are thus compared once."""
+    number = {view: i for i, view in enumerate(group.operands)}
+    place = {node: i for i, node in enumerate(group.nodes)}
+    results = [
+        i
+        for i, node in enumerate(group.nodes)
+        if node.outputs[0] in wanted or any(c not in place for c in graph.consumers[node])
+    ]
+    form = _form(group.shape, group.axes, group.operands)
+    assert form is not None
+    applied = []
+    for node in group.nodes:
+        seen = group.views(items[node])
+        assert seen is not None
+        refs = tuple(
+            (True, place[roots[t].node]) if roots[t].node in place else (False, number[t, view])
+            for t, view in zip(node.inputs, seen[1], strict=True)
+        )
+        applied.append(Applied(node.op, items[node].attrs, refs, node not in group.rows))
+    region = Region(
+        len(form.sizes),
+        tuple(
+            Operand(t.dtype.name, axes)
+            for (t, _), axes in zip(group.operands, form.axes, strict=True)
+        ),
+        tuple(applied),
+        tuple(results),
+        form.over,
+    )
+    outputs = tuple(group.nodes[i].outputs[0] for i in results)
+    operands = tuple(t for t, _ in group.operands)
+    reduced = {"rows": 1, "columns": 2}.get(form.over, 0)
+    row = tuple(len(form.sizes) - i != reduced for i in range(len(form.sizes)))
+    ways = tuple(
+        row if group.nodes[i] in group.rows else (True,) * len(form.sizes) for i in results
+    )
+    region = one.setdefault(region, region)
+    return Fused(tuple(group.nodes), region, form.sizes, operands, outputs, ways)
+
+
+def _sizes(shape: Shape) -> Sizes:
+    """A concrete shape."""
+    return shape  # type: ignore[return-value]

@@ -1,0 +1,76 @@
+"""Sweeps: kernels that do not depend on each other, as one native call a thread.
+
+An optimiser's updates are many kernels of very different sizes. The threads share their whole work
+evenly: each has a table of the rows that it does, of some kernels all and of others a part. Rows
+may be cut anywhere without changing a bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.ops.kernels.fusion.region_kernels import FREED, SHARED
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
+from graphflow.ops.kernels.jit.compiler import Task, compiler
+from graphflow.ops.kernels.jit.thread_pool import run_parts
+
+_UNIT = 64
+"""Rows that stay together: of a kernel over elements, so many begin where a cache line does."""
+
+
+class Sweep:
+    """Tasks and where their operands and results are; calling it runs them all.
+
+    Args:
+        calls: tasks without scratch memory, none of which reads what another writes.
+        threads: that may share the work.
+    """
+
+    def __init__(self, calls: Sequence[tuple[Task, Sequence[int]]], threads: int) -> None:
+        tasks = [task for task, _ in calls]
+        self.nanoseconds = sum(task.nanoseconds for task in tasks)
+        self._places = [np.array(places, np.uint64) for _, places in calls]
+        self._sizes = [np.array(task.sizes or (0,), np.int64) for task in tasks]
+        self._functions = [compiler().function(t.name, t.text).address for t in tasks]
+        parts = max(1, min(threads, int(self.nanoseconds / SHARED * 2)))
+        self.tables = [self._table(tasks, i, parts) for i in range(parts)]
+        walk = driver().walk
+        self._walk = walk.freed if self.nanoseconds > FREED else walk.held
+
+    def _table(self, tasks: Sequence[Task], part: int, parts: int) -> np.ndarray[Any, Any]:
+        """The calls of one part: those within its share of the whole time."""
+        words: list[int] = []
+        begin, end = (self.nanoseconds * i / parts for i in (part, part + 1))
+        before = 0.0
+        for i, task in enumerate(tasks):
+            first, last = (
+                _row(task, (at - before) / max(task.nanoseconds, 1e-9)) for at in (begin, end)
+            )
+            first, last = 0 if part == 0 else first, task.rows if part == parts - 1 else last
+            if first < last:
+                table, sizes = address(self._places[i]), address(self._sizes[i])
+                words += (self._functions[i], table, sizes, first, last)
+            before += task.nanoseconds
+        return np.array(words, np.uint64)
+
+    def __call__(self) -> None:
+        run_parts(self._run, len(self.tables))
+
+    def _run(self, part: int) -> None:
+        table = self.tables[part]
+        if table.size:
+            place = ctypes.c_void_p(address(table))
+            self._walk(place, None, 0, table.size // WORDS)
+
+
+def _row(task: Task, share: float) -> int:
+    """The row at which a share of a task is done."""
+    if share >= 1:
+        return task.rows
+    unit = _UNIT if task.rows > 4 * _UNIT else 1
+    return int(max(share, 0.0) * task.rows) // unit * unit

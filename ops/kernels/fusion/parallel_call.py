@@ -1,0 +1,44 @@
+"""Calls of native functions over arrays, whose rows the threads of the current pool share.
+
+A function does rows start to stop by themselves, so that how they are cut changes no bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from graphflow.ops.kernels.fusion.region_kernels import FREED, SHARED
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.compiler import Function, compiler
+from graphflow.ops.kernels.jit.thread_pool import current_pool
+
+
+@cache
+def function(write: Callable[..., tuple[str, str]], *args: Any) -> Function:
+    """The native function whose name and text `write(*args)` gives, written once."""
+    return compiler().function(*write(*args))
+
+
+def call(
+    function: Function, arrays: Sequence[Any], sizes: Sequence[int], rows: int, nanoseconds: float
+) -> None:
+    """Run rows 0 to `rows` over contiguous arrays.
+
+    Args:
+        nanoseconds: a rough guess of the time of all rows on one thread.
+    """
+    table = np.array([address(a) for a in arrays], np.uint64)
+    meta = np.array(sizes or (0,), np.int64)
+    given = (ctypes.c_void_p(address(table)), ctypes.c_void_p(address(meta)))
+    pool = current_pool()
+    parts = min(rows, pool.threads) if pool is not None and nanoseconds > SHARED else 1
+    if parts < 2 or pool is None:
+        (function.freed if nanoseconds > FREED else function.held)(*given, 0, rows)
+        return
+    edges = [rows * i // parts for i in range(parts + 1)]
+    pool.run(lambda i: function.freed(*given, edges[i], edges[i + 1]), parts)

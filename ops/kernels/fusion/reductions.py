@@ -1,0 +1,318 @@
+"""Loop nests with reductions: a region over rows (or columns) becomes one function, as in `emit`.
+
+    void kernel(ptr* operands, results and scratch, i64* sizes, i64 start, i64 stop)
+
+It goes over each row (`row_frame.py`) in passes (`row_passes.py`). Results are written in the last
+pass, so that they may take the memory of operands.
+
+A row is summed by LANES running sums, element i to sum i % LANES; a sum of the sums of CHUNK
+vectors is kept, and one of BLOCK such chunks, and at the end the lanes are added pairwise. This
+order depends on the length of the row only: not on the processor's vectors, threads, or on what
+else the kernel does; and its error grows as slowly as that of pairwise summation for up to millions
+of elements. Columns (the reduced axis is not the last one) have a lane each, and the same chunks.
+"""
+
+from __future__ import annotations
+
+from graphflow.ops.kernels.codegen.elementwise_emitter import FLOPS, Source
+from graphflow.ops.kernels.codegen.expression_trace import Step
+from graphflow.ops.kernels.codegen.scalar_steps import write_step
+from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, Lanes
+from graphflow.ops.kernels.fusion.row_frame import Frame
+from graphflow.ops.kernels.fusion.row_passes import COMBINED, LANES, Stream, neutral
+
+CHUNK = 32
+BLOCK = 32
+
+
+class Nest(Frame):
+    """The loops of the passes, in the frame that goes over rows."""
+
+    def source(self) -> Source:
+        self._plan()
+        lanes = [Lanes(self.module, LANES, lines) for lines in (self.entry, *self.between)]
+        for step in self.used:
+            level = self.levels[step]
+            if level == 2 or step.kind in COMBINED:
+                continue
+            self.values[step, -1] = self._single(
+                step, lanes[0 if level == 0 else 1 + self.ready[step]]
+            )
+        return self._finished()
+
+    # The loops of a pass ------------------------------------------------------------------------
+
+    def _loops(self, k: int) -> list[str]:
+        each = self.passes[k]
+        self._body(k)
+        before = f"k{k - 1}.done" if k else "unit"
+        moving = [] if self.down else _distinct([*each.reads, *each.writes])
+        lines = [f"  br label %k{k}.begin", f"k{k}.begin:"]
+        if self.down:
+            lines += [f"  %none{k} = icmp eq i64 %n, 0"]
+            stop = "%n"
+        else:
+            here, back = f"%{before}", f"%k{k}.tail"
+            for s in moving:
+                lines.append(
+                    f"  %q{k}.{s.name} = phi ptr [%b.{s.name}, {here}], [%t.{s.name}, {back}]"
+                )
+            lines += [
+                f"  %stop{k} = phi i64 [%vectors, {here}], [1, {back}]",
+                f"  %first{k} = phi i64 [0, {here}], [%vectors, {back}]",
+                f"  %last{k} = phi i1 [false, {here}], [true, {back}]",
+                f"  %mask{k} = phi <{LANES} x i1> [splat (i1 true), {here}], [%lanes, {back}]",
+            ]
+            for step in each.sums:
+                lines.append(
+                    f"  %g{k}.{self._number(step)} = phi {self._kind(step)} "
+                    f"[{self._start(step)}, {here}], [%h{k}.{self._number(step)}, {back}]"
+                )
+            lines += [
+                f"  %none{k} = icmp eq i64 %stop{k}, 0",
+                f"  %full{k} = xor i1 %last{k}, true",
+            ]
+            stop = f"%stop{k}"
+        lines += self._levels(k, stop)
+        lines += self._end(k, moving)
+        return lines
+
+    def _is_deep(self, k: int) -> bool:
+        """Whether a pass sums by chunks and blocks."""
+        sums = self.passes[k].sums
+        return any(s.kind in ("row_sum", "row_prod") and s.dtype.kind == "f" for s in sums)
+
+    def _number(self, step: Step) -> int:
+        return self.used.index(step)
+
+    def _kind(self, step: Step) -> str:
+        return f"<{LANES} x {ELEMENTS[step.dtype.name]}>"
+
+    def _start(self, step: Step) -> str:
+        return Lanes(self.module, LANES, []).constant(neutral(step), ELEMENTS[step.dtype.name])
+
+    def _levels(self, k: int, stop: str) -> list[str]:
+        """The loop over vectors, in chunks and blocks where there is something to sum; leaves the
+        lanes of reductions in %h."""
+        each = self.passes[k]
+        deep = self._is_deep(k)
+        sums, kinds = each.sums, {s: self._kind(s) for s in each.sums}
+        number = self._number
+        start = {s: self._start(s) if self.down else f"%g{k}.{number(s)}" for s in sums}
+        name = "block" if deep else "vec"
+        lines = [f"  br i1 %none{k}, label %k{k}.after, label %k{k}.{name}"]
+        if deep:
+            lines += [
+                f"k{k}.block:",
+                f"  %ib{k} = phi i64 [0, %k{k}.begin], [%next{k}, %k{k}.block.end]",
+                *(f"  %u2{k}.{number(s)} = phi {kinds[s]} [{start[s]}, %k{k}.begin], "
+                  f"[%w2{k}.{number(s)}, %k{k}.block.end]" for s in sums),
+                *_limited(f"%to2{k}", f"%ib{k}", CHUNK * BLOCK, stop),
+                f"  br label %k{k}.chunk",
+                f"k{k}.chunk:",
+                f"  %ic{k} = phi i64 [%ib{k}, %k{k}.block], [%next{k}, %k{k}.chunk.end]",
+                *(f"  %u1{k}.{number(s)} = phi {kinds[s]} [{self._start(s)}, %k{k}.block], "
+                  f"[%w1{k}.{number(s)}, %k{k}.chunk.end]" for s in sums),
+                *_limited(f"%to1{k}", f"%ic{k}", CHUNK, f"%to2{k}"),
+                f"  br label %k{k}.vec",
+            ]  # fmt: skip
+        origin = f"%k{k}.chunk" if deep else f"%k{k}.begin"
+        first = f"%ic{k}" if deep else "0"
+        inner = {s: self._start(s) if deep else start[s] for s in sums}
+        lines += [
+            f"k{k}.vec:",
+            f"  %i{k} = phi i64 [{first}, {origin}], [%next{k}, %k{k}.vec.end]",
+            *(f"  %u0{k}.{number(s)} = phi {kinds[s]} [{inner[s]}, {origin}], "
+              f"[%w0{k}.{number(s)}, %k{k}.vec.end]" for s in sums),
+            *each.lines,
+        ]  # fmt: skip
+        for s in sums:
+            lines += self._taken(k, s)
+        lines += [f"  br label %k{k}.vec.end", f"k{k}.vec.end:", f"  %next{k} = add i64 %i{k}, 1"]
+        end = f"%to1{k}" if deep else stop
+        lines += [
+            f"  %more{k} = icmp ult i64 %next{k}, {end}",
+            f"  br i1 %more{k}, label %k{k}.vec, label %k{k}.{'chunk.end' if deep else 'after'}",
+        ]
+        if deep:
+            lines.append(f"k{k}.chunk.end:")
+            for s in sums:
+                lines += self._joined(s, f"%w1{k}.{number(s)}", f"%u1{k}.{number(s)}",
+                                      f"%w0{k}.{number(s)}")  # fmt: skip
+            lines += [
+                f"  %more.chunk{k} = icmp ult i64 %next{k}, %to2{k}",
+                f"  br i1 %more.chunk{k}, label %k{k}.chunk, label %k{k}.block.end",
+                f"k{k}.block.end:",
+            ]
+            for s in sums:
+                lines += self._joined(s, f"%w2{k}.{number(s)}", f"%u2{k}.{number(s)}",
+                                      f"%w1{k}.{number(s)}")  # fmt: skip
+            lines += [
+                f"  %more.block{k} = icmp ult i64 %next{k}, {stop}",
+                f"  br i1 %more.block{k}, label %k{k}.block, label %k{k}.after",
+            ]
+        lines.append(f"k{k}.after:")
+        last, done = (2, f"%k{k}.block.end") if deep else (0, f"%k{k}.vec.end")
+        for s in sums:
+            lines.append(
+                f"  %h{k}.{number(s)} = phi {kinds[s]} [{start[s]}, %k{k}.begin], "
+                f"[%w{last}{k}.{number(s)}, {done}]"
+            )
+        return lines
+
+    def _taken(self, k: int, step: Step) -> list[str]:
+        """An element's value into the lanes of its reduction."""
+        (arg,) = step.args
+        value = self._value(arg, k) if self.levels[arg] == 2 else self._of_row(arg)
+        lines: list[str] = []
+        if not self.down:
+            lanes = Lanes(self.module, LANES, lines)
+            kind = self._kind(step)
+            value = self._unmasked(
+                lanes, f"%full{k}", f"select i1 true, {kind} {value}, {kind} {value}",
+                f"select <{LANES} x i1> %mask{k}, {kind} {value}, {kind} {self._start(step)}", kind,
+            )  # fmt: skip
+        n = self._number(step)
+        return [*lines, *self._joined(step, f"%w0{k}.{n}", f"%u0{k}.{n}", value)]
+
+    def _joined(self, step: Step, name: str, a: str, b: str, width: int = LANES) -> list[str]:
+        """Two halves of a reduction as one, under a given name."""
+        lines: list[str] = []
+        lanes = Lanes(self.module, width, lines)
+        result = write_step(lanes, Step(COMBINED[step.kind], (step, step), step.dtype), [a, b])
+        lines[-1] = lines[-1].replace(f"  {result} =", f"  {name} =", 1)
+        return lines
+
+    def _end(self, k: int, moving: list[Stream]) -> list[str]:
+        """What is left of a row, the fold of its reductions, and what follows from them."""
+        each = self.passes[k]
+        lines: list[str] = []
+        if not self.down:
+            lines += [
+                f"  br i1 %last{k}, label %k{k}.flush, label %k{k}.check",
+                f"k{k}.check:",
+                f"  br i1 %even, label %k{k}.done, label %k{k}.tail",
+                f"k{k}.tail:",
+            ]
+            for s in _distinct(each.reads):
+                lines += self._copied_in(k, s)
+            lines += [f"  br label %k{k}.begin", f"k{k}.flush:"]
+            for s in each.writes:
+                lines += self._copied_out(k, s)
+        lines += [f"  br label %k{k}.done", f"k{k}.done:"]
+        for step in each.sums:
+            lines += self._folded(k, step)
+        return lines + self.between[k + 1]
+
+    def _copied_in(self, k: int, s: Stream) -> list[str]:
+        kind, mask = f"<{LANES} x {s.stored}>", f"<{LANES} x i1>"
+        return [
+            f"  %e{k}.{s.name} = getelementptr {kind}, ptr %b.{s.name}, i64 %vectors",
+            f"  %c{k}.{s.name} = call {kind} {self._declared('load', s.stored)}"
+            f"(ptr %e{k}.{s.name}, i32 {s.itemsize}, {mask} %lanes, {kind} zeroinitializer)",
+            f"  store {kind} %c{k}.{s.name}, ptr %t.{s.name}, align 64",
+        ]
+
+    def _copied_out(self, k: int, s: Stream) -> list[str]:
+        kind = f"<{LANES} x {s.stored}>"
+        return [
+            f"  %e{k}.{s.name} = getelementptr {kind}, ptr %b.{s.name}, i64 %vectors",
+            f"  %c{k}.{s.name} = load {kind}, ptr %t.{s.name}, align 64",
+            f"  {self._masked_store(s, f'%c{k}.{s.name}', f'%e{k}.{s.name}')}",
+        ]
+
+    def _folded(self, k: int, step: Step) -> list[str]:
+        """The lanes of a reduction as one value, in all lanes."""
+        n, element = self._number(step), ELEMENTS[step.dtype.name]
+        lines: list[str] = []
+        value, width = f"%h{k}.{n}", LANES
+        if not self.down and element == "i1":
+            bits = f"%bits{n}"
+            how = f"icmp ne i{LANES} {bits}, 0" if step.kind == "row_any" else (
+                f"icmp eq i{LANES} {bits}, -1")  # fmt: skip
+            lines += [f"  {bits} = bitcast <{LANES} x i1> {value} to i{LANES}",
+                      f"  %one{n} = {how}"]  # fmt: skip
+        elif not self.down:
+            while width > 1:
+                half, kind = width // 2, f"<{width} x {element}>"
+                low, high = (
+                    ", ".join(f"i32 {i + first}" for i in range(half)) for first in (0, half)
+                )
+                for part, index in (("l", low), ("r", high)):
+                    lines.append(
+                        f"  %f{part}{half}.{n} = shufflevector {kind} {value}, {kind} poison, "
+                        f"<{half} x i32> <{index}>"
+                    )
+                lines += self._joined(
+                    step, f"%f{half}.{n}", f"%fl{half}.{n}", f"%fr{half}.{n}", half
+                )
+                value, width = f"%f{half}.{n}", half
+            lines.append(f"  %one{n} = extractelement <1 x {element}> {value}, i64 0")
+        name = self._reduced(step)
+        lanes = Lanes(self.module, LANES, lines)
+        if not self.down:
+            value = self._splat(lanes, element, f"%one{n}")
+        kind = self._kind(step)
+        return [*lines, f"  {name} = select i1 true, {kind} {value}, {kind} {value}"]
+
+    # The function -------------------------------------------------------------------------------
+
+    def _finished(self) -> Source:
+        region = self.region
+        loops = [line for k in range(len(self.passes)) for line in self._loops(k)]
+        ends = [
+            line
+            for i, step in enumerate(self.results)
+            if not self.whole[i]
+            for line in self._row_result(i, step)
+        ]
+        flops = sum(
+            FLOPS.get(s.kind, 1)
+            for k, each in enumerate(self.passes)
+            for s in each.steps
+            if s not in self.kept or self.first[s] == k
+        )
+        flops += sum(len(each.sums) for each in self.passes)
+        row = tuple(i != self.outer for i in range(region.rank))
+        body = "\n".join([*self._head(), *loops, *ends, *self._foot()])
+        return Source(
+            body,
+            "\n".join(self.module.declared.values()),
+            flops,
+            tuple(s.dtype for s in self.results),
+            tuple((True,) * region.rank if whole else row for whole in self.whole),
+            len(self.kept),
+            len(self.passes),
+        )
+
+    def _row_result(self, i: int, step: Step) -> list[str]:
+        axes = tuple(j != self.outer for j in range(self.region.rank))
+        stream = self._stream(len(self.region.operands) + i, step, f"out{i}", axes)
+        lines: list[str] = []
+        lanes = Lanes(self.module, LANES, lines)
+        value = self._of_row(step)
+        if step.dtype.kind == "b":
+            value = lanes.convert("zext", value, "i1", "i8")
+        if self.down:
+            return [*lines, f"  {self._masked_store(stream, value, f'%b.{stream.name}')}"]
+        one = lanes.write(f"extractelement {lanes.vector(stream.stored)} {value}, i64 0")
+        return [
+            *lines, f"  store {stream.stored} {one}, ptr %b.{stream.name}, align {stream.itemsize}"
+        ]  # fmt: skip
+
+
+def _limited(name: str, start: str, count: int, stop: str) -> list[str]:
+    """start + count, or `stop` where that comes first."""
+    return [f"  {name}.full = add i64 {start}, {count}", *least(name, f"{name}.full", stop)]
+
+
+def least(name: str, a: str, b: str) -> list[str]:
+    """The smaller of two sizes."""
+    return [
+        f"  {name}.less = icmp ult i64 {a}, {b}",
+        f"  {name} = select i1 {name}.less, i64 {a}, i64 {b}",
+    ]
+
+
+def _distinct(streams: list[Stream]) -> list[Stream]:
+    return list({s.number: s for s in streams}.values())

@@ -1,0 +1,325 @@
+"""Kernels of regions: from shapes and ops to a native function, and how it is run.
+
+A region that was met before, up to names and sizes, has its kernel at hand. A kernel's work is cut
+into parts for the threads of the current pool where it is worth that; the cut changes no bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.environment import is_on
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ShapeError, Untraceable
+from graphflow.ir.op import Op
+from graphflow.ir.spec import TensorSpec
+from graphflow.ops.kernels.codegen import elementwise_emitter as emit
+from graphflow.ops.kernels.codegen.elementwise_emitter import (
+    Applied,
+    Operand,
+    Region,
+    Source,
+    attributes,
+)
+from graphflow.ops.kernels.codegen.expression_trace import (
+    APPROXIMATE,
+    DTYPES,
+    ROWS,
+    XP,
+    Trace,
+    record,
+)
+from graphflow.ops.kernels.fusion import column_bands as bands
+from graphflow.ops.kernels.fusion.row_ops import form_of
+from graphflow.ops.kernels.fusion.row_passes import LANES
+from graphflow.ops.kernels.jit.array_address import address, aligned, fresh
+from graphflow.ops.kernels.jit.compiler import Task, compiler, named, vector_width
+from graphflow.ops.kernels.jit.thread_pool import current_pool
+
+SHARED = 60_000
+"""Nanoseconds of work from which a kernel's rows are shared by threads (a hand-over takes 10 to 20
+thousand)."""
+FREED = 20_000
+"""Nanoseconds of work from which a kernel lets go of the interpreter's lock."""
+
+
+def enabled() -> bool:
+    """Whether kernels are generated: unless GRAPHFLOW_JIT=off."""
+    return is_on("GRAPHFLOW_JIT")
+
+
+# What can be generated ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What is known of an op's expression for some dtypes.
+
+    Attributes:
+        dtype: of its value.
+        approximate: whether its last bits depend on who computes it.
+    """
+
+    dtype: np.dtype[Any]
+    approximate: bool
+
+
+_traced: dict[Any, Traced | None] = {}
+
+
+def traced(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> Traced | None:
+    """What a generated kernel of the op gives; None where there is none."""
+    if op.expr is None or not dtypes or not (op.elementwise or op.rows is not None):
+        return None
+    items = attributes(attrs)
+    if items is None:
+        return None
+    key = (op, tuple(dtypes), items)
+    if key not in _traced:
+        _traced[key] = _trace(op, dtypes, attrs)
+    return _traced[key]
+
+
+def _trace(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> Traced | None:
+    if not all(dtype in DTYPES for dtype in dtypes):
+        return None
+    trace = Trace()
+    inputs = [trace.input(i, dtype) for i, dtype in enumerate(dtypes)]
+    assert op.expr is not None
+    try:
+        result = record(trace, op.expr, inputs, attrs, XP if op.rows is None else ROWS)
+    except Untraceable:
+        return None
+    kinds = {s.kind for s in trace.steps}
+    reduces = any(kind.startswith("row_") for kind in kinds)
+    return Traced(result.dtype, reduces or not kinds.isdisjoint(APPROXIMATE))
+
+
+# Kernels --------------------------------------------------------------------------------------
+
+
+class Kernel:
+    """The native function of a region."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.source = self._written()
+        self._tasks: dict[tuple[int, ...], Task] = {}
+
+    def _written(self, short: bool = False) -> Source:
+        width = vector_width()
+        wide = width == 16
+        if self.region.over:
+            return bands.write(self.region, wide)
+        return emit.write(self.region, width, wide, short)
+
+    def task(self, sizes: tuple[int, ...]) -> Task:
+        """The kernel for these sizes of the collapsed axes."""
+        found = self._tasks.get(sizes)
+        if found is None:
+            found = self._tasks[sizes] = self._task(sizes)
+        return found
+
+    def _task(self, sizes: tuple[int, ...]) -> Task:
+        region, source = self.region, self.source
+        meta, rows, scratch = self._frame(sizes)
+        for operand in region.operands:
+            meta += _row_strides(sizes, operand.axes, np.dtype(operand.dtype).itemsize)
+        for dtype, axes in zip(source.dtypes, source.axes, strict=True):
+            meta += _row_strides(sizes, axes, dtype.itemsize)
+        work = self.nanoseconds(prod(sizes), rows)
+        row = sizes[-1] if region.rank > 1 or region.over else 1
+        row = 0 if region.over == "columns" else row
+        short = not region.over and 1 < row < emit.LONG
+        written = self._written(short) if short else source
+        name, text = named(written.body, written.needs)
+        return Task(name, text, tuple(meta), rows, work, scratch, row=row)
+
+    def _frame(self, sizes: tuple[int, ...]) -> tuple[list[int], int, int]:
+        """The sizes that the function is given, how many units it does, and bytes of scratch."""
+        lanes, kept = LANES, self.source.kept
+        if self.region.over == "rows":
+            meta = [sizes[-1], *sizes[1:-1]]
+            return meta, prod(sizes[:-1]), kept * (sizes[-1] // lanes + 1) * lanes * 8
+        if self.region.over == "columns":
+            *outer, length, width = sizes
+            units = prod(outer) * -(-width // lanes)
+            return [length, width, *outer[1:]], units, kept * length * lanes * 8
+        size = prod(sizes)
+        rows = size if self.region.rank == 1 or not size else size // sizes[-1]
+        return [sizes[-1], *sizes[1:-1]], rows, 0
+
+    def nanoseconds(self, size: int, rows: int = 0) -> float:
+        """A rough guess of how long one thread takes for so many elements, in so many rows that are
+        reduced (or strips of columns)."""
+        source = self.source
+        inner = -2 if self.region.over == "columns" else -1
+        streams = [np.dtype(o.dtype).itemsize for o in self.region.operands if o.axes[inner]]
+        results = zip(source.dtypes, source.axes, strict=True)
+        moved = sum(streams) + sum(d.itemsize for d, axes in results if axes[inner])
+        again = 0.01 * moved * (source.passes - 1) + 0.05 * source.kept  # in the cache
+        per_row = 6.0 + 12.0 * source.passes if self.region.over else 0.0
+        return size * (0.03 * moved + again + 0.02 * source.flops) + rows * per_row
+
+
+_kernels: dict[Region, Kernel] = {}
+
+
+def kernel_of(region: Region) -> Kernel:
+    """The kernel of a region; equal regions share one.
+
+    Raises:
+        Untraceable: an op of it has no trace.
+    """
+    if region not in _kernels:
+        _kernels[region] = Kernel(region)
+    return _kernels[region]
+
+
+def _row_strides(sizes: Sequence[int], axes: Sequence[bool], itemsize: int) -> list[int]:
+    """Bytes from one row to the next along each axis but the last, 0 where it is broadcast."""
+    strides, step = [0] * len(sizes), itemsize
+    for axis in reversed(range(len(sizes))):
+        if axes[axis]:
+            strides[axis] = step
+            step *= sizes[axis]
+    return strides[:-1]
+
+
+_MOST_PARTS = 64
+"""Threads that share one launch, each with scratch memory of its own."""
+
+
+class Launch:
+    """A kernel with sizes and operands; calling it runs it, on the threads of the current pool.
+
+    Args:
+        sizes: of the collapsed axes.
+        addresses: of operands and results; for those of None, a call is given arrays.
+    """
+
+    def __init__(
+        self, kernel: Kernel, sizes: tuple[int, ...], addresses: Sequence[int | None]
+    ) -> None:
+        region = kernel.region
+        task = kernel.task(sizes)
+        work = task.nanoseconds
+        # Parts begin where a cache line does, so that no two threads write to one.
+        self._unit = 64 if region.rank == 1 else 1
+        self._parts = min(int(work / SHARED * 2), task.rows // self._unit) if work > SHARED else 1
+        given = [a or 0 for a in addresses]
+        self._tables, self._scratch = _tables(given, task.scratch, self._parts)
+        self._moving = [
+            (
+                i,
+                prod(s for s, has in zip(sizes, operand.axes, strict=True) if has),
+                np.dtype(operand.dtype),
+            )
+            for i, (a, operand) in enumerate(zip(addresses, region.operands, strict=False))
+            if a is None
+        ]
+        self._meta = np.array(task.sizes, np.int64)
+        self._rows = task.rows
+        self._given = [(_pointer(table), _pointer(self._meta)) for table in self._tables]
+        function = compiler().function(task.name, task.text)
+        self._function = function.freed if work > FREED else function.held
+        self._alone = partial(
+            self._function, *self._given[0], ctypes.c_int64(0), ctypes.c_int64(self._rows)
+        )
+
+    def __call__(self, *arrays: Any) -> None:
+        for (i, size, dtype), array in zip(self._moving, arrays, strict=True):
+            if array.size != size or array.dtype != dtype:  # a native function trusts its pointers
+                raise ShapeError(f"{size} elements of {dtype} are wanted, not {array.size} of "
+                                 f"{array.dtype}")  # fmt: skip
+            place = address(array)
+            for table in self._tables:
+                table[i] = place
+        if self._parts > 1:
+            pool = current_pool()
+            if pool is not None and pool.threads > 1:
+                self._split(pool.run, min(self._parts, pool.threads, _MOST_PARTS))
+                return
+        if self._rows:
+            self._alone()
+
+    def callable(self) -> Callable[..., None]:
+        """The launch as a function: the native one itself, where nothing is left to decide."""
+        if self._moving or self._parts > 1 or not self._rows:
+            return self
+        self._alone.__dict__["launch"] = self  # keeps the tables that it points to
+        return self._alone
+
+    def _split(self, run: Callable[[Callable[[int], None], int], None], parts: int) -> None:
+        units = -(-self._rows // self._unit)
+        bounds = [min(units * i // parts * self._unit, self._rows) for i in range(parts + 1)]
+
+        def part(i: int) -> None:
+            if bounds[i] < bounds[i + 1]:
+                self._function(*self._given[i % len(self._given)], bounds[i], bounds[i + 1])
+
+        run(part, parts)
+
+
+def _tables(
+    given: Sequence[int], scratch: int, parts: int
+) -> tuple[list[np.ndarray[Any, Any]], np.ndarray[Any, Any] | None]:
+    """The pointers that the function is given; where it needs scratch memory, for each part that
+    may run at a time, and the memory."""
+    if not scratch:
+        return [np.array(given, np.uint64)], None
+    size = aligned(scratch)
+    count = max(1, min(parts, _MOST_PARTS))
+    memory = fresh(count * size)
+    start = address(memory)
+    return [np.array([*given, start + i * size], np.uint64) for i in range(count)], memory
+
+
+def _pointer(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(address(array))
+
+
+# One op by itself -----------------------------------------------------------------------------
+
+
+@cache
+def _alone(op: Op, dtypes: tuple[np.dtype[Any], ...], items: Any, axes: Any, over: str) -> Kernel:
+    operands = tuple(Operand(d.name, a) for d, a in zip(dtypes, axes, strict=True))
+    inputs = tuple((False, i) for i in range(len(dtypes)))
+    applied = Applied(op, items, inputs, not over)
+    return kernel_of(Region(len(axes[0]), operands, (applied,), (0,), over))
+
+
+def computed(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """An op of arrays by its generated kernel; None where numpy gives the same bits, or there is no
+    such kernel."""
+    if xp is not np or not enabled() or not (op.elementwise or op.rows is not None):
+        return None
+    arrays = [np.ascontiguousarray(a) if np.ndim(a) else np.asarray(a) for a in arrays]
+    found = traced(op, [a.dtype for a in arrays], attrs)
+    if found is None or not found.approximate:
+        return None
+    form = form_of(op, [a.shape for a in arrays], attrs)
+    if form is None:
+        return None
+    if op.refuse is not None:
+        op.refuse(xp, *arrays, **attrs)
+    dtypes = tuple(a.dtype for a in arrays)
+    kernel = _alone(op, dtypes, attributes(attrs), form.axes, form.over)
+    out = np.empty(_result_shape(op, arrays, attrs), found.dtype)
+    Launch(kernel, form.sizes, [*map(address, arrays), address(out)])()
+    return out
+
+
+def _result_shape(op: Op, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[int, ...]:
+    if op.elementwise:
+        return np.broadcast_shapes(*(a.shape for a in arrays))
+    spec = op.infer(*(TensorSpec(a.shape, a.dtype) for a in arrays), **attrs)
+    assert isinstance(spec, TensorSpec)
+    return spec.shape  # type: ignore[return-value]

@@ -1,0 +1,194 @@
+"""Ops that go along rows: reductions, softmax, norms, losses. How their expressions run on arrays,
+and which of them a kernel can be generated for.
+
+Such an op gives `expr(xp, *values)`, where xp has reductions over the op's axes, and `rows`, which
+says what these are. The same expression serves numpy and cupy (`Along`) and the generator
+(`trace.ROWS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.op import Op, Rows
+from graphflow.ir.spec import broadcast_shapes
+
+Sizes = tuple[int, ...]
+
+
+class Along:
+    """numpy or cupy, with reductions over some axes, which stay with size 1."""
+
+    def __init__(self, xp: Any, axes: Sizes, shape: Sizes) -> None:
+        self._xp = xp
+        self._axes = axes
+        self._shape = shape
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._xp, name)
+
+    def sum(self, x: Any) -> Any:
+        return self._xp.sum(x, axis=self._axes, keepdims=True, dtype=x.dtype)
+
+    def prod(self, x: Any) -> Any:
+        return self._xp.prod(x, axis=self._axes, keepdims=True, dtype=x.dtype)
+
+    def max(self, x: Any) -> Any:
+        return self._xp.max(x, axis=self._axes, keepdims=True)
+
+    def min(self, x: Any) -> Any:
+        return self._xp.min(x, axis=self._axes, keepdims=True)
+
+    def any(self, x: Any) -> Any:
+        return self._xp.any(x, axis=self._axes, keepdims=True)
+
+    def all(self, x: Any) -> Any:
+        return self._xp.all(x, axis=self._axes, keepdims=True)
+
+    def mean(self, x: Any) -> Any:
+        return self.sum(x) / self.count(x)
+
+    def count(self, like: Any) -> Any:
+        """Elements of a row, as a number that takes the dtype of what it meets."""
+        return float(prod(self._shape[a] for a in self._axes))
+
+    def place(self, like: Any) -> Any:
+        """The number of each element in its row, int32."""
+        sizes = tuple(n if a in self._axes else 1 for a, n in enumerate(self._shape))
+        return self._xp.arange(prod(sizes), dtype="int32").reshape(sizes)
+
+
+def by_rows(
+    expr: Callable[..., Any], rows: Callable[..., Rows], squeezed: bool = False
+) -> Callable[..., Any]:
+    """The plain kernel of an op that goes along rows.
+
+    Args:
+        squeezed: the result has one value a row, without the reduced axes; so it has where an
+            attribute says keepdims=False.
+    """
+
+    def kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
+        form = rows(*(a.shape for a in arrays), **attrs)
+        assert form.axes is not None
+        seen = [a.reshape(s) for a, s in zip(arrays, form.shapes, strict=True)]
+        result = expr(Along(xp, form.axes, whole_of(form)), *seen, **attrs)
+        if squeezed or attrs.get("keepdims") is False:
+            result = xp.squeeze(result, form.axes)
+        return result
+
+    return kernel
+
+
+def refusing(refuse: Callable[..., None], kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that first looks for values that the op does not take."""
+
+    def checked(xp: Any, *arrays: Any, **attrs: Any) -> Any:
+        refuse(xp, *arrays, **attrs)
+        return kernel(xp, *arrays, **attrs)
+
+    return checked
+
+
+def over_axes(x: Any, *others: Any, axis: Any, **attrs: Any) -> Rows:
+    """The `rows` of an op over the axes of its attribute `axis`, whose inputs broadcast."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    return Rows(tuple(a % max(len(x), 1) for a in axes), (x, *others))
+
+
+@dataclass(frozen=True)
+class Form:
+    """A shape of which some axes may be reduced, with as few axes as its operands allow.
+
+    Attributes:
+        sizes: of the collapsed axes; at least one, and one before those that are reduced.
+        axes: for each operand, along which of them it has elements.
+        over: as in `Region`.
+    """
+
+    sizes: Sizes
+    axes: tuple[tuple[bool, ...], ...]
+    over: str = ""
+
+
+def orientation(shape: Sizes, axes: Sizes) -> str | None:
+    """Which `over` of a region: rows where the reduced axes are the last ones, columns where others
+    are within them; None where neither."""
+    flags: list[bool] = []
+    for axis, size in enumerate(shape):
+        if size != 1 and (not flags or flags[-1] != (axis in axes)):
+            flags.append(axis in axes)
+    if True not in flags or flags in ([True], [False, True]):
+        return "rows"
+    return "columns" if flags in ([True, False], [False, True, False]) else None
+
+
+def collapsed(
+    shape: Sequence[int], operands: Sequence[Sequence[int]], axes: Sizes | None = None
+) -> Form | None:
+    """Join neighbouring axes that all operands have, or lack, and that are all reduced, or none;
+    axes of size 1 vanish. None where the reduced axes do not become one.
+
+    Args:
+        axes: the reduced ones; None: there are none.
+    """
+    over = "" if axes is None else orientation(tuple(shape), axes)
+    if over is None:
+        return None
+    rank = len(shape)
+    sizes: list[int] = []
+    masks: list[tuple[bool, ...]] = []
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        mask = tuple(
+            axis >= rank - len(given) and given[axis - rank + len(given)] != 1 for given in operands
+        )
+        mask = (*mask, axes is not None and axis in axes)
+        if masks and masks[-1] == mask:
+            sizes[-1] *= size
+        else:
+            sizes.append(size)
+            masks.append(mask)
+    nowhere = (False,) * len(operands)
+    if over:
+        flags = [mask[-1] for mask in masks]
+        if True not in flags:  # each row has one element
+            sizes.append(1)
+            masks.append((*nowhere, True))
+            flags.append(True)
+        behind = 2 if over == "columns" else 1
+        if flags.count(True) != 1 or len(flags) < behind or not flags[-behind]:
+            return None
+        if len(flags) == behind:
+            sizes.insert(0, 1)
+            masks.insert(0, (*nowhere, False))
+    if not sizes:
+        sizes, masks = [1], [(*nowhere, False)]
+    return Form(tuple(sizes), tuple(zip(*(m[:-1] for m in masks), strict=True)), over)
+
+
+MOST_AXES = 4
+"""Collapsed axes of a region."""
+
+
+def whole_of(rows: Rows) -> Sizes:
+    """The shape that an op goes over."""
+    whole: Any = broadcast_shapes(*rows.shapes) if rows.whole is None else rows.whole
+    sizes: Sizes = whole
+    return sizes
+
+
+def form_of(op: Op, shapes: Sequence[Sizes], attrs: Mapping[str, Any]) -> Form | None:
+    """How an op goes over operands of these shapes; None where no kernel is generated for that."""
+    if op.rows is None:
+        whole: Any = broadcast_shapes(*shapes)
+        form = collapsed(whole, shapes)
+    else:
+        rows = op.rows(*shapes, **attrs)
+        seen: Any = rows.shapes
+        form = collapsed(whole_of(rows), seen, rows.axes)
+    return None if form is None or len(form.sizes) > MOST_AXES else form

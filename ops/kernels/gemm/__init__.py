@@ -1,0 +1,1 @@
+"""Matrix products: tiling, microkernels, macrokernels, small products, matrix times vector."""

@@ -1,0 +1,288 @@
+"""Products of a matrix and a vector: one pass over the matrix, as fast as memory brings it.
+
+Each element of the result has an order of summation that follows from the sizes alone: along a row
+by vectors; over rows by blocks, whose sums are added in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ops.kernels.codegen.control_flow import BYTES, Flow, element_of, lanes_of
+from graphflow.ops.kernels.codegen.vector_writer import Floats
+from graphflow.ops.kernels.fusion.parallel_call import call, function
+from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.scratch_memory import scratch
+
+_LEAST = 4096
+"""Elements of a matrix below which other kernels are as good."""
+_FAR = 1 << 14
+"""Bytes from which rows are read four at a time, each a stream of its own to the processor; shorter
+ones are one stream together, which comes from memory at up to five times the speed."""
+_STRIP = 8  # vectors of a row whose sums are kept in registers
+_PAGE, _ROWS = 4096, 8
+"""Bytes of a row from which so many are added at once to sums in memory; shorter ones come one at a
+time, as above."""
+_TILE = 1 << 14  # bytes of sums that the nearest cache holds
+_BLOCK, _BLOCKS = 512, 64  # rows of a block at least, and blocks at most
+_LINE = 64
+
+
+# Along rows -----------------------------------------------------------------------------------
+
+
+def rows_dot(element: str, together: int) -> tuple[str, str]:
+    """out[r] = Σ a[r, j]·x[j] for rows start to stop. Pointers: a, x, out. Size: of a row.
+
+    Args:
+        together: rows that are read at once, a power of two.
+    """
+    flow = Flow()
+    a, x, out = (flow.pointer(i) for i in range(3))
+    count = flow.size(0)
+    lanes, item = lanes_of(element), BYTES[element]
+    f, kind = flow.floats(lanes, element), f"<{lanes} x {element}>"
+    whole = flow.step("and", count, -lanes)
+    left = flow.step("sub", count, whole)
+    some, mask = flow.step("icmp sgt", left, 0), flow.first_lanes(lanes, left)
+
+    def rows(r: str, many: int) -> None:
+        lines = [flow.at(a, element, flow.mul(flow.add(r, i), count)) for i in range(many)]
+
+        def vector(j: str, *totals: str, mask: str | None = None) -> list[str]:
+            given = flow.read(lanes, element, flow.at(x, element, j), mask)
+            return [
+                f.fma(flow.read(lanes, element, flow.at(line, element, j), mask), given, total)
+                for line, total in zip(lines, totals, strict=True)
+            ]
+
+        totals = flow.loop(0, whole, [(kind, "zeroinitializer")] * many, vector, lanes)
+        totals = flow.when(
+            some, [(kind, t) for t in totals], lambda: vector(whole, *totals, mask=mask)
+        )
+        for i, total in enumerate(totals):
+            one = flow.folded(lanes, element, total, Floats.add)
+            flow.store(element, one, flow.at(out, element, flow.add(r, i)), item)
+
+    _rows(flow, "%start", "%stop", together, rows)
+    return flow.function()
+
+
+def _rows(
+    flow: Flow, start: str, stop: str, together: int, rows: Callable[[str, int], None]
+) -> None:
+    """Loops over rows, so many at once and those that are left."""
+    if together > 1:
+        left = flow.step("and", flow.step("sub", stop, start), together - 1)
+        last = flow.step("sub", stop, left)
+        flow.loop(start, last, (), lambda r: rows(r, together), together)
+        start = last
+    flow.loop(start, stop, (), lambda r: rows(r, 1))
+
+
+# Over rows ------------------------------------------------------------------------------------
+
+
+def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str]:
+    """out[j] = Σ a[r, j]·x[r]: sums of the blocks start to stop (`begin`), and of these (`end`).
+
+    Pointers: a, x, out, and memory for a row of each block. Sizes: rows, blocks.
+
+    Args:
+        count: elements of a row.
+    """
+    flow = Flow()
+    a, x, out, memory = (flow.pointer(i) for i in range(4))
+    rows, blocks = (flow.size(i) for i in range(2))
+    lanes = lanes_of(element)
+    f, kind = flow.floats(lanes, element), f"<{lanes} x {element}>"
+    strip = _STRIP * lanes
+    whole = count - count % strip
+    tile = _TILE // BYTES[element] // strip * strip
+    tiled = max(0, whole - 1) // tile * tile
+    vectors = -(-(count - whole) // lanes)
+    bits = ", ".join(f"i1 {'true' if i < count % lanes else 'false'}" for i in range(lanes))
+    edge = f"<{bits}>" if count % lanes else None
+
+    def columns(
+        body: Callable[[str, int, str | None], None], start: str = "0", stop: str | None = None
+    ) -> None:
+        """Strips from one to another, or to the end."""
+        flow.loop(start, stop or str(whole), (), lambda j: body(j, _STRIP, None), strip)
+        if stop is None and vectors:
+            body(str(whole), vectors, edge)
+
+    def of(v: int, many: int, mask: str | None) -> str | None:
+        """The mask of one of some vectors: that of the last one."""
+        return mask if v == many - 1 else None
+
+    def block(b: str) -> None:
+        first, last = (flow.step("udiv", flow.mul(rows, i), blocks) for i in (b, flow.add(b, 1)))
+        target = flow.at(memory, element, flow.mul(b, count))
+        if count <= strip:
+            columns(partial(narrow, first, last, target))
+        else:
+            flow.loop(
+                "0", tiled, (), lambda j: wide(first, last, target, j, flow.add(j, tile)), tile
+            )
+            wide(first, last, target, str(tiled), None)
+
+    def narrow(first: str, last: str, target: str, j: str, many: int, mask: str | None) -> None:
+        """The sums of a strip in registers, row by row."""
+
+        def row(r: str, *totals: str) -> list[str]:
+            line = flow.at(a, element, flow.add(flow.mul(r, count), j))
+            return added(scale_of(r), line, many, mask, totals)
+
+        totals = flow.loop(first, last, [(kind, "zeroinitializer")] * many, row)
+        written(flow.at(target, element, j), many, mask, totals)
+
+    def wide(first: str, last: str, target: str, start: str, stop: str | None) -> None:
+        """The sums of a tile in memory, for some rows at a time."""
+
+        def cleared(j: str, many: int, mask: str | None) -> None:
+            written(flow.at(target, element, j), many, mask, ["zeroinitializer"] * many)
+
+        def some(r: str, together: int) -> None:
+            scales = [scale_of(flow.add(r, i)) for i in range(together)]
+            lines = [flow.at(a, element, flow.mul(flow.add(r, i), count)) for i in range(together)]
+
+            def strip_of(j: str, many: int, mask: str | None) -> None:
+                place = flow.at(target, element, j)
+                totals = read(place, many, mask)
+                for scale, line in zip(scales, lines, strict=True):
+                    totals = added(scale, flow.at(line, element, j), many, mask, totals)
+                written(place, many, mask, totals)
+
+            columns(strip_of, start, stop)
+
+        columns(cleared, start, stop)
+        _rows(flow, first, last, _ROWS if count * BYTES[element] >= _PAGE else 1, some)
+
+    def scale_of(r: str) -> str:
+        return flow.spread(
+            lanes, element, flow.load(element, flow.at(x, element, r), BYTES[element])
+        )
+
+    def read(line: str, many: int, mask: str | None) -> list[str]:
+        return [
+            flow.read(lanes, element, flow.at(line, element, v * lanes), of(v, many, mask))
+            for v in range(many)
+        ]
+
+    def added(
+        scale: str, line: str, many: int, mask: str | None, totals: Sequence[str]
+    ) -> list[str]:
+        given = read(line, many, mask)
+        return [f.fma(x, scale, total) for x, total in zip(given, totals, strict=True)]
+
+    def written(place: str, many: int, mask: str | None, totals: Sequence[str]) -> None:
+        for v, total in enumerate(totals):
+            to = flow.at(place, element, v * lanes)
+            flow.keep(lanes, element, total, to, of(v, many, mask))
+
+    def total(j: str, many: int, mask: str | None) -> None:
+        def add(b: str, *sums: str) -> list[str]:
+            line = flow.at(memory, element, flow.add(flow.mul(b, count), j))
+            return [f.add(s, part) for s, part in zip(sums, read(line, many, mask), strict=True)]
+
+        sums = flow.loop("0", blocks, [(kind, "zeroinitializer")] * many, add)
+        written(flow.at(out, element, j), many, mask, sums)
+
+    if begin:
+        flow.loop("%start", "%stop", (), block)
+    if end:
+        columns(total)
+    return flow.function()
+
+
+# Products -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VectorProduct:
+    """A product of a matrix (rows, columns) and a vector.
+
+    Attributes:
+        over: the vector has an element for each row, which are summed over; else for each column.
+        swapped: the vector is the first operand.
+    """
+
+    rows: int
+    columns: int
+    over: bool
+    swapped: bool
+    dtype: str
+
+    @property
+    def blocks(self) -> int:
+        return min(_BLOCKS, -(-self.rows // _BLOCK))
+
+    @property
+    def _together(self) -> int:
+        """Rows that are read at once."""
+        return 4 if self.columns * np.dtype(self.dtype).itemsize >= _FAR else 1
+
+    @property
+    def nanoseconds(self) -> float:
+        return self.rows * (self.columns * np.dtype(self.dtype).itemsize * 0.06 + 4)
+
+    @property
+    def task(self) -> Task:
+        """The same as an entry of a table of native calls."""
+        element, order = element_of(self.dtype), (1, 0) if self.swapped else ()
+        if not self.over:
+            name, text = _written(rows_dot, element, self._together)
+            return Task(name, text, (self.columns,), self.rows, self.nanoseconds, 0, order)
+        name, text = _written(rows_sum, element, self.columns, True, True)
+        sizes = (self.rows, self.blocks)
+        memory = self.blocks * self.columns * np.dtype(self.dtype).itemsize + _LINE
+        return Task(name, text, sizes, self.blocks, self.nanoseconds, memory, order)
+
+    def run(self, out: Any, a: Any, b: Any) -> None:
+        """For contiguous operands, on the threads of the current pool."""
+        matrix, vector = (b, a) if self.swapped else (a, b)
+        element = element_of(self.dtype)
+        if not self.over:
+            given = [matrix, vector, out]
+            call(
+                function(rows_dot, element, self._together),
+                given,
+                [self.columns],
+                self.rows,
+                self.nanoseconds,
+            )
+            return
+        memory = scratch(np, "vectors", (self.blocks, self.columns), out.dtype)
+        given = [matrix, vector, out, memory]
+        sizes = [self.rows, self.blocks]
+        first = function(rows_sum, element, self.columns, True, False)
+        call(first, given, sizes, self.blocks, self.nanoseconds)
+        call(function(rows_sum, element, self.columns, False, True), given, sizes, 1, 0)
+
+
+@lru_cache(maxsize=256)
+def _written(write: Callable[..., tuple[str, str]], *args: Any) -> tuple[str, str]:
+    return write(*args)
+
+
+def vector_product(
+    a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool
+) -> VectorProduct | None:
+    """The product of two contiguous operands of which one is a vector; None where neither is, or
+    the matrix is small."""
+    if len(a) != 2 or len(b) != 2 or dtype not in ("float32", "float64"):
+        return None
+    m = a[1] if transpose_a else a[0]
+    n = b[0] if transpose_b else b[1]
+    made = partial(VectorProduct, dtype=dtype)
+    if n == 1 and a[0] * a[1] > _LEAST:
+        return made(*a, over=transpose_a, swapped=False)
+    if m == 1 and b[0] * b[1] > _LEAST:
+        return made(*b, over=not transpose_b, swapped=True)
+    return None

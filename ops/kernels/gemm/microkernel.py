@@ -1,0 +1,243 @@
+"""The parts of matrix products in LLVM's language: a tile that stays in registers while k runs, and
+what packs panels and stores what is no whole tile; `gemm_text` calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphflow.ops.kernels.codegen.function_writer import Function
+from graphflow.ops.kernels.gemm.kernel_form import Form
+
+LINE = 64
+"""Bytes that come closer at once."""
+_NARROW, _TERMS = 32, 4
+"""Bytes of a register up to which a loop takes several terms at a time, and how many: twelve
+multiply-adds a term, as many as 16 such registers leave room for, end before a loop's own
+instructions do."""
+
+
+def tile(form: Form, height: int) -> Function:
+    """Rows of x times a panel of y, in registers, going on from what is in `out` or from zero. For
+    each term, a line of what is needed next is brought closer, and now and then one of where the
+    next tile goes: all lines at once, when a tile begins, would keep its loads waiting."""
+    f = Function(
+        form.named(f"tile{height}x{form.vectors}"),
+        ["ptr %x", "i64 %row", "i64 %step", "ptr %y", "i64 %next", "ptr %out", "i64 %width",
+         "i64 %k", "i1 %more", "ptr %ahead", "i64 %far"],
+        form.element, form.width,
+    )  # fmt: skip
+    begun = _begun(f, form, height)
+    # Rows are addressed in threes from one pointer, since an address is a sum of two registers.
+    three = f.mul("%row", 3)
+    rows = f.mul("%width", height)
+    below = f.at("%out", rows)
+    end = f.at(below, rows)
+    starts = ["%x"]
+    for _ in range(1, -(-height // 3)):
+        starts.append(_hidden(f, f.at(starts[-1], three)))
+    state = ["%k", "0", below, "%y", "%ahead", *starts, *begun]
+    before = "ready"
+    for terms in (_TERMS, 1) if form.width * f.bytes <= _NARROW else (1,):
+        state = _chain(f, form, height, state, before, end, terms)
+        before = f"after{terms}"
+    for value, place in zip(state[-len(begun) :], _places(f, form, height), strict=True):
+        f.store(value, place)
+    return f
+
+
+def _hidden(f: Function, pointer: str) -> str:
+    """A pointer of which LLVM does not see how it is related to others, of which it would make one
+    chain of additions, or more pointers than there are registers."""
+    return f.write(f'call ptr asm "", "=r,0"(ptr {pointer})')
+
+
+def _chain(
+    f: Function, form: Form, height: int, state: list[str], before: str, end: str, terms: int
+) -> list[str]:
+    """So many terms at a time, as often as there are as many left.
+
+    Args:
+        state: terms left, bytes of a row of the next tile that were brought closer, that row, a row
+            of y, what is brought closer, a column of x every three rows, and sums.
+        before: the block that comes before.
+        end: of the next tile.
+
+    Returns:
+        The state afterwards, in the block `after…`.
+    """
+    pointers = 3 + -(-height // 3)
+    kinds = ["i64", "i64", *["ptr"] * pointers, *[f.vector] * (len(state) - 2 - pointers)]
+    enough = f.compare("sge", state[0], terms)
+    f.do(f"br i1 {enough}, label %chain{terms}, label %after{terms}")
+    f.label(f"chain{terms}")
+    names = [f.name() for _ in state]
+    opening = [f.later() for _ in state]
+    left, line, below, y, ahead, *places = names[: 2 + pointers]
+    totals = names[2 + pointers :]
+    f.prefetch(f.at(below, line), write=True)
+    for _ in range(terms):
+        f.prefetch(ahead, near=2)
+        right = [f.load(f.at(y, v * f.width * f.bytes)) for v in range(form.vectors)]
+        sums = iter(totals)
+        totals = []
+        for r in range(height):
+            place = places[r // 3]
+            if r % 3:
+                place = f.at(place, "%row" if r % 3 == 1 else f.write("shl i64 %row, 1"))
+            element = f.spread(place)
+            totals += [f.fma(element, each, next(sums)) for each in right]
+        ahead, y = f.at(ahead, "%far"), f.at(y, "%next")
+        places = [f.at(place, "%step") for place in places]
+        if terms > 1:  # or else what all terms read would be read at once, by addresses of its own
+            f.do('call void asm sideeffect "", "~{memory}"()')
+            y, *places = (_hidden(f, pointer) for pointer in (y, *places))
+    after = f.add(line, LINE)
+    over = f.compare("sge", after, form.columns * f.bytes)
+    line = f.select(over, "i64", "0", after)
+    row = f.select(over, "ptr", f.at(below, "%width"), below)
+    last = f.write(f"icmp eq ptr {row}, {end}")
+    below = f.select(last, "ptr", below, row)
+    left = f.sub(left, str(terms))
+    latest = [left, line, below, y, ahead, *places, *totals]
+    again = f.compare("sge", left, terms)
+    f.do(f"br i1 {again}, label %chain{terms}, label %after{terms}")
+    for give, name, kind, first, value in zip(opening, names, kinds, state, latest, strict=True):
+        give(f"{name} = phi {kind} [{first}, %{before}], [{value}, %chain{terms}]")
+    f.label(f"after{terms}")
+    return [
+        f.write(f"phi {kind} [{first}, %{before}], [{value}, %chain{terms}]")
+        for kind, first, value in zip(kinds, state, latest, strict=True)
+    ]
+
+
+def _places(f: Function, form: Form, height: int) -> Iterator[str]:
+    """Where the registers of a tile go in `out`."""
+    row = "%out"
+    for r in range(height):
+        row = f.at(row, "%width") if r else row
+        yield from (f.at(row, v * f.width * f.bytes) for v in range(form.vectors))
+
+
+def _begun(f: Function, form: Form, height: int) -> list[str]:
+    """The sums to go on from, in a block named `ready`."""
+    f.do("br i1 %more, label %resumed, label %fresh")
+    f.label("resumed")
+    held = [f.load(place) for place in _places(f, form, height)]
+    f.do("br label %ready")
+    f.label("fresh")
+    f.do("br label %ready")
+    f.label("ready")
+    return [f.write(f"phi {f.vector} [{x}, %resumed], [zeroinitializer, %fresh]") for x in held]
+
+
+# Panels ---------------------------------------------------------------------------------------
+
+
+def copy(form: Form, vectors: int) -> Function:
+    """Rows of so many vectors, of which there are some columns, in another place; beyond them there
+    are zeros. Rows may overlap there: they are written in order."""
+    f = Function(
+        form.named(f"copy{vectors}"),
+        ["ptr %from", "i64 %next", "ptr %to", "i64 %width", "i64 %k", "i64 %columns"],
+        form.element, form.width,
+    )  # fmt: skip
+    masks = [f.first_lanes("%columns", v * f.width) for v in range(vectors)]
+    with f.loop(0, "%k") as p:
+        source = f.at("%from", f.mul(p, "%next"))
+        target = f.at("%to", f.mul(p, "%width"))
+        for v, mask in enumerate(masks):
+            place = v * f.width * f.bytes
+            f.store(f.masked_load(f.at(source, place), mask), f.at(target, place))
+    return f
+
+
+def strip(form: Form, vectors: int, rows: int) -> Function:
+    """So many rows of whole vectors in another place, of which the later ones lie over what the
+    earlier ones had too many; as many further down are brought closer meanwhile."""
+    f = Function(
+        form.named(f"strip{vectors}"), ["ptr %from", "i64 %next", "ptr %to", "i64 %width"],
+        form.element, form.width,
+    )  # fmt: skip
+    source, target = "%from", "%to"
+    below = f.mul("%next", rows)
+    for _ in range(rows):
+        f.prefetch(f.at(source, below))
+        for v in range(vectors):
+            place = v * form.width * f.bytes
+            f.store(f.load(f.at(source, place)), f.at(target, place))
+        source, target = f.at(source, "%next"), f.at(target, "%width")
+    return f
+
+
+def finish(form: Form) -> Function:
+    """The columns that there are of a buffer's rows into `out`, or added to it."""
+    f = Function(
+        form.named(f"finish{form.vectors}"),
+        ["ptr %from", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add",
+         "i64 %apart"],
+        form.element, form.width,
+    )  # fmt: skip
+    masks = [f.first_lanes("%columns", v * f.width) for v in range(form.vectors)]
+    wholes = [f.compare("sge", "%columns", (v + 1) * f.width) for v in range(form.vectors)]
+    with f.loop(0, "%rows") as r:
+        source = f.at("%from", f.mul(r, form.columns * f.bytes))
+        target = f.at("%to", f.mul(r, "%next"))
+        for v, (mask, whole) in enumerate(zip(masks, wholes, strict=True)):
+            place = v * f.width * f.bytes
+            value = f.load(f.at(source, place))
+            to = f.at(target, place)
+            with f.when("%add"):
+                total = f.write(
+                    f"fadd {f.vector} {f.masked_load(f.at(to, '%apart'), mask)}, {value}"
+                )
+                f.keep(total, to, mask, whole)
+            store = f.write("xor i1 %add, true")
+            with f.when(store):
+                f.keep(value, to, mask, whole)
+    return f
+
+
+def exchange(form: Form) -> Function:
+    """to[j, i] = from[i, j], or added to it: squares of a register's width go through registers."""
+    f = Function(
+        form.named("exchange"),
+        ["ptr %from", "i64 %row", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add",
+         "i64 %apart"],
+        form.element, form.width,
+    )  # fmt: skip
+    last = f.sub("%rows", "1")
+    with f.loop(0, "%rows", f.width) as i:
+        below = f.sub("%rows", i)
+        here, whole = f.first_lanes(below), f.compare("sge", below, f.width)
+        old = f.write(f"select i1 %add, {f.mask} {here}, {f.mask} zeroinitializer")
+        with f.loop(0, "%columns", f.width) as j:
+            left = f.sub("%columns", j)
+            seen = f.first_lanes(left)
+            rows = []
+            for lane in range(f.width):
+                row = f.least(f.add(i, lane), last)  # what is beyond is not stored
+                place = f.at(f.at("%from", f.mul(row, "%row")), f.mul(j, f.bytes))
+                rows.append(f.masked_load(place, seen))
+            target = f.at(f.at("%to", f.mul(i, f.bytes)), f.mul(j, "%next"))
+            for lane, value in enumerate(_exchanged(f, rows)):
+                with f.when(f.compare("sgt", left, lane)):
+                    to = f.at(target, f.mul("%next", lane))
+                    held = f.masked_load(f.at(to, "%apart"), old)
+                    total = f.write(f"fadd {f.vector} {held}, {value}")
+                    f.keep(f.select("%add", f.vector, total, value), to, here, whole)
+    return f
+
+
+def _exchanged(f: Function, rows: list[str]) -> list[str]:
+    """A square of registers with rows and columns exchanged: squares within squares change
+    places."""
+    rows, lanes, side = list(rows), range(f.width), 1
+    while side < f.width:
+        for i in lanes:
+            if not i & side:
+                a, b = rows[i], rows[i + side]
+                low = [f.width + n - side if n & side else n for n in lanes]
+                high = [f.width + n if n & side else n + side for n in lanes]
+                rows[i], rows[i + side] = f.shuffle(a, b, low), f.shuffle(a, b, high)
+        side *= 2
+    return rows

@@ -1,0 +1,186 @@
+"""The driver: native functions that run tables of native calls, so that a run of small kernels, or
+a loop over one, does not return to Python in between.
+
+An entry of a table is what a kernel is called with: five words, (function, pointers, sizes, start,
+stop). The functions here follow the same calling convention, so tables nest. They are the same for
+all programs: a program compiles nothing of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ops.kernels.jit.compiler import Function, Task, compiler, named
+
+WORDS = 5
+"""Of an entry."""
+
+# walk(entries, none, start, stop): the entries from start to stop, one after the other.
+_WALK = """(ptr %entries, ptr %none, i64 %start, i64 %stop) {
+entry:
+  %some = icmp slt i64 %start, %stop
+  br i1 %some, label %next, label %done
+next:
+  %i = phi i64 [%start, %entry], [%i.next, %next]
+  %e = getelementptr [5 x i64], ptr %entries, i64 %i
+  %f = load ptr, ptr %e, align 8
+  %p1 = getelementptr i64, ptr %e, i64 1
+  %p2 = getelementptr i64, ptr %e, i64 2
+  %p3 = getelementptr i64, ptr %e, i64 3
+  %p4 = getelementptr i64, ptr %e, i64 4
+  %ptrs = load ptr, ptr %p1, align 8
+  %sizes = load ptr, ptr %p2, align 8
+  %from = load i64, ptr %p3, align 8
+  %to = load i64, ptr %p4, align 8
+  call void %f(ptr %ptrs, ptr %sizes, i64 %from, i64 %to)
+  %i.next = add i64 %i, 1
+  %more = icmp slt i64 %i.next, %stop
+  br i1 %more, label %next, label %done
+done:
+  ret void
+}"""
+
+# loop(frame, none, start, stop): iterations from start to stop. The frame is seven words: entries,
+# how many of them make the test, how many there are, moves, how many, where the test's result is
+# (0: no test), and what the next iteration would be, which it writes. A move is three words:
+# where a pointer is kept, what it is in iteration 0, and how many bytes it goes on.
+_LOOP = """(ptr %frame, ptr %none, i64 %start, i64 %stop) {
+entry:
+  %entries = load ptr, ptr %frame, align 8
+  %fp1 = getelementptr i64, ptr %frame, i64 1
+  %fp2 = getelementptr i64, ptr %frame, i64 2
+  %fp3 = getelementptr i64, ptr %frame, i64 3
+  %fp4 = getelementptr i64, ptr %frame, i64 4
+  %fp5 = getelementptr i64, ptr %frame, i64 5
+  %fp6 = getelementptr i64, ptr %frame, i64 6
+  %tests = load i64, ptr %fp1, align 8
+  %count = load i64, ptr %fp2, align 8
+  %moves = load ptr, ptr %fp3, align 8
+  %movers = load i64, ptr %fp4, align 8
+  %pred = load ptr, ptr %fp5, align 8
+  %tested = icmp ne ptr %pred, null
+  %some = icmp slt i64 %start, %stop
+  br i1 %some, label %head, label %done
+head:
+  %it = phi i64 [%start, %entry], [%it.next, %tail]
+  %any = icmp sgt i64 %movers, 0
+  br i1 %any, label %move, label %moved
+move:
+  %k = phi i64 [0, %head], [%k.next, %move]
+  %m = getelementptr [3 x i64], ptr %moves, i64 %k
+  %mp1 = getelementptr i64, ptr %m, i64 1
+  %mp2 = getelementptr i64, ptr %m, i64 2
+  %slot = load ptr, ptr %m, align 8
+  %base = load i64, ptr %mp1, align 8
+  %stride = load i64, ptr %mp2, align 8
+  %way = mul i64 %it, %stride
+  %place = add i64 %base, %way
+  store i64 %place, ptr %slot, align 8
+  %k.next = add i64 %k, 1
+  %k.more = icmp slt i64 %k.next, %movers
+  br i1 %k.more, label %move, label %moved
+moved:
+  br i1 %tested, label %test, label %body
+test:
+  call void @WALK@(ptr %entries, ptr null, i64 0, i64 %tests)
+  %holds = load i8, ptr %pred, align 1
+  %on = icmp ne i8 %holds, 0
+  br i1 %on, label %body, label %end
+body:
+  call void @WALK@(ptr %entries, ptr null, i64 %tests, i64 %count)
+  br label %tail
+tail:
+  %it.next = add i64 %it, 1
+  %more = icmp slt i64 %it.next, %stop
+  br i1 %more, label %head, label %end
+end:
+  %reached = phi i64 [%it, %test], [%it.next, %tail]
+  br label %done
+done:
+  %final = phi i64 [%start, %entry], [%reached, %end]
+  store i64 %final, ptr %fp6, align 8
+  ret void
+}"""
+
+# copy([from, to], none, 0, bytes)
+_COPY = """(ptr %ptrs, ptr %none, i64 %start, i64 %stop) {
+entry:
+  %from = load ptr, ptr %ptrs, align 8
+  %p1 = getelementptr ptr, ptr %ptrs, i64 1
+  %to = load ptr, ptr %p1, align 8
+  %whole = and i64 %stop, -32
+  %some = icmp sgt i64 %whole, 0
+  br i1 %some, label %wide, label %rest
+wide:
+  %i = phi i64 [0, %entry], [%i.next, %wide]
+  %a = getelementptr i8, ptr %from, i64 %i
+  %b = getelementptr i8, ptr %to, i64 %i
+  %v = load <32 x i8>, ptr %a, align 1
+  store <32 x i8> %v, ptr %b, align 1
+  %i.next = add i64 %i, 32
+  %more = icmp slt i64 %i.next, %whole
+  br i1 %more, label %wide, label %rest
+rest:
+  %left = icmp slt i64 %whole, %stop
+  br i1 %left, label %narrow, label %done
+narrow:
+  %j = phi i64 [%whole, %rest], [%j.next, %narrow]
+  %c = getelementptr i8, ptr %from, i64 %j
+  %d = getelementptr i8, ptr %to, i64 %j
+  %w = load i8, ptr %c, align 1
+  store i8 %w, ptr %d, align 1
+  %j.next = add i64 %j, 1
+  %last = icmp slt i64 %j.next, %stop
+  br i1 %last, label %narrow, label %done
+done:
+  ret void
+}"""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The driver's functions.
+
+    Attributes:
+        walk: (entries, none, start, stop).
+        loop: (frame, none, start, stop).
+    """
+
+    walk: Function
+    loop: Function
+
+
+@cache
+def driver() -> Driver:
+    """The driver of this process."""
+    walk, loop = texts()
+    functions = compiler().functions(texts())
+    return Driver(functions[walk], functions[loop])
+
+
+@cache
+def texts() -> dict[str, str]:
+    """What `driver` compiles, for those who compile other things at the same time."""
+    walk = named(_WALK, "")
+    loop = named(_LOOP.replace("@WALK@", "@walked"), f"define internal void @walked{_WALK}")
+    return dict([walk, loop])
+
+
+@cache
+def copy_task(nbytes: int) -> Task:
+    """A copy of so many bytes: pointers to where from and where to."""
+    name, text = named(_COPY, "")
+    return Task(name, text, (), nbytes, 2.0 + 0.05 * nbytes)
+
+
+def frame(
+    entries: int, tests: int, count: int, moves: int, movers: int, pred: int
+) -> np.ndarray[Any, Any]:
+    """A loop's frame, of addresses and counts; its last word says how far it came."""
+    words: Sequence[int] = (entries, tests, count, moves, movers, pred, 0)
+    return np.array(words, np.int64)

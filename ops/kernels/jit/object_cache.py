@@ -1,0 +1,179 @@
+"""Object code on disk: what one process compiled, the next one loads.
+
+An entry is a file named by the hash of all that the code depends on: the program text, the version
+of LLVM, the processor and its features. It holds a digest of its content, so that a damaged one is
+compiled anew; it is written beside its place and moved there, so that processes at the same time
+never see half of one. The folder is kept below a size: the entries that were not used for longest
+go first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from graphflow.base.environment import home, own_folder
+from graphflow.base.lazy_dataclass import dataclass
+
+LIMIT = 64 << 20
+"""Bytes that entries may take in all."""
+
+_SUFFIX = ".kernel"
+_TOGETHER = ".kernels"  # of several entries, which say where it is
+_ELSEWHERE = b"graphflow: in "
+_DIGEST = hashlib.sha256().digest_size
+
+
+def cache_folder() -> Path:
+    """The user's folder for what graphflow keeps between processes."""
+    own, base = own_folder("GRAPHFLOW_CACHE"), own_folder("XDG_CACHE_HOME")
+    return own or (base or home() / ".cache") / "graphflow"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What is in a store."""
+
+    folder: Path
+    entries: int
+    nbytes: int
+
+
+class Store:
+    """A folder of entries: bytes by key.
+
+    Args:
+        limit: bytes that the entries may take; after a write, the oldest beyond it are removed.
+    """
+
+    def __init__(self, folder: Path | None = None, limit: int = LIMIT) -> None:
+        self.folder = (cache_folder() if folder is None else folder) / "kernels"
+        self.limit = limit
+        self._written = self.limit  # what other processes wrote is looked at first
+
+    def get(self, key: str) -> bytes | None:
+        """An entry; None where there is none, or a damaged one, or where somebody else could have
+        put it: it is code, and it would run."""
+        if not self._ours():
+            return None
+        data = self._read(self._path(key))
+        if data is not None and data.startswith(_ELSEWHERE):
+            place = data[len(_ELSEWHERE) :].decode("ascii", "replace")
+            data = self._read(self.folder / Path(place).name)
+        return data
+
+    def _ours(self) -> bool:
+        """Whether nobody but this user, or root, can write to the folder."""
+        try:
+            status = self.folder.stat()
+        except OSError:
+            return False
+        return status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep an entry, if the folder can be written."""
+        self.put_all([key], data)
+
+    def put_all(self, keys: Sequence[str], data: bytes) -> None:
+        """Keep what several keys give, if the folder can be written: it is there once, named by
+        its content, and the keys' entries say where."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if len(keys) > 1:
+                place = self.folder / f"{hashlib.sha256(data).hexdigest()}{_TOGETHER}"
+                self._write(place, data)
+                data = _ELSEWHERE + place.name.encode()
+            for key in keys:
+                self._write(self._path(key), data)
+        except OSError:
+            return  # a full or read-only disk: the next process compiles again
+        if self._written > self.limit // 16:
+            self._written = 0
+            self._trim()
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        digest, data = content[:_DIGEST], content[_DIGEST:]
+        if not data or hashlib.sha256(data).digest() != digest:
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):
+            os.utime(path)  # used now
+        return data
+
+    def _write(self, path: Path, data: bytes) -> None:
+        handle, beside = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(data).digest() + data)
+            os.replace(beside, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(beside)
+            raise
+        self._written += len(data)
+
+    def usage(self) -> Usage:
+        files = self._files()
+        entries = sum(path.suffix == _SUFFIX for _, _, path in files)
+        return Usage(self.folder, entries, sum(size for _, size, _ in files))
+
+    def clear(self) -> tuple[Usage, list[OSError]]:
+        """Remove all entries; returns what was removed, and why something is left."""
+        entries = nbytes = 0
+        refused: list[OSError] = []
+        try:
+            paths = sorted(self._paths())
+        except (FileNotFoundError, NotADirectoryError):
+            paths = []  # nothing was ever kept
+        except OSError as error:
+            paths, refused = [], [error]
+        for path in paths:
+            try:
+                size = path.lstat().st_size
+                path.unlink()
+            except FileNotFoundError:
+                continue  # another process removed it
+            except OSError as error:
+                refused.append(error)
+                continue
+            entries += path.suffix == _SUFFIX
+            nbytes += size
+        return Usage(self.folder, entries, nbytes), refused
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
+
+    def _paths(self) -> list[Path]:
+        kept = (_SUFFIX, _TOGETHER, ".tmp")
+        return [path for path in self.folder.iterdir() if path.suffix in kept]
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Time of last use, size and path of each entry."""
+        found = []
+        try:
+            for path in self._paths():
+                with suppress(OSError):  # another process removed it
+                    status = path.stat()
+                    found.append((status.st_mtime, status.st_size, path))
+        except OSError:
+            return []
+        return found
+
+    def _trim(self) -> None:
+        files = sorted(self._files())
+        total = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if total <= self.limit:
+                return
+            with suppress(OSError):
+                path.unlink()
+            total -= size

@@ -1,0 +1,34 @@
+"""Memory that kernels work in: kept by each thread, so that the pages are there already.
+
+The blocks that kernels take are of bounded size; a fresh allocation of each would spend more time
+in page faults than in copying.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+
+from graphflow.ops.kernels.jit.array_address import fresh
+
+_KEPT = 1 << 26  # bytes; larger buffers go back to the system
+_local = threading.local()
+
+
+def scratch(xp: Any, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An uninitialised C-contiguous array, valid until this thread asks for the same slot again;
+    aligned to 64 bytes."""
+    if xp is not np:
+        return xp.empty(shape, dtype)
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    kept: dict[str, Any] = _local.__dict__
+    buffer = kept.get(slot)
+    if nbytes > _KEPT:
+        buffer = fresh(nbytes)
+    elif buffer is None or buffer.nbytes < nbytes:
+        buffer = kept[slot] = fresh(max(nbytes, 1 << 12))
+    return buffer[:nbytes].view(dtype).reshape(shape)

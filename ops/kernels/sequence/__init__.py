@@ -1,0 +1,1 @@
+"""Attention and LSTM as lists of native calls."""

@@ -1,0 +1,121 @@
+"""The gates of an LSTM as native loops: what one step does between its products, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphflow.ops.kernels.codegen.control_flow import Flow, lanes_of
+from graphflow.ops.kernels.codegen.vector_math import sigmoid, tanh
+from graphflow.ops.kernels.codegen.vector_writer import Floats
+
+
+class _Rows:
+    """Rows of batch entries from start to stop, and vectors of the H elements of each gate.
+
+    Size 0 is H; a row of all gates has 4·H elements. What is beyond the last whole vector goes the
+    same way under a mask.
+    """
+
+    def __init__(self, flow: Flow, element: str, gates: str) -> None:
+        self.flow, self.element, self.gates = flow, element, gates
+        self.width = lanes_of(element)
+        self.floats: Floats = flow.floats(self.width, element)
+        self.size = flow.size(0)
+        self.mask: str | None = None
+
+    def place(self, base: str, row: str, j: str, gate: str | None = None) -> str:
+        """Of element j of a row, of H elements or of a gate's among 4·H."""
+        flow = self.flow
+        many = 1 if gate is None else len(self.gates)
+        start = flow.mul(row, flow.mul(self.size, many))
+        if gate is not None:
+            start = flow.add(start, flow.mul(self.size, self.gates.index(gate)))
+        return flow.at(base, self.element, flow.add(start, j))
+
+    def read(self, base: str, row: str, j: str, gate: str | None = None) -> str:
+        return self.flow.read(self.width, self.element, self.place(base, row, j, gate), self.mask)
+
+    def keep(self, value: str, base: str, row: str, j: str, gate: str | None = None) -> None:
+        place = self.place(base, row, j, gate)
+        self.flow.keep(self.width, self.element, value, place, self.mask)
+
+    def run(self, body: Callable[[str, str], None]) -> None:
+        """body(row, j) for all vectors of all rows."""
+        flow = self.flow
+        whole = flow.step("and", self.size, -self.width)
+        left = flow.step("sub", self.size, whole)
+        mask = flow.first_lanes(self.width, left)
+        some = flow.step("icmp sgt", left, 0)
+
+        def row(r: str) -> None:
+            flow.loop("0", whole, (), lambda j: body(r, j), self.width)
+
+            def rest() -> None:
+                self.mask = mask
+                body(r, whole)
+                self.mask = None
+
+            flow.when(some, (), rest)
+
+        flow.loop("%start", "%stop", (), row)
+
+
+def forward(element: str, gates: str) -> tuple[str, str]:
+    """c' = f·c + i·g and h = o·tanh(c'), of gates from z + bias + recurrent.
+
+    Pointers: z, recurrent, bias, c, then what is written: activated gates, c', h.
+    """
+    flow = Flow()
+    z, past, bias, c, kept, c_out, h = (flow.pointer(i) for i in range(7))
+    rows = _Rows(flow, element, gates)
+    f = rows.floats
+
+    def step(r: str, j: str) -> None:
+        value = {}
+        for gate in "ifgo":
+            total = f.add(rows.read(z, r, j, gate), rows.read(bias, "0", j, gate))
+            total = f.add(total, rows.read(past, r, j, gate))
+            value[gate] = tanh(f, total) if gate == "g" else sigmoid(f, total)
+            rows.keep(value[gate], kept, r, j, gate)
+        state = f.fma(value["f"], rows.read(c, r, j), f.mul(value["i"], value["g"]))
+        rows.keep(state, c_out, r, j)
+        rows.keep(f.mul(value["o"], tanh(f, state)), h, r, j)
+
+    rows.run(step)
+    return flow.function()
+
+
+def backward(element: str, gates: str) -> tuple[str, str]:
+    """The cotangents of what the gates were made of, and of c, from those of h and c'.
+
+    Pointers: that of y at this step, that of h from the steps after it, activated gates, c', c,
+    then what is written: the cotangents of the gates' sums; that of c', which becomes that of c.
+    """
+    flow = Flow()
+    from_y, from_h, kept, c_out, c, dz, dc = (flow.pointer(i) for i in range(7))
+    rows = _Rows(flow, element, gates)
+    f = rows.floats
+
+    def step(r: str, j: str) -> None:
+        one = f.const(1.0)
+        value = {gate: rows.read(kept, r, j, gate) for gate in "ifgo"}
+        dh = f.add(rows.read(from_y, r, j), rows.read(from_h, r, j))
+        level = tanh(f, rows.read(c_out, r, j))
+        flat = f.sub(one, f.mul(level, level))
+        dstate = f.fma(f.mul(dh, value["o"]), flat, rows.read(dc, r, j))
+
+        def slope(gate: str) -> str:
+            return f.mul(value[gate], f.sub(one, value[gate]))
+
+        sums = {
+            "i": f.mul(f.mul(dstate, value["g"]), slope("i")),
+            "f": f.mul(f.mul(dstate, rows.read(c, r, j)), slope("f")),
+            "g": f.mul(f.mul(dstate, value["i"]), f.sub(one, f.mul(value["g"], value["g"]))),
+            "o": f.mul(f.mul(dh, level), slope("o")),
+        }
+        for gate, total in sums.items():
+            rows.keep(total, dz, r, j, gate)
+        rows.keep(f.mul(dstate, value["f"]), dc, r, j)
+
+    rows.run(step)
+    return flow.function()

@@ -1,0 +1,1 @@
+"""CSR products, scatters of rows and prefix sums."""

@@ -1,0 +1,417 @@
+"""Decompositions of matrices: cholesky, qr, eigh, eig. Public in `gf.linalg`.
+
+Their gradients are made of products and triangular solves, so they can be differentiated again.
+Where eigenvalues are equal their vectors are not unique: see `confluent.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphflow.errors import ArgumentError, DifferentiationError
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ir.spec import TensorSpec, complex_dtype, minimum, real_dtype, spec
+from graphflow.ops import confluent
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import conj, is_zeros
+from graphflow.ops.matrices.matmul import tril, triu
+from graphflow.ops.matrices.matrix_rules import (
+    adjoint,
+    array_adjoint,
+    columns,
+    cubic,
+    distinct,
+    identity,
+    in_kind_of,
+    lapack,
+    matrix_sizes,
+    narrow,
+    positive_definite,
+    square_size,
+    symmetric_part,
+    times,
+)
+from graphflow.ops.matrices.solve import solve_op, triangular_solve_op
+from graphflow.ops.sharding import rules as sharding
+from graphflow.ops.tensors.slicing import concat, window
+
+M33, BATCH33 = spec("float32", (3, 3)), spec("float32", (2, 3, 3))
+# The phase of complex vectors is LAPACK's choice: finite differences would see it change.
+REAL = (M33, BATCH33)
+C33 = spec("complex64", (3, 3))
+
+
+def _infer_square(x: TensorSpec) -> TensorSpec:
+    square_size(x)
+    return x
+
+
+def _symmetric(x: Any) -> Any:
+    """The symmetric part of an array; a symmetric one comes back bit by bit."""
+    return (x + array_adjoint(x)) * x.dtype.type(0.5)
+
+
+# Cholesky ---------------------------------------------------------------------------------------
+
+_INDEFINITE = (
+    "is not positive definite (in its symmetric part); add a multiple of the identity, "
+    "or use gf.linalg.eigh"
+)
+
+
+def _cholesky_kernel(xp: Any, x: Any) -> Any:
+    return narrow(xp, lapack(xp, xp.linalg.cholesky, _symmetric(x), _INDEFINITE), x.dtype)
+
+
+def _cholesky_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    """L⁻ᴴ·Φ(Lᴴg)·L⁻¹, symmetrised; Φ takes the lower triangle, its diagonal halved."""
+    inner = times(y, g, adjoint_a=True)
+    halved = (tril(inner) + tril(inner, k=-1)) * 0.5
+
+    def from_left(b: Tensor) -> Tensor:
+        solved: Tensor = triangular_solve_op(y, b, lower=True, adjoint=True, unit_diagonal=False)
+        return solved
+
+    return (symmetric_part(from_left(adjoint(from_left(halved)))),)
+
+
+cholesky_op = register(
+    Op(
+        "cholesky",
+        infer=_infer_square,
+        kernel=_cholesky_kernel,
+        vjp=_cholesky_vjp,
+        batch=batching.rows,
+        sharding=sharding.matrices(2),
+        cost=cubic(1),
+        autocast="high",
+        samples=tuple(sample(s, make=positive_definite) for s in (M33, BATCH33, C33)),
+    )
+)
+
+
+@function
+def cholesky(x: Any, *, upper: bool = False) -> Tensor:
+    """The lower triangular L, its diagonal positive, with L @ Lᴴ = x; `upper`: Lᴴ.
+
+    Args:
+        x: symmetric (Hermitian) positive definite matrices (…, n, n); of others the symmetric part
+            counts, and its gradient is symmetric.
+
+    Raises:
+        ShapeError: not square.
+        DTypeError: not float or complex.
+        ArgumentError: upper is not a bool.
+        CheckError: from the step, where a matrix is not positive definite.
+
+    Source: Murray, "Differentiation of the Cholesky decomposition", arXiv:1602.07527.
+    """
+    if not isinstance(upper, bool):
+        raise ArgumentError(f"upper is True or False, not {upper!r}")
+    lower: Tensor = cholesky_op(as_tensor(x))
+    return adjoint(lower) if upper else lower
+
+
+# QR ---------------------------------------------------------------------------------------------
+
+
+def _infer_qr(x: TensorSpec, mode: str) -> tuple[TensorSpec, TensorSpec]:
+    m, n = matrix_sizes(x)
+    k = m if mode == "complete" else minimum(m, n)
+    return x.with_shape((*x.shape[:-1], k)), x.with_shape((*x.shape[:-2], k, n))
+
+
+def _qr_kernel(xp: Any, x: Any, mode: str) -> tuple[Any, Any]:
+    q, r = lapack(xp, lambda a: tuple(xp.linalg.qr(a, mode)), x, "has no QR decomposition")
+    return narrow(xp, q, x.dtype), narrow(xp, r, x.dtype)
+
+
+def _qr_vjp(
+    g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor, mode: str
+) -> tuple[Tensor]:
+    """Of a wide x = [X, Y] it is the QR of X, and R = [U, QᴴY]."""
+    m, n = x.shape[-2:]
+    (gq, gr), (q, r) = g, y
+    if m == n:
+        return (_tall_qr_grad(gq, gr, q, r),)
+    if not (isinstance(m, int) and isinstance(n, int)):
+        raise DifferentiationError(
+            f"which side of {x.spec} is longer is not known while the graph is built; give known "
+            "sizes to the matrices whose qr is differentiated"
+        )
+    if m > n:
+        if mode == "complete":
+            raise DifferentiationError(
+                f"the columns beyond {n} of the complete q of {x.spec} are not unique and have no "
+                "gradient; use mode='reduced'"
+            )
+        return (_tall_qr_grad(gq, gr, q, r),)
+    last = x.ndim - 1
+    rest = window(x, last, m, n - m)
+    g_rest = window(gr, last, m, n - m)
+    gq = gq + times(rest, g_rest, adjoint_b=True)
+    gx = _tall_qr_grad(gq, window(gr, last, 0, m), q, window(r, last, 0, m))
+    return (concat([gx, times(q, g_rest)], last),)
+
+
+def _tall_qr_grad(gq: Tensor, gr: Tensor, q: Tensor, r: Tensor) -> Tensor:
+    """(gQ + Q·sym(M))·R⁻ᴴ with M the upper triangle of gR·Rᴴ - Qᴴ·gQ, its diagonal halved."""
+    inner = times(gr, r, adjoint_b=True) - times(q, gq, adjoint_a=True)
+    halved = (triu(inner) + triu(inner, k=1)) * 0.5
+    whole = gq + times(q, halved + adjoint(halved))
+    solved: Tensor = triangular_solve_op(
+        r, adjoint(whole), lower=False, adjoint=False, unit_diagonal=False
+    )
+    return adjoint(solved)
+
+
+qr_op = register(
+    Op(
+        "qr",
+        infer=_infer_qr,
+        kernel=_qr_kernel,
+        vjp=_qr_vjp,
+        batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(2, 2)),
+        cost=cubic(2),
+        autocast="high",
+        samples=(
+            sample(M33, make=distinct, mode="reduced"),
+            sample(spec("float32", (4, 2)), make=distinct, mode="reduced"),
+            sample(spec("float32", (2, 3, 5)), make=distinct, mode="complete"),
+            sample(spec("complex64", (4, 3)), make=distinct, mode="reduced"),
+        ),
+    )
+)
+
+
+@function
+def qr(x: Any, *, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """(q, r) with q @ r = x, the columns of q orthonormal, r upper triangular.
+
+    Args:
+        x: matrices (…, m, n); where m > n, of full column rank for the gradient.
+        mode: "reduced": q (…, m, k), r (…, k, n), k the smaller of m and n; "complete": q is
+            square, and has a gradient only where m <= n.
+
+    Raises:
+        ShapeError: x has no two axes.
+        DTypeError: not float or complex.
+        ArgumentError: another mode.
+
+    Source: Walter & Lehmann, "Algorithmic differentiation of linear algebra functions",
+    arXiv:1001.1654; Seeger et al., "Auto-differentiating linear algebra", arXiv:1710.08717.
+    """
+    if mode not in ("reduced", "complete"):
+        raise ArgumentError(f"mode is 'reduced' or 'complete', not {mode!r}")
+    q, r = qr_op(as_tensor(x), mode=mode)
+    return q, r
+
+
+# Symmetric eigenvalues --------------------------------------------------------------------------
+
+_NO_VALUES = "has no eigenvalues that LAPACK could find; does it hold NaN or infinity?"
+
+
+def _infer_eigh(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    return _infer_eigvalsh(x), x
+
+
+def _infer_eigvalsh(x: TensorSpec) -> TensorSpec:
+    square_size(x)
+    return TensorSpec(x.shape[:-1], real_dtype(x.dtype))
+
+
+def _eigh_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
+    values, vectors = lapack(xp, xp.linalg.eigh, _symmetric(x), _NO_VALUES)
+    return narrow(xp, values, real_dtype(x.dtype)), narrow(xp, vectors, x.dtype)
+
+
+def _eigvalsh_kernel(xp: Any, x: Any) -> Any:
+    values = lapack(xp, xp.linalg.eigvalsh, _symmetric(x), _NO_VALUES)
+    return narrow(xp, values, real_dtype(x.dtype))
+
+
+def _rebuilt(values: Tensor, vectors: Tensor) -> Tensor:
+    """V·diag(values)·Vᴴ."""
+    return times(vectors * columns(values), vectors, adjoint_b=True)
+
+
+def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
+    """V·(diag(gw) + F∘skew(Vᴴ·gV))·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ)."""
+    (g_values, g_vectors), (values, vectors) = g, y
+    result = _rebuilt(g_values, vectors)
+    if not is_zeros(g_vectors):
+
+        def skew(g: Tensor) -> Tensor:
+            turned = times(vectors, g, adjoint_a=True)
+            half: Tensor = (turned - adjoint(turned)) * 0.5
+            return half
+
+        gaps, equal = confluent.pairs(values)
+        moved = confluent.slopes(x, [g_vectors], [equal])
+        turned = confluent.quotient(
+            skew(g_vectors),
+            gaps,
+            equal,
+            skew(moved[0]) if moved else None,
+            confluent.pairs(confluent.moving(values))[0],
+            confluent.scale_of(times(vectors, g_vectors, adjoint_a=True)),
+        )
+        result = result + times(times(vectors, turned), vectors, adjoint_b=True)
+    return (in_kind_of(symmetric_part(result), x),)
+
+
+eigh_op = register(
+    Op(
+        "eigh",
+        infer=_infer_eigh,
+        kernel=_eigh_kernel,
+        vjp=_eigh_vjp,
+        batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(1, 2)),
+        cost=cubic(9),
+        autocast="high",
+        samples=tuple(sample(s, make=distinct) for s in REAL),
+    )
+)
+eigvalsh_op = register(
+    Op(
+        "eigvalsh",
+        infer=_infer_eigvalsh,
+        kernel=_eigvalsh_kernel,
+        vjp=lambda g, y, x: (in_kind_of(symmetric_part(_rebuilt(g, eigh_op(x)[1])), x),),
+        batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(1,)),
+        cost=cubic(4),
+        autocast="high",
+        samples=tuple(sample(s, make=distinct) for s in (M33, BATCH33, C33)),
+    )
+)
+
+
+@function
+def eigh(x: Any) -> tuple[Tensor, Tensor]:
+    """(values, vectors) of symmetric (Hermitian) matrices: x @ v = v·w for each column v.
+
+    Args:
+        x: (…, n, n); of matrices that are not symmetric the symmetric part counts.
+
+    Returns:
+        Real eigenvalues (…, n), ascending, and orthonormal vectors (…, n, n), the columns. A
+        vector's sign (phase) is LAPACK's choice, and functions of vectors should not depend on it.
+
+    Raises:
+        ShapeError: not square.
+        DTypeError: not float or complex.
+        CheckError: from the step, where the iterations do not converge.
+
+    Source: Giles, "An extended collection of matrix derivative results", 2008.
+    """
+    values, vectors = eigh_op(as_tensor(x))
+    return values, vectors
+
+
+@function
+def eigvalsh(x: Any) -> Tensor:
+    """The eigenvalues of `eigh`, without the vectors.
+
+    Raises:
+        ShapeError, DTypeError, CheckError: as `eigh`.
+    """
+    result: Tensor = eigvalsh_op(as_tensor(x))
+    return result
+
+
+# General eigenvalues ----------------------------------------------------------------------------
+
+
+def _infer_eig(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    square_size(x)
+    wanted = complex_dtype(x.dtype)
+    return TensorSpec(x.shape[:-1], wanted), TensorSpec(x.shape, wanted)
+
+
+def _eig_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
+    values, vectors = lapack(xp, xp.linalg.eig, x, _NO_VALUES)
+    wanted = complex_dtype(x.dtype)
+    return narrow(xp, values, wanted), narrow(xp, vectors, wanted)
+
+
+def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
+    """V⁻ᴴ·(diag(gw) + (Vᴴ·gV - VᴴV·diag(Re diag(Vᴴ·gV))) ∘ F*)·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ): the
+    vectors are of length 1, which the second term keeps."""
+    (g_values, g_vectors), (values, vectors) = g, y
+    eye = identity(x.shape[-1], FUNCTIONS["real"](values))
+    inner = eye * columns(g_values)
+    if not is_zeros(g_vectors):
+        gram = times(vectors, vectors, adjoint_a=True)
+
+        def across(g: Tensor) -> Tensor:
+            turned = times(vectors, g, adjoint_a=True)
+            lengths = FUNCTIONS["sum"](FUNCTIONS["real"](turned) * eye, axis=-2)
+            rest: Tensor = turned - gram * columns(lengths)
+            return rest
+
+        gaps, equal = confluent.pairs(values)
+        moved = confluent.slopes(x, [g_vectors], [equal])
+        inner = inner + confluent.quotient(
+            across(g_vectors),
+            conj(gaps),
+            equal,
+            across(moved[0]) if moved else None,
+            confluent.pairs(confluent.moving(values))[0],
+            confluent.scale_of(times(vectors, g_vectors, adjoint_a=True)),
+        )
+    solved: Tensor = solve_op(vectors, times(inner, vectors, adjoint_b=True), adjoint=True)
+    return (in_kind_of(solved, x),)
+
+
+eig_op = register(
+    Op(
+        "eig",
+        infer=_infer_eig,
+        kernel=_eig_kernel,
+        vjp=_eig_vjp,
+        batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(1, 2)),
+        cost=cubic(25),
+        samples=tuple(sample(s, make=distinct) for s in REAL),
+        device_kinds=("cpu",),
+    )
+)
+
+
+@function
+def eig(x: Any) -> tuple[Tensor, Tensor]:
+    """(values, vectors) of square matrices: x @ v = v·w for each column v. Both are complex.
+
+    Args:
+        x: (…, n, n), diagonalisable for the gradient.
+
+    Returns:
+        Eigenvalues (…, n) in no order, and vectors (…, n, n) of length 1, the columns; functions of
+        them should not depend on their phase.
+
+    Raises:
+        ShapeError: not square.
+        DTypeError: not float or complex.
+        CheckError: from the step, where the iterations do not converge.
+
+    Source: Boeddeker et al., "On the computation of complex-valued gradients", arXiv:1701.00392.
+    """
+    values, vectors = eig_op(as_tensor(x))
+    return values, vectors
+
+
+@function
+def eigvals(x: Any) -> Tensor:
+    """The eigenvalues of `eig`.
+
+    Raises:
+        ShapeError, DTypeError, CheckError: as `eig`.
+    """
+    return eig(x)[0]
+
+
+__all__ = ["cholesky", "eig", "eigh", "eigvals", "eigvalsh", "qr"]

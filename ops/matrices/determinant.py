@@ -1,0 +1,164 @@
+"""Determinants, plain and as a sign and a logarithm. Public in `gf.linalg`.
+
+Source of the gradients: Giles, "An extended collection of matrix derivative results for forward and
+reverse mode algorithmic differentiation", 2008.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ir.spec import TensorSpec, real_dtype, spec
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import conj
+from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.matrices.matrix_rules import (
+    adjoint,
+    cubic,
+    in_kind_of,
+    lapack,
+    narrow,
+    regular,
+    square_size,
+)
+from graphflow.ops.matrices.solve import inv_op
+from graphflow.ops.sharding import rules as sharding
+from graphflow.ops.tensors.shape import expand_dims, matrix_transpose
+
+M33, BATCH33, C33 = spec("float32", (3, 3)), spec("float32", (2, 3, 3)), spec("complex64", (3, 3))
+
+
+def _infer_det(x: TensorSpec) -> TensorSpec:
+    square_size(x)
+    return x.with_shape(x.shape[:-2])
+
+
+def _infer_cofactor(x: TensorSpec) -> TensorSpec:
+    square_size(x)
+    return x
+
+
+def _det_kernel(xp: Any, x: Any) -> Any:
+    return narrow(xp, xp.asarray(xp.linalg.det(x)), x.dtype).reshape(x.shape[:-2])
+
+
+def _cofactor_kernel(xp: Any, x: Any) -> Any:
+    """With x = u·s·v: det(u)·det(v)·u*·s'·v*, s'ᵢ the product of the other singular values."""
+    u, s, v = lapack(xp, xp.linalg.svd, x, "has no singular values: does it hold NaN or inf?")
+    n = s.shape[-1]
+    others = xp.where(xp.eye(n, dtype=bool), s.dtype.type(1), s[..., None, :]).prod(-1)
+    signs = xp.linalg.det(u) * xp.linalg.det(v)
+    result = xp.matmul(u.conj() * others[..., None, :], v.conj()) * signs[..., None, None]
+    return narrow(xp, result, x.dtype)
+
+
+def _cofactor_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    """dC = (tr(Cᵀdx)·C - C·dxᵀ·C) / det x, of regular matrices."""
+    c = conj(y)
+    inner = FUNCTIONS["sum"](g * c, axis=(-2, -1), keepdims=True)
+    crossed = matmul(matmul(c, matrix_transpose(g)), c)
+    return ((inner * c - crossed) / _as_matrix(conj(det_op(x))),)
+
+
+def _as_matrix(values: Tensor) -> Tensor:
+    return expand_dims(values, (-2, -1))
+
+
+# det(x)·x⁻ᵀ, which singular matrices have, too: the derivative of the determinant.
+cofactor = register(
+    Op(
+        "cofactor",
+        infer=_infer_cofactor,
+        kernel=_cofactor_kernel,
+        vjp=_cofactor_vjp,
+        batch=batching.rows,
+        sharding=sharding.matrices(2),
+        cost=cubic(22),
+        autocast="high",
+        samples=tuple(sample(s, make=regular) for s in (M33, BATCH33, C33)),
+    )
+)
+det_op = register(
+    Op(
+        "det",
+        infer=_infer_det,
+        kernel=_det_kernel,
+        vjp=lambda g, y, x: (_as_matrix(g) * conj(cofactor(x)),),
+        batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(0,)),
+        cost=cubic(1),
+        autocast="high",
+        samples=tuple(sample(s) for s in (M33, BATCH33, C33)),
+    )
+)
+
+
+@function
+def det(x: Any) -> Tensor:
+    """The determinant of each matrix of x (…, n, n).
+
+    Singular matrices have a gradient, too (the cofactors); its own gradient takes regular ones.
+
+    Raises:
+        ShapeError: not square.
+        DTypeError: not float or complex.
+    """
+    result: Tensor = det_op(as_tensor(x))
+    return result
+
+
+def _infer_slogdet(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    sign = _infer_det(x)
+    return sign, sign.with_dtype(real_dtype(x.dtype))
+
+
+def _slogdet_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
+    sign, log = map(xp.asarray, xp.linalg.slogdet(x))
+    shape = x.shape[:-2]
+    return (
+        narrow(xp, sign, x.dtype).reshape(shape),
+        narrow(xp, log, real_dtype(x.dtype)).reshape(shape),
+    )
+
+
+def _slogdet_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
+    """d(log|det| + i·arg det) = tr(x⁻¹dx); the sign of a real determinant is flat."""
+    g_sign, factor = g
+    if x.dtype.kind == "c":
+        turn: Tensor = FUNCTIONS["imag"](conj(g_sign) * y[0])
+        factor = FUNCTIONS["complex"](factor, -turn)
+    return (in_kind_of(_as_matrix(factor) * adjoint(inv_op(x)), x),)
+
+
+slogdet_op = register(
+    Op(
+        "slogdet",
+        infer=_infer_slogdet,
+        kernel=_slogdet_kernel,
+        vjp=_slogdet_vjp,
+        batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(0, 0)),
+        cost=cubic(1),
+        autocast="high",
+        samples=tuple(sample(s, make=regular) for s in (M33, BATCH33, C33)),
+    )
+)
+
+
+@function
+def slogdet(x: Any) -> tuple[Tensor, Tensor]:
+    """(sign, log|det|) of each matrix of x (…, n, n); (0, -inf) of singular ones.
+
+    It neither overflows nor underflows. The sign of complex matrices is a number of modulus 1.
+
+    Raises:
+        ShapeError: not square.
+        DTypeError: not float or complex.
+        CheckError: from a step that takes the gradient at a singular matrix.
+    """
+    sign, log = slogdet_op(as_tensor(x))
+    return sign, log
+
+
+__all__ = ["det", "slogdet"]

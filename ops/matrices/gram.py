@@ -1,0 +1,138 @@
+"""Products of a matrix with its own transpose: x.T @ x and x @ x.T, at half the price.
+
+`passes/gram.py` makes them of `matmul`. Large ones are BLAS's `syrk`, which computes one triangle
+and is what numpy takes for two views of one memory; others are the products that they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+
+from graphflow.errors import ShapeError
+from graphflow.ir.op import Cost, Op, Tensor, register, sample
+from graphflow.ir.spec import Size, TensorSpec, show_shape, spec
+from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.matrices.matmul import (
+    matmul,
+    matmul_into,
+    native_matmul,
+    split_rule,
+    sum_of_products,
+)
+from graphflow.ops.tensors.shape import matrix_transpose
+
+Array = np.ndarray[Any, Any]
+
+DTYPES = ("float32", "float64")
+"""Of products that may be computed by their triangle."""
+_LEAST = 2.5e7
+"""Flops of the whole product from which one triangle of it takes less time."""
+_NARROW = 32
+"""Columns up to which generated kernels are quicker, however long these are."""
+
+
+def is_halved(n: int, k: int, dtype: str) -> bool:
+    """Whether a product of n columns of length k is computed by its triangle: a function of sizes
+    and dtype alone, since bits follow from it."""
+    return dtype in DTYPES and n > _NARROW and 2.0 * n * n * k >= _LEAST
+
+
+def flags(columns: bool) -> dict[str, bool]:
+    """Of `matmul`, for the same product."""
+    return {"transpose_a": columns, "transpose_b": not columns}
+
+
+def sizes(x: TensorSpec, columns: bool) -> tuple[Size, Size]:
+    """The size of the result, and the length that is summed over."""
+    return (x.shape[1], x.shape[0]) if columns else (x.shape[0], x.shape[1])
+
+
+def _infer(x: TensorSpec, columns: bool) -> TensorSpec:
+    require_kind(x, "float")
+    if x.rank != 2:
+        raise ShapeError(f"takes a matrix, not {show_shape(x.shape)}")
+    n, _ = sizes(x, columns)
+    return x.with_shape((n, n))
+
+
+def _cost(x: TensorSpec, columns: bool) -> Cost:
+    n, k = sizes(x, columns)
+    return Cost(flops=n * (n + 1) * k)
+
+
+def _native(x: TensorSpec, columns: bool) -> Task | None:
+    n, k = sizes(x, columns)
+    if is_halved(cast(int, n), cast(int, k), x.dtype.name):
+        return None
+    task = native_matmul(x, x, **flags(columns))
+    return None if task is None else replace(task, order=(0, 0, 1))  # x twice, and the result
+
+
+def _into(xp: Any, out: Any, x: Any, columns: bool) -> None:
+    tall = x if columns else x.swapaxes(0, 1)
+    k, n = tall.shape
+    if xp is not np:
+        xp.matmul(tall.swapaxes(0, 1), tall, out=out)
+    elif not is_halved(n, k, x.dtype.name):
+        matmul_into(np, out, x, x, **flags(columns))
+    else:
+        axis, parts = split_rule((), n, k, n)
+        if parts == 1:
+            np.matmul(tall.T, tall, out=out)
+        elif axis == 2:
+            sum_of_products(out, tall.T, tall, parts)
+        else:
+            _by_columns(out, tall, min(4, parts))
+
+
+def _by_columns(out: Array, tall: Array, parts: int) -> None:
+    """Blocks of the result on its diagonal and above; those below are their mirror image."""
+    n = tall.shape[1]
+    blocks = [slice(a, b) for a, b in pairwise([n * i // parts for i in range(parts + 1)])]
+    pairs = [(a, b) for i, a in enumerate(blocks) for b in blocks[i:]]
+
+    def part(i: int) -> None:
+        a, b = pairs[i]
+        np.matmul(tall[:, a].T, tall[:, b], out=out[a, b])
+        if a is not b:
+            out[b, a] = out[a, b].T
+
+    run_parts(part, len(pairs))
+
+
+def _kernel(xp: Any, x: Any, columns: bool) -> Any:
+    n = x.shape[1 if columns else 0]
+    out = xp.empty((n, n), x.dtype)
+    _into(xp, out, x, columns)
+    return out
+
+
+def _vjp(g: Tensor, y: Tensor, x: Tensor, columns: bool) -> tuple[Tensor]:
+    both = g + matrix_transpose(g)
+    return (matmul(x, both) if columns else matmul(both, x),)
+
+
+register(
+    Op(
+        "gram",
+        infer=_infer,
+        kernel=_kernel,
+        into=_into,
+        native=_native,
+        vjp=_vjp,
+        cost=_cost,
+        autocast="low",
+        doc="The products of all columns (or rows) of a matrix: x.T @ x (or x @ x.T).",
+        samples=(
+            sample(spec("float32", (5, 3)), columns=True),
+            sample(spec("float32", (5, 3)), columns=False),
+            sample(spec("float64", (3000, 70)), columns=True),
+        ),
+    )
+)

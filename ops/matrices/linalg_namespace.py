@@ -1,0 +1,118 @@
+"""Linear algebra, public as `gf.linalg`: the array API's names and some more of numpy's.
+
+Matrices are the last two axes of a tensor; the axes before them are batches. All take floats and
+complex numbers, and have gradients to any order.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from graphflow.base.argument_checks import spelt
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, located, promoted
+from graphflow.ir.spec import equate, maximum, minimum, show_shape
+from graphflow.ops.base.shape_rules import listed, normalize_axis, require_kind, whole
+from graphflow.ops.matrices.decompositions import cholesky, eig, eigh, eigvals, eigvalsh, qr
+from graphflow.ops.matrices.determinant import det, slogdet
+from graphflow.ops.matrices.einsum import einsum, tensordot
+from graphflow.ops.matrices.matmul import diagonal as _main_diagonal
+from graphflow.ops.matrices.matmul import matmul, outer, vecdot
+from graphflow.ops.matrices.norms import cond, matrix_norm, norm, vector_norm
+from graphflow.ops.matrices.solve import inv, matrix_power, solve, triangular_solve
+from graphflow.ops.matrices.svd import lstsq, matrix_rank, pinv, svd, svdvals
+from graphflow.ops.tensors.shape import matrix_transpose
+from graphflow.ops.tensors.slicing import roll, window
+
+
+@spelt(ArgumentError)
+def diagonal(x: Any, *, offset: int = 0) -> Tensor:
+    """The diagonal of each matrix of x (…, m, n), `offset` columns above the main one.
+
+    Raises:
+        ShapeError: x has no two axes.
+        ArgumentError: offset is no int.
+    """
+    with located("diagonal"):
+        tensor = as_tensor(x)
+        offset = whole("offset", offset)
+        if tensor.ndim < 2:
+            raise ShapeError(f"takes matrices, not {show_shape(tensor.shape)}")
+        down, right = max(-int(offset), 0), max(int(offset), 0)
+        m, n = tensor.shape[-2:]
+        if offset or m != n:
+            size = minimum(m - down, n - right)
+            size = size if down + right == 0 else maximum(size, 0)
+            down, right = (0 if size == 0 else start for start in (down, right))
+            tensor = window(tensor, tensor.ndim - 2, down, size)
+            tensor = window(tensor, tensor.ndim - 1, right, size)
+    return _main_diagonal(tensor)
+
+
+@spelt(ArgumentError)
+def trace(x: Any, *, offset: int = 0, dtype: Any = None) -> Tensor:
+    """The sum of a diagonal of each matrix of x (…, m, n); see `diagonal` and `gf.sum`.
+
+    Raises:
+        ShapeError, ArgumentError: as `diagonal`.
+    """
+    result: Tensor = FUNCTIONS["sum"](diagonal(x, offset=offset), axis=-1, dtype=dtype)
+    return result
+
+
+@function
+def cross(a: Any, b: Any, *, axis: int = -1) -> Tensor:
+    """The cross product of vectors of three elements along an axis; the others broadcast.
+
+    Raises:
+        ShapeError: the axis is not of size 3 in both.
+        DTypeError: bools, or kinds mix.
+    """
+    a, b = promoted("cross", (a, b))
+    require_kind(a.spec, "int", "float", "complex")
+    for x in (a, b):
+        size = x.shape[normalize_axis(axis, x.ndim)]
+        equate(size, 3, f"axis {axis} of {show_shape(x.shape)} is not of size 3")
+    if axis >= 0 and a.ndim != b.ndim:
+        raise ShapeError(
+            f"ranks of {show_shape(a.shape)} and {show_shape(b.shape)} differ; count the axis "
+            f"from the end, as {axis - max(a.ndim, b.ndim)}"
+        )
+    turned = a * roll(b, -1, axis) - roll(a, -1, axis) * b
+    return roll(turned, -1, axis)
+
+
+@function
+def multi_dot(arrays: Sequence[Any]) -> Tensor:
+    """The product of matrices, multiplied in the order that costs least; the first and the last
+    may be vectors.
+
+    Raises:
+        ArgumentError: less than two, or no list.
+        ShapeError: another rank, or sizes that do not fit.
+    """
+    given = listed("arrays", arrays)
+    if not 2 <= len(given) < len(string.ascii_letters):
+        raise ArgumentError(f"takes from 2 to {len(string.ascii_letters) - 1} matrices")
+    tensors = promoted("multi_dot", given)
+    for i, x in enumerate(tensors):
+        if x.ndim != 2 and not (x.ndim == 1 and i in (0, len(tensors) - 1)):
+            raise ShapeError(
+                f"number {i} is {show_shape(x.shape)}; all are matrices, but the first and last "
+                "may be vectors"
+            )
+    terms = [string.ascii_letters[i : i + 2] for i in range(len(tensors))]
+    terms[0] = terms[0][2 - tensors[0].ndim :]
+    terms[-1] = terms[-1][: tensors[-1].ndim]
+    ends = terms[0][: tensors[0].ndim - 1] + terms[-1][1:]
+    return einsum(f"{','.join(terms)}->{ends}", *tensors)
+
+
+__all__ = [
+    "cholesky", "cond", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv",
+    "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose",
+    "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot",
+    "trace", "triangular_solve", "vecdot", "vector_norm",
+]  # fmt: skip

@@ -1,0 +1,505 @@
+"""Products: matmul and its kin, diagonals and triangles.
+
+`matmul` is the op that most time goes into. Small and medium products are generated kernels
+(`ops/kernels/gemm/gemm.py`), large ones BLAS's, split into blocks; which, and how, depends on the
+shapes alone, so that the bits are the same for any number of threads. BLAS itself runs on one
+thread.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from graphflow.errors import ShapeError
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Cost,
+    Op,
+    Tensor,
+    as_tensor,
+    autocasted,
+    function,
+    promoted,
+    register,
+    sample,
+)
+from graphflow.ir.spec import (
+    Size,
+    TensorSpec,
+    broadcast_shapes,
+    equate,
+    is_half,
+    kind,
+    product,
+    show_shape,
+    spec,
+)
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import conj, normalize_axis, require_kind, unbroadcast, whole
+from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.gemm.gemm import Product, preferred
+from graphflow.ops.kernels.gemm.gemv import VectorProduct, vector_product
+from graphflow.ops.kernels.gemm.tiny import tiny_task
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.compiler import Task, vector_width
+from graphflow.ops.kernels.jit.scratch_memory import scratch
+from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.sharding import rules as sharding
+from graphflow.ops.tensors.shape import (
+    expand_dims,
+    permute_dims,
+    reshape,
+    squeeze,
+)
+from graphflow.ops.tensors.slicing import slice_op
+
+# matmul -----------------------------------------------------------------------------------------
+
+# (least flops, blocks). Handing a block to a thread and hearing back takes about 50 µs, and blocks
+# cost one thread alone 4 to 8 % of the time of the whole product (measured, MLP sizes): products of
+# under about 0.3 ms stay whole.
+_BLOCKS = ((8e9, 16), (2e9, 8), (4e8, 4), (4e7, 2))
+_SMALLEST_BLOCK = 32  # rows or columns
+
+
+def _sizes(a: TensorSpec, b: TensorSpec, ta: bool, tb: bool) -> tuple[Size, Size, Size, Size]:
+    """m, k, k again as b has it, n."""
+    m, k = a.shape[-2:] if not ta else a.shape[:-3:-1]
+    k2, n = b.shape[-2:] if not tb else b.shape[:-3:-1]
+    return m, k, k2, n
+
+
+def _infer_matmul(
+    a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
+) -> TensorSpec:
+    require_kind(a, "int", "float", "complex")
+    if a.rank < 2 or b.rank < 2:
+        raise ShapeError(f"takes matrices, not {show_shape(a.shape)} @ {show_shape(b.shape)}")
+    m, k, k2, n = _sizes(a, b, transpose_a, transpose_b)
+    if isinstance(k, int) and isinstance(k2, int) and k != k2:
+        shown = [
+            show_shape(x.shape) + (" transposed" if flag else "")
+            for x, flag in ((a, transpose_a), (b, transpose_b))
+        ]
+        raise ShapeError(
+            f"inner sizes differ, {' @ '.join(shown)} ({k} != {k2}); transpose one operand?"
+        )
+    equate(k, k2, "inner sizes")
+    return a.with_shape((*broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n))
+
+
+def _cost_matmul(
+    a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
+) -> Cost:
+    out = _infer_matmul(a, b, transpose_a, transpose_b)
+    each = 8 if kind(a.dtype) == "complex" else 2
+    return Cost(flops=out.size * each * _sizes(a, b, transpose_a, transpose_b)[1])
+
+
+def split_rule(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int]:
+    """(axis, blocks) of a split; a function of the shapes only. The axis is one of the product, or
+    the one after them: that which is summed over."""
+    flops = 2.0 * math.prod(batch) * m * k * n
+    wanted = next((blocks for least, blocks in _BLOCKS if flops >= least), 1)
+    if wanted == 1:
+        return 0, 1
+    longest = max(range(len(batch)), key=batch.__getitem__) if batch else 0
+    if batch and batch[longest] > 1:
+        return longest, min(wanted, batch[longest])
+    if not batch and k >= wanted * max(m, n):
+        return 2, wanted  # all blocks of rows or columns would read the whole of the other operand
+    # the longer side: a block of rows reads all of b, a block of columns all of a
+    size, axis = (m, len(batch)) if m >= n else (n, len(batch) + 1)
+    return axis, max(1, min(wanted, size // _SMALLEST_BLOCK))
+
+
+def native_matmul(
+    a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
+) -> Task | None:
+    """The generated kernel of a product; None where BLAS does it."""
+    of_vector = _of_vector(a, b, transpose_a, transpose_b)
+    if of_vector is not None:
+        return of_vector.task
+    product = _generated(a, b, transpose_a, transpose_b)
+    if product is None:
+        return None
+    tiny = None
+    if a.rank == 2 == b.rank:
+        m, k, _, n = (cast(int, size) for size in _sizes(a, b, transpose_a, transpose_b))
+        tiny = tiny_task(m, k, n, a.dtype.name, transpose_a, transpose_b)
+    return tiny or product.task
+
+
+def _generated(
+    a: Any, b: Any, transpose_a: bool, transpose_b: bool, added: bool = False
+) -> Product | None:
+    """What multiplies arrays, or specs of arrays, that are contiguous; None: BLAS."""
+    if a.dtype != b.dtype or not enabled():
+        return None
+    return preferred(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b, added)
+
+
+def _of_vector(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> VectorProduct | None:
+    """What multiplies a large matrix and a vector."""
+    if a.dtype != b.dtype or not enabled() or vector_width() < 8:
+        return None
+    return vector_product(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
+
+
+def matmul_into(
+    xp: Any, out: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
+) -> None:
+    if xp is np:
+        of_vector = _of_vector(a, b, transpose_a, transpose_b)
+        if of_vector is not None and out.dtype == a.dtype:
+            of_vector.run(out, np.ascontiguousarray(a), np.ascontiguousarray(b))
+            return
+        generated = _generated(a, b, transpose_a, transpose_b)
+        if generated is not None and out.dtype == a.dtype:
+            a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+            generated.run(address(out), address(a), address(b))
+            return
+    if xp is np and transpose_a != transpose_b and a.shape == b.shape and np.may_share_memory(a, b):
+        # numpy takes x @ x.T for symmetric, by another routine of other bits, if it sees one memory
+        b = b.copy()
+    if transpose_a:
+        a = a.swapaxes(-1, -2)
+    if transpose_b:
+        b = b.swapaxes(-1, -2)
+    axis, blocks = 0, 1
+    if xp is np:
+        axis, blocks = split_rule(out.shape[:-2], out.shape[-2], a.shape[-1], out.shape[-1])
+    if blocks == 1:
+        xp.matmul(a, b, out=out)
+    elif axis == out.ndim:
+        sum_of_products(out, a, b, blocks)
+    else:
+        _matmul_blocks(out, a, b, axis, blocks)
+
+
+def sum_of_products(out: Any, a: Any, b: Any, blocks: int) -> None:
+    """A product of matrices as that of some terms after the other, added in order."""
+    count = a.shape[1]
+    edges = [count * i // blocks for i in range(blocks + 1)]
+    products = scratch(np, "products", (blocks, *out.shape), out.dtype)
+
+    def part(i: int) -> None:
+        some = slice(edges[i], edges[i + 1])
+        np.matmul(a[:, some], b[some], out=products[i])
+
+    run_parts(part, blocks)
+    np.add(products[0], products[1], out=out)
+    for more in products[2:]:
+        np.add(out, more, out=out)
+
+
+def _matmul_blocks(out: Any, a: Any, b: Any, axis: int, blocks: int) -> None:
+    size, rank = out.shape[axis], out.ndim
+    edges = [size * i // blocks for i in range(blocks + 1)]
+
+    def rows(x: Any, skip: int, block: slice) -> Any:
+        """The block of an operand; `skip` is the axis of the product that it does not have."""
+        own = axis - (rank - x.ndim)
+        if axis == skip or own < 0 or (axis < rank - 2 and x.shape[own] == 1):
+            return x
+        return x[(slice(None),) * own + (block,)]
+
+    def part(i: int) -> None:
+        block = slice(edges[i], edges[i + 1])
+        target = out[(slice(None),) * axis + (block,)]
+        np.matmul(rows(a, rank - 1, block), rows(b, rank - 2, block), out=target)
+
+    run_parts(part, blocks)
+
+
+def _matmul_kernel(
+    xp: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
+) -> Any:
+    m = a.shape[-1] if transpose_a else a.shape[-2]
+    n = b.shape[-2] if transpose_b else b.shape[-1]
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    out = xp.empty((*batch, m, n), a.dtype)
+    matmul_into(xp, out, a, b, transpose_a, transpose_b)
+    return out
+
+
+def _matmul_vjp(
+    g: Tensor, y: Tensor, a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False
+) -> tuple[Tensor, Tensor]:
+    a, b = conj(a), conj(b)
+    if transpose_a:
+        ga = matmul(b, g, transpose_a=transpose_b, transpose_b=True)
+    else:
+        ga = matmul(g, b, transpose_b=not transpose_b)
+    if transpose_b:
+        gb = matmul(g, a, transpose_a=True, transpose_b=transpose_a)
+    else:
+        gb = matmul(a, g, transpose_a=not transpose_a)
+    return unbroadcast(ga, a.shape), unbroadcast(gb, b.shape)
+
+
+M34, M45 = spec("float32", (3, 4)), spec("float32", (4, 5))
+M43, M54 = spec("float32", (4, 3)), spec("float32", (5, 4))
+
+_BOTH: dict[str, Any] = {"transpose_a": True, "transpose_b": True}
+matmul_op = register(
+    Op(
+        "matmul",
+        infer=_infer_matmul,
+        kernel=_matmul_kernel,
+        into=matmul_into,
+        native=native_matmul,
+        vjp=_matmul_vjp,
+        batch=batching.product,
+        sharding=sharding.product_rule,
+        cost=_cost_matmul,
+        autocast="low",
+        samples=(
+            sample(M34, M45),
+            sample(M43, M45, transpose_a=True),
+            sample(M34, M54, transpose_b=True),
+            sample(M43, M54, **_BOTH),
+            sample(spec("float32", (2, 3, 4)), spec("float32", (2, 4, 2))),
+            sample(spec("float32", (2, 1, 3, 4)), spec("float32", (3, 4, 2))),
+            sample(spec("int32", (2, 3)), spec("int32", (3, 2))),
+            sample(spec("complex64", (2, 3)), spec("complex64", (3, 2))),
+            sample(spec("complex64", (3, 2)), spec("complex64", (4, 3)), **_BOTH),
+        ),
+        promotes=True,
+    )
+)
+
+
+# A product that is added to something --------------------------------------------------------
+
+
+def _infer_accumulate(
+    c: TensorSpec, a: TensorSpec, b: TensorSpec, transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> TensorSpec:  # fmt: skip
+    made = _infer_matmul(a, b, transpose_a, transpose_b)
+    if c.rank != made.rank or c.dtype != made.dtype:
+        raise ShapeError(f"adds a product {made} to {c}; both are of one shape and dtype")
+    shape = tuple(equate(n, m, "sizes of a sum") for n, m in zip(c.shape, made.shape, strict=True))
+    return made.with_shape(shape)
+
+
+def added_product(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Product | None:
+    """What adds the product of arrays, or specs of arrays, to something; None: it is made first."""
+    if _of_vector(a, b, transpose_a, transpose_b) is not None:
+        return None
+    return _generated(a, b, transpose_a, transpose_b, added=True)
+
+
+def _native_accumulate(
+    c: TensorSpec, a: TensorSpec, b: TensorSpec, transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Task | None:  # fmt: skip
+    product = added_product(a, b, transpose_a, transpose_b)
+    if product is None:
+        return None
+    return replace(product.task, order=(2, 1, 0) if product.swapped else (1, 2, 0))
+
+
+def _accumulate_into(
+    xp: Any, out: Any, c: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
+) -> None:
+    product = added_product(a, b, transpose_a, transpose_b) if xp is np else None
+    if product is None or not out.flags.c_contiguous:
+        xp.add(c, _matmul_kernel(xp, a, b, transpose_a, transpose_b), out=out)
+        return
+    c, a, b = (np.ascontiguousarray(x) for x in (c, a, b))
+    product.run(address(out), address(a), address(b), address(c))
+
+
+def _accumulate_kernel(
+    xp: Any, c: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
+) -> Any:
+    out = xp.empty(c.shape, c.dtype)
+    _accumulate_into(xp, out, c, a, b, transpose_a, transpose_b)
+    return out
+
+
+def _accumulate_vjp(
+    g: Tensor, y: Tensor, c: Tensor, a: Tensor, b: Tensor, transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return (g, *_matmul_vjp(g, y, a, b, transpose_a, transpose_b))
+
+
+M35 = spec("float32", (3, 5))
+accumulate_op = register(
+    Op(
+        "accumulate_product",
+        infer=_infer_accumulate,
+        kernel=_accumulate_kernel,
+        into=_accumulate_into,
+        native=_native_accumulate,
+        vjp=_accumulate_vjp,
+        cost=lambda c, a, b, **flags: Cost(_cost_matmul(a, b, **flags).flops + c.size),
+        in_place=True,
+        autocast="low",
+        doc="The sum of a tensor and a product of matrices: c + a @ b, which may be written to c.",
+        samples=(
+            sample(M35, M34, M45),
+            sample(M35, M43, M45, transpose_a=True),
+            sample(M35, M34, M54, transpose_b=True),
+            sample(spec("float32", (2, 3, 2)), spec("float32", (2, 3, 4)),
+                   spec("float32", (2, 4, 2))),
+        ),
+        promotes=True,
+    )
+)  # fmt: skip
+
+
+@function
+def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """Matrix product over the last two axes, broadcast over the others; vectors as in numpy.
+
+    The flags transpose the last two axes of an operand first, without a copy. Costs 2·m·n·k flops.
+
+    Raises:
+        ShapeError: inner sizes differ, other axes do not broadcast, or an operand is a scalar.
+        DTypeError: kinds mix, or bools.
+    """
+    a, b = promoted("matmul", (a, b))
+    if not a.ndim or not b.ndim:
+        raise ShapeError(f"{show_shape(a.shape)} @ {show_shape(b.shape)}: use * for scalars")
+    if a.ndim == 1:
+        row = matmul(expand_dims(a, 0), b, transpose_b=transpose_b)
+        return squeeze(row, -2 if b.ndim > 1 else 0)
+    if b.ndim == 1:
+        return squeeze(matmul(a, expand_dims(b, 1), transpose_a=transpose_a), -1)
+    if b.ndim == 2 and a.ndim > 2 and not transpose_a:
+        # one large product instead of a batch of small ones
+        flat = matmul(reshape(a, (product(a.shape[:-1]), a.shape[-1])), b, transpose_b=transpose_b)
+        return reshape(flat, (*a.shape[:-1], flat.shape[-1]))
+    result: Tensor = matmul_op(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    return result
+
+
+def biased(y: Tensor, bias: Tensor | None) -> Tensor:
+    """A product of weights with its bias added, which goes along where `gf.autocast` made the
+    product one of 16 bits."""
+    if bias is None:
+        return y
+    (bias,) = autocasted([bias], "low" if is_half(y.dtype) else None)
+    total: Tensor = FUNCTIONS["add"](y, bias)
+    return total
+
+
+# What is made of it -----------------------------------------------------------------------------
+
+
+@function
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """All products of the elements of two vectors, shape (m, n).
+
+    Raises:
+        ShapeError: not vectors.
+    """
+    a, b = promoted("outer", (a, b))
+    if a.ndim != 1 or b.ndim != 1:
+        raise ShapeError(
+            f"outer takes vectors, not {show_shape(a.shape)} and {show_shape(b.shape)}"
+        )
+    return expand_dims(a, 1) * expand_dims(b, 0)  # type: ignore[no-any-return]
+
+
+@function
+def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
+    """Sum of conj(a)·b along an axis that both have; other axes broadcast.
+
+    Raises:
+        ShapeError: the sizes differ.
+    """
+    a, b = promoted("vecdot", (a, b))
+    if not a.ndim or not b.ndim:
+        raise ShapeError("vecdot takes vectors, not scalars")
+    n, n2 = a.shape[normalize_axis(axis, a.ndim)], b.shape[normalize_axis(axis, b.ndim)]
+    equate(n, n2, f"vecdot along axis {axis}")
+    result: Tensor = FUNCTIONS["sum"](conj(a) * b, axis=axis, dtype=a.dtype)
+    return result
+
+
+# Diagonals and triangles ------------------------------------------------------------------------
+
+
+@function
+def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
+    """The elements whose indices on two axes of one size are equal, as a last axis.
+
+    Raises:
+        ShapeError: the sizes differ.
+    """
+    x = as_tensor(x)
+    i, j = normalize_axis(axis1, x.ndim), normalize_axis(axis2, x.ndim)
+    n = equate(x.shape[i], x.shape[j], f"diagonal of axes {i} and {j} of {show_shape(x.shape)}")
+    others = [axis for axis in range(x.ndim) if axis not in (i, j)]
+    flat = permute_dims(x, [*others, i, j])
+    flat = reshape(flat, (*flat.shape[:-2], n * n))
+    result: Tensor = slice_op(
+        flat,
+        start=(0,) * flat.ndim,
+        size=(*flat.shape[:-1], n),
+        step=(*(1,) * (flat.ndim - 1), n + 1),
+    )
+    return result
+
+
+@function
+def trace(x: Tensor) -> Tensor:
+    """Sum of the diagonal of the last two axes."""
+    result: Tensor = FUNCTIONS["sum"](diagonal(x), axis=-1)
+    return result
+
+
+def _infer_matrix(x: TensorSpec, k: int) -> TensorSpec:
+    if x.rank < 2:
+        raise ShapeError(f"takes matrices, not {show_shape(x.shape)}")
+    return x
+
+
+def _triangle(name: str) -> Op:
+    return register(
+        Op(
+            name,
+            infer=_infer_matrix,
+            kernel=lambda xp, x, k: getattr(xp, name)(x, k),
+            vjp=lambda g, y, x, k: (FUNCTIONS[name](g, k=k),),
+            batch=batching.rows,
+            sharding=sharding.diagonal,
+            cost=lambda x, k: Cost(flops=0),
+            halves=True,
+            samples=(sample(M34, k=0), sample(spec("float32", (2, 3, 3)), k=-1)),
+        )
+    )
+
+
+tril_op, triu_op = _triangle("tril"), _triangle("triu")
+
+
+@function
+def tril(x: Tensor, *, k: int = 0) -> Tensor:
+    """x (…, m, n) with zeros above the diagonal number k of each matrix (0 is the main one).
+
+    Raises:
+        ShapeError, ArgumentError: x is no matrix; k is no int.
+    """
+    result: Tensor = tril_op(as_tensor(x), k=whole("k", k))
+    return result
+
+
+@function
+def triu(x: Tensor, *, k: int = 0) -> Tensor:
+    """x (…, m, n) with zeros below the diagonal number k of each matrix (0 is the main one).
+
+    Raises:
+        ShapeError, ArgumentError: x is no matrix; k is no int.
+    """
+    result: Tensor = triu_op(as_tensor(x), k=whole("k", k))
+    return result

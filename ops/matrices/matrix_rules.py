@@ -1,0 +1,205 @@
+"""What the ops on matrices share: shape rules, adjoints, and LAPACK with errors that say which
+matrix was at fault.
+
+Such ops take batches: matrices are the last two axes, everything before counts them. LAPACK runs
+on one thread, so bits do not depend on how many a device has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import CheckError, ShapeError
+from graphflow.ir.op import FUNCTIONS, Cost, Tensor
+from graphflow.ir.spec import Size, TensorSpec, equate, kind, show_shape
+from graphflow.ops.base.shape_rules import conj, require_kind
+from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.tensors.shape import expand_dims, matrix_transpose
+
+# Shape rules ------------------------------------------------------------------------------------
+
+
+def matrix_sizes(x: TensorSpec) -> tuple[Size, Size]:
+    """Rows and columns of a tensor of float or complex matrices.
+
+    Raises:
+        DTypeError, ShapeError: of another kind, or no matrices.
+    """
+    require_kind(x, "float", "complex")
+    if x.rank < 2:
+        raise ShapeError(f"takes matrices (the last two axes), not {show_shape(x.shape)}")
+    m, n = x.shape[-2:]
+    return m, n
+
+
+def square_size(x: TensorSpec) -> Size:
+    """Rows, and columns, of a tensor of square matrices.
+
+    Raises:
+        DTypeError, ShapeError: of another kind, or not square.
+    """
+    m, n = matrix_sizes(x)
+    return equate(m, n, f"takes square matrices, not {show_shape(x.shape)}")
+
+
+def cubic(flops: int) -> Callable[..., Cost]:
+    """A cost rule: so many flops for each element of the first input and each of its columns."""
+    return lambda x, *others, **attrs: Cost(flops=x.size * x.shape[-1] * flops)
+
+
+# Gradients are made of --------------------------------------------------------------------------
+
+
+def adjoint(x: Tensor) -> Tensor:
+    """The conjugate transpose of matrices."""
+    return matrix_transpose(conj(x))
+
+
+def times(a: Tensor, b: Tensor, *, adjoint_a: bool = False, adjoint_b: bool = False) -> Tensor:
+    """The matrix product of a or its adjoint with b or its."""
+    return matmul(
+        conj(a) if adjoint_a else a,
+        conj(b) if adjoint_b else b,
+        transpose_a=adjoint_a,
+        transpose_b=adjoint_b,
+    )
+
+
+def symmetric_part(x: Tensor) -> Tensor:
+    """(x + xᴴ) / 2: the gradient of what depends on that part of its input only."""
+    result: Tensor = (x + adjoint(x)) * 0.5
+    return result
+
+
+def columns(values: Tensor) -> Tensor:
+    """Vectors (…, n) as (…, 1, n): a factor or summand for each column."""
+    return expand_dims(values, -2)
+
+
+def rows(values: Tensor) -> Tensor:
+    """Vectors (…, n) as (…, n, 1): a factor or summand for each row."""
+    return expand_dims(values, -1)
+
+
+def identity(size: Size, like: Tensor) -> Tensor:
+    """The identity matrix of a dtype that mixes with that of `like`."""
+    result: Tensor = FUNCTIONS["eye"](size, dtype=like.dtype)
+    return result
+
+
+def in_kind_of(g: Tensor, x: Tensor) -> Tensor:
+    """A cotangent for x: of a real x the real part."""
+    if kind(x.dtype) == "complex":
+        return astype(g, x.dtype)
+    return astype(FUNCTIONS["real"](g), x.dtype) if kind(g.dtype) == "complex" else g
+
+
+# Kernels are made of ----------------------------------------------------------------------------
+
+
+def narrow(xp: Any, x: Any, dtype: Any) -> Any:
+    """A contiguous result in the dtype of the input."""
+    return xp.ascontiguousarray(x, dtype=dtype)
+
+
+def array_adjoint(x: Any) -> Any:
+    """The conjugate transpose of an array of matrices."""
+    transposed = x.swapaxes(-1, -2)
+    return transposed.conj() if transposed.dtype.kind == "c" else transposed
+
+
+def lapack(xp: Any, call: Callable[[Any], Any], x: Any, fault: str, whole: bool = False) -> Any:
+    """call(x), where LAPACK may find that a matrix of x has a fault.
+
+    `whole`: the call takes all matrices of x at once, or one, but no part of a batch.
+
+    Raises:
+        CheckError: it has; the message says which of the matrices, and the remedy in `fault`.
+    """
+    try:
+        with _raising(xp):
+            return call(x) if whole or xp is not np else _by_blocks(call, x)
+    except np.linalg.LinAlgError:
+        raise CheckError(f"{_first_failure(call, x)} of shape {x.shape[-2:]} {fault}") from None
+
+
+# (least multiplications, blocks) as matmul has them: handing a block to a thread takes about 50 µs.
+_BLOCKS = ((1e7, 8), (2e5, 2))
+
+
+def _by_blocks(call: Callable[[Any], Any], x: Any) -> Any:
+    """call(x) on blocks of the first axis of a batch, which threads share.
+
+    The blocks depend on the shape only, and each matrix is decomposed alone.
+    """
+    wanted = next((blocks for least, blocks in _BLOCKS if x.size * x.shape[-1] >= least), 1)
+    blocks = min(wanted, x.shape[0]) if x.ndim > 2 else 1
+    if blocks < 2:
+        return call(x)
+    edges = [x.shape[0] * i // blocks for i in range(blocks + 1)]
+    found: list[Any] = [None] * blocks
+
+    def part(i: int) -> None:
+        found[i] = call(x[edges[i] : edges[i + 1]])
+
+    run_parts(part, blocks)
+    if isinstance(found[0], tuple):
+        return tuple(map(np.concatenate, zip(*found, strict=True)))
+    return np.concatenate(found)
+
+
+def _raising(xp: Any) -> AbstractContextManager[Any]:
+    """CuPy looks at what LAPACK says only where it is told to."""
+    if xp is np:
+        return nullcontext()
+    import cupyx
+
+    raising: AbstractContextManager[Any] = cupyx.errstate(linalg="raise")
+    return raising
+
+
+def _first_failure(call: Callable[[Any], Any], x: Any) -> str:
+    batch: tuple[int, ...] = x.shape[:-2]
+    for index in np.ndindex(*batch):
+        try:
+            call(x[index])
+        except np.linalg.LinAlgError:
+            return f"the matrix at index {index}" if batch else "the matrix"
+    return "a matrix"
+
+
+# Inputs for samples -----------------------------------------------------------------------------
+
+
+def regular(arrays: list[Any]) -> list[Any]:
+    """The first input with its diagonal raised, so that its matrices are well conditioned."""
+    x, *others = arrays
+    x = x.copy()
+    diagonal = range(min(x.shape[-2:]))
+    x[..., diagonal, diagonal] += 3 * x.shape[-1]
+    return [x, *others]
+
+
+def positive_definite(arrays: list[Any]) -> list[Any]:
+    """The first input made positive definite: its products with themselves, and the identity."""
+    x, *others = arrays
+    x = x @ x.swapaxes(-1, -2).conj() / x.shape[-1]
+    diagonal = range(x.shape[-1])
+    x[..., diagonal, diagonal] += 1
+    return [x.astype(arrays[0].dtype), *others]
+
+
+def distinct(arrays: list[Any]) -> list[Any]:
+    """The first input with a rising diagonal added, so that its spectrum is well separated
+    (and real, of real matrices up to 3×3)."""
+    x, *others = arrays
+    x = x.copy()
+    diagonal = range(min(x.shape[-2:]))
+    x[..., diagonal, diagonal] += [10.0 * (i + 1) for i in diagonal]
+    return [x, *others]

@@ -1,0 +1,244 @@
+"""Norms of vectors and matrices, and condition numbers. Public in `gf.linalg`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from graphflow.errors import ArgumentError, ShapeError, Untraceable
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ir.spec import TensorSpec, real_dtype, spec
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import (
+    keep_axes,
+    normalize_axis,
+    over_root,
+    reciprocal_or_zero,
+    reduced_shape,
+    require_kind,
+)
+from graphflow.ops.kernels.fusion.row_ops import over_axes
+from graphflow.ops.matrices.matrix_rules import in_kind_of, matrix_sizes, square_size
+from graphflow.ops.matrices.solve import inv
+from graphflow.ops.matrices.svd import svdvals
+from graphflow.ops.reductions.reduce import along_slope, arguments, per_element, require_elements
+from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.tensors.shape import expand_dims, permute_dims, squeeze
+
+Axes = tuple[int, ...]
+INF = float("inf")
+
+
+# Vectors ----------------------------------------------------------------------------------------
+
+
+def _infer_norm(x: TensorSpec, axis: Axes, keepdims: bool, ord: float) -> TensorSpec:
+    require_kind(x, "float", "complex")
+    if abs(ord) == INF:
+        require_elements(x, axis)
+    return TensorSpec(reduced_shape(x.shape, axis, keepdims), real_dtype(x.dtype))
+
+
+def _norm_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, ord: float) -> Any:
+    dtype = real_dtype(x.dtype)
+    kept = {"axis": axis, "keepdims": keepdims}
+    if ord == 0:
+        result = (x != 0).sum(**kept)
+    elif ord == INF:
+        result = xp.abs(x).max(**kept)
+    elif ord == -INF:
+        result = xp.abs(x).min(**kept)
+    elif ord == 1:
+        result = xp.abs(x).sum(**kept)
+    elif ord == 2:
+        squares = x.real * x.real + x.imag * x.imag if x.dtype.kind == "c" else x * x
+        result = xp.sqrt(squares.sum(**kept))
+    else:
+        result = (xp.abs(x) ** ord).sum(**kept) ** (1.0 / ord)
+    return xp.asarray(result, dtype)
+
+
+def _norm_of(xp: Any, x: Any, axis: Axes, keepdims: bool, ord: float) -> Any:
+    """Of real numbers."""
+    if abs(ord) == INF:
+        return xp.max(abs(x)) if ord > 0 else xp.min(abs(x))
+    if ord == 1:
+        return xp.sum(abs(x))
+    if ord == 2:
+        return xp.sqrt(xp.sum(x * x))
+    raise Untraceable(f"no kernel is generated for the norm of order {ord}")
+
+
+def _norm_vjp(
+    g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, ord: float
+) -> tuple[Tensor | None]:
+    """g·x/|x|·(|x|/y)^(ord - 1), and 0 where x or y is 0; the extrema of |x| share alike."""
+    if ord == 0:
+        return (None,)
+    if ord == 2:
+        widen = partial(keep_axes, shape=x.shape, axes=axis, keepdims=keepdims)
+        return (in_kind_of(over_root(g, y, x, widen), x),)
+    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
+    where = FUNCTIONS["where"]
+    size: Tensor = FUNCTIONS["abs"](x)
+    direction = x * reciprocal_or_zero(size)
+    if ord == 1:
+        return (in_kind_of(where(size == 0, 0, direction * g), x),)
+    if abs(ord) == INF:
+        hit = size == y
+        shared = g / FUNCTIONS["sum"](
+            FUNCTIONS["astype"](hit, size.dtype), axis=axis, keepdims=True
+        )
+        return (in_kind_of(where(hit & (size != 0), direction * shared, 0), x),)
+    ratio = where(size == 0, 1.0, size) * reciprocal_or_zero(y)
+    power = where(y == 0, 0.0, where(ratio == 0, 1.0, ratio) ** (ord - 1))
+    return (in_kind_of(direction * (g * power), x),)
+
+
+F, CUBE = spec("float32", (3, 4)), spec("float32", (2, 3, 2))
+vector_norm_op = register(
+    Op(
+        "vector_norm",
+        infer=_infer_norm,
+        kernel=_norm_kernel,
+        expr=_norm_of,
+        rows=over_axes,
+        vjp=_norm_vjp,
+        jvp=along_slope(_norm_vjp),
+        batch=batching.along("axis"),
+        sharding=sharding_coupled.reducing(sharding_coupled.vector_norm),
+        cost=per_element(3),
+        autocast="high",
+        samples=(
+            sample(F, axis=(1,), keepdims=False, ord=2.0),
+            sample(CUBE, axis=(0, 2), keepdims=True, ord=2.0),
+            sample(spec("complex64", (3, 4)), axis=(0,), keepdims=False, ord=2.0),
+            sample(spec("complex64", (3, 4)), axis=(1,), keepdims=False, ord=1.0),
+            sample(F, axis=(0, 1), keepdims=False, ord=INF),
+            sample(F, axis=(0,), keepdims=False, ord=-INF),
+            sample(F, axis=(1,), keepdims=False, ord=0.0),
+            sample(F, axis=(1,), keepdims=False, ord=1.0),
+            sample(F, axis=(1,), keepdims=False, ord=3.5),
+            sample(F, axis=(1,), keepdims=True, ord=-1.0, low=0.3),
+            sample(spec("complex64", (4,)), axis=(0,), keepdims=False, ord=3.0),
+        ),
+    )
+)
+
+
+@function
+def vector_norm(
+    x: Any, axis: Any = None, keepdims: bool = False, ord: float = 2, name: str | None = None
+) -> Tensor:
+    """The norm of the vectors along axes (None: all elements): (Σ|x|^ord)^(1/ord), in real numbers.
+
+    Args:
+        ord: any number; inf and -inf give the largest and the least |x|, 0 counts what is not 0.
+
+    The gradient is 0 where the vector (for ord=1, or another, the element) is 0, and largest and
+    least elements that are equal share it.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, ord is no number, or no elements for ±inf.
+        DTypeError: not float or complex.
+    """
+    x, axes = arguments("vector_norm", x, axis, keepdims)
+    if isinstance(ord, bool) or not isinstance(ord, int | float) or ord != ord:
+        raise ArgumentError(f"ord is a number, inf or -inf, not {ord!r}")
+    result: Tensor = vector_norm_op(x, axis=axes, keepdims=keepdims, ord=float(ord), name=name)
+    return result
+
+
+# Matrices ---------------------------------------------------------------------------------------
+
+_SUMS = (1, -1, INF, -INF)
+
+
+def _is_order(ord: Any, *orders: Any) -> bool:
+    return not isinstance(ord, bool) and isinstance(ord, int | float | str) and ord in orders
+
+
+@function
+def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
+    """The norm of each matrix of x (…, m, n).
+
+    Args:
+        ord: "fro" the root of the sum of squares, "nuc" the sum of the singular values, 2 (-2) the
+            largest (least) of them, 1 (-1) the largest (least) sum of |x| down a column, inf (-inf)
+            along a row.
+
+    Raises:
+        ShapeError, ArgumentError: x has no two axes, or ord is none of these.
+        DTypeError: not float or complex.
+    """
+    x, _ = arguments("matrix_norm", x, None, keepdims)
+    matrix_sizes(x.spec)
+    if _is_order(ord, "fro"):
+        return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
+    largest, least = FUNCTIONS["max"], FUNCTIONS["min"]
+    if _is_order(ord, *_SUMS):
+        along, over = (-2, -1) if abs(ord) == 1 else (-1, -2)
+        sums = vector_norm(x, axis=along, keepdims=True, ord=1)
+        result: Tensor = (largest if ord > 0 else least)(sums, axis=over, keepdims=True)
+        return result if keepdims else squeeze(result, (-2, -1))
+    if _is_order(ord, "nuc", 2, -2):
+        reduce = FUNCTIONS["sum"] if ord == "nuc" else largest if ord == 2 else least
+        result = reduce(svdvals(x), axis=-1)
+        return expand_dims(result, (-2, -1)) if keepdims else result
+    raise ArgumentError(f"ord is 'fro', 'nuc', ±1, ±2 or ±inf, not {ord!r}")
+
+
+@function
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """The norm of vectors or matrices, told apart as numpy does.
+
+    Args:
+        ord: as `vector_norm` or `matrix_norm` have it; None: the root of the sum of squares.
+        axis: one axis for vectors, two for matrices; None: all elements where ord is None, else x
+            is one vector or one matrix.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, or ord is none of theirs.
+        DTypeError: not float or complex.
+    """
+    x, axes = arguments("norm", x, axis, keepdims)
+    if ord is None:
+        return vector_norm(x, axis=axes, keepdims=keepdims)
+    if len(axes) == 1:
+        return vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
+    if len(axes) != 2:
+        raise ShapeError(f"norm {ord!r} takes one axis or two, not {len(axes)}; name them")
+    first, second = axes if axis is None else (normalize_axis(a, x.ndim) for a in axis)
+    others = [i for i in range(x.ndim) if i not in axes]
+    result = matrix_norm(permute_dims(x, [*others, first, second]), ord=ord)
+    return expand_dims(result, axes) if keepdims else result
+
+
+@function
+def cond(x: Any, p: Any = None) -> Tensor:
+    """The condition number of each matrix of x (…, m, n): norm(x)·norm(x⁻¹).
+
+    Args:
+        p: the norm, as `matrix_norm` has it. None, 2: the largest singular value over the least
+            (-2: the other way), for matrices of any shape; others take square ones.
+
+    Raises:
+        ShapeError, ArgumentError: not matrices, not square, or another p.
+        DTypeError: not float or complex.
+        CheckError: from the step, where a matrix is singular (None, 2: inf).
+    """
+    tensor = as_tensor(x)
+    if p is None or _is_order(p, 2, -2):
+        m, n = matrix_sizes(tensor.spec)
+        if m == 0 or n == 0:
+            raise ShapeError(f"{tensor.spec} has no singular values")
+        values = svdvals(tensor)
+        largest, least = FUNCTIONS["max"](values, axis=-1), FUNCTIONS["min"](values, axis=-1)
+        ratio: Tensor = least / largest if p == -2 else largest / least
+        return ratio
+    square_size(tensor.spec)
+    product: Tensor = matrix_norm(tensor, ord=p) * matrix_norm(inv(tensor), ord=p)
+    return product
+
+
+__all__ = ["cond", "matrix_norm", "norm", "vector_norm"]

@@ -1,0 +1,443 @@
+"""Singular values and what is made of them: svd, svdvals, pinv, lstsq, matrix_rank. Public in
+`gf.linalg`.
+
+Where singular values are equal their vectors are not unique: see `confluent.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphflow.errors import ArgumentError, DifferentiationError, ShapeError
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Cost,
+    Op,
+    Tensor,
+    as_tensor,
+    function,
+    promoted,
+    register,
+    sample,
+)
+from graphflow.ir.spec import (
+    Size,
+    TensorSpec,
+    broadcast_shapes,
+    equate,
+    maximum,
+    minimum,
+    real_dtype,
+    show_shape,
+    spec,
+)
+from graphflow.ops import confluent
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import is_zeros, reciprocal_or_zero, unbroadcast
+from graphflow.ops.matrices.matrix_rules import adjoint as adjoint_of
+from graphflow.ops.matrices.matrix_rules import (
+    array_adjoint,
+    columns,
+    cubic,
+    distinct,
+    identity,
+    in_kind_of,
+    lapack,
+    matrix_sizes,
+    narrow,
+    regular,
+    times,
+)
+from graphflow.ops.sharding import rules as sharding
+from graphflow.ops.tensors.shape import expand_dims, squeeze
+
+M33, M42 = spec("float32", (3, 3)), spec("float32", (4, 2))
+BATCH35 = spec("float32", (2, 3, 5))
+C43 = spec("complex64", (4, 3))
+# The phase of complex vectors is LAPACK's choice: finite differences would see it change.
+REAL = (M33, M42, BATCH35)
+SHAPES = (*REAL, C43)
+_NO_VALUES = "has no singular values that LAPACK could find; does it hold NaN or infinity?"
+
+
+# The decomposition ------------------------------------------------------------------------------
+
+
+def _infer_svd(x: TensorSpec, full_matrices: bool) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    m, n = matrix_sizes(x)
+    k = minimum(m, n)
+    left, right = (m, n) if full_matrices else (k, k)
+    front = x.shape[:-2]
+    return x.with_shape((*front, m, left)), _infer_svdvals(x), x.with_shape((*front, right, n))
+
+
+def _infer_svdvals(x: TensorSpec) -> TensorSpec:
+    m, n = matrix_sizes(x)
+    return TensorSpec((*x.shape[:-2], minimum(m, n)), real_dtype(x.dtype))
+
+
+def _svd_kernel(xp: Any, x: Any, full_matrices: bool) -> tuple[Any, Any, Any]:
+    u, s, vh = lapack(xp, lambda a: xp.linalg.svd(a, full_matrices), x, _NO_VALUES)
+    return (
+        narrow(xp, u, x.dtype),
+        narrow(xp, s, real_dtype(x.dtype)),
+        narrow(xp, vh, x.dtype),
+    )
+
+
+def _svdvals_kernel(xp: Any, x: Any) -> Any:
+    s = lapack(xp, lambda a: xp.linalg.svd(a, compute_uv=False), x, _NO_VALUES)
+    return narrow(xp, s, real_dtype(x.dtype))
+
+
+def _svd_vjp(
+    g: tuple[Tensor, Tensor, Tensor],
+    y: tuple[Tensor, Tensor, Tensor],
+    x: Tensor,
+    full_matrices: bool,
+) -> tuple[Tensor]:
+    """U·((skew(Uᴴ·gU)∘E)·S + S·(skew(Vᴴ·gV)∘E) + diag(gS))·Vᴴ, Eᵢⱼ = 1/(sⱼ² - sᵢ²), and what
+    leaves the spans of U and V. Half the sum of both parts is divided by sⱼ - sᵢ, half their
+    difference by sⱼ + sᵢ."""
+    m, n = x.shape[-2:]
+    if full_matrices and m != n:
+        raise DifferentiationError(
+            f"the singular vectors beyond the smaller side of {x.spec} are not unique and have no "
+            "gradient; use full_matrices=False, or svdvals"
+        )
+    (gu, gs, gvh), (u, s, vh) = g, y
+    inner = identity(s.shape[-1], s) * columns(gs)
+    if is_zeros(gu) and is_zeros(gvh):
+        return (in_kind_of(times(times(u, inner), vh), x),)
+    gaps, equal = confluent.pairs(s)
+    sums, gone = confluent.pairs(s, 1)
+    zero = columns(s) <= confluent.rounding(s)
+    slopes = confluent.slopes(x, [gu, gvh], [equal, zero])
+    apart = confluent.moving(s)
+    now, later = _turned(u, vh, gu, gvh), _turned(u, vh, *slopes) if slopes else None
+    scale = confluent.scale_of(*now[:2])
+
+    def divided(i: int, bottom: Tensor, where: Tensor, apart: Tensor) -> Tensor:
+        return confluent.quotient(now[i], bottom, where, later[i] if later else None, apart, scale)
+
+    inner = inner + divided(2, gaps, equal, confluent.pairs(apart)[0])
+    inner = inner + divided(3, sums, gone, confluent.pairs(apart, 1)[0])
+    if x.dtype.kind == "c":  # the phase of u against that of v
+        phase = FUNCTIONS["imag"](now[0]) * identity(s.shape[-1], s)
+        inner = inner + FUNCTIONS["complex"](0.0, phase * columns(reciprocal_or_zero(s)))
+    result = times(times(u, inner), vh)
+    if m != n:
+        result = result + times(divided(4, columns(s), zero, columns(apart)), vh)
+        beyond = divided(5, columns(s), zero, columns(apart))
+        result = result + times(u, beyond, adjoint_b=True)
+    return (in_kind_of(result, x),)
+
+
+def _turned(u: Tensor, vh: Tensor, gu: Tensor, gvh: Tensor) -> Sequence[Tensor]:
+    """Uᴴ·gU, Vᴴ·gV, half of the sum and of the difference of their skew parts, and what of gU and
+    gV leaves the spans of U and V."""
+    of_u, of_v = times(u, gu, adjoint_a=True), times(vh, gvh, adjoint_b=True)
+    left, right = of_u - adjoint_of(of_u), of_v - adjoint_of(of_v)
+    return (
+        of_u,
+        of_v,
+        (left + right) * 0.5,
+        (left - right) * 0.5,
+        gu - times(u, of_u),
+        adjoint_of(gvh) - times(vh, of_v, adjoint_a=True),
+    )
+
+
+def _svdvals_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    u, _, vh = svd_op(x, full_matrices=False)
+    return (times(u * columns(g), vh),)
+
+
+svd_op = register(
+    Op(
+        "svd",
+        infer=_infer_svd,
+        kernel=_svd_kernel,
+        vjp=_svd_vjp,
+        batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(2, 1, 2)),
+        cost=cubic(14),
+        autocast="high",
+        samples=(
+            *(sample(s, make=distinct, full_matrices=False) for s in REAL),
+            sample(M33, make=distinct, full_matrices=True),
+        ),
+    )
+)
+svdvals_op = register(
+    Op(
+        "svdvals",
+        infer=_infer_svdvals,
+        kernel=_svdvals_kernel,
+        vjp=_svdvals_vjp,
+        batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(1,)),
+        cost=cubic(4),
+        autocast="high",
+        samples=tuple(sample(s, make=distinct) for s in SHAPES),
+    )
+)
+
+
+@function
+def svd(x: Any, *, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """(u, s, vh) with x = u·diag(s)·vh, u and vhᴴ with orthonormal columns, s >= 0 descending.
+
+    Args:
+        x: matrices (…, m, n); k is the smaller of m and n.
+        full_matrices: u (…, m, m) and vh (…, n, n), which have a gradient only where m = n; else u
+            (…, m, k) and vh (…, k, n). s is (…, k) and real.
+
+    A pair of vectors' sign (phase) is LAPACK's choice, and functions of vectors should not depend
+    on it.
+
+    Raises:
+        ShapeError: x has no two axes.
+        DTypeError: not float or complex.
+        ArgumentError: full_matrices is not a bool.
+        CheckError: from the step, where the iterations do not converge.
+
+    Source: Townsend, "Differentiating the singular value decomposition", 2016; Seeger et al.,
+    "Auto-differentiating linear algebra", arXiv:1710.08717.
+    """
+    if not isinstance(full_matrices, bool):
+        raise ArgumentError(f"full_matrices is True or False, not {full_matrices!r}")
+    u, s, vh = svd_op(as_tensor(x), full_matrices=full_matrices)
+    return u, s, vh
+
+
+@function
+def svdvals(x: Any) -> Tensor:
+    """The singular values of matrices (…, m, n), descending.
+
+    Raises:
+        ShapeError, DTypeError, CheckError: as `svd`.
+    """
+    result: Tensor = svdvals_op(as_tensor(x))
+    return result
+
+
+# Ranks ------------------------------------------------------------------------------------------
+
+
+def _tolerance(rtol: Any) -> float | None:
+    if rtol is None:
+        return None
+    if isinstance(rtol, bool) or not isinstance(rtol, int | float) or not rtol >= 0:
+        raise ArgumentError(f"rtol is a number that is not negative, not {rtol!r}")
+    return float(rtol)
+
+
+def _infer_rank(s: TensorSpec, longer: Size, rtol: float | None) -> TensorSpec:
+    return TensorSpec(s.shape[:-1], spec("int64").dtype)
+
+
+def _kept(xp: Any, s: Any, longer: int, rtol: float | None) -> Any:
+    """Which singular values count; by default those above the rounding of a matrix that long."""
+    if rtol is None:
+        rtol = longer * float(xp.finfo(s.dtype).eps)
+    if not s.shape[-1]:
+        return s > 0
+    return s > s.max(-1, keepdims=True) * s.dtype.type(rtol)
+
+
+_rank = register(
+    Op(
+        "count_above",
+        infer=_infer_rank,
+        kernel=lambda xp, s, longer, rtol: xp.asarray(
+            xp.count_nonzero(_kept(xp, s, longer, rtol), axis=-1), "int64"
+        ),
+        batch=batching.rows,
+        sharding=sharding.matrices(1, outputs=(0,)),
+        cost=lambda s, longer, rtol: Cost(flops=s.size * 2),
+        samples=(
+            sample(spec("float32", (3, 4)), low=0.1, longer=4, rtol=None),
+            sample(spec("float32", (3,)), low=0.1, longer=3, rtol=0.5),
+        ),
+    )
+)
+
+
+@function
+def matrix_rank(x: Any, *, rtol: float | None = None) -> Tensor:
+    """How many singular values of each matrix (…, m, n) exceed rtol times the largest; int64.
+
+    Args:
+        rtol: by default the larger of m and n times the dtype's epsilon.
+
+    Raises:
+        ShapeError: x has no two axes.
+        DTypeError: not float or complex.
+        ArgumentError: rtol is no number, or negative.
+    """
+    tensor = as_tensor(x)
+    tolerance = _tolerance(rtol)
+    result: Tensor = _rank(svdvals_op(tensor), longer=_longer(tensor), rtol=tolerance)
+    return result
+
+
+def _longer(x: Tensor) -> Size:
+    m, n = matrix_sizes(x.spec)
+    return maximum(m, n)
+
+
+# Pseudo-inverses and least squares --------------------------------------------------------------
+
+
+def _parts(xp: Any, x: Any, rtol: float | None) -> tuple[Any, Any, Any]:
+    """u, the reciprocals of the singular values that count (else 0), and vh."""
+    u, s, vh = lapack(xp, lambda a: xp.linalg.svd(a, False), x, _NO_VALUES)
+    kept = _kept(xp, s, max(x.shape[-2:]), rtol)
+    return u, xp.where(kept, 1 / xp.where(kept, s, 1), s.dtype.type(0)), vh
+
+
+def _infer_pinv(x: TensorSpec, rtol: float | None) -> TensorSpec:
+    m, n = matrix_sizes(x)
+    return x.with_shape((*x.shape[:-2], n, m))
+
+
+def _pinv_kernel(xp: Any, x: Any, rtol: float | None) -> Any:
+    u, inverse, vh = _parts(xp, x, rtol)
+    result = xp.matmul(array_adjoint(vh) * inverse[..., None, :], array_adjoint(u))
+    return narrow(xp, result, x.dtype)
+
+
+def _pinv_vjp(g: Tensor, y: Tensor, x: Tensor, rtol: float | None) -> tuple[Tensor]:
+    """dP = -P·dx·P + P·Pᴴ·dxᴴ·(1 - xP) + (1 - Px)·dxᴴ·Pᴴ·P, among matrices of one rank."""
+    gp = times(g, y, adjoint_a=True)  # gᴴP
+    pg = times(y, g, adjoint_b=True)  # Pgᴴ
+    result = -times(times(y, g, adjoint_a=True), y, adjoint_b=True)
+    left = times(gp, y, adjoint_b=True)
+    right = times(y, pg, adjoint_a=True)
+    result = result + left - times(x, times(y, left))
+    return (result + right - times(times(right, y), x),)
+
+
+pinv_op = register(
+    Op(
+        "pinv",
+        infer=_infer_pinv,
+        kernel=_pinv_kernel,
+        vjp=_pinv_vjp,
+        batch=batching.rows,
+        sharding=sharding.matrices(2),
+        cost=cubic(16),
+        autocast="high",
+        samples=tuple(sample(s, make=regular, rtol=None) for s in SHAPES),
+    )
+)
+
+
+@function
+def pinv(x: Any, *, rtol: float | None = None) -> Tensor:
+    """The Moore-Penrose inverse (…, n, m) of each matrix (…, m, n).
+
+    Args:
+        rtol: singular values up to rtol times the largest count as 0; by default the larger of m
+            and n times the dtype's epsilon. The gradient takes the rank as fixed.
+
+    Raises:
+        ShapeError: x has no two axes.
+        DTypeError: not float or complex.
+        ArgumentError: rtol is no number, or negative.
+
+    Source: Golub & Pereyra, SIAM J. Numer. Anal. 10(2), 1973.
+    """
+    result: Tensor = pinv_op(as_tensor(x), rtol=_tolerance(rtol))
+    return result
+
+
+def _infer_lstsq(a: TensorSpec, b: TensorSpec, adjoint: bool, rtol: float | None) -> TensorSpec:
+    m, n = matrix_sizes(a) if not adjoint else matrix_sizes(a)[::-1]
+    what = f"systems {show_shape(a.shape)} with right sides {show_shape(b.shape)}"
+    if b.rank < 2:
+        raise ShapeError(f"{what}: the right side is a matrix")
+    equate(m, b.shape[-2], f"{what}: rows differ")
+    return b.with_shape((*broadcast_shapes(a.shape[:-2], b.shape[:-2]), n, b.shape[-1]))
+
+
+def _lstsq_kernel(xp: Any, a: Any, b: Any, adjoint: bool, rtol: float | None) -> Any:
+    u, inverse, vh = _parts(xp, a, rtol)
+    left, right = (vh, u) if adjoint else (array_adjoint(u), array_adjoint(vh))
+    result = xp.matmul(right, inverse[..., None] * xp.matmul(left, b))
+    return narrow(xp, result, b.dtype)
+
+
+def _lstsq_vjp(
+    g: Tensor, y: Tensor, a: Tensor, b: Tensor, adjoint: bool, rtol: float | None
+) -> tuple[Tensor, Tensor]:
+    """From the differential of the pseudo-inverse P: with z = Pᴴg and the residual r = b - a·y,
+    ga = -z·yᴴ + r·(P·z)ᴴ + (Pᴴy)·(g - aᴴz)ᴴ."""
+
+    def solved(right: Tensor, of_adjoint: bool) -> Tensor:
+        result: Tensor = lstsq_op(a, right, adjoint=of_adjoint, rtol=rtol)
+        return result
+
+    z = solved(g, not adjoint)
+    residual = b - times(a, y, adjoint_a=adjoint)
+    beyond = g - times(a, z, adjoint_a=not adjoint)
+    ga = times(residual, solved(z, adjoint), adjoint_b=True)
+    ga = ga + times(solved(y, not adjoint), beyond, adjoint_b=True) - times(z, y, adjoint_b=True)
+    if adjoint:
+        ga = adjoint_of(ga)
+    return unbroadcast(ga, a.shape), unbroadcast(z, b.shape)
+
+
+def _cost_lstsq(a: TensorSpec, b: TensorSpec, adjoint: bool, rtol: float | None) -> Cost:
+    return Cost(flops=a.size * a.shape[-1] * 14 + a.size * b.shape[-1] * 4)
+
+
+M43 = spec("float32", (4, 3))
+lstsq_op: Op = register(
+    Op(
+        "lstsq",
+        infer=_infer_lstsq,
+        kernel=_lstsq_kernel,
+        vjp=_lstsq_vjp,
+        batch=batching.elementwise,
+        sharding=sharding.matrices(2, 2),
+        cost=_cost_lstsq,
+        autocast="high",
+        samples=(
+            sample(M43, M42, make=regular, adjoint=False, rtol=None),
+            sample(M43, spec("float32", (3, 2)), make=regular, adjoint=True, rtol=None),
+            sample(BATCH35, spec("float32", (3, 1)), make=regular, adjoint=False, rtol=None),
+            sample(C43, spec("complex64", (4, 2)), make=regular, adjoint=False, rtol=None),
+        ),
+        promotes=True,
+    )
+)
+
+
+@function
+def lstsq(a: Any, b: Any, *, rtol: float | None = None) -> Tensor:
+    """The x of least norm that minimises the norm of a @ x - b, by singular values.
+
+    Args:
+        a: matrices (…, m, n) of any rank; leading axes broadcast with b's.
+        b: right sides (…, m, k), or one vector (m,).
+        rtol: see `pinv`.
+
+    Raises:
+        ShapeError: the rows differ.
+        DTypeError: not float or complex.
+        ArgumentError: rtol is no number, or negative.
+
+    Source: Golub & Pereyra, SIAM J. Numer. Anal. 10(2), 1973.
+    """
+    a, b = promoted("lstsq", (a, b))
+    attrs: dict[str, Any] = {"adjoint": False, "rtol": _tolerance(rtol)}
+    if b.ndim == 1:
+        return squeeze(lstsq_op(a, expand_dims(b, 1), **attrs), -1)
+    result: Tensor = lstsq_op(a, b, **attrs)
+    return result
+
+
+__all__ = ["lstsq", "matrix_rank", "pinv", "svd", "svdvals"]

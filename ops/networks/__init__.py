@@ -1,0 +1,1 @@
+"""Layers, losses, normalisation, dropout and recurrent networks."""

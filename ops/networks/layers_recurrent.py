@@ -1,0 +1,242 @@
+"""Recurrent layers: cells for one step, and stacks of them along a sequence in one direction or
+both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graphflow.base.argument_checks import signature_of
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import Tensor, as_tensor, user_location
+from graphflow.ir.spec import show_shape
+from graphflow.ops.networks.layers import Dropout, Layer, fill, per_root, require_sizes, uniform
+from graphflow.ops.networks.recurrent import (
+    Cell,
+    State,
+    Weights,
+    gru_cell_of,
+    initial_state,
+    lstm_cell_of,
+    plain_cell_of,
+    projected,
+    run_directions,
+)
+from graphflow.ops.tensors.shape import moveaxis
+from graphflow.ops.tensors.slicing import stack
+
+DEEPEST = 10_000
+"""Layers of one network: each is variables and a node of its own."""
+
+
+def _cell_of(layer: Layer, make: Callable[..., Cell], options: Mapping[str, Any]) -> Cell:
+    """The cell of a layer with the options of its kind."""
+    unknown = [name for name in options if name not in signature_of(make).parameters]
+    if unknown:
+        kind = type(layer).__name__
+        raise ArgumentError(
+            f"got an unexpected keyword argument {unknown[0]!r}; see help(gf.nn.{kind})"
+        )
+    return make(**options)
+
+
+def _weights(cell: Cell, inputs: int, size: int, bias: bool, dtype: Any, suffix: str) -> Weights:
+    """Variables of one direction, named as torch names them, uniform on ±1/√size."""
+    rows, bound = len(cell.gates) * size, per_root(size)
+    return Weights(
+        uniform(f"weight_ih{suffix}", (rows, inputs), bound, dtype),
+        uniform(f"weight_hh{suffix}", (rows, size), bound, dtype),
+        uniform(f"bias_ih{suffix}", (rows,), bound, dtype) if bias else None,
+        uniform(f"bias_hh{suffix}", (rows,), bound, dtype) if bias else None,
+    )
+
+
+def _attributes(weights: Weights, suffix: str = "") -> dict[str, Tensor]:
+    """The variables under torch's names, for the layer to hold."""
+    named = {
+        f"weight_ih{suffix}": weights.w,
+        f"weight_hh{suffix}": weights.r,
+        f"bias_ih{suffix}": weights.bias,
+        f"bias_hh{suffix}": weights.recurrent_bias,
+    }
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+# Cells ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class _CellLayer(Layer):
+    """One step: x (B, inputs) and the state before it, (B, size) each and 0 by default, to the
+    state after it.
+
+    Variables: `weight_ih` (G·size, inputs), `weight_hh` (G·size, size), `bias_ih`, `bias_hh`, for
+    the G gates in torch's order.
+    """
+
+    cell: Cell
+    weights: Weights
+
+    def __init__(
+        self, inputs: int, size: int, bias: bool = True, *, dtype: Any = "float32",
+        name: str | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        require_sizes(self, inputs=inputs, size=size)
+        cell = _cell_of(self, self._make, options)
+        with self.scope(name or type(self).__name__.lower()):
+            weights = _weights(cell, inputs, size, bias, dtype, "")
+        fill(self, cell=cell, weights=weights, **_attributes(weights))
+
+    @staticmethod
+    def _make() -> Cell:
+        raise NotImplementedError
+
+    def __call__(self, x: Any, state: Any = None) -> Any:
+        x = as_tensor(x)
+        if x.ndim != 2:
+            raise ShapeError(
+                f"{type(self).__name__} at {user_location()}: x is (B, inputs), not "
+                f"{show_shape(x.shape)}"
+            )
+        if state is None:
+            before = initial_state(self.cell, x.shape[0], self.weights)
+        else:
+            before = _as_states(self, state, self.cell.states)
+        after = self.cell.step(projected(self.cell, x, self.weights), before, self.weights)
+        return after[0] if self.cell.states == 1 else after
+
+
+def _as_states(layer: Layer, state: Any, number: int) -> State:
+    parts = (state,) if number == 1 and not isinstance(state, tuple | list) else tuple(state)
+    if len(parts) != number:
+        raise ArgumentError(
+            f"{type(layer).__name__} at {user_location()}: the state holds {number} tensors, "
+            f"not {len(parts)}"
+        )
+    return tuple(map(as_tensor, parts))
+
+
+class RNNCell(_CellLayer):
+    __doc__ = (_CellLayer.__doc__ or "") + "\n    `activation`: a function or its name, tanh.\n"
+
+    @staticmethod
+    def _make(activation: Any = "tanh") -> Cell:
+        return plain_cell_of(activation)
+
+
+class LSTMCell(_CellLayer):
+    __doc__ = (_CellLayer.__doc__ or "") + "\n    The state is (h, c).\n"
+
+    @staticmethod
+    def _make() -> Cell:
+        return lstm_cell_of()
+
+
+class GRUCell(_CellLayer):
+    __doc__ = _CellLayer.__doc__
+
+    @staticmethod
+    def _make() -> Cell:
+        return gru_cell_of()
+
+
+# Along sequences --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class _Recurrent(Layer):
+    """Layers along a sequence: x (T, B, inputs), or (B, T, inputs) with `batch_first`, to (y, last
+    state), as in torch.
+
+    Args:
+        layers: how many, one on the other's outputs.
+        dropout: rate between layers, in a `gf.nn.training` block.
+        bidirectional: each layer runs in both directions, and outputs stand beside each other.
+
+    Variables, for layer k (`_reverse` at the end for the second direction): `weight_ih_lk`
+    (G·size, inputs), `weight_hh_lk` (G·size, size), `bias_ih_lk`, `bias_hh_lk`, for the G gates in
+    torch's order, uniform on ±1/√size.
+    """
+
+    cell: Cell
+    stacked: tuple[tuple[Weights, ...], ...]
+    dropout: Dropout
+    batch_first: bool
+
+    def __init__(
+        self, inputs: int, size: int, layers: int = 1, bias: bool = True,
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, *,
+        dtype: Any = "float32", name: str | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        require_sizes(self, inputs=inputs, size=size, layers=layers)
+        if layers > DEEPEST:
+            raise ArgumentError(f"{layers:,} layers are more than are built, which is {DEEPEST:,}")
+        cell = _cell_of(self, self._cell, options)
+        sides = ("", "_reverse") if bidirectional else ("",)
+        rows: list[tuple[Weights, ...]] = []
+        named: dict[str, Tensor] = {}
+        with self.scope(name or type(self).__name__.lower()):
+            for k in range(layers):
+                width = size * len(sides) if k else inputs
+                row = []
+                for side in sides:
+                    row.append(_weights(cell, width, size, bias, dtype, f"_l{k}{side}"))
+                    named |= _attributes(row[-1], f"_l{k}{side}")
+                rows.append(tuple(row))
+        fill(
+            self, cell=cell, stacked=tuple(rows), dropout=Dropout(dropout), batch_first=batch_first,
+            **named,
+        )  # fmt: skip
+
+    @staticmethod
+    def _cell() -> Cell:
+        raise NotImplementedError
+
+    def __call__(self, x: Any, state: Any = None, *, lengths: Any = None) -> tuple[Tensor, Any]:
+        """Outputs and last state, (layers·D, B, size) each; `lengths` as for `gf.nn.lstm`."""
+        x = as_tensor(x)
+        if x.ndim != 3:
+            raise ShapeError(
+                f"{type(self).__name__} at {user_location()}: x is (T, B, inputs), or "
+                f"(B, T, inputs) with batch_first, not {show_shape(x.shape)}"
+            )
+        x = moveaxis(x, 0, 1) if self.batch_first else x
+        lengths = None if lengths is None else as_tensor(lengths)
+        given = None if state is None else _as_states(self, state, self.cell.states)
+        ends: list[State] = []
+        for k, row in enumerate(self.stacked):
+            x = self.dropout(x) if k and self.dropout.rate else x
+            first = k * len(row)
+            states = None
+            if given is not None:
+                states = [tuple(s[first + i] for s in given) for i in range(len(row))]
+            x, last = run_directions(self.cell, x, row, states, lengths)
+            ends += last
+        state = tuple(stack([end[j] for end in ends]) for j in range(self.cell.states))
+        y = moveaxis(x, 0, 1) if self.batch_first else x
+        return y, (state[0] if len(state) == 1 else state)
+
+
+class RNN(_Recurrent):
+    __doc__ = (_Recurrent.__doc__ or "") + "\n    `activation`: a function or its name, tanh.\n"
+
+    @staticmethod
+    def _cell(activation: Any = "tanh") -> Cell:
+        return plain_cell_of(activation)
+
+
+class LSTM(_Recurrent):
+    __doc__ = (_Recurrent.__doc__ or "") + "\n    The state is (h, c).\n"
+
+    @staticmethod
+    def _cell() -> Cell:
+        return lstm_cell_of()
+
+
+class GRU(_Recurrent):
+    __doc__ = _Recurrent.__doc__
+
+    @staticmethod
+    def _cell() -> Cell:
+        return gru_cell_of()

@@ -1,0 +1,249 @@
+"""Activations that are linear by pieces, and the gates made of them.
+
+Gradients at a kink are those of one side, as in torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphflow.errors import ArgumentError
+from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, as_tensor, function, located, sample
+from graphflow.ir.spec import TensorSpec
+from graphflow.ops.base.shape_rules import normalize_axis, same_float
+from graphflow.ops.pointwise.activations import finite_number
+from graphflow.ops.pointwise.arithmetic import ROW, SCALAR, F, elementwise, greater
+from graphflow.ops.pointwise.select import clip, clip_grad, where
+from graphflow.ops.reductions.extrema import argmax
+
+_INNER, _LEFT, _RIGHT = (-0.4, 0.4), (-3.9, -1.1), (1.1, 3.9)
+
+
+def _pieces(*inputs: TensorSpec, **attrs: Any) -> tuple[Sample, ...]:
+    """Samples left of, between and right of kinks at ±0.5 to ±1."""
+    return tuple(sample(*inputs, low=a, high=b, **attrs) for a, b in (_INNER, _LEFT, _RIGHT))
+
+
+def _with_attrs(*specs: TensorSpec, **attrs: float) -> TensorSpec:
+    return same_float(*specs)
+
+
+# Clipped ----------------------------------------------------------------------------------------
+
+
+@function
+def relu6(x: Any, name: str | None = None) -> Tensor:
+    """x limited to [0, 6].
+
+    Source: Howard et al., arXiv:1704.04861.
+    """
+    return clip(x, 0.0, 6.0, name=name)
+
+
+@function
+def hard_tanh(x: Any, low: float = -1.0, high: float = 1.0, name: str | None = None) -> Tensor:
+    """x limited to [low, high].
+
+    Raises:
+        DTypeError: x is not float.
+        ArgumentError: low and high are not finite numbers, or low > high.
+    """
+    low, high = finite_number("hard_tanh", "low", low), finite_number("hard_tanh", "high", high)
+    if low > high:
+        raise ArgumentError(f"low {low} is above high {high}")
+    return clip(x, low, high, name=name)
+
+
+_SIXTH: dict[str, Any] = {"slope": 1 / 6, "offset": 0.5}
+
+
+def _ramp(xp: Any, x: Any, slope: float, offset: float) -> Any:
+    return xp.clip(x * slope + offset, 0, 1)
+
+
+def _ramp_slope(g: Tensor, x: Tensor, slope: float, offset: float) -> Tensor:
+    inside: Tensor = clip_grad(g * slope, x * slope + offset, min=0.0, max=1.0)
+    return inside
+
+
+_hard_sigmoid: Op = elementwise(
+    "hard_sigmoid",
+    _ramp,
+    vjp=lambda g, y, x, **attrs: (_ramp_slope(g, x, **attrs),),
+    infer=_with_attrs,
+    samples=(*_pieces(F, slope=1 / 3, offset=0.5)[:2], sample(SCALAR, low=3.5, high=4.0, **_SIXTH)),
+    flops=4,
+    into=lambda xp, out, x, slope, offset: xp.clip(x * slope + offset, 0, 1, out=out),
+)
+
+
+@function
+def hard_sigmoid(
+    x: Any, slope: float = 1 / 6, offset: float = 0.5, name: str | None = None
+) -> Tensor:
+    """slope·x + offset limited to [0, 1]; torch's by default (ONNX: slope 0.2).
+
+    Raises:
+        DTypeError: x is not float.
+        ArgumentError: slope or offset is not a finite number.
+    """
+    slope = finite_number("hard_sigmoid", "slope", slope)
+    offset = finite_number("hard_sigmoid", "offset", offset)
+    result: Tensor = _hard_sigmoid(x, slope=slope, offset=offset, name=name)
+    return result
+
+
+def _hard_swish_of(xp: Any, x: Any) -> Any:
+    return xp.maximum(x, -4) * _ramp(xp, x, **_SIXTH)  # -inf·0 would be NaN
+
+
+def _hard_swish_grad(g: Tensor, x: Tensor) -> Tensor:
+    """The clipped cotangent is 0 where hard_swish is 0; elsewhere the product rule holds."""
+    inside = clip_grad(g, x, min=-3.0, max=None)
+    ramp = _ramp_slope(inside * clip(x, -4.0, 4.0), x, **_SIXTH)  # x may be infinite
+    slope: Tensor = inside * _hard_sigmoid(x, **_SIXTH) + ramp
+    return slope
+
+
+hard_swish: Op = elementwise(
+    "hard_swish",
+    _hard_swish_of,
+    vjp=lambda g, y, x: (_hard_swish_grad(g, x),),
+    infer=same_float,
+    samples=(sample(F), sample(F, low=3.2, high=5.0), sample(SCALAR, low=-5.0, high=-3.2)),
+    flops=5,
+    into=lambda xp, out, x: xp.copyto(out, _hard_swish_of(xp, x)),
+    doc="x·hard_sigmoid(x). Source: Howard et al., ICCV 2019.",
+)
+
+
+# Around a threshold -----------------------------------------------------------------------------
+
+
+def _shrunk(xp: Any, x: Any, threshold: float, bias: float) -> Any:
+    outside = xp.abs(x) > threshold
+    return (x - xp.sign(x) * bias) * outside if bias else x * outside
+
+
+def _past_of(xp: Any, g: Any, x: Any, threshold: float, symmetric: bool) -> Any:
+    return xp.where((xp.abs(x) if symmetric else x) > threshold, g, 0)
+
+
+_past: Op = elementwise(
+    "past_threshold",
+    _past_of,
+    vjp=lambda h, y, g, x, **attrs: (_past(h, x, **attrs), None),
+    infer=_with_attrs,
+    samples=(
+        *_pieces(F, F, threshold=0.7, symmetric=True),
+        sample(F, F, low=-3.0, high=0.6, threshold=0.7, symmetric=False),
+    ),
+    flops=3,
+    into=lambda xp, out, g, x, **attrs: xp.copyto(out, _past_of(xp, g, x, **attrs)),
+)
+_shrink: Op = elementwise(
+    "shrink",
+    _shrunk,
+    vjp=lambda g, y, x, threshold, bias: (_past(g, x, threshold=threshold, symmetric=True),),
+    infer=_with_attrs,
+    samples=(*_pieces(F, threshold=0.7, bias=0.3), *_pieces(SCALAR, threshold=0.7, bias=0.0)),
+    flops=5,
+    into=lambda xp, out, x, **attrs: xp.copyto(out, _shrunk(xp, x, **attrs)),
+)
+
+
+@function
+def shrink(x: Any, threshold: float = 0.5, bias: float = 0.0, name: str | None = None) -> Tensor:
+    """0 where |x| <= threshold; beyond it x, moved towards 0 by bias.
+
+    Raises:
+        DTypeError: x is not float.
+        ArgumentError: threshold or bias is not a finite number, or the threshold negative.
+    """
+    threshold = finite_number("shrink", "threshold", threshold)
+    if threshold < 0:
+        raise ArgumentError(f"the threshold is not negative, got {threshold}")
+    bias = finite_number("shrink", "bias", bias)
+    result: Tensor = _shrink(x, threshold=threshold, bias=bias, name=name)
+    return result
+
+
+@function
+def hard_shrink(x: Any, threshold: float = 0.5, name: str | None = None) -> Tensor:
+    """x where |x| > threshold, else 0; errors as for `shrink`."""
+    return shrink(x, threshold, name=name)
+
+
+@function
+def soft_shrink(x: Any, threshold: float = 0.5, name: str | None = None) -> Tensor:
+    """x moved towards 0 by the threshold, 0 where it is no larger; errors as for `shrink`."""
+    return shrink(x, threshold, threshold, name=name)
+
+
+_thresholded_relu: Op = elementwise(
+    "thresholded_relu",
+    lambda xp, x, threshold: xp.where(x > threshold, x, 0),  # -inf·0 would be NaN
+    vjp=lambda g, y, x, threshold: (_past(g, x, threshold=threshold, symmetric=False),),
+    infer=_with_attrs,
+    samples=(*_pieces(F, threshold=0.7), *_pieces(SCALAR, threshold=-0.7)),
+    flops=2,
+    into=lambda xp, out, x, threshold: xp.copyto(out, xp.where(x > threshold, x, 0)),
+)
+
+
+@function
+def thresholded_relu(x: Any, threshold: float = 1.0, name: str | None = None) -> Tensor:
+    """x where it is above the threshold, else 0.
+
+    Raises:
+        DTypeError: x is not float.
+        ArgumentError: the threshold is not a finite number.
+    """
+    threshold = finite_number("thresholded_relu", "threshold", threshold)
+    result: Tensor = _thresholded_relu(x, threshold=threshold, name=name)
+    return result
+
+
+# With slopes that are learnt --------------------------------------------------------------------
+
+
+def _prelu_vjp(g: Tensor, y: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    is_right = greater(x, 0)
+    return where(is_right, g, g * slope), where(is_right, 0, g * x)
+
+
+def _prelu_of(xp: Any, x: Any, slope: Any) -> Any:
+    return xp.maximum(x, 0) + xp.minimum(x, 0) * slope
+
+
+prelu: Op = elementwise(
+    "prelu",
+    _prelu_of,
+    _prelu_vjp,
+    same_float,
+    samples=(
+        sample(F, ROW, low=0.2, high=3.0),
+        sample(F, ROW, low=-3.0, high=-0.2),
+        sample(F, SCALAR, low=-3.0, high=-0.2),
+    ),
+    flops=4,
+    into=lambda xp, out, x, slope: xp.copyto(out, _prelu_of(xp, x, slope)),
+    doc="x where it is positive, else slope·x: `prelu(x, slope)`, a tensor of slopes.",
+)
+
+
+@function
+def hardmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
+    """1 at the (first) largest element along an axis, else 0; flat: no gradient passes.
+
+    Raises:
+        DTypeError: x is not float.
+        ShapeError, ArgumentError: not an axis of x, or no elements along it.
+    """
+    x = as_tensor(x)
+    with located("hardmax"):
+        axis = normalize_axis(axis, x.ndim)
+        same_float(x.spec)
+    hot = FUNCTIONS["one_hot"](argmax(x, axis), x.shape[axis], x.dtype)
+    result: Tensor = FUNCTIONS["moveaxis"](hot, -1, axis)
+    return result

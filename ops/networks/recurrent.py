@@ -1,0 +1,455 @@
+"""Recurrent networks: cells for one step, and layers that scan a sequence in either direction.
+
+A layer multiplies all its inputs at once and scans what is left. How rows of the weights belong to
+gates is said by a word, one letter a gate: torch has "ifgo" and "rzn", ONNX "iofg" and "zrn".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
+from graphflow.ir.spec import Size, equate, is_half, kind, show_shape
+from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.networks.lstm_op import lstm_op
+from graphflow.ops.pointwise.arithmetic import less
+from graphflow.ops.pointwise.select import clip, where
+from graphflow.ops.tensors.creation import arange, zeros
+from graphflow.ops.tensors.shape import expand_dims, moveaxis, reshape, squeeze
+from graphflow.ops.tensors.slicing import concat, stack
+from graphflow.ops.tensors.slicing import window as rows_of
+
+Activation = Callable[[Tensor], Tensor]
+State = tuple[Tensor, ...]
+DIRECTIONS = ("forward", "reverse", "bidirectional")
+_ACTIVATIONS = (
+    "elu", "hard_sigmoid", "hard_tanh", "leaky_relu", "relu", "sigmoid", "softplus", "softsign",
+    "tanh", "thresholded_relu",
+)  # fmt: skip
+
+
+def activation(f: Any) -> Activation:
+    """A function by its name in `gf.nn`, or as it is given.
+
+    Raises:
+        ArgumentError: no function, or an unknown name.
+    """
+    if callable(f):
+        given: Activation = f
+        return given
+    if f not in _ACTIVATIONS:
+        raise ArgumentError(
+            f"an activation is a function or one of {', '.join(_ACTIVATIONS)}, not {f!r}"
+        )
+    named: Activation = FUNCTIONS[f]
+    return named
+
+
+# One step ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of one direction: w (G·H, inputs), r (G·H, H), biases (G·H,), peepholes (3·H,) or None."""
+
+    w: Tensor
+    r: Tensor
+    bias: Tensor | None = None
+    recurrent_bias: Tensor | None = None
+    peepholes: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """H."""
+        return int(self.r.shape[1])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How a state follows from what a step's input comes to. `gates` says the order of rows."""
+
+    gates: str
+    activations: tuple[Activation, ...]
+    states: int = 1
+    limit: float | None = None
+
+    def joins_biases(self) -> bool:
+        """Whether the recurrent bias may be added to the input's, once for all steps."""
+        return True
+
+    def step(self, z: Tensor, state: State, weights: Weights) -> State:
+        """The next state (h first) from z = w·x + bias."""
+        raise NotImplementedError
+
+    def limited(self, x: Tensor) -> Tensor:
+        return x if self.limit is None else clip(x, -self.limit, self.limit)
+
+    def part(self, x: Tensor, gate: str, size: int) -> Tensor:
+        """The columns of x that belong to a gate."""
+        return rows_of(x, x.ndim - 1, self.gates.index(gate) * size, size)
+
+
+@dataclass(frozen=True)
+class Plain(Cell):
+    """h = f(w·x + r·h + bias). Source: Elman, Cognitive Science 14, 1990."""
+
+    def step(self, z: Tensor, state: State, weights: Weights) -> State:
+        total = z + matmul(state[0], weights.r, transpose_b=True)
+        return (self.activations[0](self.limited(total)),)
+
+
+@dataclass(frozen=True)
+class Lstm(Cell):
+    """Gates i, f, o and candidates g: c = f·c + i·g; h = o·act(c).
+
+    `coupled`: f is 1 - i. Source: Hochreiter & Schmidhuber, Neural Computation 9, 1997; Gers &
+    Schmidhuber, IJCNN 2000 (peepholes).
+    """
+
+    coupled: bool = False
+
+    def step(self, z: Tensor, state: State, weights: Weights) -> State:
+        h, c = state
+        n, (sigmoid, squash, out) = weights.size, self.activations
+        total = z + matmul(h, weights.r, transpose_b=True)
+        i, f, g, o = (self.part(total, gate, n) for gate in "ifgo")
+        peepholes = weights.peepholes
+
+        def peek(x: Tensor, at: int, c: Tensor) -> Tensor:
+            """Peepholes of i, o and f stand in this order."""
+            return x if peepholes is None else x + rows_of(peepholes, 0, at * n, n) * c
+
+        i = sigmoid(self.limited(peek(i, 0, c)))
+        f = 1 - i if self.coupled else sigmoid(self.limited(peek(f, 2, c)))
+        c = f * c + i * squash(self.limited(g))
+        o = sigmoid(self.limited(peek(o, 1, c)))
+        return o * out(c), c
+
+
+@dataclass(frozen=True)
+class Gru(Cell):
+    """Gates z and r, candidates n: h = (1 - z)·n + z·h.
+
+    `before_reset`: r multiplies r·h + bias as in torch, else h itself. Source: Cho et al., EMNLP
+    2014.
+    """
+
+    before_reset: bool = True
+
+    def joins_biases(self) -> bool:
+        return not self.before_reset
+
+    def step(self, z: Tensor, state: State, weights: Weights) -> State:
+        (h,), n = state, weights.size
+        sigmoid, squash = self.activations
+        keeps, resets, fresh = (self.part(z, gate, n) for gate in "zrn")
+        if self.before_reset:
+            total = matmul(h, weights.r, transpose_b=True)
+            if weights.recurrent_bias is not None:
+                total = total + weights.recurrent_bias
+            past_z, past_r, past_n = (self.part(total, gate, n) for gate in "zrn")
+            keep = sigmoid(self.limited(keeps + past_z))
+            reset = sigmoid(self.limited(resets + past_r))
+            new = squash(self.limited(fresh + reset * past_n))
+        else:
+            rows = [rows_of(weights.r, 0, self.gates.index(g) * n, n) for g in "zrn"]
+            keep = sigmoid(self.limited(keeps + matmul(h, rows[0], transpose_b=True)))
+            reset = sigmoid(self.limited(resets + matmul(h, rows[1], transpose_b=True)))
+            new = squash(self.limited(fresh + matmul(reset * h, rows[2], transpose_b=True)))
+        return ((1 - keep) * new + keep * h,)
+
+
+# Sequences --------------------------------------------------------------------------------------
+
+
+def projected(cell: Cell, x: Tensor, weights: Weights) -> Tensor:
+    """What inputs (…, inputs) come to in all gates, with the biases that need no state."""
+    bias = weights.bias
+    if weights.recurrent_bias is not None and cell.joins_biases():
+        bias = weights.recurrent_bias if bias is None else bias + weights.recurrent_bias
+    z = matmul(x, weights.w, transpose_b=True)
+    return z if bias is None else z + bias
+
+
+def run(
+    cell: Cell, x: Tensor, weights: Weights, state: State, lengths: Tensor | None, reverse: bool
+) -> tuple[Tensor, State]:
+    """Outputs (T, B, H) and the last state of inputs (T, B, inputs); beyond its length a sequence
+    keeps its state, and its outputs are 0."""
+    fused = _in_one_op(cell, x, weights, state, reverse) if lengths is None else None
+    if fused is not None:
+        return fused
+    inside = None
+    if lengths is not None:
+        times = expand_dims(arange(x.shape[0]), 1)
+        inside = expand_dims(less(times, expand_dims(lengths.astype("int64"), 0)), 2)
+        x = where(inside, x, 0)  # padding may hold NaN, which gradients of weights multiply by 0
+    z = projected(cell, x, weights)
+
+    def body(before: State, item: Any) -> tuple[State, Tensor]:
+        after = cell.step(item[0], before, weights)
+        if inside is None:
+            return after, after[0]
+        on = item[1]
+        kept = tuple(where(on, new, old) for new, old in zip(after, before, strict=True))
+        return kept, where(on, after[0], 0)
+
+    items = (z,) if inside is None else (z, inside)
+    last, y = FUNCTIONS["scan"](body, state, items, reverse=reverse)
+    return y, last
+
+
+def _in_one_op(
+    cell: Cell, x: Tensor, weights: Weights, state: State, reverse: bool
+) -> tuple[Tensor, State] | None:
+    """As `run`, of a plain LSTM by the op of whole sequences; None for other cells."""
+    usual = (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"], FUNCTIONS["tanh"])
+    plain = type(cell) is Lstm and not cell.coupled and cell.limit is None
+    half = is_half(weights.r.dtype)
+    if not plain or cell.activations != usual or weights.peepholes is not None or half:
+        return None
+    parts = [b for b in (weights.bias, weights.recurrent_bias) if b is not None]
+    bias = parts[0] + parts[1] if len(parts) > 1 else parts[0] if parts else None
+    if bias is None:
+        bias = zeros((weights.r.shape[0],), weights.r.dtype)
+    z = matmul(x, weights.w, transpose_b=True)
+    y, h, c, *_ = lstm_op(z, weights.r, bias, *state, gates=cell.gates, reverse=reverse)
+    return y, (h, c)
+
+
+def initial_state(cell: Cell, batch: Size, weights: Weights) -> State:
+    """Zeros, (B, H) each, in the dtype of the weights: inputs may be autocasted."""
+    shape = (batch, weights.size)
+    return tuple(zeros(shape, weights.r.dtype) for _ in range(cell.states))
+
+
+def run_directions(
+    cell: Cell,
+    x: Tensor,
+    sides: Sequence[Weights],
+    states: Sequence[State] | None,
+    lengths: Tensor | None,
+    first_reversed: bool = False,
+) -> tuple[Tensor, list[State]]:
+    """Outputs (T, B, D·H) and last states of one direction or both."""
+    outputs, ends = [], []
+    for i, weights in enumerate(sides):
+        state = initial_state(cell, x.shape[1], weights) if states is None else states[i]
+        y, last = run(cell, x, weights, state, lengths, reverse=bool(i) or first_reversed)
+        outputs.append(y)
+        ends.append(last)
+    return outputs[0] if len(outputs) == 1 else concat(outputs, -1), ends
+
+
+# Functions --------------------------------------------------------------------------------------
+
+
+def _side(x: Any, i: int) -> Tensor | None:
+    """Direction i of an argument (D, …)."""
+    if x is None:
+        return None
+    if x.shape[0] == 1:
+        return squeeze(x, 0)
+    part: Tensor = x[i]
+    return part
+
+
+def _require(what: str, tensor: Tensor, wanted: Sequence[Any], dtype: Any) -> None:
+    text = f"{what} {show_shape(tensor.shape)} is not {show_shape(tuple(wanted))}"
+    if tensor.dtype != dtype:
+        raise DTypeError(f"{what} is {tensor.dtype}, x is {dtype}; convert one with .astype")
+    if tensor.ndim != len(wanted):
+        raise ShapeError(text)
+    for have, want in zip(tensor.shape, wanted, strict=True):
+        equate(want, have, text)
+
+
+def _known(what: str, size: Any) -> int:
+    if not isinstance(size, int):
+        raise ShapeError(f"the size of {what} is known, not {size}")
+    return size
+
+
+def run_layer(
+    cell: Cell, x: Any, w: Any, r: Any, bias: Any, initial: Any, lengths: Any, direction: Any,
+    batch_first: Any, peepholes: Any = None,
+) -> tuple[Tensor, State]:  # fmt: skip
+    """Check what the user gave, run it, and give outputs and last states (D, B, H)."""
+    if direction not in DIRECTIONS:
+        raise ArgumentError(f"direction is one of {', '.join(DIRECTIONS)}, not {direction!r}")
+    if not isinstance(batch_first, bool):
+        raise ArgumentError(f"batch_first is True or False, not {batch_first!r}")
+    x, w, r = as_tensor(x), as_tensor(w), as_tensor(r)
+    require_kind(x.spec, "float")
+    if x.ndim != 3 or r.ndim != 3:
+        raise ShapeError(
+            f"x is (T, B, inputs) and r (D, G·H, H), not {show_shape(x.shape)} and "
+            f"{show_shape(r.shape)}"
+        )
+    if batch_first:
+        x = moveaxis(x, 0, 1)
+    sides, n = 1 + (direction == "bidirectional"), _known("H", r.shape[2])
+    rows = len(cell.gates) * n
+    _require("w", w, (sides, rows, x.shape[2]), x.dtype)
+    _require("r", r, (sides, rows, n), x.dtype)
+    bias, peepholes = (p if p is None else as_tensor(p) for p in (bias, peepholes))
+    if bias is not None:
+        _require("bias", bias, (sides, 2 * rows), x.dtype)
+        bias = reshape(bias, (sides, 2, rows))
+    if peepholes is not None:
+        _require("peepholes", peepholes, (sides, 3 * n), x.dtype)
+    if lengths is not None:
+        lengths = as_tensor(lengths)
+        if kind(lengths.dtype) != "int" or lengths.ndim != 1:
+            raise DTypeError(f"lengths are ints (B,), not {lengths.spec}")
+    weights = []
+    for i in range(sides):
+        both = _side(bias, i)
+        weights.append(
+            Weights(
+                _need(_side(w, i)),
+                _need(_side(r, i)),
+                None if both is None else both[0],
+                None if both is None else both[1],
+                _side(peepholes, i),
+            )
+        )
+    states = _initial(cell, initial, (sides, x.shape[1], n), x.dtype)
+    y, ends = run_directions(cell, x, weights, states, lengths, direction == "reverse")
+    last = tuple(
+        stack([end[j] for end in ends]) if sides > 1 else expand_dims(ends[0][j], 0)
+        for j in range(cell.states)
+    )
+    return moveaxis(y, 0, 1) if batch_first else y, last
+
+
+def _need(x: Tensor | None) -> Tensor:
+    assert x is not None
+    return x
+
+
+def _initial(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[State] | None:
+    """First states of each direction from h (D, B, H), or such a tuple; None in it is zeros."""
+    given = initial if isinstance(initial, tuple | list) else (initial,) * cell.states
+    if len(given) != cell.states:
+        raise ArgumentError(f"initial holds {cell.states} tensors, not {len(given)}")
+    if all(part is None for part in given):
+        return None
+    parts = [zeros(shape, dtype) if p is None else as_tensor(p) for p in given]
+    for name, part in zip("hc", parts, strict=False):
+        _require(f"initial {name}", part, shape, dtype)
+    return [tuple(_need(_side(p, i)) for p in parts) for i in range(shape[0])]
+
+
+def _cell(cell: Cell, activations: Any, limit: Any, gates: Any) -> Cell:
+    """A cell with what the user chose."""
+    given = (activations,) if callable(activations) or isinstance(activations, str) else activations
+    if not isinstance(given, tuple | list) or len(given) != len(cell.activations):
+        raise ArgumentError(f"there are {len(cell.activations)} activations, not {activations!r}")
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if limit is not None and not (number and limit > 0):
+        raise ArgumentError(f"clip is a number above 0 or None, not {limit!r}")
+    if not isinstance(gates, str) or sorted(gates) != sorted(cell.gates):
+        raise ArgumentError(f"gates are the letters of {cell.gates!r} in some order, not {gates!r}")
+    limit = None if limit is None else float(limit)
+    return replace(cell, activations=tuple(map(activation, given)), limit=limit, gates=gates)
+
+
+@function
+def rnn(
+    x: Any, w: Any, r: Any, bias: Any = None, initial: Any = None, *, lengths: Any = None,
+    direction: str = "forward", clip: float | None = None, activations: Any = "tanh",
+    batch_first: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """h = f(w·x + r·h + bias) along a sequence, from `initial` h (D, B, H).
+
+    Arguments, results and errors are those of `lstm`.
+
+    Source: Elman, Cognitive Science 14, 1990.
+    """
+    cell = _cell(Plain("h", (FUNCTIONS["tanh"],)), activations, clip, "h")
+    y, (h,) = run_layer(cell, x, w, r, bias, initial, lengths, direction, batch_first)
+    return y, h
+
+
+@function
+def lstm(
+    x: Any, w: Any, r: Any, bias: Any = None, initial: Any = None, *, peepholes: Any = None,
+    lengths: Any = None, direction: str = "forward", clip: float | None = None,
+    activations: Any = ("sigmoid", "tanh", "tanh"), input_forget: bool = False,
+    batch_first: bool = False, gates: str = "ifgo",
+) -> tuple[Tensor, State]:  # fmt: skip
+    """Long short-term memory along a sequence, from `initial` (h, c), (D, B, H) each.
+
+    c = f·c + i·g and h = o·act(c), with the activations of the gates, of g, and of c.
+    `input_forget` couples f = 1 - i. `peepholes` (D, 3·H) let i, o and f see c, in this order.
+
+    Args:
+        x: (T, B, inputs), or (B, T, inputs) with `batch_first`.
+        w, r: (D, G·H, inputs) and (D, G·H, H), for D directions and G gates.
+        bias: (D, 2·G·H): that of w, then that of r.
+        lengths: ints (B,): how much of each sequence there is. Beyond it the state stays as it is,
+            and outputs are 0.
+        direction: "forward", "reverse" or "bidirectional".
+        clip: what activations are applied to is limited to ±clip.
+        activations: names or functions of tensors.
+        gates: which rows of the weights belong to which gate.
+        initial: (h, c), zeros by default.
+
+    Returns:
+        y (T, B, D·H), batch first if x is; and the last state, (D, B, H) each.
+
+    Raises:
+        DTypeError, ShapeError: tensors do not fit.
+        ArgumentError: arguments of another form.
+
+    Source: Hochreiter & Schmidhuber, Neural Computation 9, 1997.
+    """
+    chosen = _cell(lstm_cell_of(), activations, clip, gates)
+    if not isinstance(input_forget, bool):
+        raise ArgumentError(f"input_forget is True or False, not {input_forget!r}")
+    cell = replace(chosen, coupled=input_forget)  # type: ignore[call-arg]
+    return run_layer(
+        cell, x, w, r, bias, initial, lengths, direction, batch_first, peepholes
+    )  # fmt: skip
+
+
+@function
+def gru(
+    x: Any, w: Any, r: Any, bias: Any = None, initial: Any = None, *, lengths: Any = None,
+    direction: str = "forward", clip: float | None = None,
+    activations: Any = ("sigmoid", "tanh"), linear_before_reset: bool = True,
+    batch_first: bool = False, gates: str = "rzn",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gated recurrent units along a sequence, from `initial` h (D, B, H): h = (1 - z)·n + z·h.
+
+    With `linear_before_reset` (torch) the gate r multiplies what h comes to in n, else h itself.
+
+    Arguments, results and errors are those of `lstm`.
+
+    Source: Cho et al., EMNLP 2014.
+    """
+    chosen = _cell(gru_cell_of(), activations, clip, gates)
+    if not isinstance(linear_before_reset, bool):
+        raise ArgumentError(f"linear_before_reset is True or False, not {linear_before_reset!r}")
+    cell = replace(chosen, before_reset=linear_before_reset)  # type: ignore[call-arg]
+    y, (h,) = run_layer(cell, x, w, r, bias, initial, lengths, direction, batch_first)
+    return y, h
+
+
+def plain_cell_of(f: Any = "tanh") -> Plain:
+    return Plain("h", (activation(f),))
+
+
+def lstm_cell_of() -> Lstm:
+    tanh = FUNCTIONS["tanh"]
+    return Lstm("ifgo", (FUNCTIONS["sigmoid"], tanh, tanh), states=2)
+
+
+def gru_cell_of() -> Gru:
+    return Gru("rzn", (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"]))

@@ -1,0 +1,87 @@
+"""Quantiles and the median: made of a sort and of what stands at some places of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError
+from graphflow.ir.op import Tensor, as_tensor, function, located
+from graphflow.ir.spec import product
+from graphflow.ops.base.shape_rules import reduced_shape, require_kind
+from graphflow.ops.ordering.sort import sort
+from graphflow.ops.pointwise.arithmetic import ceil, equal, floor, isnan
+from graphflow.ops.pointwise.convert import astype, size_of
+from graphflow.ops.pointwise.select import where
+from graphflow.ops.reductions.reduce import Axes, arguments, require_elements
+from graphflow.ops.tensors.shape import moveaxis, permute_dims, reshape
+from graphflow.ops.tensors.take import take
+
+Array = np.ndarray[Any, Any]
+
+
+@function
+def quantile(x: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """The values below which shares q of the elements over axes (None: all) lie; between two
+    elements on the line through them. NaN if there is one.
+
+    Args:
+        q: a number from 0 to 1, or an array of them, whose axes come first in the result.
+
+    Raises:
+        DTypeError: x is not float.
+        ShapeError, ArgumentError: not axes of x, one given twice, no elements, or no such q.
+    """
+    x, axes = arguments("quantile", x, axis, keepdims)
+    with located("quantile"):
+        shares = _shares(q)
+        require_kind(x.spec, "float")
+        require_elements(x.spec, axes)
+    return _at(x, shares, axes, keepdims)
+
+
+@function
+def median(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """The middle element over axes (None: all), or the mean of the two in the middle; NaN if there
+    is one.
+
+    Raises:
+        DTypeError: x is not float.
+        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+    """
+    x, axes = arguments("median", x, axis, keepdims)
+    with located("median"):
+        require_kind(x.spec, "float")
+        require_elements(x.spec, axes)
+    return _at(x, np.asarray(0.5), axes, keepdims)
+
+
+def _shares(q: Any) -> Array:
+    try:
+        shares = np.asarray(q, "float64")
+    except (TypeError, ValueError):
+        shares = np.asarray(math.nan)
+    if not ((shares >= 0) & (shares <= 1)).all():
+        raise ArgumentError(f"q is a number from 0 to 1, or an array of them, not {q!r}")
+    return shares
+
+
+def _at(x: Tensor, shares: Array, axes: Axes, keepdims: bool) -> Tensor:
+    """What stands at the shares of the sorted elements, or between two of them."""
+    kept = [d for d in range(x.ndim) if d not in axes]
+    size = product(x.shape[a] for a in axes)
+    front = tuple(x.shape[d] for d in kept)
+    ordered = sort(reshape(permute_dims(x, [*kept, *axes]), (*front, size)))
+    last = as_tensor(size_of(size=size, dtype="float64")) - 1.0
+    place = last * shares.reshape(-1)
+    below, above = (
+        take(ordered, astype(rounded(place), "int64"), axis=-1) for rounded in (floor, ceil)
+    )
+    share = astype(place - floor(place), x.dtype)
+    found = where(equal(below, above), below, below * (1.0 - share) + above * share)
+    largest = ordered[..., -1:]  # of which NaN is one
+    found = moveaxis(where(isnan(largest), largest, found), -1, 0)
+    shape = reduced_shape(x.shape, axes, keepdims)
+    return reshape(found, (*shares.shape, *shape))

@@ -1,0 +1,391 @@
+"""Searching: where elements are not zero, which differ, where values belong in a sorted list.
+
+How many there are depends on the values, and shapes do not: such results have a `size` that the
+caller states, what is left of it is padding, and their number comes with them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ir.spec import Dim, Size, TensorSpec, kind, spec
+from graphflow.ops.base.shape_rules import normalize_axis, require_kind
+from graphflow.ops.pointwise.arithmetic import less, not_equal
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.pointwise.select import where
+from graphflow.ops.reductions.reduce import sum
+from graphflow.ops.sharding import gather_scatter as sharding_tables
+from graphflow.ops.tensors.creation import arange, full, zeros
+from graphflow.ops.tensors.padding import pad
+from graphflow.ops.tensors.shape import broadcast_to, reshape
+from graphflow.ops.tensors.take import scatter_add, take
+
+F = spec("float32", (3, 4))
+I64 = np.dtype("int64")
+
+
+def _size(size: Any) -> Size:
+    if (
+        isinstance(size, bool)
+        or not isinstance(size, int | np.integer | Dim)
+        or (not isinstance(size, Dim) and size < 0)
+    ):
+        raise ArgumentError(
+            f"size is the largest number of results, an int or a size of a tensor, not {size!r}"
+        )
+    return size if isinstance(size, Dim) else int(size)
+
+
+def _require_room(count: int, size: int, what: str) -> None:
+    if count > size:
+        raise CheckError(f"{count} {what}, but size is {size}; state a larger size")
+
+
+def _chosen(x: Tensor, places: Tensor, count: Tensor, axis: int, fill: Any) -> Tensor:
+    """The slices of x at `places` along an axis; those after the first `count` are filled."""
+    size = places.shape[0]
+    padding = astype(full((), fill), x.dtype)
+    if x.shape[axis] == 0:  # there is nothing that padding could name
+        return broadcast_to(padding, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+    if isinstance(x.shape[axis], Dim):  # there may be nothing
+        x = pad(x, tuple((0, int(i == axis)) for i in range(x.ndim)))
+    used = reshape(less(arange(size), count), (size, *(1,) * (x.ndim - axis - 1)))
+    return where(used, take(x, places, axis), padding)
+
+
+# nonzero and compress -----------------------------------------------------------------------------
+
+
+def _nonzero_kernel(xp: Any, x: Any, size: int, fill: int) -> tuple[Any, Any]:
+    found = xp.nonzero(x)
+    count = int(found[0].size) if found else 0
+    _require_room(count, size, "elements are not zero")
+    places = xp.full((x.ndim, size), fill, I64)
+    for row, axis in zip(places, found, strict=True):
+        row[:count] = axis
+    return places, xp.asarray(count, I64)
+
+
+# Places (rank, size) in row-major order, and how many there are.
+_nonzero = register(
+    Op(
+        "nonzero",
+        infer=lambda x, size, fill: (TensorSpec((x.rank, size), I64), TensorSpec((), I64)),
+        kernel=_nonzero_kernel,
+        cost=lambda x, size, fill: Cost(
+            flops=x.size * 2, bytes=x.nbytes * 2 + size * (x.rank * 16)
+        ),
+        samples=(
+            sample(spec("bool", (3, 4)), size=12, fill=0),
+            sample(spec("int32", (5,)), size=7, fill=-1),
+        ),
+    )
+)
+
+
+@function
+def nonzero(x: Any, size: Size, fill: int = 0) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Where x is not zero: for each axis, int64 positions (size,) in row-major order, and their
+    number.
+
+    Positions after that number are `fill`. More than `size` are a CheckError in the step.
+
+    Raises:
+        ArgumentError: size or fill is no int.
+        ShapeError: x has no axes.
+    """
+    places, count = nonzero_places(x, size, fill)
+    rows = [take(places, axis, 0) for axis in range(as_tensor(x).ndim)]
+    return tuple(rows), count
+
+
+def nonzero_places(x: Any, size: Size, fill: int = 0) -> tuple[Tensor, Tensor]:
+    """As `nonzero`, the positions as one tensor (rank, size)."""
+    x = as_tensor(x)
+    if not x.ndim:
+        raise ShapeError("x has no axis along which there are positions")
+    if isinstance(fill, bool) or not isinstance(fill, int | np.integer):
+        raise ArgumentError(f"fill is an int, not {fill!r}")
+    places, count = _nonzero(x, size=_size(size), fill=int(fill))
+    return places, count
+
+
+@function
+def count_nonzero(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """How many elements over axes (None: all) are not zero, as int64.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, or one given twice.
+    """
+    x = as_tensor(x)
+    marks = x if kind(x.dtype) == "bool" else not_equal(x, x.dtype.type(0).item())
+    return sum(astype(marks, "int64"), axis, keepdims)
+
+
+@function
+def compress(
+    condition: Any, x: Any, size: Size, axis: int | None = None, fill: Any = 0
+) -> tuple[Tensor, Tensor]:
+    """The slices of x along an axis (None: the elements) where a condition holds, and their number.
+
+    Args:
+        condition: bool, one axis, no longer than that of x.
+        size: how many there may be; more are a CheckError in the step.
+        fill: what slices after the last are filled with.
+
+    Raises:
+        DTypeError: the condition is not bool.
+        ShapeError, ArgumentError: it has another rank or is too long; size is no int.
+    """
+    x, condition = as_tensor(x), as_tensor(condition)
+    if condition.dtype != np.bool_:
+        raise DTypeError(f"the condition is bool, not {condition.dtype}; compare it with 0")
+    if axis is None:
+        x = reshape(x, (x.size,))
+    axis = normalize_axis(axis or 0, x.ndim)
+    have, limit = condition.shape[0] if condition.ndim else None, x.shape[axis]
+    if condition.ndim != 1 or (isinstance(have, int) and isinstance(limit, int) and have > limit):
+        raise ShapeError(f"the condition has one axis of {limit} or fewer, not {condition.spec}")
+    places, count = nonzero_places(condition, size)
+    rows = reshape(places, (places.shape[1],))
+    return _chosen(x, rows, count, axis, fill), count
+
+
+# unique -------------------------------------------------------------------------------------------
+
+
+def _rows_to_compare(x: TensorSpec, axis: int | None) -> Size:
+    return x.size if axis is None else x.shape[axis]
+
+
+def _infer_unique(
+    x: TensorSpec, size: Size, axis: int | None, sorted: bool
+) -> tuple[TensorSpec, ...]:
+    require_kind(x, "bool", "int", "float")
+    n = _rows_to_compare(x, axis)
+    chosen = TensorSpec((size,), I64)
+    return chosen, TensorSpec((n,), I64), chosen, TensorSpec((), I64)
+
+
+def _unique_kernel(
+    xp: Any, x: Any, size: int, axis: int | None, sorted: bool
+) -> tuple[Any, Any, Any, Any]:
+    """First places, inverse, counts and number of the distinct rows.
+
+    A stable sort puts equal rows together, the first of them ahead.
+    """
+    n = x.size if axis is None else x.shape[axis]
+    width = 1 if axis is None else math.prod(x.shape) // n if n else 0
+    rows = (x if axis is None else xp.moveaxis(x, axis, 0)).reshape(n, width)
+    first, counts = xp.zeros(size, I64), xp.zeros(size, I64)
+    if n == 0:
+        return first, xp.zeros(0, I64), counts, xp.asarray(0, I64)
+    if width == 1:
+        order = xp.argsort(rows[:, 0], kind="stable")
+    else:
+        keys = xp.ascontiguousarray(rows.T[::-1])
+        order = xp.lexsort(keys) if width else xp.arange(n)
+    ordered = rows[order]
+    new = xp.ones(n, bool)
+    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    starts = xp.nonzero(new)[0]
+    count = int(starts.size)
+    _require_room(count, size, "elements differ")
+    heads, group = order[starts], xp.cumsum(new) - 1
+    lengths = xp.diff(starts, append=xp.asarray([n]))
+    if not sorted:  # by where each occurs first
+        rank = xp.argsort(heads)
+        heads, lengths = heads[rank], lengths[rank]
+        group = xp.argsort(rank)[group]
+    first[:count], counts[:count] = heads, lengths
+    inverse = xp.empty(n, I64)
+    inverse[order] = group
+    return first, inverse, counts, xp.asarray(count, I64)
+
+
+_unique = register(
+    Op(
+        "unique",
+        infer=_infer_unique,
+        kernel=_unique_kernel,
+        cost=lambda x, size, axis, sorted: Cost(
+            flops=x.size * 16, bytes=x.nbytes * 4 + x.size * 32 + size * 16
+        ),
+        samples=(
+            sample(spec("int32", (3, 4)), size=5, axis=None, sorted=True),
+            sample(spec("int32", (6, 2)), size=6, axis=0, sorted=False),
+            sample(spec("int64", (2, 7)), size=9, axis=1, sorted=True),
+            sample(spec("float32", (5,)), size=5, axis=None, sorted=True),
+        ),
+    )
+)
+
+
+class Unique(NamedTuple):
+    """The distinct elements of x, padded to `size`.
+
+    Attributes:
+        values: (size,), or slices of x along an axis of that size.
+        indices: (size,) int64, where each occurs first (0 in the padding).
+        inverse: int64, of the shape of x (or its axis): where in `values` each element is.
+        counts: (size,) int64, how often each occurs (0 in the padding).
+        number: int64 scalar, how many there are.
+    """
+
+    values: Tensor
+    indices: Tensor
+    inverse: Tensor
+    counts: Tensor
+    number: Tensor
+
+
+@function
+def unique_all(
+    x: Any, size: Size, fill: Any = 0, sorted: bool = True, axis: int | None = None
+) -> Unique:
+    """The distinct elements of x (of its slices along an axis), with all that is known of them.
+
+    Args:
+        size: how many there may be; more are a CheckError in the step.
+        fill: the value in the padding.
+        sorted: in ascending order (slices by their first element, then the second …); else in the
+            order in which they occur first. Each NaN is one of its own.
+
+    Raises:
+        DTypeError: x is complex.
+        ShapeError, ArgumentError: not an axis of x, or size is no int.
+    """
+    x = as_tensor(x)
+    if not isinstance(sorted, bool):
+        raise ArgumentError(f"sorted is True or False, not {sorted!r}")
+    if axis is not None:
+        axis = normalize_axis(axis, x.ndim)
+    first, inverse, counts, number = _unique(x, size=_size(size), axis=axis, sorted=sorted)
+    if axis is None:
+        inverse = reshape(inverse, x.shape)
+        x = reshape(x, (x.size,))
+    return Unique(_chosen(x, first, number, axis or 0, fill), first, inverse, counts, number)
+
+
+@function
+def unique_values(
+    x: Any, size: Size, fill: Any = 0, sorted: bool = True, axis: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """`values` and `number` of `unique_all`."""
+    found = unique_all(x, size, fill, sorted, axis)
+    return found.values, found.number
+
+
+@function
+def unique_inverse(
+    x: Any, size: Size, fill: Any = 0, sorted: bool = True, axis: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`values`, `inverse` and `number` of `unique_all`."""
+    found = unique_all(x, size, fill, sorted, axis)
+    return found.values, found.inverse, found.number
+
+
+@function
+def unique_counts(
+    x: Any, size: Size, fill: Any = 0, sorted: bool = True, axis: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`values`, `counts` and `number` of `unique_all`."""
+    found = unique_all(x, size, fill, sorted, axis)
+    return found.values, found.counts, found.number
+
+
+# searchsorted and bincount ------------------------------------------------------------------------
+
+
+def _infer_searchsorted(sorted: TensorSpec, values: TensorSpec, side: str) -> TensorSpec:
+    require_kind(sorted, "int", "float")
+    if sorted.rank != 1:
+        raise ShapeError(f"the sorted tensor has one axis, not {sorted}")
+    return values.with_dtype(I64)
+
+
+_searchsorted = register(
+    Op(
+        "searchsorted",
+        infer=_infer_searchsorted,
+        kernel=lambda xp, sorted, values, side: xp.asarray(
+            xp.searchsorted(sorted, values, side=side)
+        ),
+        sharding=sharding_tables.found,
+        cost=lambda sorted, values, side: Cost(flops=values.size * 20),
+        samples=(
+            sample(spec("float32", (5,)), F, side="left"),
+            sample(spec("int32", (4,)), spec("int32"), side="right"),
+        ),
+        promotes=True,
+    )
+)
+
+
+@function
+def searchsorted(sorted: Any, values: Any, side: str = "left", sorter: Any = None) -> Tensor:
+    """The int64 positions in an ascending tensor before which values keep it sorted.
+
+    Args:
+        side: "left": before equal elements; "right": after them.
+        sorter: positions that sort it, if it is not.
+
+    Raises:
+        ArgumentError: another side.
+        ShapeError, DTypeError: it has several axes, or the kinds mix.
+    """
+    if side not in ("left", "right"):
+        raise ArgumentError(f"side is 'left' or 'right', not {side!r}")
+    line, values = promoted("searchsorted", (sorted, values))
+    if sorter is not None:
+        line = take(line, sorter, 0)
+    result: Tensor = _searchsorted(line, values, side=side)
+    return result
+
+
+def _infer_bincount(x: TensorSpec, size: Size) -> TensorSpec:
+    require_kind(x, "int")
+    return TensorSpec((size,), I64)
+
+
+def _bincount_kernel(xp: Any, x: Any, size: int) -> Any:
+    if x.size and not 0 <= int(x.min()) <= int(x.max()) < size:
+        wrong = x.min() if int(x.min()) < 0 else x.max()
+        raise IndexError(f"{int(wrong)} is outside [0, {size})")
+    return xp.bincount(x.reshape(-1).astype(I64), minlength=size)[:size].astype(I64, copy=False)
+
+
+_bincount = register(
+    Op(
+        "bincount",
+        infer=_infer_bincount,
+        kernel=_bincount_kernel,
+        sharding=sharding_tables.counts,
+        cost=lambda x, size: Cost(flops=x.size * 3, bytes=x.nbytes + size * 8),
+        samples=(sample(spec("int64", (3, 4)), size=3), sample(spec("uint8", (5,)), size=4)),
+    )
+)
+
+
+@function
+def bincount(x: Any, size: Size, weights: Any = None) -> Tensor:
+    """How often each int in [0, size) occurs in x, as int64; with weights of x's shape, their sums.
+
+    An int outside is an OpError in the step.
+
+    Raises:
+        DTypeError: x is not int.
+        ShapeError: the weights have another shape.
+    """
+    x = as_tensor(x)
+    if weights is None:
+        result: Tensor = _bincount(x, size=_size(size))
+        return result
+    require_kind(x.spec, "int")
+    weights = as_tensor(weights)
+    return scatter_add(zeros((_size(size),), weights.dtype), x, weights, 0)

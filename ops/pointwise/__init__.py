@@ -1,0 +1,1 @@
+"""Elementwise ops: arithmetic, activations, special functions, comparisons, conversions."""

@@ -1,0 +1,260 @@
+"""Roots, exponentials, logarithms, trigonometry and the error function: elementwise, of floats
+(and complex numbers, but for `atan2`, `hypot`, `logaddexp` and `erf`; principal values, branch cuts
+as in numpy).
+
+They take no ints: what the float type of an int would be is better said by `astype`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, sample
+from graphflow.ir.spec import TensorSpec, kind, limits
+from graphflow.ops.base.shape_rules import conj, divided_out, over_root, same_float, same_inexact
+from graphflow.ops.pointwise.arithmetic import (
+    BINARY,
+    COMPLEX,
+    POSITIVE,
+    RATIO,
+    SCALAR,
+    UNARY,
+    F,
+    elementwise,
+    equal,
+    isinf,
+    logical_and,
+    square,
+)
+
+
+def _function(
+    name: str,
+    vjp: Callable[..., Sequence[Tensor | None]],
+    ufunc: str | Callable[..., Any] = "",
+    samples: Sequence[Sample] = UNARY,
+    flops: int = 10,
+    infer: Callable[..., TensorSpec] = same_inexact,
+    **rest: Any,
+) -> Op:
+    if infer is same_inexact:
+        low, high = (-0.9, 1.2) if samples is UNARY else (samples[0].low, samples[0].high)
+        samples = (*samples, sample(COMPLEX, low=low, high=high))
+    return elementwise(name, ufunc or name, vjp, infer, samples, flops, **rest)
+
+
+_INSIDE = (sample(F, low=-0.8, high=0.8), sample(SCALAR, low=-0.8, high=0.8))
+_ABOVE_ONE = (sample(F, low=1.3, high=3.0), sample(SCALAR, low=1.3, high=3.0))
+
+sqrt = _function("sqrt", lambda g, y, x: (g * 0.5 / conj(y),), samples=POSITIVE, flops=4)
+rsqrt = _function(
+    "rsqrt",
+    lambda g, y, x: (g * conj(y * y * y * -0.5),),
+    lambda xp, x: xp.reciprocal(xp.sqrt(x)),
+    samples=POSITIVE,
+    flops=8,
+    into=lambda xp, out, x: xp.reciprocal(xp.sqrt(x), out=out),
+    doc="1 / √x.",
+)
+
+exp = _function("exp", lambda g, y, x: (g * conj(y),))
+expm1 = _function("expm1", lambda g, y, x: (g * conj(exp(x)),))
+log = _function("log", lambda g, y, x: (g / conj(x),), samples=POSITIVE)
+log1p = _function("log1p", lambda g, y, x: (g / (conj(x) + 1),), samples=POSITIVE)
+log2 = _function("log2", lambda g, y, x: (g / (conj(x) * math.log(2)),), samples=POSITIVE)
+log10 = _function("log10", lambda g, y, x: (g / (conj(x) * math.log(10)),), samples=POSITIVE)
+
+
+def _logaddexp(xp: Any, a: Any, b: Any) -> Any:
+    gap = xp.where(a == b, 0, a - b)  # infinities of one sign have none
+    return xp.maximum(a, b) + xp.log1p(xp.exp(-xp.abs(gap)))
+
+
+def _logaddexp_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    gap = FUNCTIONS["where"](logical_and(isinf(a), equal(a, b)), 0, a - b)
+    sigmoid = FUNCTIONS["sigmoid"]
+    return g * sigmoid(gap), g * sigmoid(-gap)
+
+
+logaddexp = _function(
+    "logaddexp", _logaddexp_vjp, _logaddexp, BINARY, 30, same_float,
+    into=lambda xp, out, a, b: xp.copyto(out, _logaddexp(xp, a, b)),
+    doc="log(exp(a) + exp(b)), for any a and b; `logsumexp` goes along an axis.",
+)  # fmt: skip
+
+sin = _function("sin", lambda g, y, x: (g * conj(cos(x)),))
+cos: Op = _function("cos", lambda g, y, x: (-(g * conj(sin(x))),))
+tan = _function("tan", lambda g, y, x: (g * conj(square(y) + 1),), samples=_INSIDE, flops=20)
+
+
+def _one_less_square(x: Tensor) -> Tensor:
+    """1 - x², of real numbers by factors, which keep their digits near 1."""
+    result: Tensor = 1 - square(x) if kind(x.dtype) == "complex" else (1 - x) * (1 + x)
+    return result
+
+
+asin = _function(
+    "asin", lambda g, y, x: (g * conj(rsqrt(_one_less_square(x))),), "arcsin", _INSIDE, flops=20
+)
+acos = _function(
+    "acos", lambda g, y, x: (-(g * conj(rsqrt(_one_less_square(x)))),), "arccos", _INSIDE, flops=20
+)
+atan = _function("atan", lambda g, y, x: (g / conj(square(x) + 1),), "arctan", flops=20)
+
+
+def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    up, along, length, scale = _direction(hypot(a, b), a, b)
+    part = g * scale / length
+    return part * along, -(part * up)
+
+
+def _direction(y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """a / y, b / y, y·s and s, of the hypotenuse y of a and b; s makes y finite where it is not,
+    and both quotients are 0 where y is 0."""
+    where, largest = FUNCTIONS["where"], float(limits(a.dtype)[1])
+    scale = 1.0 - 0.75 * FUNCTIONS["astype"](isinf(y), y.dtype)
+    a, b = (FUNCTIONS["clip"](t, -largest, largest) * scale for t in (a, b))
+    length = hypot(a, b)
+    length = where(equal(length, 0), 1, length)
+    return a / length, b / length, length, scale
+
+
+# The angle of the point (b, a), in (-π, π].
+atan2 = _function("atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float)
+
+
+def _hypot_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    if divided_out(g, y) is not None:  # y² has derivatives of any order at 0, y has none
+        return over_root(g, y, a), over_root(g, y, b)
+    up, along, _, _ = _direction(y, a, b)
+    return g * up, g * along
+
+
+hypot: Op = _function(
+    "hypot", _hypot_vjp, "hypot", RATIO, 10, same_float,
+    doc="√(a² + b²), where the squares are too large or small, too; the gradient at 0 is 0.",
+)  # fmt: skip
+
+sinh = _function("sinh", lambda g, y, x: (g * conj(cosh(x)),), flops=20)
+cosh: Op = _function("cosh", lambda g, y, x: (g * conj(sinh(x)),), flops=20)
+
+
+def _asinh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    if kind(x.dtype) == "complex":
+        return (g * conj(rsqrt(square(x) + 1)),)
+    return (g / hypot(x, 1.0),)
+
+
+asinh = _function("asinh", _asinh_vjp, "arcsinh", flops=20)
+
+
+def _acosh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    """By two roots: x² - 1 may overflow, and of complex numbers with Re x < 0 its root has another
+    sign."""
+    return (g * conj(rsqrt(x - 1) * rsqrt(x + 1)),)
+
+
+acosh = _function("acosh", _acosh_vjp, "arccosh", _ABOVE_ONE, flops=20)
+atanh = _function(
+    "atanh", lambda g, y, x: (g / conj(_one_less_square(x)),), "arctanh", _INSIDE, flops=20
+)
+
+
+def _tanh_grad_into(xp: Any, out: Any, g: Any, y: Any) -> None:
+    xp.multiply(g, 1 - y * y, out=out)
+
+
+tanh_grad: Op = elementwise(
+    "tanh_grad",
+    lambda xp, g, y: g * (1 - y * y),
+    vjp=lambda h, _, g, y: (tanh_grad(h, y), h * g * (y * -2)),
+    infer=same_float,
+    samples=(sample(F, F), sample(SCALAR, SCALAR)),
+    flops=3,
+    into=_tanh_grad_into,
+)
+
+
+def _tanh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    return (g * conj(1 - square(y)) if kind(x.dtype) == "complex" else tanh_grad(g, y),)
+
+
+tanh = _function("tanh", _tanh_vjp, flops=16)
+
+
+# The error function -----------------------------------------------------------------------------
+
+# float64: erf(x) = x·A(x²)/B(x²) up to 0.46875, then 1 - exp(-x²)·C(x)/D(x); within 6 ulp.
+# Source: W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23
+# (1969), with the coefficients of his CALERF (SPECFUN). His third range is left out:
+# beyond 4 the second one is good to 1e-8 of erfc(x) < 1.6e-8.
+_A = (1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2,
+      3.77485237685302021e2, 3.20937758913846947e3)  # fmt: skip
+_B = (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3,
+      2.84423683343917062e3)  # fmt: skip
+_C = (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0,
+      6.61191906371416295e1, 2.98635138197400131e2, 8.81952221241769090e2,
+      1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3)  # fmt: skip
+_D = (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2,
+      1.62138957456669019e3, 3.29079923573345963e3, 4.36261909014324716e3,
+      3.43936767414372164e3, 1.23033935480374942e3)  # fmt: skip
+ERFC_PARTS = (_C, _D)
+"""Numerator and denominator of exp(x²)·(1 - erf(x))."""
+# float32: erf(x) = x + x·P(x²) up to 1, then 1 - exp(-x·Q(x)), minimax fits of
+# our own; within 1.5 ulp.
+_P = (7.889119528392122e-05, -0.0008020841278904964, 0.005189535339262635,
+      -0.026854444591877462, 0.1128360017625689, -0.37612627135965837,
+      0.12837916591375143)  # fmt: skip
+_Q = (1.3541983617394452e-05, -0.00034620312169174783, 0.003738810919811754,
+      -0.023968653579861207, 0.10648028303670536, 0.6350017926414929,
+      1.1286859367757203)  # fmt: skip
+
+
+def horner(coefficients: Sequence[float], x: Any) -> Any:
+    """A polynomial, highest power first, in the dtype of x; in place: fresh memory costs more."""
+    total = x * coefficients[0]
+    total += coefficients[1]
+    for coefficient in coefficients[2:]:
+        total *= x
+        total += coefficient
+    return total
+
+
+def erf_of(xp: Any, x: Any) -> Any:
+    """erf of each element of x, float32 or float64; one expression for every backend."""
+    if hasattr(xp, "erf"):  # where kernels are generated
+        return xp.erf(x)
+    if x.dtype.itemsize == 4:
+        t = xp.minimum(xp.abs(x), 4.0)  # erf(4) rounds to 1
+        is_small = t < 1.0
+        small = horner(_P, t * t)
+        small *= t
+        small += t
+        large = horner(_Q, t)
+        large *= -t
+        large = 1 - xp.exp(large)
+    else:
+        t = xp.minimum(xp.abs(x), 6.0)
+        is_small = t < 0.46875
+        s = t * t
+        small = t * horner(_A, s) / horner(_B, s)
+        large = 1 - xp.exp(-s) * horner(_C, t) / horner(_D, t)
+    # Both are finite: multiplying by truth values chooses exactly, and much faster than `where`.
+    small *= is_small
+    large *= ~is_small
+    small += large
+    return xp.copysign(small, x)
+
+
+_PER_ROOT_PI = 2 / math.sqrt(math.pi)
+erf = _function(
+    "erf",
+    lambda g, y, x: (g * (exp(-square(x)) * _PER_ROOT_PI),),
+    erf_of,
+    UNARY,
+    40,
+    same_float,
+    doc="2/√π · the integral of exp(-t²) for t from 0 to x: the error function.",
+)

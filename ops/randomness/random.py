@@ -1,0 +1,441 @@
+"""Random tensors: each node draws a stream of its own, anew in each step. Public as `gf.random`.
+
+The numbers depend on the seed, the stream (given when the node is built), the step and the
+element's index: not on where or in which order nodes run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextvars import Token
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, NoReturn
+
+import numpy as np
+
+from graphflow.base.argument_checks import spelt
+from graphflow.errors import ArgumentError, DTypeError
+from graphflow.ir.numpy_interop import missing
+from graphflow.ir.op import (
+    Cost,
+    NameScope,
+    Op,
+    Sample,
+    Streams,
+    Tensor,
+    as_tensor,
+    current_scope,
+    located,
+    next_stream,
+    register,
+    sample,
+)
+from graphflow.ir.spec import Dim, Shape, TensorSpec, as_dtype, kind, normalize_shape, product
+from graphflow.ops.base.shape_rules import normalize_axis, require_kind, whole
+from graphflow.ops.ordering.sort import argsort_op
+from graphflow.ops.pointwise.arithmetic import less, negative
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.pointwise.transcendental import log
+from graphflow.ops.randomness import philox
+from graphflow.ops.reductions.extrema import argmax
+from graphflow.ops.sharding import rules as sharding
+from graphflow.ops.tensors.take import take_op
+
+Stream = tuple[int, int]
+Part = tuple[tuple[int, ...], tuple[int, ...]]
+_STREAM: dict[str, Any] = {"stream": (7, 1)}
+
+
+class Seeded:
+    """What `seed` gives: forget it, or use it as a block to return to the streams from before."""
+
+    def __init__(self, token: Token[NameScope]) -> None:
+        self._token = token
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        current_scope.reset(self._token)
+
+
+@spelt(ArgumentError)
+def seed(value: int) -> Seeded:
+    """Count the streams of random nodes (and initializers) built from here on from 0 under a seed.
+
+    As a statement it holds until the next one (inside a name scope: until its end); as a block,
+    `with gf.random.seed(0):`, until the block ends.
+
+    Raises:
+        ArgumentError: not an int in [0, 2**64).
+    """
+    with located("random.seed"):
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or not 0 <= value < 2**64:
+            raise ArgumentError(f"a seed is an int in [0, 2**64), not {value!r}")
+    return Seeded(current_scope.set(replace(current_scope.get(), streams=Streams(int(value)))))
+
+
+def _infer_random(shape: Shape, dtype: str, **attrs: Any) -> TensorSpec:
+    result = TensorSpec(shape, as_dtype(dtype))
+    require_kind(result, "float")
+    return result
+
+
+def _cost(flops: int) -> Any:
+    # About what Philox takes for a word, plus what is made of it.
+    return lambda shape, **attrs: Cost(flops=product(shape) * (30 + flops))
+
+
+def _part(
+    xp: Any, shape: tuple[int, ...], part: Part | None, draw: Callable[[int, int], Any]
+) -> Any:
+    """What `draw(count, first)` gives for a tensor, or for a part of one.
+
+    Args:
+        part: the shape of the whole, and where the part begins in it.
+    """
+    if part is None:
+        return draw(math.prod(shape), 0).reshape(shape)
+    whole, start = part
+    row = math.prod(whole[1:])
+    rows = draw(shape[0] * row, start[0] * row).reshape(shape[0], *whole[1:])
+    index = tuple(slice(s, s + n) for s, n in zip(start[1:], shape[1:], strict=True))
+    return xp.ascontiguousarray(rows[(slice(None), *index)])
+
+
+def _uniform_kernel(
+    xp: Any, shape: tuple[int, ...], dtype: str, low: float, high: float, stream: Stream,
+    step: int, part: Part | None = None,
+) -> Any:  # fmt: skip
+    drawn = _part(
+        xp, shape, part, lambda n, first: philox.uniform(xp, n, dtype, stream, step, first)
+    )
+    if (low, high) != (0.0, 1.0):
+        last, wide = as_dtype(dtype).type, _wide(dtype)
+        drawn = drawn.astype(wide, copy=False) * wide(high - low) + wide(low)
+        drawn = drawn.astype(dtype, copy=False)
+        # Rounding may reach `high`, which is left out.
+        below = np.nextafter(last(high), last(low))
+        drawn = xp.minimum(drawn, below) if low < high else drawn
+    return drawn
+
+
+def _wide(dtype: str) -> Any:
+    """The type to compute in."""
+    return np.float64 if dtype == "float64" else np.float32
+
+
+_uniform = register(
+    Op(
+        "random_uniform",
+        infer=_infer_random,
+        kernel=_uniform_kernel,
+        sharding=sharding.drawn,
+        cost=_cost(4),
+        samples=(
+            # Not by `sample`, whose own low and high are those of inputs.
+            Sample((), {"shape": (3, 5), "dtype": "float32", "low": -1.0, "high": 2.0} | _STREAM),
+            Sample((), {"shape": (), "dtype": "float64", "low": 0.0, "high": 1.0} | _STREAM),
+        ),
+        pure=False,
+        random=True,
+    )
+)
+
+
+def _normal_kernel(
+    xp: Any, shape: tuple[int, ...], dtype: str, mean: float, std: float, stream: Stream,
+    step: int, part: Part | None = None,
+) -> Any:  # fmt: skip
+    wide = _wide(dtype)
+    name = np.dtype(wide).name
+    drawn = _part(xp, shape, part, lambda n, first: philox.normal(xp, n, name, stream, step, first))
+    return (drawn * wide(std) + wide(mean)).astype(dtype, copy=False)
+
+
+_normal = register(
+    Op(
+        "random_normal",
+        infer=_infer_random,
+        kernel=_normal_kernel,
+        sharding=sharding.drawn,
+        cost=_cost(30),
+        samples=(
+            sample(shape=(3, 5), dtype="float32", mean=1.0, std=2.0, **_STREAM),
+            sample(shape=(0, 2), dtype="float64", mean=0.0, std=1.0, **_STREAM),
+        ),
+        pure=False,
+        random=True,
+    )
+)
+
+
+def _bernoulli_kernel(
+    xp: Any, shape: tuple[int, ...], probability: float, stream: Stream, step: int,
+    part: Part | None = None,
+) -> Any:  # fmt: skip
+    if probability >= 1:
+        return xp.ones(shape, bool)
+    bound = int(probability * 2**32)
+    return _part(xp, shape, part, lambda n, first: philox.below(xp, n, bound, stream, step, first))
+
+
+_bernoulli = register(
+    Op(
+        "random_bernoulli",
+        infer=lambda shape, **attrs: TensorSpec(shape, np.dtype(bool)),
+        kernel=_bernoulli_kernel,
+        sharding=sharding.drawn,
+        cost=_cost(1),
+        samples=(
+            sample(shape=(3, 5), probability=0.3, **_STREAM),
+            sample(shape=(), probability=1.0, **_STREAM),
+        ),
+        pure=False,
+        random=True,
+    )
+)
+
+
+def _infer_integers(shape: Shape, dtype: str, **attrs: Any) -> TensorSpec:
+    result = TensorSpec(shape, as_dtype(dtype))
+    require_kind(result, "int")
+    return result
+
+
+def _integers_kernel(
+    xp: Any, shape: tuple[int, ...], dtype: str, low: int, last: int, stream: Stream,
+    step: int, part: Part | None = None,
+) -> Any:  # fmt: skip
+    drawn = _part(
+        xp, shape, part, lambda n, f: philox.integers(xp, n, last - low + 1, stream, step, f)
+    )
+    moved = drawn + np.uint64(low % 2**64)  # of two's complement, whichever the sign
+    return moved if dtype == "uint64" else moved.view("int64").astype(dtype, copy=False)
+
+
+_integers = register(
+    Op(
+        "random_integers",
+        infer=_infer_integers,
+        kernel=_integers_kernel,
+        sharding=sharding.drawn,
+        cost=_cost(40),  # two words each
+        samples=(
+            Sample((), {"shape": (3, 5), "dtype": "int64", "low": -4, "last": 9} | _STREAM),
+            Sample((), {"shape": (), "dtype": "uint8", "low": 0, "last": 255} | _STREAM),
+        ),
+        pure=False,
+        random=True,
+    )
+)
+
+
+@spelt(ArgumentError)
+def uniform(
+    shape: Any = (), low: float = 0.0, high: float = 1.0, dtype: Any = "float32",
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Uniform on [low, high), anew in each step.
+
+    Args:
+        shape: ints, or sizes of other tensors (`x.shape`).
+
+    Raises:
+        DTypeError: dtype is not float.
+        ArgumentError: low and high are not finite numbers, or low > high.
+    """
+    with located("random.uniform"):
+        low, high = _finite("low", low), _finite("high", high)
+        if low > high:
+            raise ArgumentError(f"low {low} is above high {high}")
+        sizes, wanted = normalize_shape(shape), _float_dtype(dtype)
+    result: Tensor = _uniform(
+        shape=sizes, dtype=wanted, low=low, high=high, stream=next_stream(), name=name
+    )
+    return result
+
+
+@spelt(ArgumentError)
+def normal(
+    shape: Any = (), mean: float = 0.0, std: float = 1.0, dtype: Any = "float32",
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Normal of the given mean and standard deviation, anew in each step.
+
+    Args:
+        shape: ints, or sizes of other tensors (`x.shape`).
+
+    Raises:
+        DTypeError: dtype is not float.
+        ArgumentError: mean and std are not finite numbers, or std < 0.
+    """
+    with located("random.normal"):
+        mean, std = _finite("mean", mean), _finite("std", std)
+        if std < 0:
+            raise ArgumentError(f"std is not negative, got {std}")
+        sizes, wanted = normalize_shape(shape), _float_dtype(dtype)
+    result: Tensor = _normal(
+        shape=sizes, dtype=wanted, mean=mean, std=std, stream=next_stream(), name=name
+    )
+    return result
+
+
+@spelt(ArgumentError)
+def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
+    """True with probability p, anew in each step; bool.
+
+    Args:
+        p: a number in [0, 1], or a float tensor of probabilities.
+        shape: ints, or sizes of other tensors; by default that of p.
+
+    Raises:
+        DTypeError: p is a tensor of another kind.
+        ArgumentError: p is a number outside [0, 1].
+    """
+    with located("random.bernoulli"):
+        if isinstance(p, Tensor):
+            require_kind(p.spec, "float")
+            sizes = p.shape if shape is None else normalize_shape(shape)
+        else:
+            p = _finite("p", p)
+            if not 0 <= p <= 1:
+                raise ArgumentError(f"p is a probability in [0, 1], not {p}")
+            sizes = () if shape is None else normalize_shape(shape)
+    if isinstance(p, Tensor):
+        result: Tensor = less(uniform(sizes, dtype=p.dtype), p, name=name)
+        return result
+    return keep_mask(sizes, p, name)
+
+
+@spelt(ArgumentError)
+def randint(
+    low: int, high: int | None = None, shape: Any = (), dtype: Any = "int64",
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Integers from low up to, and without, high, each as likely, anew in each step.
+
+    64 random bits choose among them: no two probabilities differ by more than 2**-64.
+
+    Args:
+        high: by default low, and 0 in its place, as numpy has it.
+        shape: ints, or sizes of other tensors (`x.shape`).
+
+    Raises:
+        DTypeError: dtype is no integer.
+        ArgumentError: low and high are not ints, low is not below high, or the dtype cannot hold
+            them.
+    """
+    with located("random.randint"):
+        first, end = (0, low) if high is None else (low, high)
+        first, end = _bound("low", first), _bound("high", end)
+        if first >= end:
+            raise ArgumentError(f"low {first} is not below high {end}, which is left out")
+        wanted = as_dtype(dtype)
+        if kind(wanted) != "int":
+            raise DTypeError(f"random integers are int8 to uint64, not {wanted}")
+        held = np.iinfo(wanted)
+        if first < held.min or end - 1 > held.max:
+            raise ArgumentError(
+                f"{wanted} holds {held.min} to {held.max}, not {first} to {end - 1}; give another "
+                "dtype"
+            )
+        sizes = normalize_shape(shape)
+    result: Tensor = _integers(
+        shape=sizes, dtype=wanted.name, low=first, last=end - 1, stream=next_stream(), name=name
+    )
+    return result
+
+
+@spelt(ArgumentError)
+def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
+    """The slices of x along an axis in a random order, or the integers below x in one, anew in each
+    step; every order is as likely.
+
+    Made of random integers of 64 bits, which are sorted: O(n log n).
+
+    Args:
+        x: a tensor; or how many, an int or the size of another tensor (`x.shape[0]`): int64.
+
+    Raises:
+        ArgumentError: x is a scalar tensor or a negative number, or has no such axis.
+    """
+    with located("random.permutation"):
+        count = isinstance(x, int | np.integer | Dim) and not isinstance(x, bool)
+        source = None if count else as_tensor(x)
+        if source is not None and not source.ndim:
+            raise ArgumentError("a scalar has no slices to permute; give an int, or a tensor")
+        at = 0 if source is None else normalize_axis(axis, source.ndim)
+        size = normalize_shape(x) if source is None else (source.shape[at],)
+    keys = randint(-(2**63), 2**63, size)
+    order: Tensor = argsort_op(
+        keys, axis=0, descending=False, name=name if source is None else None
+    )
+    return order if source is None else take_op(source, order, axis=at, name=name)
+
+
+@spelt(ArgumentError)
+def categorical(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
+    """Indices along an axis, each drawn with its softmax(logits), anew in each step; int64, of the
+    shape of the logits without the axis. A logit of -inf is never drawn.
+
+    The largest of the logits with Gumbel noise, which is float64, so that ties are none.
+
+    Raises:
+        DTypeError: the logits are not float.
+        ShapeError: no such axis.
+
+    Source: Gumbel, Statistical theory of extreme values, 1954.
+    """
+    with located("random.categorical"):
+        given = as_tensor(logits)
+        require_kind(given.spec, "float")
+        at = normalize_axis(axis, given.ndim)
+    noise = log(negative(log(uniform(given.shape, dtype="float64"))))
+    result: Tensor = argmax(astype(given, "float64") - noise, axis=at, name=name)
+    return result
+
+
+def keep_mask(shape: Shape, probability: float, name: str | None = None) -> Tensor:
+    """True with a probability, of a stream of its own: what dropout keeps."""
+    result: Tensor = _bernoulli(
+        shape=shape, probability=probability, stream=next_stream(), name=name
+    )
+    return result
+
+
+def _finite(what: str, value: Any) -> float:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        raise ArgumentError(f"{what} is a finite number, not {value!r}")
+    return float(value)
+
+
+def _bound(what: str, value: Any) -> int:
+    if isinstance(value, Tensor):
+        raise ArgumentError(
+            f"{what} is an int, not {value!r}; for bounds in a tensor, scale gf.random.uniform"
+        )
+    return whole(what, value)
+
+
+def _float_dtype(dtype: Any) -> str:
+    result = as_dtype(dtype)
+    if kind(result) != "float":
+        raise DTypeError(f"random floats are bfloat16, float16, float32 or float64, not {result}")
+    return result.name
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing(__name__, name)
+
+
+__all__ = ["bernoulli", "categorical", "normal", "permutation", "randint", "seed", "uniform"]

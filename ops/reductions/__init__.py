@@ -1,0 +1,1 @@
+"""Reductions along axes: sums, extrema, softmax, cumulative and linear recurrences."""

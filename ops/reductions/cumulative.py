@@ -1,0 +1,199 @@
+"""Products over axes, and running sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
+from graphflow.ir.spec import Shape, is_inexact, kind
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import conj, normalize_axis
+from graphflow.ops.kernels.fusion.row_ops import over_axes
+from graphflow.ops.kernels.sparse.prefix_sum import running_sum
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.pointwise.select import where
+from graphflow.ops.reductions.reduce import (
+    COMPLEX,
+    CUBE,
+    INT,
+    F,
+    arguments,
+    infer_sum,
+    per_element,
+    sum,
+    summed_dtype,
+)
+from graphflow.ops.sharding import along_axis as sharding_meetings
+from graphflow.ops.sharding import rules as sharding
+
+
+def _prod_vjp(
+    g: Tensor, y: Tensor, x: Tensor, axis: int, dtype: str | None = None
+) -> tuple[Tensor | None]:
+    return (g * conj(prod_others(x, axis=axis)),) if is_inexact(x.dtype) else (None,)
+
+
+# Over one axis, which stays with size 1.
+_prod = register(
+    Op(
+        "prod",
+        infer=lambda x, axis, dtype=None: infer_sum(x, (axis,), True, dtype),
+        kernel=lambda xp, x, axis, dtype=None: xp.prod(
+            x, axis=axis, keepdims=True, dtype=summed_dtype(x, dtype)
+        ),
+        into=lambda xp, out, x, axis, dtype=None: xp.prod(
+            x, axis=axis, keepdims=True, dtype=out.dtype, out=out
+        ),
+        expr=lambda xp, x, axis, dtype=None: xp.prod(x.astype(summed_dtype(x, dtype))),
+        rows=over_axes,
+        vjp=_prod_vjp,
+        batch=batching.along("axis"),
+        sharding=sharding.multiplied,
+        cost=per_element(1),
+        autocast="high",
+        samples=(
+            sample(F, axis=1),
+            sample(CUBE, axis=0),
+            sample(INT, axis=0),
+            sample(COMPLEX, axis=0),
+        ),
+    )
+)
+
+
+def _prod_others_kernel(xp: Any, x: Any, axis: int) -> Any:
+    """What comes before each element times what comes after it: exact for zeros."""
+    ahead = (slice(None),) * axis
+    first, but_first = (*ahead, slice(0, 1)), (*ahead, slice(1, None))
+    but_last = (*ahead, slice(None, -1))
+
+    def before(values: Any) -> Any:
+        result = xp.empty(values.shape, values.dtype)
+        result[first] = 1
+        result[but_first] = xp.cumprod(values, axis=axis)[but_last]
+        return result
+
+    return before(x) * xp.flip(before(xp.flip(x, axis)), axis)
+
+
+def _prod_others_vjp(g: Tensor, y: Tensor, x: Tensor, axis: int) -> tuple[Tensor]:
+    """Row i of a matrix along (axis, axis + 1) holds x with 1 in place of x[i]; its products are y.
+
+    Takes memory of the square of the axis: second derivatives of a product are as many.
+    """
+    others = (*x.shape[: axis + 1], x.shape[axis], *x.shape[axis + 1 :])
+    size = x.shape[axis]
+    square: Shape = (*(1,) * axis, size, size, *(1,) * (x.ndim - axis - 1))
+    diagonal = FUNCTIONS["reshape"](FUNCTIONS["eye"](size, dtype="bool"), square)
+    rows = FUNCTIONS["broadcast_to"](FUNCTIONS["expand_dims"](x, axis), others)
+    pairs = prod_others(where(diagonal, 1, rows), axis=axis + 1)
+    spread = FUNCTIONS["expand_dims"](g, axis + 1)
+    return (sum(where(diagonal, 0, spread * conj(pairs)), axis),)
+
+
+prod_others = register(
+    Op(
+        "prod_others",
+        infer=lambda x, axis: x,
+        kernel=_prod_others_kernel,
+        vjp=_prod_others_vjp,
+        batch=batching.along("axis"),
+        sharding=sharding.rows("axis"),
+        cost=per_element(3),
+        samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(COMPLEX, axis=1)),
+    )
+)
+
+
+@function
+def prod(
+    x: Any, axis: Any = None, keepdims: bool = False, dtype: Any = None, name: str | None = None
+) -> Tensor:
+    """Product over axes (None: all); dtypes as for `sum`. The gradient is exact at zeros.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, or one given twice.
+    """
+    x, axes = arguments("prod", x, axis, keepdims)
+    if dtype is None:
+        dtype = summed_dtype(x.spec, None)
+    product_of = astype(x, dtype)
+    wanted = {"dtype": product_of.dtype.name} if kind(product_of.dtype) == "int" else {}
+    for a in axes:
+        product_of = _prod(product_of, axis=a, name=name, **wanted)
+    if keepdims or not axes:
+        return product_of
+    result: Tensor = FUNCTIONS["squeeze"](product_of, axes)
+    return result
+
+
+_WIDER = {"float32": "float64", "complex64": "complex128"}
+
+
+def _running_dtype(xp: Any, dtype: Any) -> Any:
+    """In which dtype a running sum runs. numpy's begins anew for no block, and would lose a tenth
+    of ten million equal numbers in float32; CuPy's is a tree."""
+    return _WIDER.get(dtype.name, dtype) if xp is np else dtype
+
+
+def _cumsum_into(xp: Any, out: Any, x: Any, axis: int, reverse: bool) -> None:
+    if xp is np and running_sum(out, x, axis, reverse):
+        return
+    dtype = _running_dtype(xp, out.dtype)
+    if reverse:
+        xp.copyto(out, xp.flip(xp.cumsum(xp.flip(x, axis), axis=axis, dtype=dtype), axis))
+    else:
+        xp.cumsum(x, axis=axis, dtype=dtype, out=out)
+
+
+def _cumsum_kernel(xp: Any, x: Any, axis: int, reverse: bool) -> Any:
+    out = xp.empty(x.shape, summed_dtype(x, None))
+    _cumsum_into(xp, out, x, axis, reverse)
+    return out
+
+
+_cumsum: Op = register(
+    Op(
+        "cumsum",
+        infer=lambda x, axis, reverse: x.with_dtype(summed_dtype(x, None)),
+        kernel=_cumsum_kernel,
+        into=_cumsum_into,
+        vjp=lambda g, y, x, axis, reverse: (
+            _cumsum(g, axis=axis, reverse=not reverse) if is_inexact(x.dtype) else None,
+        ),
+        batch=batching.along("axis"),
+        sharding=sharding_meetings.running("add", linear=True),
+        cost=per_element(1),
+        autocast="high",
+        samples=(
+            sample(F, axis=1, reverse=False),
+            sample(CUBE, axis=0, reverse=True),
+            sample(INT, axis=0, reverse=False),
+            sample(COMPLEX, axis=1, reverse=True),
+        ),
+    )
+)
+
+
+def along_one_axis(x: Any, axis: int | None) -> tuple[Tensor, int]:
+    """What the user gave, as a tensor and the axis from the front along which something runs."""
+    x = as_tensor(x)
+    if axis is None and x.ndim != 1:
+        raise ArgumentError(f"x has rank {x.ndim}; say along which axis")
+    return x, normalize_axis(0 if axis is None else axis, x.ndim)
+
+
+@function
+def cumsum(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
+    """Running sum along an axis (which only a 1-d x may leave out); dtypes as for `sum`.
+
+    Raises:
+        ShapeError, ArgumentError: not an axis of x.
+    """
+    with located("cumsum"):
+        x, axis = along_one_axis(x, axis)
+    result: Tensor = _cumsum(x, axis=axis, reverse=False, name=name)
+    return result

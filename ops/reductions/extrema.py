@@ -1,0 +1,207 @@
+"""The largest and smallest elements over axes, where they are, and logsumexp, their smooth kin."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from graphflow.ir.op import Op, Tensor, function, located, register, sample
+from graphflow.ir.spec import TensorSpec
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import (
+    keep_axes,
+    normalize_axes,
+    normalize_axis,
+    reduced_shape,
+    require_kind,
+)
+from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.pointwise.arithmetic import equal, isinf
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.pointwise.select import minimum, where
+from graphflow.ops.pointwise.transcendental import exp
+from graphflow.ops.reductions.reduce import (
+    CUBE,
+    FLOAT_SAMPLES,
+    INT,
+    Axes,
+    F,
+    arguments,
+    infer_reduction,
+    per_element,
+    require_elements,
+    sum,
+)
+from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import rules as sharding
+
+
+def _extremum_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
+    """Equal shares for all elements that attain the extremum."""
+    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
+    attained = equal(x, y)
+    ties = sum(astype(attained, x.dtype), axis, keepdims=True)
+    return (where(attained, g / ties, 0),)
+
+
+def _extremum_into(name: str, xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool) -> None:
+    if xp is np:
+        getattr(np, name)(x, axis=axis, keepdims=keepdims, out=out)
+    else:  # CuPy 14's min takes `out` for a dtype where it calls CUB
+        xp.copyto(out, getattr(xp, name)(x, axis=axis, keepdims=keepdims))
+
+
+def _extremum(name: str) -> Op:
+    return register(
+        Op(
+            name,
+            infer=infer_reduction("int", "float"),
+            kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
+            into=partial(_extremum_into, name),
+            expr=lambda xp, x, axis, keepdims: getattr(xp, name)(x),
+            rows=over_axes,
+            vjp=_extremum_vjp,
+            batch=batching.along("axis"),
+            sharding=sharding.combined(name),
+            cost=per_element(1),
+            samples=(*FLOAT_SAMPLES, sample(INT, axis=(0,), keepdims=False)),
+        )
+    )
+
+
+_max, _min = _extremum("max"), _extremum("min")
+
+
+@function
+def max(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Largest element over axes (None: all); NaN if there is one. Ties share the gradient equally.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+    """
+    x, axes = arguments("max", x, axis, keepdims)
+    result: Tensor = _max(x, axis=axes, keepdims=keepdims, name=name)
+    return result
+
+
+@function
+def min(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Smallest element over axes (None: all); NaN if there is one. Ties share the gradient equally.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+    """
+    x, axes = arguments("min", x, axis, keepdims)
+    result: Tensor = _min(x, axis=axes, keepdims=keepdims, name=name)
+    return result
+
+
+def _infer_arg(x: TensorSpec, axis: int | None, keepdims: bool) -> TensorSpec:
+    require_kind(x, "int", "float")
+    axes = normalize_axes(axis, x.rank)
+    require_elements(x, axes)
+    return TensorSpec(reduced_shape(x.shape, axes, keepdims), np.dtype("int64"))
+
+
+def _arg(name: str) -> Op:
+    return register(
+        Op(
+            name,
+            infer=_infer_arg,
+            kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
+            into=partial(_extremum_into, name),
+            batch=batching.first_place,
+            sharding=sharding_coupled.first_place(name.removeprefix("arg")),
+            cost=per_element(1),
+            samples=(
+                sample(F, axis=1, keepdims=False),
+                sample(F, axis=None, keepdims=True),
+                sample(CUBE, axis=0, keepdims=True),
+                sample(INT, axis=0, keepdims=False),
+            ),
+        )
+    )
+
+
+_argmax, _argmin = _arg("argmax"), _arg("argmin")
+
+
+@function
+def argmax(
+    x: Any, axis: int | None = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
+    """int64 index of the first largest element along an axis (None: of the flattened x).
+
+    Raises:
+        ShapeError, ArgumentError: not an axis of x, or no elements.
+    """
+    return _first_index("argmax", _argmax, x, axis, keepdims, name)
+
+
+@function
+def argmin(
+    x: Any, axis: int | None = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
+    """int64 index of the first smallest element along an axis (None: of the flattened x).
+
+    Raises:
+        ShapeError, ArgumentError: not an axis of x, or no elements.
+    """
+    return _first_index("argmin", _argmin, x, axis, keepdims, name)
+
+
+def _first_index(
+    op_name: str, op: Op, x: Any, axis: int | None, keepdims: bool, name: str | None
+) -> Tensor:
+    x, _ = arguments(op_name, x, axis, keepdims)
+    if axis is not None:
+        with located(op_name):
+            axis = normalize_axis(axis, x.ndim)
+    result: Tensor = op(x, axis=axis, keepdims=keepdims, name=name)
+    return result
+
+
+def _logsumexp_of(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
+    top = xp.max(x)
+    # Infinite rows keep their infinity: shift by something finite.
+    top = xp.where(xp.isfinite(top), top, 0.0)
+    return xp.log(xp.sum(xp.exp(x - top))) + top
+
+
+def _logsumexp_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
+    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
+    # An infinite element is all of the sum, or nothing, also where y is that infinity.
+    gap = where(isinf(x), minimum(x, 0), x - y)
+    return (g * exp(gap),)
+
+
+_logsumexp = register(
+    Op(
+        "logsumexp",
+        infer=infer_reduction("float"),
+        kernel=by_rows(_logsumexp_of, over_axes),
+        expr=_logsumexp_of,
+        rows=over_axes,
+        vjp=_logsumexp_vjp,
+        batch=batching.along("axis"),
+        sharding=sharding_coupled.reducing(sharding_coupled.log_sum_exp),
+        cost=per_element(12),
+        autocast="high",
+        samples=FLOAT_SAMPLES,
+    )
+)
+
+
+@function
+def logsumexp(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """log of the sum of exp(x) over axes (None: all), without overflow.
+
+    Raises:
+        DTypeError: x is not float.
+        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+    """
+    x, axes = arguments("logsumexp", x, axis, keepdims)
+    result: Tensor = _logsumexp(x, axis=axes, keepdims=keepdims, name=name)
+    return result

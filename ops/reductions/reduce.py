@@ -1,0 +1,430 @@
+"""Reductions: sums, moments, truth.
+
+The raw ops take normalised axes (a sorted tuple); the public functions of the same names normalise
+what the user gives. Their gradients spread a cotangent back over the reduced axes; factors that
+depend on a count read it from the spec where it is known, else from `size_of` when the step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Cost,
+    Op,
+    Tensor,
+    as_tensor,
+    function,
+    located,
+    register,
+    sample,
+)
+from graphflow.ir.spec import (
+    Shape,
+    Size,
+    TensorSpec,
+    as_dtype,
+    is_inexact,
+    kind,
+    product,
+    spec,
+)
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import (
+    conj,
+    keep_axes,
+    normalize_axes,
+    over_root,
+    reduced_shape,
+    require_kind,
+)
+from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.pointwise.convert import astype, size_of
+from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import rules as sharding
+
+Axes = tuple[int, ...]
+
+F = spec("float32", (3, 4))
+CUBE = spec("float32", (2, 3, 2))
+THIN = spec("float32", (1, 3))
+SCALAR = spec("float32", ())
+INT = spec("int32", (3, 4))
+BOOL = spec("bool", (3, 4))
+COMPLEX = spec("complex64", (3, 4))
+
+FLOAT_SAMPLES = (
+    sample(F, axis=(0,), keepdims=False),
+    sample(F, axis=(1,), keepdims=True),
+    sample(CUBE, axis=(0, 2), keepdims=False),
+    sample(THIN, axis=(0, 1), keepdims=False),
+    sample(SCALAR, axis=(), keepdims=False),
+)
+
+
+def arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple[Tensor, Axes]:
+    """What the user gave, as a tensor and normalised axes; errors name op and line."""
+    x = as_tensor(x)
+    with located(op_name):
+        if not isinstance(keepdims, bool):
+            raise ArgumentError(f"keepdims is True or False, not {keepdims!r}")
+        return x, normalize_axes(axis, x.ndim)
+
+
+def count(shape: Shape, axes: Axes) -> Size:
+    """Number of elements that a reduction over axes takes together."""
+    return product(shape[a] for a in axes)
+
+
+def spread(g: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
+    """The cotangent of a reduction's result, repeated over the axes of its input."""
+    g = keep_axes(g, x.shape, axes, keepdims)
+    result: Tensor = FUNCTIONS["broadcast_to"](g, x.shape)
+    return result
+
+
+def divided(g: Tensor, size: Size, correction: float = 0.0) -> Tensor:
+    """g / (size - correction), for sizes known or not."""
+    if isinstance(size, int):
+        known: Tensor = g / float(size - correction)
+        return known
+    number: Tensor = size_of(size=size, dtype=g.dtype.name)
+    result: Tensor = g / (number - correction if correction else number)
+    return result
+
+
+def per_element(flops: int) -> Callable[..., Cost]:
+    return lambda x, **attrs: Cost(flops=x.size * flops)
+
+
+def infer_reduction(
+    *kinds: str, dtype: Any = None, empty: bool = False
+) -> Callable[..., TensorSpec]:
+    """A shape rule for (x, axis, keepdims), for x of some kinds; `empty`: no elements are fine."""
+
+    def infer(x: TensorSpec, axis: Axes, keepdims: bool) -> TensorSpec:
+        require_kind(x, *kinds)
+        if not empty:
+            require_elements(x, axis)
+        return TensorSpec(reduced_shape(x.shape, axis, keepdims), np.dtype(dtype or x.dtype))
+
+    return infer
+
+
+def require_elements(x: TensorSpec, axes: Axes) -> None:
+    """Refuse a reduction over no elements that has no value for none."""
+    if count(x.shape, axes) == 0:
+        raise ShapeError(f"there are no elements to reduce in {x} over axes {axes}")
+
+
+def summed_dtype(x: TensorSpec, dtype: str | None) -> np.dtype[Any]:
+    """Floats and complex numbers stay; bools and ints are summed in 64 bits (array API)."""
+    if dtype is not None:
+        return as_dtype(dtype)
+    if is_inexact(x.dtype):
+        return x.dtype
+    return np.dtype("uint64" if x.dtype.kind == "u" else "int64")
+
+
+# Sums -----------------------------------------------------------------------------------------
+
+
+def infer_sum(x: TensorSpec, axis: Axes, keepdims: bool, dtype: str | None = None) -> TensorSpec:
+    return TensorSpec(reduced_shape(x.shape, axis, keepdims), summed_dtype(x, dtype))
+
+
+def _sum_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, dtype: str | None = None) -> Any:
+    return xp.sum(x, axis=axis, keepdims=keepdims, dtype=summed_dtype(x, dtype))
+
+
+def _sum_into(
+    xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool, dtype: str | None = None
+) -> None:
+    xp.sum(x, axis=axis, keepdims=keepdims, dtype=out.dtype, out=out)
+
+
+def _sum_vjp(
+    g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, dtype: str | None = None
+) -> tuple[Tensor | None]:
+    if not is_inexact(x.dtype):
+        return (None,)
+    return (spread(astype(g, x.dtype), x, axis, keepdims),)
+
+
+_sum = register(
+    Op(
+        "sum",
+        infer=infer_sum,
+        kernel=_sum_kernel,
+        into=_sum_into,
+        expr=lambda xp, x, axis, keepdims, dtype=None: xp.sum(x.astype(summed_dtype(x, dtype))),
+        rows=over_axes,
+        vjp=_sum_vjp,
+        batch=batching.along("axis"),
+        sharding=sharding.reduced,
+        cost=per_element(1),
+        autocast="high",
+        samples=(
+            *FLOAT_SAMPLES,
+            sample(INT, axis=(1,), keepdims=False),
+            sample(BOOL, axis=(0, 1), keepdims=False),
+            sample(COMPLEX, axis=(0,), keepdims=True),
+            sample(spec("float32", (0, 2)), axis=(0,), keepdims=False),
+        ),
+    )
+)
+
+
+@function
+def sum(
+    x: Any, axis: Any = None, keepdims: bool = False, dtype: Any = None, name: str | None = None
+) -> Tensor:
+    """Sum over axes (None: all).
+
+    Ints and bools are summed as int64 (unsigned: uint64) unless `dtype` says else.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, or one given twice.
+    """
+    x, axes = arguments("sum", x, axis, keepdims)
+    if dtype is not None:
+        x = astype(x, dtype)
+        dtype = x.dtype.name if kind(x.dtype) == "int" else None
+    wanted = {} if dtype is None else {"dtype": dtype}
+    result: Tensor = _sum(x, axis=axes, keepdims=keepdims, name=name, **wanted)
+    return result
+
+
+def _mean_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
+    total = xp.sum(x, axis=axis, keepdims=keepdims)
+    return (total / count(x.shape, axis)).astype(x.dtype)
+
+
+def _mean_into(xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool) -> None:
+    xp.sum(x, axis=axis, keepdims=keepdims, out=out)
+    xp.divide(out, count(x.shape, axis), out=out)
+
+
+_mean = register(
+    Op(
+        "mean",
+        infer=infer_reduction("float", "complex", empty=True),
+        kernel=_mean_kernel,
+        into=_mean_into,
+        expr=lambda xp, x, axis, keepdims: xp.mean(x),
+        rows=over_axes,
+        vjp=lambda g, y, x, axis, keepdims: (
+            spread(divided(g, count(x.shape, axis)), x, axis, keepdims),
+        ),
+        batch=batching.along("axis"),
+        sharding=sharding.averaged,
+        cost=per_element(1),
+        autocast="high",
+        samples=(*FLOAT_SAMPLES, sample(COMPLEX, axis=(1,), keepdims=False)),
+    )
+)
+
+
+@function
+def mean(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Mean over axes (None: all); of ints and bools as float64; NaN of no elements.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, or one given twice.
+    """
+    x, axes = arguments("mean", x, axis, keepdims)
+    result: Tensor = _mean(_as_float(x), axis=axes, keepdims=keepdims, name=name)
+    return result
+
+
+def _as_float(x: Tensor) -> Tensor:
+    return x if is_inexact(x.dtype) else astype(x, "float64")
+
+
+def _variance(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
+    centred = x - xp.mean(x)
+    return xp.sum(centred * centred) / (xp.count(x) - correction)
+
+
+def _deviation(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
+    return xp.sqrt(_variance(xp, x, axis, keepdims, correction))
+
+
+def _var_vjp(
+    g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, correction: float
+) -> tuple[Tensor]:
+    g = keep_axes(g, x.shape, axis, keepdims)
+    return (divided(g * 2, count(x.shape, axis), correction) * (x - mean(x, axis, True)),)
+
+
+_var = register(
+    Op(
+        "var",
+        infer=lambda x, axis, keepdims, correction: infer_reduction("float", empty=True)(
+            x, axis, keepdims
+        ),
+        kernel=by_rows(_variance, over_axes),
+        expr=_variance,
+        rows=over_axes,
+        vjp=_var_vjp,
+        batch=batching.along("axis"),
+        sharding=sharding_coupled.reducing(sharding_coupled.variance),
+        cost=per_element(4),
+        autocast="high",
+        samples=(
+            sample(F, axis=(0,), keepdims=False, correction=0.0),
+            sample(F, axis=(1,), keepdims=True, correction=1.0),
+            sample(CUBE, axis=(0, 2), keepdims=False, correction=1.0),
+        ),
+    )
+)
+
+
+def along_slope(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Tensor | None]:
+    """The jvp of a reduction to real numbers: the sum of its slope, from its vjp, times a tangent.
+
+    The transpose of a vjp would divide 0 by 0 where the vjp selects the slope 0.
+    """
+
+    def jvp(
+        tangents: Sequence[Tensor], y: Tensor, x: Tensor, axis: Axes, keepdims: bool, **attrs: Any
+    ) -> Tensor | None:
+        ones = FUNCTIONS["full_like"](y, 1)
+        (slope,) = vjp(ones, y, x, axis=axis, keepdims=keepdims, **attrs)
+        if slope is None:
+            return None
+        moved = FUNCTIONS["where"](slope == 0, 0, conj(slope) * tangents[0])
+        if kind(moved.dtype) == "complex":
+            moved = FUNCTIONS["real"](moved)
+        return sum(moved, axis, keepdims)
+
+    return jvp
+
+
+def _std_vjp(
+    g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, correction: float
+) -> tuple[Tensor]:
+    shared = divided(g, count(x.shape, axis), correction)
+    widen = partial(keep_axes, shape=x.shape, axes=axis, keepdims=keepdims)
+    return (over_root(shared, y, x - mean(x, axis, True), widen),)
+
+
+_std = register(
+    Op(
+        "std",
+        infer=_var.infer,
+        kernel=by_rows(_deviation, over_axes),
+        expr=_deviation,
+        rows=over_axes,
+        vjp=_std_vjp,
+        jvp=along_slope(_std_vjp),
+        batch=_var.batch,
+        sharding=sharding_coupled.reducing(sharding_coupled.deviation),
+        cost=per_element(4),
+        autocast=_var.autocast,
+        samples=_var.samples,
+    )
+)
+
+
+def _require_correction(correction: Any) -> None:
+    if isinstance(correction, bool) or not isinstance(correction, int | float):
+        raise ArgumentError(f"correction is a number, not {correction!r}")
+
+
+@function
+def var(
+    x: Any,
+    axis: Any = None,
+    keepdims: bool = False,
+    correction: float = 0.0,
+    name: str | None = None,
+) -> Tensor:
+    """Variance over axes (None: all): squares about the mean, over (count - correction).
+
+    Of ints and bools as float64.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
+    """
+    x, axes = arguments("var", x, axis, keepdims)
+    with located("var"):
+        _require_correction(correction)
+    result: Tensor = _var(
+        _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
+    )
+    return result
+
+
+@function
+def std(
+    x: Any,
+    axis: Any = None,
+    keepdims: bool = False,
+    correction: float = 0.0,
+    name: str | None = None,
+) -> Tensor:
+    """Standard deviation: the root of `var`; where that is 0, so is its gradient, as in torch.
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
+    """
+    x, axes = arguments("std", x, axis, keepdims)
+    with located("std"):
+        _require_correction(correction)
+    result: Tensor = _std(
+        _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
+    )
+    return result
+
+
+# Truth ----------------------------------------------------------------------------------------
+
+
+def _truth(name: str) -> Op:
+    return register(
+        Op(
+            name,
+            infer=infer_reduction("bool", "int", "float", "complex", dtype=bool, empty=True),
+            kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
+            into=lambda xp, out, x, axis, keepdims: getattr(xp, name)(
+                x, axis=axis, keepdims=keepdims, out=out
+            ),
+            expr=lambda xp, x, axis, keepdims: getattr(xp, name)(x.astype(bool)),
+            rows=over_axes,
+            batch=batching.along("axis"),
+            sharding=sharding.combined(name),
+            cost=per_element(1),
+            samples=(
+                sample(BOOL, axis=(0,), keepdims=False),
+                sample(INT, axis=(0, 1), keepdims=True),
+                sample(F, axis=(), keepdims=False),
+                sample(COMPLEX, axis=(0,), keepdims=False),
+            ),
+        )
+    )
+
+
+_any, _all = _truth("any"), _truth("all")
+
+
+@function
+def any(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Whether some element over axes (None: all) is true (not zero); False of none."""
+    x, axes = arguments("any", x, axis, keepdims)
+    result: Tensor = _any(x, axis=axes, keepdims=keepdims, name=name)
+    return result
+
+
+@function
+def all(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Whether each element over axes (None: all) is true (not zero); True of none."""
+    x, axes = arguments("all", x, axis, keepdims)
+    result: Tensor = _all(x, axis=axes, keepdims=keepdims, name=name)
+    return result

@@ -1,0 +1,52 @@
+"""Moments along axes that are cut: what shards tell each other, in one exchange, so that all have
+the mean and the variance of the whole. Ops that look along such axes (norms, variances) are made of
+it; see `row_ops.py` and `graphflow/parallel/resharding/local_ops.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphflow.ir.op import Cost, Op, Tensor, register, sample
+from graphflow.ir.spec import TensorSpec, spec
+from graphflow.ops.reductions.reduce import CUBE, Axes, F, count, divided
+from graphflow.ops.sharding import row_ops as sharding_coupled
+
+
+def _infer(x: TensorSpec, axis: Axes) -> TensorSpec:
+    return x.with_shape((3, *(1 if i in axis else n for i, n in enumerate(x.shape))))
+
+
+def _kernel(xp: Any, x: Any, axis: Axes) -> Any:
+    wide = x.astype("float32") if x.dtype.itemsize == 2 else x
+    number = count(x.shape, axis)
+    centre = xp.sum(wide, axis=axis, keepdims=True) / number
+    about = wide - centre
+    spread = xp.sum(about * about, axis=axis, keepdims=True) / number
+    return xp.stack([xp.ones_like(centre), centre, spread]).astype(x.dtype)
+
+
+def _vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes) -> tuple[Tensor]:
+    number = count(x.shape, axis)
+    return (divided(g[1], number) + (x - y[1]) * divided(2 * g[2], number),)
+
+
+# The part of all values that these are (1, of a whole tensor), their mean and their variance: a
+# part, and not a number, which short floats could not hold.
+moments = register(
+    Op(
+        "moments",
+        infer=_infer,
+        kernel=_kernel,
+        vjp=_vjp,
+        sharding=sharding_coupled.moments,
+        cost=lambda x, axis: Cost(flops=x.size * 4),
+        samples=(
+            sample(F, axis=(1,)),
+            sample(CUBE, axis=(0, 2)),
+            sample(spec("float32", (2, 3, 5, 7)), axis=(0, 2, 3)),
+        ),
+    )
+)
+
+__all__ = ["moments"]

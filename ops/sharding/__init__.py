@@ -1,0 +1,1 @@
+"""How ops may be cut over devices: the sharding rules that op declarations use."""

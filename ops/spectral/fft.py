@@ -1,0 +1,352 @@
+"""Discrete Fourier transforms, public as `gf.fft`: the array API's names.
+
+Transforms along several axes, the sizes that users wish for, and real or complex tensors all come
+down to the three ops of ops/fourier.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
+from graphflow.ir.spec import (
+    Dim,
+    Size,
+    as_dtype,
+    complex_dtype,
+    floordiv,
+    kind,
+    minimum,
+    normalize_shape,
+)
+from graphflow.ops.base.shape_rules import (
+    conj,
+    normalize_axes,
+    normalize_axis,
+    require_buildable,
+    require_kind,
+)
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.spectral.fft_ops import OPPOSITE, fft_op, irfft_op, rfft_op
+from graphflow.ops.tensors.slicing import concat, pad_op, window
+
+# Arguments --------------------------------------------------------------------------------------
+
+
+def _checked(x: Any, norm: Any) -> Tensor:
+    tensor = as_tensor(x)
+    require_kind(tensor.spec, "float", "complex")
+    if not (isinstance(norm, str) and norm in OPPOSITE):
+        raise ArgumentError(f"norm is 'backward', 'ortho' or 'forward', not {norm!r}")
+    return tensor
+
+
+def _as_complex(x: Tensor) -> Tensor:
+    return astype(x, complex_dtype(x.dtype))
+
+
+def _require_real(x: Tensor, instead: str) -> None:
+    if kind(x.dtype) == "complex":
+        raise DTypeError(f"takes real tensors, not {x.dtype}; use gf.fft.{instead}")
+
+
+def _size(n: Any) -> Size:
+    (size,) = normalize_shape(n, "n") if not isinstance(n, tuple | list) else (None,)
+    if n is None or size is None:
+        raise ArgumentError(f"n is an int or a size, not {n!r}")
+    if size == 0:
+        raise ShapeError("n is at least 1")
+    return size
+
+
+def _resized(x: Tensor, axis: int, size: Size) -> Tensor:
+    """The first elements along an axis, and zeros after them where it is shorter."""
+    if x.shape[axis] == size:
+        return x
+    x = window(x, axis, 0, minimum(x.shape[axis], size))
+    if x.shape[axis] == size:
+        return x
+    shape = tuple(size if i == axis else n for i, n in enumerate(x.shape))
+    result: Tensor = pad_op(x, shape=shape, start=(0,) * x.ndim, step=(1,) * x.ndim, value=0)
+    return result
+
+
+def _axes_and_sizes(x: Tensor, s: Any, axes: Any) -> tuple[list[int], list[Size | None]]:
+    """Axes as the user orders them, and the sizes wanted (None: as they are)."""
+    if s is not None and not isinstance(s, tuple | list):
+        raise ArgumentError(f"s is a list of sizes, one for each axis, not {s!r}")
+    if axes is None:
+        chosen = list(range(0 if s is None else max(x.ndim - len(s), 0), x.ndim))
+        if s is not None and len(s) > x.ndim:
+            raise ArgumentError(f"{len(s)} sizes for a tensor of rank {x.ndim}")
+    else:
+        normalize_axes(axes, x.ndim)  # refuses an axis given twice
+        given = axes if isinstance(axes, tuple | list) else [axes]
+        chosen = [normalize_axis(a, x.ndim) for a in given]
+    if not chosen:
+        raise ArgumentError("there is no axis to transform")
+    if s is not None and len(s) != len(chosen):
+        raise ArgumentError(f"{len(s)} sizes for {len(chosen)} axes")
+    return chosen, [None] * len(chosen) if s is None else [_size(n) for n in s]
+
+
+def _complex_transform(
+    x: Tensor, axes: Sequence[int], sizes: Sequence[Size | None], inverse: bool, norm: str
+) -> Tensor:
+    x = _as_complex(x)
+    for axis, size in zip(axes, sizes, strict=True):
+        if size is not None:
+            x = _resized(x, axis, size)
+    if not axes:
+        return x
+    result: Tensor = fft_op(x, axes=tuple(axes), inverse=inverse, norm=norm)
+    return result
+
+
+def _single(x: Any, n: Any, axis: Any, norm: Any) -> tuple[Tensor, int, Size | None]:
+    tensor = _checked(x, norm)
+    return tensor, normalize_axis(axis, tensor.ndim), None if n is None else _size(n)
+
+
+# Complex transforms -----------------------------------------------------------------------------
+
+
+@function
+def fft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
+    """y[k] = Σⱼ x[j]·exp(-2πi·jk/n) along an axis; complex.
+
+    Args:
+        x: float or complex.
+        n: how many elements along the axis count (zeros after them where there are less); default
+            all.
+        norm: which direction divides: "backward" the inverse one by n, "forward" this one by n,
+            "ortho" both by √n.
+
+    Costs 5·n·log2(n) flops a transform.
+
+    Raises:
+        DTypeError: x is neither float nor complex.
+        ShapeError, ArgumentError: no axis of x, n or norm is none, or nothing to transform.
+    """
+    tensor, at, size = _single(x, n, axis, norm)
+    return _complex_transform(tensor, [at], [size], False, norm)
+
+
+@function
+def ifft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
+    """The inverse of `fft`: x[j] = 1/n·Σₖ y[k]·exp(2πi·jk/n). Arguments and errors as there."""
+    tensor, at, size = _single(x, n, axis, norm)
+    return _complex_transform(tensor, [at], [size], True, norm)
+
+
+@function
+def fftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
+    """`fft` along several axes.
+
+    Args:
+        s: the n of each axis; default: sizes as they are.
+        axes: default: all, or the last len(s).
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `fft`, or an axis given twice.
+    """
+    tensor = _checked(x, norm)
+    return _complex_transform(tensor, *_axes_and_sizes(tensor, s, axes), False, norm)
+
+
+@function
+def ifftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
+    """The inverse of `fftn`. Arguments and errors as there."""
+    tensor = _checked(x, norm)
+    return _complex_transform(tensor, *_axes_and_sizes(tensor, s, axes), True, norm)
+
+
+@function
+def fft2(x: Any, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Tensor:
+    """`fftn` along two axes, by default the last."""
+    return fftn(x, s, axes, norm)
+
+
+@function
+def ifft2(x: Any, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Tensor:
+    """`ifftn` along two axes, by default the last."""
+    return ifftn(x, s, axes, norm)
+
+
+# Real transforms --------------------------------------------------------------------------------
+
+
+def _half(x: Tensor, axis: int, size: Size | None, norm: str) -> Tensor:
+    _require_real(x, "fft")
+    if size is not None:
+        x = _resized(x, axis, size)
+    result: Tensor = rfft_op(x, axis=axis, norm=norm, inner=1.0)
+    return result
+
+
+def _whole(x: Tensor, axis: int, size: Size | None, norm: str) -> Tensor:
+    x = _as_complex(x)
+    if size is None:
+        size = (x.shape[axis] - 1) * 2
+        if not isinstance(size, Dim) and size < 1:
+            raise ShapeError(f"{x.spec} has no 2 frequencies along axis {axis}; give n=1")
+    x = _resized(x, axis, floordiv(size, 2) + 1)
+    result: Tensor = irfft_op(x, size=size, axis=axis, norm=norm, inner=1.0)
+    return result
+
+
+@function
+def rfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
+    """The first n//2 + 1 elements of `fft` of a real tensor, which determine the others.
+
+    Raises:
+        DTypeError: x is not float.
+        ShapeError, ArgumentError: as `fft`.
+    """
+    tensor, at, size = _single(x, n, axis, norm)
+    return _half(tensor, at, size, norm)
+
+
+@function
+def irfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
+    """The inverse of `rfft`: a real tensor of n elements along the axis.
+
+    Args:
+        x: n//2 + 1 frequencies (the first ones count; zeros after them where there are less).
+        n: default: twice the frequencies but one, an even number.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `fft`.
+    """
+    tensor, at, size = _single(x, n, axis, norm)
+    return _whole(tensor, at, size, norm)
+
+
+@function
+def rfftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
+    """`rfft` along the last of several axes, then `fft` along the others. Arguments as `fftn`.
+
+    Raises:
+        DTypeError: x is not float.
+        ShapeError, ArgumentError: as `fftn`.
+    """
+    tensor = _checked(x, norm)
+    chosen, sizes = _axes_and_sizes(tensor, s, axes)
+    half = _half(tensor, chosen[-1], sizes[-1], norm)
+    return _complex_transform(half, chosen[:-1], sizes[:-1], False, norm)
+
+
+@function
+def irfftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
+    """The inverse of `rfftn`; s gives sizes of the result. Arguments and errors as `fftn`."""
+    tensor = _checked(x, norm)
+    chosen, sizes = _axes_and_sizes(tensor, s, axes)
+    tensor = _complex_transform(tensor, chosen[:-1], sizes[:-1], True, norm)
+    return _whole(tensor, chosen[-1], sizes[-1], norm)
+
+
+@function
+def rfft2(x: Any, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Tensor:
+    """`rfftn` along two axes, by default the last."""
+    return rfftn(x, s, axes, norm)
+
+
+@function
+def irfft2(x: Any, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Tensor:
+    """`irfftn` along two axes, by default the last."""
+    return irfftn(x, s, axes, norm)
+
+
+@function
+def hfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
+    """`fft` of a signal whose second half mirrors the conjugate of the first, so real.
+
+    x holds n//2 + 1 elements of the signal. Arguments and errors as `irfft`.
+    """
+    tensor, at, size = _single(x, n, axis, norm)
+    return _whole(conj(tensor), at, size, OPPOSITE[norm])
+
+
+@function
+def ihfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
+    """The inverse of `hfft`: n//2 + 1 complex elements. Arguments and errors as `rfft`."""
+    tensor, at, size = _single(x, n, axis, norm)
+    return conj(_half(tensor, at, size, OPPOSITE[norm]))
+
+
+# Frequencies ------------------------------------------------------------------------------------
+
+
+def _frequencies(n: Any, d: Any, dtype: Any, one_sided: bool) -> Tensor:
+    size = _size(n)
+    if isinstance(d, bool) or not isinstance(d, int | float) or not math.isfinite(d) or d == 0:
+        raise ArgumentError(f"d is a number of units between samples, not {d!r}")
+    wanted = as_dtype(dtype)
+    if kind(wanted) != "float":
+        raise DTypeError(f"frequencies are floats, not {wanted}")
+    if isinstance(size, int):
+        require_buildable(size)
+        values = np.fft.rfftfreq(size, d) if one_sided else np.fft.fftfreq(size, d)
+        return as_tensor(values.astype(wanted))
+    steps: Tensor = FUNCTIONS["arange"](floordiv(size, 2) + 1 if one_sided else size)
+    if not one_sided:
+        negative = steps >= floordiv(size + 1, 2)
+        steps = FUNCTIONS["where"](negative, steps - size, steps)
+    frequencies: Tensor = astype(steps, "float64") / (as_tensor(size, "float64") * float(d))
+    return astype(frequencies, wanted)
+
+
+@function
+def fftfreq(n: Any, d: float = 1.0, dtype: Any = "float32") -> Tensor:
+    """The frequency of each element of an `fft` of n samples, d units apart: cycles a unit.
+
+    Zero and the positive ones first, then the negative ones.
+
+    Raises:
+        ArgumentError, ShapeError: n is no size of at least 1, or d is 0 or no number.
+        DTypeError: the dtype is not float.
+    """
+    return _frequencies(n, d, dtype, one_sided=False)
+
+
+@function
+def rfftfreq(n: Any, d: float = 1.0, dtype: Any = "float32") -> Tensor:
+    """The frequency of each element of an `rfft` of n samples. All else as `fftfreq`."""
+    return _frequencies(n, d, dtype, one_sided=True)
+
+
+def _shifted(given: Any, axes: Any, forward: bool) -> Tensor:
+    x = as_tensor(given)
+    for axis in normalize_axes(axes, x.ndim):
+        n = x.shape[axis]
+        half = floordiv(n, 2)
+        first = n - half if forward else half  # the part that goes to the end
+        x = concat([window(x, axis, first, n - first), window(x, axis, 0, first)], axis)
+    return x
+
+
+@function
+def fftshift(x: Any, axes: Any = None) -> Tensor:
+    """Frequency zero moved to the middle, along axes (None: all).
+
+    Raises:
+        ShapeError, ArgumentError: not axes of x.
+    """
+    return _shifted(x, axes, forward=True)
+
+
+@function
+def ifftshift(x: Any, axes: Any = None) -> Tensor:
+    """The inverse of `fftshift`."""
+    return _shifted(x, axes, forward=False)
+
+
+__all__ = [
+    "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn", "ifftshift",
+    "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn",
+]  # fmt: skip

@@ -1,0 +1,390 @@
+"""Signals over time, public as `gf.signal`: windows, frames, short-time spectra, mel filters.
+
+Spectra are complex tensors. ONNX keeps real and imaginary parts in a last axis of size 2 instead:
+its STFT of a real signal is `stft(x[..., 0], …)`, with `gf.real` and `gf.imag` of that stacked.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ir.spec import (
+    Size,
+    TensorSpec,
+    as_dtype,
+    equate,
+    floordiv,
+    kind,
+    real_dtype,
+    require_nonnegative,
+    show_shape,
+    spec,
+)
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import reciprocal_or_zero, require_buildable, require_kind
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.sharding import rules as sharding
+from graphflow.ops.spectral.fft import fft, ifft, irfft, rfft
+from graphflow.ops.tensors.shape import broadcast_to
+from graphflow.ops.tensors.slicing import window as part
+
+# Windows ----------------------------------------------------------------------------------------
+
+
+def _cosines(size: Any, periodic: Any, dtype: Any, *factors: float) -> Tensor:
+    """Σₖ factors[k]·cos(2πk·j/n) at j < size; n is the size, or one less if not periodic."""
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
+        raise ArgumentError(f"the size is an int that is not negative, not {size!r}")
+    if not isinstance(periodic, bool):
+        raise ArgumentError(f"periodic is True or False, not {periodic!r}")
+    wanted = as_dtype(dtype)
+    if kind(wanted) != "float":
+        raise DTypeError(f"windows are floats, not {wanted}")
+    if size < 2:
+        return as_tensor(np.ones(int(size), wanted))
+    require_buildable(int(size))
+    angles = np.arange(size) * (2 * math.pi / (size if periodic else size - 1))
+    values = [factor * np.cos(k * angles) for k, factor in enumerate(factors)]
+    return as_tensor(np.sum(values, axis=0).astype(wanted))
+
+
+@function
+def hann_window(size: int, periodic: bool = True, dtype: Any = "float32") -> Tensor:
+    """0.5 - 0.5·cos(2πj/n), j < size.
+
+    Args:
+        periodic: n is the size, for spectra; else size - 1, so that the window is symmetric.
+
+    Raises:
+        ArgumentError, DTypeError: the size is no int, or the dtype not float.
+    """
+    return _cosines(size, periodic, dtype, 0.5, -0.5)
+
+
+@function
+def hamming_window(
+    size: int, periodic: bool = True, alpha: float = 0.54, dtype: Any = "float32"
+) -> Tensor:
+    """alpha - (1 - alpha)·cos(2πj/n), j < size; ONNX takes alpha = 25/46.
+
+    Args:
+        periodic: see `hann_window`.
+
+    Raises:
+        ArgumentError, DTypeError: the size is no int, alpha no number, or the dtype not float.
+    """
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ArgumentError(f"alpha is a number, not {alpha!r}")
+    return _cosines(size, periodic, dtype, alpha, alpha - 1)
+
+
+@function
+def blackman_window(size: int, periodic: bool = True, dtype: Any = "float32") -> Tensor:
+    """0.42 - 0.5·cos(2πj/n) + 0.08·cos(4πj/n), j < size.
+
+    Args:
+        periodic: see `hann_window`.
+
+    Raises:
+        ArgumentError, DTypeError: the size is no int, or the dtype not float.
+    """
+    return _cosines(size, periodic, dtype, 0.42, -0.5, 0.08)
+
+
+# Frames -----------------------------------------------------------------------------------------
+
+
+def _frames(n: Size, length: Size, step: int) -> Size:
+    return floordiv(n - length, step) + 1
+
+
+def _infer_frame(x: TensorSpec, length: Size, step: int) -> TensorSpec:
+    require_kind(x, "int", "float", "complex")
+    if not x.rank:
+        raise ShapeError("takes signals along the last axis, not a scalar")
+    n = x.shape[-1]
+    require_nonnegative(
+        n - length, f"a signal of {n} elements has no frame of {length}; pad it first"
+    )
+    return x.with_shape((*x.shape[:-1], _frames(n, length, step), length))
+
+
+def _frame_kernel(xp: Any, x: Any, length: int, step: int) -> Any:
+    windows = xp.lib.stride_tricks.sliding_window_view(x, length, axis=-1)
+    return xp.ascontiguousarray(windows[..., ::step, :])
+
+
+def _infer_overlap(x: TensorSpec, size: Size, step: int) -> TensorSpec:
+    require_kind(x, "int", "float", "complex")
+    if x.rank < 2:
+        raise ShapeError(f"takes frames in the last two axes, not {show_shape(x.shape)}")
+    frames, length = x.shape[-2:]
+    what = f"frames {show_shape(x.shape)}, {step} apart, are not those of {size} elements"
+    equate(frames, _frames(size, length, step), what)
+    return x.with_shape((*x.shape[:-2], size))
+
+
+def _overlap_kernel(xp: Any, x: Any, size: int, step: int) -> Any:
+    """Sums in the order of the elements of a frame, by blocks of one step."""
+    frames, length = x.shape[-2:]
+    blocks = -(-length // step)
+    out = xp.zeros((*x.shape[:-2], frames + blocks, step), x.dtype)
+    for block in range(blocks):
+        piece = x[..., block * step : (block + 1) * step]
+        out[..., block : block + frames, : piece.shape[-1]] += piece
+    flat = out.reshape(*x.shape[:-2], (frames + blocks) * step)
+    result = xp.zeros((*x.shape[:-2], size), x.dtype)
+    covered = min(size, flat.shape[-1])
+    result[..., :covered] = flat[..., :covered]
+    return result
+
+
+# Pieces of `length` elements of the last axis, `step` apart; and their sum, each at its place.
+frame_op: Op = register(
+    Op(
+        "frame",
+        infer=_infer_frame,
+        kernel=_frame_kernel,
+        vjp=lambda g, y, x, length, step: (overlap_add_op(g, size=x.shape[-1], step=step),),
+        batch=batching.rows,
+        sharding=sharding.matrices(1, outputs=(2,)),
+        cost=lambda x, length, step: Cost(flops=0),
+        halves=True,
+        samples=(
+            sample(spec("float32", (2, 9)), length=4, step=2),
+            sample(spec("float32", (2, 8)), length=2, step=3),
+            sample(spec("complex64", (2, 6)), length=6, step=1),
+        ),
+    )
+)
+overlap_add_op: Op = register(
+    Op(
+        "overlap_add",
+        infer=_infer_overlap,
+        kernel=_overlap_kernel,
+        vjp=lambda g, y, x, size, step: (frame_op(g, length=x.shape[-1], step=step),),
+        batch=batching.rows,
+        sharding=sharding.matrices(2, outputs=(1,)),
+        cost=lambda x, size, step: Cost(flops=x.size),
+        autocast="high",
+        samples=(
+            sample(spec("float32", (2, 3, 4)), size=9, step=2),
+            sample(spec("float32", (3, 2)), size=10, step=3),
+            sample(spec("complex64", (2, 2, 3)), size=4, step=1),
+        ),
+    )
+)
+
+
+def _count(what: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ArgumentError(f"{what} is an int of at least 1, not {value!r}")
+    return int(value)
+
+
+@function
+def frame(x: Any, length: int, step: int) -> Tensor:
+    """Pieces of `length` elements, `step` apart: (…, n) -> (…, (n - length)//step + 1, length).
+
+    What is left at the end is dropped.
+
+    Raises:
+        ArgumentError: length or step is no int of at least 1.
+        ShapeError: the signal is shorter than a frame (a size not known before: FeedError).
+        DTypeError: bools.
+    """
+    result: Tensor = frame_op(
+        as_tensor(x), length=_count("length", length), step=_count("step", step)
+    )
+    return result
+
+
+@function
+def overlap_add(x: Any, step: int) -> Tensor:
+    """The sum of frames, each `step` after the one before: (…, k, m) -> (…, (k - 1)·step + m).
+
+    Raises:
+        ArgumentError: step is no int of at least 1.
+        ShapeError: x has no two axes.
+        DTypeError: bools.
+    """
+    tensor, apart = as_tensor(x), _count("step", step)
+    if tensor.ndim < 2:
+        raise ShapeError(f"takes frames in the last two axes, not {show_shape(tensor.shape)}")
+    frames, length = tensor.shape[-2:]
+    result: Tensor = overlap_add_op(tensor, size=(frames - 1) * apart + length, step=apart)
+    return result
+
+
+# Short-time spectra -----------------------------------------------------------------------------
+
+
+def _window_of(window: Any, length: int, dtype: Any) -> Tensor | None:
+    if window is None:
+        return None
+    tensor = as_tensor(window)
+    require_kind(tensor.spec, "float")
+    if tensor.shape != (length,):
+        raise ShapeError(
+            f"the window is of shape {show_shape(tensor.shape)}, frames are of length {length}"
+        )
+    return astype(tensor, real_dtype(dtype))
+
+
+def _lengths(frame_length: Any, fft_length: Any) -> tuple[int, int]:
+    length = _count("frame_length", frame_length)
+    points = length if fft_length is None else _count("fft_length", fft_length)
+    if points < length:
+        raise ArgumentError(f"fft_length {points} is less than frame_length {length}")
+    return length, points
+
+
+@function
+def stft(
+    x: Any,
+    frame_length: int,
+    frame_step: int,
+    *,
+    window: Any = None,
+    fft_length: int | None = None,
+    onesided: bool = True,
+) -> Tensor:
+    """The spectrum of each frame of a signal: (…, n) -> (…, frames, bins), complex.
+
+    Frames begin at the first element and lie within the signal: (n - frame_length)//frame_step + 1
+    of them. Pad the signal for frames about its ends.
+
+    Args:
+        window: what multiplies each frame, of shape (frame_length,); default: nothing.
+        fft_length: elements of each transform (zeros after the frame's); default: frame_length.
+        onesided: the fft_length//2 + 1 bins that determine the others, of a real signal; else all.
+
+    Raises:
+        DTypeError: x is neither float nor complex, or complex and onesided.
+        ShapeError: the window is of another shape, or the signal is shorter than a frame.
+        ArgumentError: a length is no int of at least 1, or fft_length below frame_length.
+
+    Source: Allen & Rabiner, Proc. IEEE 65(11), 1977.
+    """
+    tensor = as_tensor(x)
+    require_kind(tensor.spec, "float", "complex")
+    length, points = _lengths(frame_length, fft_length)
+    weights = _window_of(window, length, tensor.dtype)
+    if onesided and kind(tensor.dtype) == "complex":
+        raise DTypeError("the spectrum of a complex signal is not onesided; give onesided=False")
+    frames = frame(tensor, length, _count("frame_step", frame_step))
+    if weights is not None:
+        frames = frames * weights
+    return rfft(frames, points) if onesided else fft(frames, points)
+
+
+@function
+def istft(
+    spectra: Any,
+    frame_length: int,
+    frame_step: int,
+    *,
+    window: Any = None,
+    fft_length: int | None = None,
+    onesided: bool = True,
+) -> Tensor:
+    """The signal whose `stft` is nearest in squares: (…, frames, bins) -> (…, n).
+
+    n is (frames - 1)·frame_step + frame_length. Arguments as `stft`; what no window covers is 0.
+    The signal is real where onesided, else complex.
+
+    Raises:
+        DTypeError: the spectra are neither float nor complex.
+        ShapeError: the window or the bins do not fit.
+        ArgumentError: as `stft`.
+
+    Source: Griffin & Lim, IEEE Trans. ASSP 32(2), 1984.
+    """
+    tensor = as_tensor(spectra)
+    require_kind(tensor.spec, "float", "complex")
+    length, points = _lengths(frame_length, fft_length)
+    step = _count("frame_step", frame_step)
+    if tensor.ndim < 2:
+        raise ShapeError(f"takes spectra in the last two axes, not {show_shape(tensor.shape)}")
+    bins = points // 2 + 1 if onesided else points
+    equate(tensor.shape[-1], bins, f"bins of {show_shape(tensor.shape)} for {points} elements")
+    frames = irfft(tensor, points) if onesided else ifft(tensor)
+    frames = part(frames, frames.ndim - 1, 0, length)
+    weights = _window_of(window, length, frames.dtype)
+    if weights is None:
+        weights = as_tensor(np.ones(length, real_dtype(frames.dtype)))
+    else:
+        frames = frames * weights
+    squares = broadcast_to(weights * weights, frames.shape[-2:])
+    total: Tensor = overlap_add(frames, step) * reciprocal_or_zero(overlap_add(squares, step))
+    return total
+
+
+# Mel filters ------------------------------------------------------------------------------------
+
+
+def _mel_edges(bands: int, points: int, rate: float, low: float, high: float) -> Any:
+    """Bins where triangles begin, peak and end: evenly spaced in mel(f) = 2595·log10(1 + f/700).
+
+    The step divides the whole range by bands + 2, as ONNX has it.
+    """
+    lowest, highest = (2595 * math.log10(1 + f / 700) for f in (low, high))
+    mels = lowest + np.arange(bands + 2) * ((highest - lowest) / (bands + 2))
+    hertz = 700 * (10 ** (mels / 2595) - 1)
+    return np.floor((points + 1) * hertz / rate).astype(int)
+
+
+@function
+def mel_weight_matrix(
+    num_mel_bins: int,
+    dft_length: int,
+    sample_rate: float,
+    lower_edge_hertz: float,
+    upper_edge_hertz: float,
+    dtype: Any = "float32",
+) -> Tensor:
+    """Triangular filters evenly spaced in mel, (dft_length//2 + 1, num_mel_bins), peaks of 1.
+
+    `abs(stft(…)) @ mel_weight_matrix(…)` is a mel spectrogram.
+
+    Args:
+        sample_rate: elements of the signal a second.
+        lower_edge_hertz, upper_edge_hertz: between which frequencies the filters lie.
+
+    Raises:
+        ArgumentError: no ints of at least 1, or not 0 <= lower < upper <= sample_rate / 2.
+        DTypeError: the dtype is not float.
+
+    Source: the operator MelWeightMatrix of ONNX; Davis & Mermelstein, IEEE Trans. ASSP 28(4), 1980.
+    """
+    bands, points = _count("num_mel_bins", num_mel_bins), _count("dft_length", dft_length)
+    numbers = (sample_rate, lower_edge_hertz, upper_edge_hertz)
+    if any(isinstance(v, bool) or not isinstance(v, int | float | np.number) for v in numbers):
+        raise ArgumentError(f"the rate and the edges are numbers, not {numbers}")
+    if not 0 <= lower_edge_hertz < upper_edge_hertz <= sample_rate / 2 < math.inf:
+        raise ArgumentError(
+            f"edges {lower_edge_hertz} and {upper_edge_hertz} Hz are not in order between 0 and "
+            f"half of the sample rate, {sample_rate / 2}"
+        )
+    wanted = as_dtype(dtype)
+    if kind(wanted) != "float":
+        raise DTypeError(f"weights are floats, not {wanted}")
+    require_buildable(points // 2 + 1, bands)
+    edges = _mel_edges(bands, points, sample_rate, lower_edge_hertz, upper_edge_hertz)
+    left, peak, right = edges[:-2], edges[1:-1], edges[2:]
+    bins = np.arange(points // 2 + 1)[:, None]
+    rising = (bins - left) / np.maximum(peak - left, 1)
+    falling = (right - bins) / np.maximum(right - peak, 1)
+    weights = np.where(bins < peak, rising, np.where(bins > peak, falling, 1.0))
+    return as_tensor(np.maximum(weights, 0.0).astype(wanted))
+
+
+__all__ = [
+    "blackman_window", "frame", "hamming_window", "hann_window", "istft", "mel_weight_matrix",
+    "overlap_add", "stft",
+]  # fmt: skip

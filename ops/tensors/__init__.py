@@ -1,0 +1,1 @@
+"""Ops that create, index, slice, pad, reshape and scatter tensors."""

@@ -1,0 +1,168 @@
+"""`x[...]`, lowered to slice, squeeze, expand_dims and take; what several arrays index becomes one
+axis first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import Tensor, function
+from graphflow.ir.spec import Dim, Size, floordiv, minimum, product
+from graphflow.ops.tensors.flat_indices import ravel_multi_index
+from graphflow.ops.tensors.shape import expand_dims, moveaxis, reshape, squeeze
+from graphflow.ops.tensors.slicing import slice_op
+from graphflow.ops.tensors.take import as_indices, take
+
+_Window = tuple[Size, Size, Size]  # start, size, step
+
+
+@function
+def getitem(x: Tensor, index: Any) -> Tensor:
+    """`x[index]` for ints, slices, None, Ellipsis, and arrays or tensors of ints (one: as `take`;
+    several broadcast, and name the places together, as in numpy).
+
+    On an axis of unknown size n, bounds clip as in numpy, and n is at least 1 where a bound is 1 or
+    -1 away from an end; a window between a bound from the front and one from the back must not be
+    inside out (checked when fed).
+
+    Raises:
+        ArgumentError: a boolean mask, or anything else.
+        ShapeError: an int outside its axis, too many indices, or arrays that do not broadcast.
+    """
+    items = _expanded(index, x.ndim)
+    windows: list[_Window] = []
+    dropped: list[int] = []
+    layout: list[str] = []  # of the result: "axis", "new", "take"
+    taken: list[Tensor] = []
+    for item in items:
+        if item is None:
+            layout.append("new")
+            continue
+        axis = len(windows)
+        n = x.shape[axis]
+        first: Size = 0
+        count: Size = n
+        stride: Size = 1
+        if isinstance(item, slice):
+            first, count, stride = _window_of(item, n, axis)
+            layout.append("axis")
+        elif isinstance(item, int | np.integer) and not isinstance(item, bool | np.bool_):
+            first, count = _position(int(item), n, axis), 1
+            dropped.append(axis)
+        else:
+            taken.append(_index_tensor(item))
+            layout.append("take")
+        windows.append((first, count, stride))
+    if any(w != (0, n, 1) for w, n in zip(windows, x.shape, strict=True)):
+        start, size, step = zip(*windows, strict=True)
+        x = slice_op(x, start=start, size=size, step=step)
+    x = expand_dims(squeeze(x, dropped), [i for i, kind in enumerate(layout) if kind == "new"])
+    if not taken:
+        return x
+    at = [i for i, kind in enumerate(layout) if kind == "take"]
+    x, places = _merged(x, taken, at)
+    x = take(x, places, at[0])
+    if at[0] and _apart(items):  # numpy moves the axes of separated ints and arrays to the front
+        axes = list(range(at[0], at[0] + places.ndim))
+        x = moveaxis(x, axes, list(range(places.ndim)))
+    return x
+
+
+def _merged(x: Tensor, indices: list[Tensor], axes: list[int]) -> tuple[Tensor, Tensor]:
+    """x with the axes that are indexed as one, in the place of the first; and the places in it."""
+    if len(axes) == 1:
+        return x, indices[0]
+    first, end = axes[0], axes[0] + len(axes)
+    x = moveaxis(x, axes, list(range(first, end)))
+    sizes = x.shape[first:end]
+    merged = reshape(x, (*x.shape[:first], product(sizes), *x.shape[end:]))
+    return merged, ravel_multi_index(indices, sizes)
+
+
+def _expanded(index: Any, rank: int) -> list[Any]:
+    """The index of each axis (and None for new ones), the Ellipsis written out."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    used = sum(item is not None and item is not Ellipsis for item in items)
+    if used > rank:
+        raise ShapeError(f"{used} indices for a tensor of rank {rank}")
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1:
+        raise ArgumentError("an index holds one Ellipsis at most")
+    at = dots[0] if dots else len(items)
+    return items[:at] + [slice(None)] * (rank - used) + items[at + 1 :]
+
+
+def _apart(items: Sequence[Any]) -> bool:
+    """Whether slices or new axes stand between the ints and arrays of an index."""
+    advanced = [
+        i for i, item in enumerate(items) if item is not None and not isinstance(item, slice)
+    ]
+    return advanced[-1] - advanced[0] >= len(advanced)
+
+
+def _index_tensor(item: Any) -> Tensor:
+    if not isinstance(item, Tensor | np.ndarray | list | bool | np.bool_):
+        raise ArgumentError(f"cannot index with {type(item).__name__} {item!r}")
+    tensor = as_indices(item)
+    if tensor.dtype.kind == "b":
+        raise ArgumentError(
+            "a boolean mask selects a number of elements that is known only when it runs; "
+            "use gf.where(mask, x, 0), or gf.compress(mask, x, size) with the most there may be"
+        )
+    if tensor.dtype.kind not in "iu":
+        raise ArgumentError(f"an index is an int tensor, not {tensor.dtype}; convert with .astype")
+    return tensor
+
+
+def _position(i: int, n: Size, axis: int) -> Size:
+    """An int index counted from the front; on an unknown size it is checked when fed."""
+    if isinstance(n, int) and not -n <= i < n:
+        raise ShapeError(f"index {i} is outside axis {axis} of size {n}")
+    return i if i >= 0 else n + i
+
+
+def _window_of(item: slice, n: Size, axis: int) -> _Window:
+    """A Python slice on an axis of size n."""
+    stride = 1 if item.step is None else item.step
+    bounds = (item.start, item.stop)
+    if not isinstance(stride, int | np.integer) or stride == 0:
+        raise ArgumentError(
+            f"axis {axis}: the step of a slice is an int other than 0, not {stride!r}"
+        )
+    if not all(b is None or isinstance(b, int | np.integer | Dim) for b in bounds):
+        raise ArgumentError(f"axis {axis}: the bounds of a slice are ints, not {item}")
+    stride = int(stride)
+    first, last = (int(b) if isinstance(b, np.integer) else b for b in bounds)
+    if isinstance(n, int) and not any(isinstance(b, Dim) for b in bounds):
+        indices = range(n)[first:last:stride]
+        return indices.start if len(indices) else 0, len(indices), stride
+    if stride < 0:
+        if bounds != (None, None):
+            raise ArgumentError(
+                f"axis {axis} of unknown size {n}: with a negative step, slice it all"
+            )
+        return n - 1, floordiv(n + (-stride - 1), -stride), stride
+    start = 0 if first is None else _bound(first, n)
+    stop = n if last is None else _bound(last, n)
+    length = stop - start
+    if _same_end(first, last) or (isinstance(length, int) and length < 0):
+        length = 0
+    return start, floordiv(length + (stride - 1), stride), stride
+
+
+def _same_end(start: Any, stop: Any) -> bool:
+    """Whether two int bounds count from one end and leave nothing between them."""
+    if not isinstance(start, int) or not isinstance(stop, int):
+        return False
+    return (start < 0) == (stop < 0) and start >= stop
+
+
+def _bound(bound: int | Dim, n: Size) -> Size:
+    """A slice's bound on an unknown size, clipped as in numpy; 1 and -1 stay, which is checked."""
+    if isinstance(bound, Dim):
+        return bound
+    inside = abs(bound) if abs(bound) <= 1 else minimum(n, abs(bound))
+    return inside if bound >= 0 else n - inside

@@ -1,0 +1,394 @@
+"""Ops that give elements another shape: reshape, permute, broadcast, tile, repeat.
+
+Every tensor is C-contiguous, so only `reshape`, `expand_dims` and `squeeze` share their input's
+memory; the others copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import REGISTRY, Cost, Op, Rows, Tensor, as_tensor, function, register, sample
+from graphflow.ir.spec import (
+    Dim,
+    Shape,
+    Size,
+    TensorSpec,
+    broadcast_shapes,
+    equate,
+    floordiv,
+    normalize_shape,
+    product,
+    show_shape,
+    spec,
+)
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import listed, normalize_axes, normalize_axis, unbroadcast
+from graphflow.ops.sharding import rules as sharding
+
+F = spec("float32", (3, 4))
+CUBE = spec("float32", (2, 3, 4))
+
+
+def _nothing(*specs: TensorSpec, **attrs: Any) -> Cost:
+    return Cost(flops=0, bytes=0)
+
+
+def _copying(*specs: TensorSpec, **attrs: Any) -> Cost:
+    return Cost(flops=0)
+
+
+# Aliases: the input's memory under another shape ------------------------------------------------
+
+
+def _infer_reshape(x: TensorSpec, shape: Shape) -> TensorSpec:
+    equate(x.size, product(shape), f"reshape of {show_shape(x.shape)} to {show_shape(shape)}")
+    return x.with_shape(shape)
+
+
+reshape_op = register(
+    Op(
+        "reshape",
+        infer=_infer_reshape,
+        kernel=lambda xp, x, shape: xp.reshape(x, shape),
+        vjp=lambda g, y, x, shape: (reshape(g, x.shape),),
+        batch=batching.leading("shape"),
+        sharding=sharding.reshaped,
+        cost=_nothing,
+        samples=(
+            sample(F, shape=(2, 6)),
+            sample(F, shape=(12,)),
+            sample(spec("int64", (1,)), shape=()),
+        ),
+        alias=True,
+    )
+)
+
+
+@function
+def reshape(x: Tensor, shape: Any) -> Tensor:
+    """The same elements, in C order, under another shape; one size may be -1: whatever remains.
+
+    Raises:
+        ShapeError: the number of elements differs.
+    """
+    x = as_tensor(x)
+    entries = list(shape) if isinstance(shape, tuple | list) else [shape]
+    unknown = [i for i, s in enumerate(entries) if isinstance(s, int | np.integer) and s == -1]
+    if any(s is None for s in entries):
+        raise ShapeError("write -1, not None, for the size that remains")
+    if len(unknown) > 1:
+        raise ShapeError(f"reshape to {tuple(entries)}: only one size may be -1")
+    if not unknown:
+        return _reshape(x, normalize_shape(entries, "reshape"))
+    (at,) = unknown
+    before, after = (normalize_shape(part, "reshape") for part in (entries[:at], entries[at + 1 :]))
+    rest = product(before + after)
+    if rest == 0 or (isinstance(rest, int) and isinstance(x.size, int) and x.size % rest):
+        raise ShapeError(
+            f"reshape of {show_shape(x.shape)} to {tuple(entries)}: {x.size} elements "
+            f"are no multiple of {rest}"
+        )
+    return _reshape(x, (*before, floordiv(x.size, rest), *after))
+
+
+def _reshape(x: Tensor, shape: Shape) -> Tensor:
+    if x.shape == shape:
+        return x
+    result: Tensor = reshape_op(x, shape=shape)
+    return result
+
+
+def _infer_expand_dims(x: TensorSpec, axes: tuple[int, ...]) -> TensorSpec:
+    sizes = iter(x.shape)
+    rank = x.rank + len(axes)
+    return x.with_shape(1 if i in axes else next(sizes) for i in range(rank))
+
+
+expand_dims_op = register(
+    Op(
+        "expand_dims",
+        infer=_infer_expand_dims,
+        kernel=lambda xp, x, axes: xp.expand_dims(x, axes),
+        vjp=lambda g, y, x, axes: (squeeze(g, axes),),
+        batch=batching.along("axes"),
+        sharding=sharding.expanded,
+        cost=_nothing,
+        samples=(sample(F, axes=(0,)), sample(F, axes=(1, 3))),
+        alias=True,
+    )
+)
+
+
+@function
+def expand_dims(x: Tensor, axis: int | Sequence[int] = 0) -> Tensor:
+    """Insert axes of size 1 so that they stand at `axis` in the result.
+
+    Raises:
+        ShapeError: an axis is outside the result's rank.
+    """
+    x = as_tensor(x)
+    count = len(axis) if isinstance(axis, tuple | list) else 1
+    axes = normalize_axes(axis, x.ndim + count)
+    if not axes:
+        return x
+    result: Tensor = expand_dims_op(x, axes=axes)
+    return result
+
+
+def _infer_squeeze(x: TensorSpec, axes: tuple[int, ...]) -> TensorSpec:
+    for i in axes:
+        equate(x.shape[i], 1, f"axis {i} of {show_shape(x.shape)} is not of size 1")
+    return x.with_shape(s for i, s in enumerate(x.shape) if i not in axes)
+
+
+squeeze_op = register(
+    Op(
+        "squeeze",
+        infer=_infer_squeeze,
+        kernel=lambda xp, x, axes: xp.reshape(
+            x, tuple(s for i, s in enumerate(x.shape) if i not in axes)
+        ),
+        vjp=lambda g, y, x, axes: (expand_dims(g, axes),),
+        batch=batching.along("axes"),
+        sharding=sharding.squeezed,
+        cost=_nothing,
+        samples=(
+            sample(spec("float32", (3, 1)), axes=(1,)),
+            sample(spec("float32", (1, 2, 1)), axes=(0, 2)),
+        ),
+        alias=True,
+    )
+)
+
+
+@function
+def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Drop axes of size 1; without `axis`, all whose size is known to be 1.
+
+    Raises:
+        ShapeError: an axis is not of size 1.
+    """
+    x = as_tensor(x)
+    ones = tuple(i for i, s in enumerate(x.shape) if s == 1)
+    axes = ones if axis is None else normalize_axes(axis, x.ndim)
+    if not axes:
+        return x
+    result: Tensor = squeeze_op(x, axes=axes)
+    return result
+
+
+# Permutations -----------------------------------------------------------------------------------
+
+
+def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(axes)), key=axes.__getitem__))
+
+
+permute_dims_op = register(
+    Op(
+        "permute_dims",
+        infer=lambda x, axes: x.with_shape(x.shape[i] for i in axes),
+        kernel=lambda xp, x, axes: xp.transpose(x, axes).copy(order="C"),
+        into=lambda xp, out, x, axes: xp.copyto(out, xp.transpose(x, axes)),
+        vjp=lambda g, y, x, axes: (permute_dims(g, _inverse(axes)),),
+        batch=batching.permuted,
+        sharding=sharding.permuted,
+        cost=_copying,
+        halves=True,
+        samples=(sample(F, axes=(1, 0)), sample(CUBE, axes=(2, 0, 1))),
+    )
+)
+
+
+@function
+def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Axis i of the result is axis `axes[i]` of x.
+
+    Raises:
+        ArgumentError, ShapeError: `axes` is no permutation of the axes.
+    """
+    x = as_tensor(x)
+    order = tuple(normalize_axis(a, x.ndim) for a in listed("axes", axes))
+    if sorted(order) != list(range(x.ndim)):
+        raise ArgumentError(f"{tuple(axes)} is no permutation of {x.ndim} axes")
+    if order == tuple(range(x.ndim)):
+        return x
+    if x.node.op is permute_dims_op and tuple(x.node.attrs["axes"]) == _inverse(order):
+        return x.node.inputs[0]  # there and back
+    result: Tensor = permute_dims_op(x, axes=order)
+    return result
+
+
+@function
+def matrix_transpose(x: Tensor) -> Tensor:
+    """The last two axes exchanged.
+
+    Raises:
+        ShapeError: the rank is below 2.
+    """
+    return swapaxes(x, -1, -2)
+
+
+@function
+def swapaxes(x: Tensor, axis1: int, axis2: int) -> Tensor:
+    """Two axes exchanged."""
+    x = as_tensor(x)
+    order = list(range(x.ndim))
+    a, b = normalize_axis(axis1, x.ndim), normalize_axis(axis2, x.ndim)
+    order[a], order[b] = b, a
+    return permute_dims(x, order)
+
+
+@function
+def moveaxis(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """Axes `source` moved to the positions `destination`, the others kept in order.
+
+    Raises:
+        ArgumentError: the two have different lengths, or name an axis twice.
+    """
+    x = as_tensor(x)
+    sources, targets = (
+        [
+            normalize_axis(a, x.ndim)
+            for a in (given if isinstance(given, tuple | list) else (given,))
+        ]
+        for given in (source, destination)
+    )
+    if len(sources) != len(targets) or len({*sources}) + len({*targets}) != 2 * len(sources):
+        raise ArgumentError(f"{source} to {destination} is no one-to-one move")
+    order = [i for i in range(x.ndim) if i not in sources]
+    for target, origin in sorted(zip(targets, sources, strict=True)):
+        order.insert(target, origin)
+    return permute_dims(x, order)
+
+
+# Repetition -------------------------------------------------------------------------------------
+
+
+def _infer_broadcast_to(x: TensorSpec, shape: Shape) -> TensorSpec:
+    what = f"{show_shape(x.shape)} does not broadcast to {show_shape(shape)}"
+    if x.rank > len(shape):
+        raise ShapeError(what)
+    for have, want in zip(x.shape, shape[len(shape) - x.rank :], strict=True):
+        if have != 1:
+            equate(want, have, what)
+    return x.with_shape(shape)
+
+
+broadcast_to_op = register(
+    Op(
+        "broadcast_to",
+        infer=_infer_broadcast_to,
+        kernel=lambda xp, x, shape: xp.broadcast_to(x, shape).copy(order="C"),
+        into=lambda xp, out, x, shape: xp.copyto(out, x),
+        expr=lambda xp, x, shape: x,
+        rows=lambda x, shape: Rows(None, (x,), shape),
+        vjp=lambda g, y, x, shape: (unbroadcast(g, x.shape),),
+        batch=batching.broadcast,
+        sharding=sharding.broadcast,
+        cost=_copying,
+        halves=True,
+        samples=(
+            sample(spec("float32", (4,)), shape=(3, 4)),
+            sample(spec("float32", (3, 1)), shape=(2, 3, 4)),
+            sample(spec("float32", ()), shape=(2,)),
+        ),
+    )
+)
+
+
+@function
+def broadcast_to(x: Tensor, shape: Any) -> Tensor:
+    """x repeated along axes of size 1 and new leading axes.
+
+    Raises:
+        ShapeError: a size is neither 1 nor the wanted one.
+    """
+    x = as_tensor(x)
+    wanted = normalize_shape(shape, "broadcast_to")
+    if wanted == x.shape:
+        return x
+    result: Tensor = broadcast_to_op(x, shape=wanted)
+    return result
+
+
+@function
+def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
+    """Tensors broadcast to their common shape.
+
+    Raises:
+        ShapeError: there is none.
+    """
+    tensors = [as_tensor(x) for x in arrays]
+    shape = broadcast_shapes(*(x.shape for x in tensors))
+    return [broadcast_to(x, shape) for x in tensors]
+
+
+@function
+def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> list[Tensor]:
+    """Coordinates of a grid: each of n vectors along an axis of its own of n axes, repeated along
+    the others; "xy": the first two axes change places, as in pictures.
+
+    Raises:
+        ShapeError: one is no vector or scalar.
+    """
+    vectors = [as_tensor(x) for x in arrays]
+    if any(x.ndim > 1 for x in vectors):
+        shapes = ", ".join(show_shape(x.shape) for x in vectors)
+        raise ShapeError(f"a grid is made of vectors, not of shapes {shapes}")
+    axes = list(range(len(vectors)))
+    if indexing == "xy":
+        axes[:2] = axes[:2][::-1]
+    along = [
+        reshape(x, (1,) * axis + (x.size,) + (1,) * (len(axes) - 1 - axis))
+        for x, axis in zip(vectors, axes, strict=True)
+    ]
+    return broadcast_arrays(*along)
+
+
+@function
+def tile(x: Tensor, repetitions: int | Sequence[Any]) -> Tensor:
+    """x as a tile, laid out `repetitions` times along each axis (left out: once)."""
+    x = as_tensor(x)
+    times = normalize_shape(repetitions, "tile")
+    x = reshape(x, (1,) * (len(times) - x.ndim) + x.shape)
+    times = (1,) * (x.ndim - len(times)) + times
+    final = tuple(r * n for r, n in zip(times, x.shape, strict=True))
+    repeated = [i for i, r in enumerate(times) if r != 1]
+    for shift, i in enumerate(repeated):
+        x = expand_dims(x, i + shift)
+    shape = list(x.shape)
+    for shift, i in enumerate(repeated):
+        shape[i + shift] = times[i]
+    return reshape(broadcast_to(x, tuple(shape)), final)
+
+
+@function
+def repeat(x: Tensor, repeats: Size | Sequence[int], axis: int | None = None) -> Tensor:
+    """Each element `repeats` times in a row: one count, or one for each element of a known axis.
+
+    Raises:
+        ArgumentError: the counts do not fit the axis.
+    """
+    x = as_tensor(x)
+    if axis is None:
+        return repeat(reshape(x, (-1,)), repeats, 0)
+    at = normalize_axis(axis, x.ndim)
+    if not isinstance(repeats, int | np.integer | Dim):
+        try:
+            counts = np.asarray(repeats)
+        except ValueError:  # lists of different lengths
+            counts = np.empty(0)
+        if counts.dtype.kind not in "iu" or counts.shape != (x.shape[at],) or (counts < 0).any():
+            raise ArgumentError(f"axis {at} of size {x.shape[at]} takes as many counts >= 0")
+        taken: Tensor = REGISTRY["take"](x, np.repeat(np.arange(len(counts)), counts), axis=at)
+        return taken
+    (times,) = normalize_shape(repeats, "repeat")
+    shape = (*x.shape[: at + 1], times, *x.shape[at + 1 :])
+    final = (*x.shape[:at], x.shape[at] * times, *x.shape[at + 1 :])
+    return reshape(broadcast_to(expand_dims(x, at + 1), shape), final)

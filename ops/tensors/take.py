@@ -1,0 +1,464 @@
+"""Indexing by computed places: taking or adding elements.
+
+Two groups of ops are each other's gradient: `take`, `take_grad` and `scatter_add` (whole slices
+along an axis), `take_along_axis` and `scatter_add_along_axis` (single elements). Additions to one
+place happen in the order of the indices, on any device, so that results do not change from run to
+run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ir.spec import (
+    Dim,
+    Shape,
+    Size,
+    TensorSpec,
+    as_dtype,
+    equate,
+    normalize_shape,
+    product,
+    show_shape,
+    spec,
+)
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import normalize_axis, require_kind
+from graphflow.ops.kernels.sparse.scatter_rows import checked, combine_rows, take_into
+from graphflow.ops.sharding import gather_scatter as sharding_tables
+from graphflow.ops.tensors.creation import zeros
+from graphflow.ops.tensors.flat_indices import element_places, flat_elements
+from graphflow.ops.tensors.shape import reshape
+
+F = spec("float32", (3, 4))
+CUBE = spec("float32", (3, 2, 4))
+I64 = "int64"
+NUMBERS = ("int", "float", "complex")
+
+
+# take and scatter_add: whole slices along an axis -----------------------------------------------
+
+
+def _from_front(xp: Any, indices: Any, n: int, axis: int) -> Any:
+    """Indices as int64, counted from the front; those that a GPU is given were looked at before
+    (`refuse`), since it would have to be waited for."""
+    if xp is np:
+        return checked(xp, indices, n, axis)
+    indices = indices.astype(np.int64, copy=False)
+    return xp.where(indices < 0, indices + n, indices)
+
+
+def _taken_shape(x: TensorSpec, indices: TensorSpec, axis: int) -> Shape:
+    require_kind(indices, "int")
+    return x.shape[:axis] + indices.shape + x.shape[axis + 1 :]
+
+
+def _refuse_take(xp: Any, x: Any, indices: Any, axis: int) -> None:
+    checked(xp, indices, x.shape[axis], axis)
+
+
+def _take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
+    indices = _from_front(xp, indices, x.shape[axis], axis)
+    if out.size:
+        take_into(xp, out, x, indices, axis)
+
+
+def _take_kernel(xp: Any, x: Any, indices: Any, axis: int) -> Any:
+    out = xp.empty(x.shape[:axis] + indices.shape + x.shape[axis + 1 :], x.dtype)
+    _take_into(xp, out, x, indices, axis)
+    return out
+
+
+take_op = register(
+    Op(
+        "take",
+        infer=lambda x, indices, axis: x.with_shape(_taken_shape(x, indices, axis)),
+        kernel=_take_kernel,
+        into=_take_into,
+        vjp=lambda g, y, x, indices, axis: (
+            take_grad(g, indices, shape=x.shape, axis=axis),
+            None,
+        ),
+        refuse=_refuse_take,
+        batch=batching.taken,
+        sharding=sharding_tables.taken,
+        cost=lambda x, indices, axis: Cost(
+            flops=0,
+            bytes=product(_taken_shape(x, indices, axis)) * 2 * x.dtype.itemsize + indices.nbytes,
+        ),
+        halves=True,
+        samples=(
+            sample(F, spec(I64, (5,)), axis=0),
+            sample(CUBE, spec("int32", (2, 2)), axis=2),
+            sample(F, spec("uint8", ()), axis=0),
+        ),
+    )
+)
+
+
+@function
+def take(x: Tensor, indices: Any, axis: int | None = None) -> Tensor:
+    """The slices of x at integer `indices` (any shape, negative ones from the end) along an axis.
+
+    The result has the shape x.shape[:axis] + indices.shape + x.shape[axis+1:]. The axis may be left
+    out if there is one only. An index outside the axis is an OpError in the step.
+
+    Raises:
+        DTypeError: the indices are not ints.
+        ArgumentError: x has several axes and none is named.
+    """
+    x = as_tensor(x)
+    if axis is None:
+        if x.ndim != 1:
+            raise ArgumentError(f"name the axis of x, which has {x.ndim}")
+        axis = 0
+    result: Tensor = take_op(x, as_indices(indices), axis=normalize_axis(axis, x.ndim))
+    return result
+
+
+def as_indices(indices: Any) -> Tensor:
+    """Indices as a tensor; an empty list counts as ints."""
+    if isinstance(indices, list | tuple) and not len(indices):
+        return as_tensor(np.zeros(0, np.int64))
+    return as_tensor(indices)
+
+
+def _infer_scatter_add(
+    x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
+) -> TensorSpec:
+    require_kind(x, "int", "float", "complex")
+    wanted = _taken_shape(x, indices, axis)
+    _require_like(updates, x, wanted)
+    return x
+
+
+def _require_like(updates: TensorSpec, x: TensorSpec, wanted: Shape) -> None:
+    what = f"updates are {show_shape(updates.shape)}, the indices choose {show_shape(wanted)}"
+    if updates.dtype != x.dtype:
+        raise ArgumentError(f"updates are {updates.dtype}, x is {x.dtype}; convert with .astype")
+    if updates.rank != len(wanted):
+        raise ShapeError(what)
+    for have, want in zip(updates.shape, wanted, strict=True):
+        equate(have, want, what)
+
+
+def _scatter_add_kernel(xp: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
+    out = xp.empty(x.shape, x.dtype)
+    _scatter_add_into(xp, out, x, indices, updates, axis)
+    return out
+
+
+def _add_slices(xp: Any, out: Any, where: Any, updates: Any, axis: int) -> None:
+    """Add `updates` to the slices of `out` along an axis, in order; `where` counts from the
+    front."""
+    n, where = out.shape[axis], where.reshape(-1)
+    if not updates.size:
+        return
+    outer, width = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
+    rows = where
+    if axis:
+        rows = (xp.arange(outer)[:, None] * n + where[None, :]).reshape(-1)
+    flat = updates.reshape(rows.size, width)
+    combine_rows(xp, out.reshape(outer * n, width), rows, flat, "add")
+
+
+def _scatter_add_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
+    if out is not x:
+        xp.copyto(out, x)
+    _add_slices(xp, out, checked(xp, indices, x.shape[axis], axis), updates, axis)
+
+
+scatter_add_op = register(
+    Op(
+        "scatter_add",
+        infer=_infer_scatter_add,
+        kernel=_scatter_add_kernel,
+        into=_scatter_add_into,
+        vjp=lambda g, y, x, indices, updates, axis: (g, None, take(g, indices, axis)),
+        batch=batching.added,
+        sharding=sharding_tables.scattered,
+        cost=lambda x, indices, updates, axis: Cost(
+            flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
+        ),
+        samples=(
+            sample(F, spec(I64, (5,)), spec("float32", (5, 4)), axis=0),
+            sample(CUBE, spec("int32", (2, 2)), spec("float32", (3, 2, 2, 2)), axis=2),
+            sample(F, spec(I64, ()), spec("float32", (4,)), axis=0),
+        ),
+    )
+)
+
+
+@function
+def scatter_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tensor:
+    """x with `updates` added to its slices at `indices` along an axis, in order.
+
+    `updates` has the shape of `take(x, indices, axis)`. An index outside the axis is an OpError in
+    the step.
+
+    Raises:
+        ShapeError, DTypeError: updates or indices do not fit.
+    """
+    x = as_tensor(x)
+    result: Tensor = scatter_add_op(
+        x, as_indices(indices), as_tensor(updates), axis=normalize_axis(axis, x.ndim)
+    )
+    return result
+
+
+def _infer_take_grad(g: TensorSpec, indices: TensorSpec, shape: Shape, axis: int) -> TensorSpec:
+    x = g.with_shape(shape)
+    _require_like(g, x, _taken_shape(x, indices, axis))
+    return x
+
+
+def _take_grad_into(
+    xp: Any, out: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int
+) -> None:
+    out[...] = 0
+    _add_slices(xp, out, _from_front(xp, indices, shape[axis], axis), g, axis)
+
+
+def _refuse_take_grad(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int) -> None:
+    checked(xp, indices, shape[axis], axis)
+
+
+def _take_grad_kernel(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int) -> Any:
+    out = xp.empty(shape, g.dtype)
+    _take_grad_into(xp, out, g, indices, shape, axis)
+    return out
+
+
+# Zeros of `shape` with the slices g added at the indices. Until it is computed it is the slices and
+# where they belong: optimisers look for it, to update only the rows of a table that occur.
+take_grad: Op = register(
+    Op(
+        "take_grad",
+        infer=_infer_take_grad,
+        kernel=_take_grad_kernel,
+        into=_take_grad_into,
+        vjp=lambda h, y, g, indices, shape, axis: (take(h, indices, axis), None),
+        refuse=_refuse_take_grad,
+        batch=batching.take_grad,
+        sharding=sharding_tables.taken_back,
+        cost=lambda g, indices, shape, axis: Cost(
+            flops=g.size,
+            bytes=product(shape) * g.dtype.itemsize + g.nbytes * 3 + indices.nbytes,
+        ),
+        samples=(
+            sample(spec("float32", (5, 4)), spec(I64, (5,)), shape=(3, 4), axis=0),
+            sample(spec("float32", (3, 2, 2, 2)), spec("int32", (2, 2)), shape=(3, 2, 4), axis=2),
+            sample(spec("float32", (0, 4)), spec(I64, (0,)), shape=(3, 4), axis=0),
+        ),
+    )
+)
+
+
+@function
+def index_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tensor:
+    """`scatter_add` under its other name."""
+    return scatter_add(x, indices, updates, axis)
+
+
+# take_along_axis and scatter_add_along_axis: single elements ------------------------------------
+
+
+def _infer_along(x: TensorSpec, indices: TensorSpec, axis: int) -> TensorSpec:
+    require_kind(indices, "int")
+    what = f"x is {show_shape(x.shape)}, indices are {show_shape(indices.shape)}, axis {axis}"
+    if x.rank != indices.rank:
+        raise ShapeError(f"{what}: ranks differ")
+    for i, (have, want) in enumerate(zip(indices.shape, x.shape, strict=True)):
+        if i != axis:
+            equate(have, want, what)
+    return x.with_shape(indices.shape)
+
+
+def _along_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
+    if out.size:
+        places = element_places(xp, indices, x.shape, axis)
+        take_into(xp, out, x.reshape(-1), places)
+
+
+def _along_kernel(xp: Any, x: Any, indices: Any, axis: int) -> Any:
+    out = xp.empty(indices.shape, x.dtype)
+    _along_into(xp, out, x, indices, axis)
+    return out
+
+
+take_along_axis_op = register(
+    Op(
+        "take_along_axis",
+        infer=_infer_along,
+        kernel=_along_kernel,
+        into=_along_into,
+        vjp=lambda g, y, x, indices, axis: (
+            scatter_add_along_axis(zeros(x.shape, x.dtype), indices, g, axis),
+            None,
+        ),
+        batch=batching.along("axis"),
+        sharding=sharding_tables.along_axis,
+        cost=lambda x, indices, axis: Cost(
+            flops=0, bytes=indices.nbytes + indices.size * 2 * x.dtype.itemsize
+        ),
+        halves=True,
+        samples=(
+            sample(F, spec(I64, (3, 1)), axis=1),
+            sample(CUBE, spec("int32", (5, 2, 4)), axis=0),
+        ),
+    )
+)
+
+
+@function
+def take_along_axis(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
+    """Elements of x whose position along `axis` is given by `indices`.
+
+    `indices` has x's shape but for that axis. An index outside the axis is an OpError in the step.
+
+    Raises:
+        ShapeError, DTypeError: the indices do not fit.
+    """
+    x = as_tensor(x)
+    result: Tensor = take_along_axis_op(x, as_tensor(indices), axis=normalize_axis(axis, x.ndim))
+    return result
+
+
+@function
+def gather(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
+    """Elements of x whose position along `axis` is given by `indices`, of the shape of `indices`.
+
+    As `take_along_axis`, but `indices` may be shorter than x along the other axes, too: of these,
+    the first positions are read. An index outside the axis is an OpError in the step.
+
+    Raises:
+        ShapeError, DTypeError: the indices do not fit.
+    """
+    x, indices = as_tensor(x), as_tensor(indices)
+    axis = normalize_axis(axis, x.ndim)
+    if indices.ndim != x.ndim:
+        raise ShapeError(
+            f"indices have as many axes as x, not {show_shape(indices.shape)} for "
+            f"{show_shape(x.shape)}; gf.take picks whole rows"
+        )
+    places = flat_elements(indices, shape=x.shape, axis=axis)
+    return take(reshape(x, (x.size,)), places, 0)
+
+
+def _infer_scatter_along(
+    x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
+) -> TensorSpec:
+    require_kind(x, "int", "float", "complex")
+    _require_like(updates, x, _infer_along(x, indices, axis).shape)
+    return x
+
+
+def _scatter_along_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
+    places = element_places(xp, indices, x.shape, axis)
+    if out is not x:
+        xp.copyto(out, x)
+    if updates.size:
+        flat = updates.reshape(-1, 1)
+        combine_rows(xp, out.reshape(-1, 1), places.reshape(-1), flat, "add")
+
+
+def _scatter_along_kernel(xp: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
+    out = xp.empty(x.shape, x.dtype)
+    _scatter_along_into(xp, out, x, indices, updates, axis)
+    return out
+
+
+scatter_add_along_axis_op = register(
+    Op(
+        "scatter_add_along_axis",
+        infer=_infer_scatter_along,
+        kernel=_scatter_along_kernel,
+        into=_scatter_along_into,
+        vjp=lambda g, y, x, indices, updates, axis: (g, None, take_along_axis(g, indices, axis)),
+        batch=batching.along("axis"),
+        sharding=sharding_tables.along_axis,
+        cost=lambda x, indices, updates, axis: Cost(
+            flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
+        ),
+        samples=(
+            sample(F, spec(I64, (3, 1)), spec("float32", (3, 1)), axis=1),
+            sample(CUBE, spec("int32", (5, 2, 4)), spec("float32", (5, 2, 4)), axis=0),
+        ),
+    )
+)
+
+
+@function
+def scatter_add_along_axis(x: Tensor, indices: Any, updates: Tensor, axis: int = -1) -> Tensor:
+    """x with each of `updates` added at the position that `indices` gives along `axis`, in order.
+
+    `indices` and `updates` have x's shape but for that axis. An index outside is an OpError in the
+    step.
+
+    Raises:
+        ShapeError, DTypeError: updates or indices do not fit.
+    """
+    x = as_tensor(x)
+    result: Tensor = scatter_add_along_axis_op(
+        x, as_tensor(indices), as_tensor(updates), axis=normalize_axis(axis, x.ndim)
+    )
+    return result
+
+
+# one_hot ----------------------------------------------------------------------------------------
+
+
+def _infer_one_hot(indices: TensorSpec, depth: Size, dtype: str) -> TensorSpec:
+    require_kind(indices, "int")
+    return TensorSpec((*indices.shape, depth), as_dtype(dtype))
+
+
+def _one_hot_into(xp: Any, out: Any, indices: Any, depth: int, dtype: str) -> None:
+    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < depth:
+        wrong = indices.min() if int(indices.min()) < 0 else indices.max()
+        raise IndexError(f"class {int(wrong)} is outside [0, {depth})")
+    out[...] = indices[..., None] == xp.arange(depth)
+
+
+def _one_hot_kernel(xp: Any, indices: Any, depth: int, dtype: str) -> Any:
+    out = xp.empty((*indices.shape, depth), dtype)
+    _one_hot_into(xp, out, indices, depth, dtype)
+    return out
+
+
+one_hot_op = register(
+    Op(
+        "one_hot",
+        infer=_infer_one_hot,
+        kernel=_one_hot_kernel,
+        into=_one_hot_into,
+        batch=batching.rows,
+        sharding=sharding_tables.hot,
+        cost=lambda indices, depth, dtype: Cost(flops=indices.size * depth),
+        samples=(
+            sample(spec(I64, (5,)), depth=3, dtype="float32"),
+            sample(spec("int32", (2, 2)), depth=4, dtype="bool"),
+        ),
+    )
+)
+
+
+@function
+def one_hot(indices: Tensor, depth: int | Dim, dtype: Any = "float32") -> Tensor:
+    """1 where the new last axis, of size `depth`, equals the index, else 0.
+
+    An index outside [0, depth) is an OpError in the step.
+
+    Raises:
+        DTypeError: the indices are not ints.
+    """
+    if not isinstance(depth, int | np.integer | Dim):
+        raise ArgumentError(f"the depth is an int or a size, not {depth!r}")
+    (size,) = normalize_shape(depth, "one_hot")
+    result: Tensor = one_hot_op(as_tensor(indices), depth=size, dtype=as_dtype(dtype).name)
+    return result

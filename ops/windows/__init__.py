@@ -1,0 +1,1 @@
+"""Ops over sliding windows: convolution, pooling, unfolding."""

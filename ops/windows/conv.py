@@ -1,0 +1,222 @@
+"""Convolution of any rank and its transpose, as users call them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from graphflow.base.environment import is_on
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promoted
+from graphflow.ir.spec import Shape, equate, show_shape
+from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.tensors.shape import moveaxis, reshape
+from graphflow.ops.windows.conv_ops import conv_op, conv_transpose_op
+from graphflow.ops.windows.window_arguments import Ints, Pairs, padding_pairs, per_axis
+
+
+@function
+def conv(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    channels_last: bool = False,
+    name: str | None = None,
+    exact: bool | None = None,
+) -> Tensor:
+    """Convolution (cross-correlation) over all axes of x but the first two.
+
+    Args:
+        x: (batch, channels, *space), or (batch, *space, channels) with `channels_last`.
+        weight: (outputs, channels / groups, *kernel).
+        bias: (outputs,), added.
+        stride, dilation: an int, or one for each spatial axis.
+        padding: an int, an int or a pair (before, after) for each spatial axis, "valid" (none), or
+            "same" (output sizes are input sizes divided by the stride, rounded up; an odd element
+            goes after, with "same_lower" before).
+        groups: output channels see only the input channels of their group.
+        exact: sum the products themselves. Else 3×3 windows of stride 1 over float32 images of 16
+            channels and more are computed by Winograd's F(4×4, 3×3) on CPUs, gradients too: about
+            twice as fast, off by 1e-6 of the result's scale where plain sums are off by 1e-7; a
+            pixel that is infinite or NaN makes NaN of all tiles of 4×4 results that look at it.
+            Default: whether GRAPHFLOW_WINOGRAD=off in the environment as the graph is built.
+
+    Returns:
+        (batch, outputs, *positions), channels last if x's are.
+
+    Raises:
+        ShapeError: ranks or channels do not fit, or no window does.
+        DTypeError, ArgumentError: not floats, or arguments of another form.
+    """
+    x, w, b = _operands("conv", x, weight, bias, channels_last)
+    rank = x.ndim - 2
+    strides, dilations = per_axis("stride", stride, rank), per_axis("dilation", dilation, rank)
+    attrs = {
+        "stride": strides,
+        "padding": padding_pairs(padding, x.shape[2:], w.shape[2:], strides, dilations),
+        "dilation": dilations,
+        "groups": _count("groups", groups),
+        **_exactness(exact),
+    }
+    y: Tensor = conv_op(x, w, name=name, **attrs)
+    return _finished(y, b, channels_last)
+
+
+@function
+def conv_transpose(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    channels_last: bool = False,
+    name: str | None = None,
+    output_size: Any = None,
+    exact: bool | None = None,
+) -> Tensor:
+    """The transpose of `conv` as a linear map of its input: what is often called deconvolution.
+
+    An axis of n positions becomes one of (n - 1)·stride - before - after + (kernel - 1)·dilation +
+    1 + output_padding elements; `output_padding` of these, below the stride or the dilation, are at
+    its end. `output_size` says the sizes themselves instead: then "same" padding is what makes the
+    difference, and numbers leave it to the end.
+
+    Args:
+        weight: (channels of x, outputs / groups, *kernel), as the convolution it transposes has it.
+        exact: as in `conv`.
+
+    Raises:
+        As `conv`.
+    """
+    x, w, b = _operands("conv_transpose", x, weight, bias, channels_last)
+    rank = x.ndim - 2
+    strides, dilations = per_axis("stride", stride, rank), per_axis("dilation", dilation, rank)
+    extra = per_axis("output_padding", output_padding, rank, least=0)
+    spans = tuple((k - 1) * d + 1 for k, d in zip(w.shape[2:], dilations, strict=True))
+    full = tuple((n - 1) * s + e for n, s, e in zip(x.shape[2:], strides, spans, strict=True))
+    if output_size is not None:
+        sizes: Shape = per_axis("output_size", output_size, rank)
+    elif isinstance(padding, str) and padding != "valid":
+        sizes = tuple(n * s for n, s in zip(x.shape[2:], strides, strict=True))
+    else:
+        plain = padding_pairs(padding, full, w.shape[2:], strides, dilations)
+        sizes = tuple(
+            n - before - after + more
+            for n, (before, after), more in zip(full, plain, extra, strict=True)
+        )
+        _check_extra(extra, strides, dilations)
+    y: Tensor = conv_transpose_op(
+        x,
+        w,
+        sizes=sizes,
+        stride=strides,
+        padding=_closing(padding, sizes, w.shape[2:], strides, dilations, full),
+        dilation=dilations,
+        groups=_count("groups", groups),
+        name=name,
+        **_exactness(exact),
+    )
+    return _finished(y, b, channels_last)
+
+
+def _check_extra(extra: Ints, stride: Ints, dilation: Ints) -> None:
+    if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
+        raise ArgumentError(
+            f"output_padding {extra} is not below the stride {stride} or dilation {dilation}"
+        )
+
+
+def _closing(
+    padding: Any, sizes: Shape, kernel: Shape, stride: Ints, dilation: Ints, full: Shape
+) -> Pairs:
+    """Padding with which a convolution of `sizes` has exactly the positions that were given: what
+    goes after may be negative, where the last elements are under no window."""
+    pairs = padding_pairs(padding, sizes, kernel, stride, dilation)
+    return tuple(
+        (before, whole - n - before)
+        for (before, _), whole, n in zip(pairs, full, sizes, strict=True)
+    )
+
+
+def _operands(
+    what: str, x: Any, weight: Any, bias: Any, channels_last: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    given = (x, weight) if bias is None else (x, weight, bias)
+    tensors = promoted(what, given)
+    x, w = tensors[:2]
+    require_kind(x.spec, "float")
+    if x.ndim < 3 or x.ndim != w.ndim:
+        raise ShapeError(
+            f"x {show_shape(x.shape)}, weight {show_shape(w.shape)}: takes (batch, channels, "
+            "*space) and a weight of that rank"
+        )
+    b = tensors[2] if bias is not None else None
+    if b is not None and b.ndim != 1:
+        raise ShapeError(f"the bias is one number for each output, not {show_shape(b.shape)}")
+    return (moveaxis(x, -1, 1) if channels_last else x), w, b
+
+
+def _finished(y: Tensor, bias: Tensor | None, channels_last: bool) -> Tensor:
+    if channels_last:
+        y = moveaxis(y, 1, -1)
+    if bias is None:
+        return y
+    what = f"bias {show_shape(bias.shape)}, outputs"
+    outputs = y.shape[-1 if channels_last else 1]
+    size = equate(bias.shape[0], outputs, what)
+    shaped = bias if channels_last else reshape(bias, (size, *(1,) * (y.ndim - 2)))
+    result: Tensor = FUNCTIONS["add"](y, shaped)
+    return result
+
+
+def _exactness(exact: bool | None) -> dict[str, bool]:
+    """The attribute that forbids Winograd's way, where it is wanted: part of the graph, so that all
+    devices compute the same."""
+    if exact is not None and not isinstance(exact, bool):
+        raise ArgumentError(f"exact is True, False or None, not {exact!r}")
+    if exact is None:
+        exact = not is_on("GRAPHFLOW_WINOGRAD")
+    return {"exact": True} if exact else {}
+
+
+def _count(what: str, value: Any) -> int:
+    (count,) = per_axis(what, value, 1)
+    return count
+
+
+# By rank ----------------------------------------------------------------------------------------
+
+P = ParamSpec("P")
+
+
+def of_rank(f: Callable[P, Tensor], rank: int) -> Callable[P, Tensor]:
+    """A function of any number of spatial axes for tensors that have `rank` of them."""
+
+    @functools.wraps(f)
+    def ranked(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        if not args and "x" not in kwargs:
+            return f(*args, **kwargs)  # which says that it is missing
+        x = as_tensor(args[0] if args else kwargs["x"])
+        if x.ndim != rank + 2:
+            raise ShapeError(
+                f"takes (batch, channels) and {rank} spatial axes, not {show_shape(x.shape)}"
+            )
+        return f(*args, **kwargs)
+
+    ranked.__name__ = ranked.__qualname__ = f"{f.__name__}{rank}d"
+    ranked.__doc__ = f"`{f.__name__}` over {rank} spatial axes.\n\n    {f.__doc__}"
+    return function(ranked)
+
+
+conv1d, conv2d, conv3d = (of_rank(conv, rank) for rank in (1, 2, 3))
+conv_transpose1d, conv_transpose2d, conv_transpose3d = (
+    of_rank(conv_transpose, rank) for rank in (1, 2, 3)
+)

@@ -1,0 +1,377 @@
+"""Convolution of any rank: one op, and its gradients in the input and in the weight.
+
+The three are the partial derivatives of one trilinear form, Σ y[n,o,p] · w[o,c,k] · x[n,c,q] with
+q = p·stride - before + k·dilation, so that each one's gradients are the two others. Transposed
+convolution is the gradient in the input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import (
+    Cost,
+    Op,
+    register,
+    sample,
+)
+from graphflow.ir.spec import Shape, Size, TensorSpec, equate, product, show_shape, spec
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.kernels.conv import direct as planar
+from graphflow.ops.kernels.conv import implicit_gemm as gathered
+from graphflow.ops.kernels.conv import pointwise, winograd
+from graphflow.ops.kernels.conv.depthwise import depthwise, depthwise_weights, spread_depthwise
+from graphflow.ops.kernels.conv.im2col import correlate, correlate_weights, spread
+from graphflow.ops.windows import sharding_rules as sharding_windows
+from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, slid_shape
+
+# Shape rules ------------------------------------------------------------------------------------
+
+
+def _require_weight(x: TensorSpec, w: TensorSpec, groups: int, axis: int) -> None:
+    """Refuse weights that do not fit the channels of x; `axis` of w is what x's channels meet."""
+    require_kind(x, "float")
+    shapes = f"x {show_shape(x.shape)}, weight {show_shape(w.shape)}, groups {groups}"
+    if x.rank < 3 or x.rank != w.rank:
+        raise ShapeError(f"{shapes}: takes (batch, channels, *space) and a weight of that rank")
+    if x.dtype != w.dtype:
+        raise ArgumentError(f"x is {x.dtype}, the weight {w.dtype}; convert one with .astype")
+    channels = w.shape[axis] * (groups if axis else 1)
+    last = " (are they last? then channels_last=True)" if x.shape[-1] == channels else ""
+    equate(x.shape[1], channels, f"{shapes}: channels differ{last}")
+    outputs = w.shape[0]
+    if isinstance(outputs, int) and outputs % groups:
+        raise ShapeError(f"{shapes}: the weight's first axis is no multiple of the groups")
+
+
+def _infer_conv(
+    x: TensorSpec,
+    w: TensorSpec,
+    stride: Ints,
+    padding: Pairs,
+    dilation: Ints,
+    groups: int,
+    exact: bool = False,
+) -> TensorSpec:
+    _require_weight(x, w, groups, axis=1)
+    out = slid_shape(x.shape[2:], w.shape[2:], stride, padding, dilation)
+    return x.with_shape((x.shape[0], w.shape[0], *out))
+
+
+def _infer_transpose(
+    g: TensorSpec,
+    w: TensorSpec,
+    sizes: Shape,
+    stride: Ints,
+    padding: Pairs,
+    dilation: Ints,
+    groups: int,
+    exact: bool = False,
+) -> TensorSpec:
+    _require_weight(g, w, groups, axis=0)
+    _equate_positions(g, slid_shape(sizes, w.shape[2:], stride, padding, dilation))
+    return g.with_shape((g.shape[0], w.shape[1] * groups, *sizes))
+
+
+def _infer_weight(
+    x: TensorSpec,
+    g: TensorSpec,
+    kernel: Shape,
+    stride: Ints,
+    padding: Pairs,
+    dilation: Ints,
+    groups: int,
+    exact: bool = False,
+) -> TensorSpec:
+    require_kind(x, "float")
+    shapes = f"x {show_shape(x.shape)}, gradient {show_shape(g.shape)}, groups {groups}"
+    if x.rank != g.rank or x.dtype != g.dtype:
+        raise ShapeError(f"{shapes}: takes two of one rank and dtype, not {x.dtype} and {g.dtype}")
+    for channels in (x.shape[1], g.shape[1]):
+        if isinstance(channels, int) and channels % groups:
+            raise ShapeError(f"{shapes}: {channels} channels are no multiple of the groups")
+    equate(x.shape[0], g.shape[0], "batch sizes")
+    _equate_positions(g, slid_shape(x.shape[2:], kernel, stride, padding, dilation))
+    inputs = x.shape[1] // groups
+    return x.with_shape((g.shape[1], inputs, *kernel))
+
+
+def _equate_positions(g: TensorSpec, wanted: Shape) -> None:
+    for have, want in zip(g.shape[2:], wanted, strict=True):
+        equate(have, want, f"positions {show_shape(g.shape[2:])}, windows {show_shape(wanted)}")
+
+
+def _cost_conv(x: TensorSpec, w: TensorSpec, **attrs: Any) -> Cost:
+    out = _infer_conv(x, w, **attrs)
+    columns = _columns(x.shape[0] * x.shape[1], w.shape[2:], out.shape[2:])
+    return _cost(out.size * product(w.shape[1:]), columns, (x, w, out))
+
+
+def _cost_transpose(g: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Cost:
+    columns = _columns(g.shape[0] * w.shape[1] * groups, w.shape[2:], g.shape[2:])
+    return _cost(g.size * product(w.shape[1:]), columns, (g, w))
+
+
+def _cost_weight(x: TensorSpec, g: TensorSpec, groups: int, **attrs: Any) -> Cost:
+    kernel = attrs["kernel"]
+    columns = _columns(x.shape[0] * x.shape[1], kernel, g.shape[2:])
+    return _cost(g.size * (x.shape[1] // groups) * product(kernel), columns, (x, g))
+
+
+def _columns(images: Size, kernel: Shape, windows: Shape) -> Size:
+    """Elements of the windows, laid out for a product; a window of one element stays in place."""
+    return 0 if all(k == 1 for k in kernel) else images * product(kernel) * product(windows)
+
+
+def _cost(products: Size, columns: Size, specs: tuple[TensorSpec, ...]) -> Cost:
+    """Two flops a product; the windows are written and read beside what goes in and out."""
+    moved = sum((s.nbytes for s in specs), columns * 2 * specs[0].dtype.itemsize)
+    return Cost(flops=products * 2, bytes=moved)
+
+
+# Kernels ----------------------------------------------------------------------------------------
+
+
+def _windows(kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints) -> Windows:
+    return Windows(kernel, stride, tuple(before for before, _ in padding), dilation, out)
+
+
+def _conv_into(
+    xp: Any,
+    out: Any,
+    x: Any,
+    w: Any,
+    stride: Ints,
+    padding: Any,
+    dilation: Ints,
+    groups: int,
+    exact: bool = False,
+) -> None:
+    windows = _windows(w.shape[2:], stride, padding, dilation, out.shape[2:])
+    if not out.size or not w.size:
+        out[...] = 0
+    elif not exact and winograd.fits(xp, x, out.shape[1], windows, groups):
+        winograd.convolve(out, x, w, windows)
+    elif planar.fits(xp, x, out.shape[1], windows, groups):
+        planar.convolve(out, x, w, windows, groups)
+    elif gathered.fits(xp, x, out.shape[1], windows, groups):
+        gathered.convolve(out, x, w, windows)
+    elif pointwise.fits(xp, x, windows, groups):
+        pointwise.convolve(out, x, w, windows)
+    elif w.shape[1] == 1 and groups > 1:
+        depthwise(xp, out, x, w, windows)
+    else:
+        correlate(xp, out, x, w, windows, groups)
+
+
+def _transpose_into(
+    xp: Any,
+    out: Any,
+    g: Any,
+    w: Any,
+    sizes: Ints,
+    stride: Ints,
+    padding: Any,
+    dilation: Ints,
+    groups: int,
+    exact: bool = False,
+) -> None:
+    windows = _windows(w.shape[2:], stride, padding, dilation, g.shape[2:])
+    turned = _turned(out, windows)
+    single = w.shape[1] == 1 and groups > 1
+    if not out.size or not g.size or not w.size:
+        out[...] = 0
+    elif not exact and winograd.fits(xp, g, out.shape[1], turned, groups):
+        winograd.convolve(out, g, w, turned, turned=True)
+    elif (groups > 1 or set(stride) == {1}) and planar.fits(xp, g, out.shape[1], turned, groups):
+        apart = turned._replace(stride=(1,) * len(stride))
+        planar.convolve(out, g, _flipped(xp, w, groups), apart, groups, stride)
+    elif gathered.fits(xp, out, g.shape[1], windows, groups):
+        gathered.convolve(out, g, w, windows, turned=True)
+    elif pointwise.fits(xp, out, windows, groups):
+        pointwise.convolve_turned(out, g, w, windows)
+    elif set(stride) == {1} and (w.shape[0] == groups if single else not _weighty(g, w)):
+        _correlate_flipped(xp, out, g, w, windows, groups)
+    elif single:
+        spread_depthwise(xp, out, g, w, windows)
+    else:
+        spread(xp, out, g, w, windows, groups)
+
+
+def _turned(out: Any, windows: Windows) -> Windows:
+    """With stride 1: the windows, turned round, over cotangents."""
+    before = tuple(
+        (k - 1) * d - b
+        for k, d, b in zip(windows.kernel, windows.dilation, windows.before, strict=True)
+    )
+    return windows._replace(before=before, out=out.shape[2:])
+
+
+def _weighty(g: Any, w: Any) -> bool:
+    """Whether turning the weight round costs more than adding windows to each other."""
+    return bool(g.size < 2 * w.shape[0] * g.shape[1])
+
+
+def _flipped(xp: Any, w: Any, groups: int) -> Any:
+    """The weight of the convolution that gives the gradient in the input: its windows turned round,
+    inputs for outputs."""
+    outputs, inputs, *kernel = w.shape
+    flipped = w[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
+    flipped = flipped.reshape(groups, outputs // groups, inputs, *kernel).swapaxes(1, 2)
+    return xp.ascontiguousarray(flipped.reshape(groups * inputs, outputs // groups, *kernel))
+
+
+def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
+    """With stride 1, the gradient in the input is a convolution by the flipped kernel."""
+    flipped, turned = _flipped(xp, w, groups), _turned(out, windows)
+    if flipped.shape[1] == 1 and groups > 1:
+        depthwise(xp, out, g, flipped, turned)
+    else:
+        correlate(xp, out, g, flipped, turned, groups)
+
+
+def _weight_into(
+    xp: Any,
+    out: Any,
+    x: Any,
+    g: Any,
+    kernel: Ints,
+    stride: Ints,
+    padding: Any,
+    dilation: Ints,
+    groups: int,
+    exact: bool = False,
+) -> None:
+    windows = _windows(kernel, stride, padding, dilation, g.shape[2:])
+    if not out.size or not x.size:
+        out[...] = 0
+    elif not exact and winograd.fits(xp, x, out.shape[0], windows, groups):
+        winograd.convolve_weights(out, x, g, windows)
+    elif planar.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
+        planar.convolve_weights(out, x, g, windows, groups)
+    elif gathered.fits(xp, x, out.shape[0], windows, groups):
+        gathered.convolve_weights(out, x, g, windows)
+    elif pointwise.fits(xp, x, windows, groups):
+        pointwise.convolve_weights(out, x, g, windows)
+    elif out.shape[1] == 1 and groups > 1:
+        depthwise_weights(xp, out, x, g, windows)
+    else:
+        correlate_weights(xp, out, x, g, windows, groups)
+
+
+def _conv_kernel(xp: Any, x: Any, w: Any, **attrs: Any) -> Any:
+    padding = attrs["padding"]
+    out = slid_shape(x.shape[2:], w.shape[2:], attrs["stride"], padding, attrs["dilation"])
+    return _made(xp, _conv_into, (x.shape[0], w.shape[0], *out), x, w, attrs)
+
+
+def _transpose_kernel(xp: Any, g: Any, w: Any, **attrs: Any) -> Any:
+    shape = (g.shape[0], w.shape[1] * attrs["groups"], *attrs["sizes"])
+    return _made(xp, _transpose_into, shape, g, w, attrs)
+
+
+def _weight_kernel(xp: Any, x: Any, g: Any, **attrs: Any) -> Any:
+    shape = (g.shape[1], x.shape[1] // attrs["groups"], *attrs["kernel"])
+    return _made(xp, _weight_into, shape, x, g, attrs)
+
+
+def _made(xp: Any, into: Any, shape: Any, a: Any, b: Any, attrs: Any) -> Any:
+    out = xp.empty(shape, a.dtype)
+    into(xp, out, a, b, **attrs)
+    return out
+
+
+# The three ops ----------------------------------------------------------------------------------
+
+
+def _plain(
+    rank: int, stride: int = 1, padding: Any = (0, 0), dilation: int = 1, groups: int = 1
+) -> dict[str, Any]:
+    """Attributes with the same on each axis."""
+    return {
+        "stride": (stride,) * rank,
+        "padding": (tuple(padding),) * rank,
+        "dilation": (dilation,) * rank,
+        "groups": groups,
+    }
+
+
+def _f(*shape: int) -> TensorSpec:
+    return spec("float32", shape)
+
+
+_STRIDED = _plain(2, stride=2, padding=(1, 0))
+_DILATED = _plain(1, padding=(1, 2), dilation=2, groups=2)
+_DEEP = _plain(2, stride=2, padding=(1, 1), groups=3)
+_FLAT_DEEP = _plain(2, padding=(0, 1), groups=2)
+_CUBES = _plain(3, padding=(1, 0))
+
+conv_op: Op = register(
+    Op(
+        "conv",
+        infer=_infer_conv,
+        kernel=_conv_kernel,
+        into=_conv_into,
+        vjp=lambda g, y, x, w, **attrs: (
+            conv_transpose_op(g, w, sizes=x.shape[2:], **attrs),
+            conv_weight_op(x, g, kernel=w.shape[2:], **attrs),
+        ),
+        batch=batching.grouped(1, 0, out=1),
+        sharding=sharding_windows.conv,
+        cost=_cost_conv,
+        autocast="low",
+        samples=(
+            sample(_f(2, 3, 5, 4), _f(4, 3, 3, 2), **_STRIDED),
+            sample(_f(3, 2, 5), _f(4, 1, 2), **_DILATED),
+            sample(_f(2, 3, 4, 5), _f(3, 1, 3, 3), **_DEEP),
+            sample(_f(2, 2, 3, 3), _f(4, 1, 2, 2), **_FLAT_DEEP),
+            sample(_f(2, 2, 3, 2), _f(3, 2, 1, 1), **_plain(2)),
+            sample(_f(1, 2, 3, 2, 2), _f(2, 2, 2, 2, 1), **_CUBES),
+        ),
+    )
+)
+conv_transpose_op: Op = register(
+    Op(
+        "conv_transpose",
+        infer=_infer_transpose,
+        kernel=_transpose_kernel,
+        into=_transpose_into,
+        vjp=lambda h, y, g, w, sizes, **attrs: (
+            conv_op(h, w, **attrs),
+            conv_weight_op(h, g, kernel=w.shape[2:], **attrs),
+        ),
+        batch=batching.grouped(1, 0, out=1),
+        sharding=sharding_windows.conv_transpose,
+        cost=_cost_transpose,
+        autocast="low",
+        samples=(
+            sample(_f(2, 4, 2, 2), _f(4, 3, 3, 2), sizes=(5, 4), **_STRIDED),
+            sample(_f(3, 4, 6), _f(4, 1, 2), sizes=(5,), **_DILATED),
+            sample(_f(2, 3, 2, 3), _f(3, 1, 3, 3), sizes=(4, 5), **_DEEP),
+            sample(_f(2, 4, 3, 3), _f(4, 1, 2, 2), sizes=(3, 3), **_FLAT_DEEP),
+        ),
+    )
+)
+conv_weight_op: Op = register(
+    Op(
+        "conv_weight_grad",
+        infer=_infer_weight,
+        kernel=_weight_kernel,
+        into=_weight_into,
+        vjp=lambda h, y, x, g, kernel, **attrs: (
+            conv_transpose_op(g, h, sizes=x.shape[2:], **attrs),
+            conv_op(x, h, **attrs),
+        ),
+        batch=batching.grouped(1, 1, out=0),
+        sharding=sharding_windows.conv_weight_grad,
+        cost=_cost_weight,
+        samples=(
+            sample(_f(2, 3, 5, 4), _f(2, 4, 2, 2), kernel=(3, 2), **_STRIDED),
+            sample(_f(3, 2, 5), _f(3, 4, 6), kernel=(2,), **_DILATED),
+            sample(_f(2, 3, 4, 5), _f(2, 3, 2, 3), kernel=(3, 3), **_DEEP),
+            sample(_f(2, 2, 3, 3), _f(2, 4, 3, 3), kernel=(2, 2), **_FLAT_DEEP),
+        ),
+    )
+)

@@ -1,0 +1,166 @@
+"""Pooling, as users call it: the largest element, the mean or the norm of sliding windows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
+from graphflow.ir.spec import show_shape
+from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.tensors.shape import moveaxis
+from graphflow.ops.windows.conv import of_rank
+from graphflow.ops.windows.pool_max import max_pool_op, max_pool_taps_op, tap_positions_op
+from graphflow.ops.windows.pool_mean import avg_pool_op
+from graphflow.ops.windows.window_arguments import padding_pairs, per_axis
+
+
+def arguments(
+    x: Any,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    channels_last: bool,
+) -> tuple[Tensor, dict[str, Any]]:
+    x = as_tensor(x)
+    require_kind(x.spec, "int", "float")
+    if x.ndim < 3:
+        raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
+    if not isinstance(ceil_mode, bool):
+        raise ArgumentError(f"ceil_mode is True or False, not {ceil_mode!r}")
+    if channels_last:
+        x = moveaxis(x, -1, 1)
+    rank = x.ndim - 2
+    kernels = per_axis("kernel", kernel, rank)
+    strides = kernels if stride is None else per_axis("stride", stride, rank)
+    dilations = per_axis("dilation", dilation, rank)
+    return x, {
+        "kernel": kernels,
+        "stride": strides,
+        "padding": padding_pairs(padding, x.shape[2:], kernels, strides, dilations),
+        "dilation": dilations,
+        "ceil_mode": ceil_mode,
+    }
+
+
+def last(y: Tensor, channels_last: bool) -> Tensor:
+    """A result with its channels where the user has them."""
+    return moveaxis(y, 1, -1) if channels_last else y
+
+
+@function
+def max_pool(
+    x: Any,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    channels_last: bool = False,
+    name: str | None = None,
+) -> Any:
+    """The largest element of each window over all axes of x but the first two.
+
+    Padding never wins; NaN does. The gradient goes to the first of equal elements in row-major
+    order.
+
+    Args:
+        x: (batch, channels, *space), or (batch, *space, channels) with `channels_last`.
+        kernel: size of the windows, an int or one for each spatial axis, as are stride (default:
+            the kernel) and dilation.
+        padding: as in `conv`.
+        ceil_mode: keep the window that hangs over the end of an axis.
+        return_indices: give also where the elements are: int64, positions in the flattened spatial
+            axes of x.
+
+    Raises:
+        ShapeError: no window fits.
+        DTypeError, ArgumentError: bools, or arguments of another form.
+    """
+    x, attrs = arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
+    y: Tensor = max_pool_op(x, name=name, **attrs)
+    if not return_indices:
+        return last(y, channels_last)
+    chosen = max_pool_taps_op(x, y, **attrs)
+    indices = tap_positions_op(chosen, sizes=x.shape[2:], **attrs)
+    return last(y, channels_last), last(indices, channels_last)
+
+
+@function
+def avg_pool(
+    x: Any,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: float | None = None,
+    channels_last: bool = False,
+    name: str | None = None,
+) -> Tensor:
+    """The mean of each window over all axes of x but the first two.
+
+    Args:
+        kernel, stride, padding, dilation, ceil_mode: as in `max_pool`.
+        count_include_pad: whether zeros of the padding count. What hangs over it does not.
+        divisor: divide the sums by this number instead.
+
+    Raises:
+        As `max_pool`.
+    """
+    x, attrs = arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
+    wanted: Any = "padded" if count_include_pad else "inside"
+    if divisor is not None:
+        if isinstance(divisor, bool) or not isinstance(divisor, int | float) or divisor == 0:
+            raise ArgumentError(f"the divisor is a number other than 0, not {divisor!r}")
+        wanted = divisor
+    y: Tensor = avg_pool_op(x, **attrs, divisor=wanted, name=name)
+    return last(y, channels_last)
+
+
+@function
+def lp_pool(
+    x: Any,
+    kernel: Any,
+    p: float = 2.0,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    channels_last: bool = False,
+) -> Tensor:
+    """(Σ |x|^p)^(1/p) over each window; the gradient of a window of zeros is 0.
+
+    Raises:
+        As `max_pool`; ArgumentError: p is not positive.
+    """
+    x, attrs = arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
+    sums = avg_pool_op(power(x, p), **attrs, divisor=1)
+    return last(root(sums, p), channels_last)
+
+
+def power(x: Tensor, p: float) -> Tensor:
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 < p < math.inf:
+        raise ArgumentError(f"p is a positive number, not {p!r}")
+    require_kind(x.spec, "float")
+    if p == 2:
+        return x * x  # type: ignore[no-any-return]
+    return abs(x) ** float(p)  # type: ignore[no-any-return]
+
+
+def root(sums: Tensor, p: float) -> Tensor:
+    """sums^(1/p), with gradient 0 at 0."""
+    empty = FUNCTIONS["equal"](sums, 0)
+    safe = FUNCTIONS["where"](empty, 1.0, sums)
+    result: Tensor = FUNCTIONS["where"](empty, 0.0, safe ** (1.0 / p))
+    return result
+
+
+max_pool1d, max_pool2d, max_pool3d = (of_rank(max_pool, rank) for rank in (1, 2, 3))
+avg_pool1d, avg_pool2d, avg_pool3d = (of_rank(avg_pool, rank) for rank in (1, 2, 3))
+lp_pool1d, lp_pool2d, lp_pool3d = (of_rank(lp_pool, rank) for rank in (1, 2, 3))

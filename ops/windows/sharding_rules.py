@@ -1,0 +1,299 @@
+"""How ops over windows are cut along space: each shard takes what its windows see beyond its own
+piece from its neighbours, a halo.
+
+For windows of k elements that are d apart and s to the next, the results from `first` to `last`
+see the elements from first·s - before to (last - 1)·s - before + (k - 1)·d; outside is padding,
+which only the shards at the ends have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graphflow.ir.op import Op, Sharding, Tensor
+from graphflow.ir.spec import Size, TensorSpec
+from graphflow.ops.kernels.images import resample
+from graphflow.ops.sharding.rules import Cut, Range, equation, letters, make, without
+from graphflow.ops.windows.pooling_rules import pooled_shape
+
+_SPACE = "uvwxyz"
+
+
+def _known(*shapes: Sequence[Size]) -> bool:
+    return all(isinstance(n, int) for shape in shapes for n in shape)
+
+
+class _Windows:
+    """The windows of an op, axis by axis."""
+
+    def __init__(
+        self, sizes: Sequence[Any], out: Sequence[Any], kernel: Sequence[int], **attrs: Any
+    ) -> None:
+        self.sizes, self.out, self.kernel = sizes, out, kernel
+        self.stride, self.dilation = attrs["stride"], attrs["dilation"]
+        self.padding = attrs["padding"]
+        self.names = _SPACE[: len(sizes)] if _known(sizes, out) else "." * len(sizes)
+
+    def span(self, i: int) -> int:
+        """Elements from the first to the last of a window."""
+        return int((self.kernel[i] - 1) * self.dilation[i] + 1)
+
+    # What results see ---------------------------------------------------------------------------
+
+    def sees(self, letter: str, first: int, last: int) -> Range:
+        """The elements that results see."""
+        i = self.names.index(letter)
+        start = first * self.stride[i] - self.padding[i][0]
+        stop = (last - 1) * self.stride[i] - self.padding[i][0] + self.span(i)
+        low = min(max(start, 0), self.sizes[i] - 1)
+        return low, max(low + 1, min(stop, self.sizes[i]))
+
+    def seeing(self, cut: Cut) -> tuple[tuple[int, int], ...]:
+        """The padding of a shard that has what its results see."""
+        pairs = []
+        for i, letter in enumerate(self.names):
+            if letter not in cut.ranges:
+                pairs.append(self.padding[i])
+                continue
+            first, last = cut.start[letter], cut.start[letter] + cut.size[letter]
+            start = first * self.stride[i] - self.padding[i][0]
+            stop = (last - 1) * self.stride[i] - self.padding[i][0] + self.span(i)
+            low, high = cut.ranges[letter]
+            pairs.append((low - int(start), int(stop) - high))
+        return tuple(pairs)
+
+    # What sees elements -------------------------------------------------------------------------
+
+    def seen(self, letter: str, first: int, last: int) -> Range:
+        """The results that see elements."""
+        i = self.names.index(letter)
+        before, step = self.padding[i][0], self.stride[i]
+        low = -(-(first + before - self.span(i) + 1) // step)
+        low = min(max(low, 0), (before + first) // step, self.out[i] - 1)
+        high = min((last - 1 + before) // step + 1, self.out[i])
+        return low, max(low + 1, high)
+
+    def spreading(self, cut: Cut) -> tuple[tuple[int, int], ...]:
+        """The padding of a shard that has the results which see its elements."""
+        pairs = []
+        for i, letter in enumerate(self.names):
+            if letter not in cut.ranges:
+                pairs.append(self.padding[i])
+                continue
+            low, high = cut.ranges[letter]
+            before = self.padding[i][0] + int(cut.start[letter]) - low * self.stride[i]
+            size = int(cut.size[letter])
+            after = (high - low - 1) * self.stride[i] + self.span(i) - size - before
+            pairs.append((before, after))
+        return tuple(pairs)
+
+    def own_sizes(self, cut: Cut, sizes: Sequence[Any]) -> tuple[Any, ...]:
+        """The sizes of a shard's elements."""
+        return tuple(
+            cut.size[letter] if letter in cut.ranges else size
+            for letter, size in zip(self.names, sizes, strict=True)
+        )
+
+
+def _positions(n: Any, kernel: Any, stride: int, padding: Any, dilation: int) -> Any:
+    return (n + padding[0] + padding[1] - (kernel - 1) * dilation - 1) // stride + 1
+
+
+# Convolutions -----------------------------------------------------------------------------------
+
+
+def _channels(groups: int, inner: Size, outer: Size) -> tuple[str, str, str, str, dict[str, Size]]:
+    """Letters of the channels of x, of the weights' outputs and inputs, and of y; and how many
+    there are of each for an element of its letter."""
+    if groups == 1:
+        return "c", "o", "c", "o", {}
+    return "g", "g", ".", "g", {"x": inner // groups, "w": outer // groups, "y": outer // groups}
+
+
+def conv(x: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Sharding:
+    """conv: (n, c, *space), (o, c / groups, *kernel) -> (n, o, *positions)."""
+    kernel = tuple(w.shape[2:])
+    if not _known(kernel):
+        return Sharding(
+            equation(["n" + "." * (x.rank - 1), "." * w.rank], ["n" + "." * (x.rank - 1)])
+        )
+    out = [
+        _positions(n, k, s, p, d)
+        for n, k, s, p, d in zip(
+            x.shape[2:], kernel, attrs["stride"], attrs["padding"], attrs["dilation"], strict=True
+        )
+    ]
+    windows = _Windows(x.shape[2:], out, kernel, **attrs)  # type: ignore[arg-type]
+    cx, wo, wc, cy, scale = _channels(groups, x.shape[1], w.shape[0])
+    space = windows.names
+
+    def build(op: Op, cut: Cut, x: Tensor, w: Tensor, **attrs: Any) -> Any:
+        if "g" in cut.size:
+            attrs["groups"] = int(cut.size["g"])
+        return make(op, x, w, **{**attrs, "padding": windows.seeing(cut)})
+
+    return Sharding(
+        equation(["n" + cx + space, wo + wc + "." * len(space)], ["n" + cy + space]),
+        {(0, 1): scale["x"], (1, 0): scale["w"], (2, 1): scale["y"]} if scale else {},
+        ((0,), (1,)), build=build, windows=space, needs=windows.sees,
+    )  # fmt: skip
+
+
+def conv_transpose(
+    y: TensorSpec, w: TensorSpec, sizes: Sequence[Any], groups: int, **attrs: Any
+) -> Sharding:
+    """conv_transpose: (n, o, *positions), (o, c / groups, *kernel) -> (n, c, *space)."""
+    kernel = tuple(w.shape[2:])
+    if not _known(kernel):
+        return Sharding(
+            equation(["n" + "." * (y.rank - 1), "." * w.rank], ["n" + "." * (y.rank - 1)])
+        )
+    windows = _Windows(sizes, y.shape[2:], kernel, **attrs)  # type: ignore[arg-type]
+    cx, wo, wc, cy, scale = _channels(groups, w.shape[1] * groups, w.shape[0])
+    space = windows.names
+
+    def build(op: Op, cut: Cut, y: Tensor, w: Tensor, **attrs: Any) -> Any:
+        if "g" in cut.size:
+            attrs["groups"] = int(cut.size["g"])
+        attrs["sizes"] = windows.own_sizes(cut, attrs["sizes"])
+        return make(op, y, w, **{**attrs, "padding": windows.spreading(cut)})
+
+    return Sharding(
+        equation(["n" + cy + space, wo + wc + "." * len(space)], ["n" + cx + space]),
+        {(0, 1): scale["y"], (1, 0): scale["w"], (2, 1): scale["x"]} if scale else {},
+        ((0,), (1,)), build=build, windows=space, needs=windows.seen,
+    )  # fmt: skip
+
+
+def conv_weight_grad(
+    x: TensorSpec, g: TensorSpec, kernel: Sequence[int], groups: int, **attrs: Any
+) -> Sharding:
+    """conv_weight_grad: (n, c, *space), (n, o, *positions) -> (o, c / groups, *kernel)."""
+    windows = _Windows(x.shape[2:], g.shape[2:], kernel, **attrs)
+    cx, wo, wc, cy, scale = _channels(groups, x.shape[1], g.shape[1])
+    space = windows.names
+
+    def build(op: Op, cut: Cut, x: Tensor, g: Tensor, **attrs: Any) -> Any:
+        if "g" in cut.size:
+            attrs["groups"] = int(cut.size["g"])
+        return make(op, x, g, **{**attrs, "padding": windows.seeing(cut)})
+
+    return Sharding(
+        equation(["n" + cx + space, "n" + cy + space], [wo + wc + "." * len(space)]),
+        {(0, 1): scale["x"], (1, 1): scale["y"], (2, 0): scale["w"]} if scale else {},
+        ((0,), (1,)), build=build, windows=space, needs=windows.sees,
+    )  # fmt: skip
+
+
+# Pooling ----------------------------------------------------------------------------------------
+
+
+def pooled(outputs: int = 1) -> Callable[..., Sharding]:
+    """Pooling: of (n, c, *space), further inputs and the output being (n, c, *positions)."""
+
+    def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
+        x = specs[0]
+        named = {k: attrs[k] for k in ("kernel", "stride", "padding", "dilation", "ceil_mode")}
+        out = pooled_shape(x, **named)[2:]
+        windows = _Windows(x.shape[2:], out, **named)
+        space = windows.names
+        if attrs.get("divisor") == "padded" and attrs["ceil_mode"]:
+            space = "." * len(space)
+
+        def build(op: Op, cut: Cut, *inputs: Tensor, **attrs: Any) -> Any:
+            if cut.ranges:
+                attrs |= {"padding": windows.seeing(cut), "ceil_mode": False}
+            if cut.ranges and len(cut.ranges) < len(space):
+                attrs["padding"] = _closed(windows, cut, attrs["padding"])
+            return make(op, *inputs, **attrs)
+
+        return Sharding(
+            equation(["nc" + space] * len(specs), ["nc" + space] * outputs),
+            build=build, windows=space, needs=windows.sees,
+        )  # fmt: skip
+
+    return rule
+
+
+def _closed(windows: _Windows, cut: Cut, padding: Any) -> tuple[tuple[int, int], ...]:
+    """Padding with which as many windows fit along axes that are whole as there were, no window
+    being left over."""
+    pairs = []
+    for i, (letter, pair) in enumerate(zip(windows.names, padding, strict=True)):
+        if letter not in cut.ranges:
+            stop = (windows.out[i] - 1) * windows.stride[i] + windows.span(i)
+            pair = (pair[0], stop - windows.sizes[i] - pair[0])
+        pairs.append(pair)
+    return tuple(pairs)
+
+
+def unpooled(count: int) -> Callable[..., Sharding]:
+    """The transposes of pooling: of (n, c, *positions), the output being (n, c, *space)."""
+
+    def rule(*specs: TensorSpec, sizes: Sequence[Any], **attrs: Any) -> Sharding:
+        g = specs[0]
+        windows = _Windows(sizes, g.shape[2:], attrs["kernel"], **{
+            k: attrs[k] for k in ("stride", "padding", "dilation")
+        })  # fmt: skip
+        divisor = attrs.get("divisor", 1)
+        space = windows.names
+        if divisor == "inside" or attrs["ceil_mode"]:
+            space = "." * len(space)
+
+        def build(op: Op, cut: Cut, *inputs: Tensor, **attrs: Any) -> Any:
+            if cut.ranges:
+                attrs["padding"] = windows.spreading(cut)
+                attrs["sizes"] = windows.own_sizes(cut, attrs["sizes"])
+            return make(op, *inputs, **attrs)
+
+        return Sharding(
+            equation(["nc" + space] * count, ["nc" + space]), linear=((0,),) if count == 1 else (),
+            build=build, windows=space, windowed=tuple(range(count)), needs=windows.seen,
+        )  # fmt: skip
+
+    return rule
+
+
+def unfolded(x: TensorSpec, **attrs: Any) -> Sharding:
+    """unfold: cut along the batch."""
+    return Sharding(equation(["n" + "." * (x.rank - 1)], ["n.."]), linear=((0,),))
+
+
+def folded(x: TensorSpec, sizes: Sequence[Any], **attrs: Any) -> Sharding:
+    """fold: cut along the batch."""
+    return Sharding(equation(["n.."], ["n." + "." * len(sizes)]), linear=((0,),))
+
+
+def resized(
+    x: TensorSpec, axes: Sequence[int], sizes: Sequence[Any], rules: Any, transpose: bool,
+    parts: Any = None,
+) -> Sharding:  # fmt: skip
+    """resize: along its axes each shard gets what its results are made of."""
+    names = letters(x.rank)
+    before = tuple(x.shape[a] for a in axes)
+    if parts is not None or not _known(before, sizes):
+        names = without(names, axes)
+        return Sharding(equation([names], [names]), linear=((0,),))
+    tables = {
+        names[a]: resample.rows_of(int(n), m, resample.Rule(*rule), transpose)
+        for a, n, m, rule in zip(axes, before, sizes, rules, strict=True)
+    }
+
+    def needs(letter: str, first: int, last: int) -> Range:
+        return resample.used(tables[letter], first, last)
+
+    def build(op: Op, cut: Cut, x: Tensor, **attrs: Any) -> Any:
+        if cut.ranges:
+            own = [names[a] for a in axes]
+            begins = [(cut.ranges[c][0], cut.start[c]) if c in cut.ranges else (0, 0) for c in own]
+            attrs["parts"] = tuple(
+                (n, m, *begin) for n, m, begin in zip(before, sizes, begins, strict=True)
+            )
+            attrs["sizes"] = tuple(cut.shapes[0][a] for a in axes)
+        return make(op, x, **attrs)
+
+    return Sharding(
+        equation([names], [names]), linear=((0,),), build=build, windows="".join(tables),
+        needs=needs,
+    )  # fmt: skip

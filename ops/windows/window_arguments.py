@@ -1,0 +1,194 @@
+"""Sliding windows over spatial axes: users' arguments, sizes, and the elements under a tap.
+
+Convolution, pooling and unfolding share this. Tap k of the window at position o of an axis looks at
+element o·stride - before + k·dilation; elements outside the axis are padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product as pairs_of
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.spec import (
+    Dim,
+    Shape,
+    Size,
+    equate,
+    floordiv,
+    maximum,
+    minimum,
+    require_nonnegative,
+    show_shape,
+)
+
+Ints = tuple[int, ...]
+Pairs = tuple[tuple[Size, Size], ...]
+
+
+class Windows(NamedTuple):
+    """Windows whose sizes are known, as kernels take them; one entry for each spatial axis."""
+
+    kernel: Ints
+    stride: Ints
+    before: Ints
+    dilation: Ints
+    out: Ints  # positions
+
+
+# Users' arguments -------------------------------------------------------------------------------
+
+
+def per_axis(what: str, value: Any, rank: int, least: int = 1) -> Ints:
+    """One int for all spatial axes or one for each, none below `least`.
+
+    Raises:
+        ArgumentError: anything else.
+    """
+    entries = list(value) if isinstance(value, tuple | list) else [value] * rank
+    for entry in entries:
+        if isinstance(entry, bool) or not isinstance(entry, int | np.integer) or entry < least:
+            raise ArgumentError(f"{what} is an int >= {least} or {rank} of them, not {value!r}")
+    if len(entries) != rank:
+        raise ArgumentError(f"{what} {value!r} has {len(entries)} entries for {rank} spatial axes")
+    return tuple(int(entry) for entry in entries)
+
+
+def known(what: str, sizes: Shape) -> Ints:
+    """Sizes as ints.
+
+    Raises:
+        ShapeError: one is a symbol.
+    """
+    result = tuple(n for n in sizes if isinstance(n, int))
+    if len(result) != len(sizes):
+        raise ShapeError(f"the {what} {sizes} must be known while the graph is built")
+    return result
+
+
+def padding_pairs(
+    padding: Any, sizes: Shape, kernel: Sequence[Size], stride: Ints, dilation: Ints
+) -> Pairs:
+    """(before, after) for each axis from: an int, an int or a pair for each axis, "valid" (none),
+    "same" or "same_lower" (as many outputs as inputs divided by the stride; an odd element of
+    padding goes after, or before).
+
+    Raises:
+        ArgumentError: anything else.
+    """
+    if isinstance(padding, str):
+        if padding == "valid":
+            return ((0, 0),) * len(sizes)
+        if padding not in ("same", "same_lower"):
+            raise ArgumentError(
+                f"padding is 'same', 'same_lower', 'valid' or numbers, not {padding!r}"
+            )
+        return tuple(
+            _same(*axis, lower=padding == "same_lower")
+            for axis in zip(sizes, kernel, stride, dilation, strict=True)
+        )
+    entries = list(padding) if isinstance(padding, tuple | list) else [padding] * len(sizes)
+    if len(entries) != len(sizes):
+        raise ArgumentError(
+            f"padding {padding!r} has {len(entries)} entries for {len(sizes)} spatial axes"
+        )
+    result = []
+    for entry in entries:
+        both = tuple(entry) if isinstance(entry, tuple | list) else (entry, entry)
+        if len(both) != 2 or not all(_is_count(p) for p in both):
+            raise ArgumentError(
+                "padding is an int >= 0, or for each spatial axis one or a pair (before, after), "
+                f"not {padding!r}"
+            )
+        result.append((both[0], both[1]))
+    return tuple(result)
+
+
+def _is_count(value: Any) -> bool:
+    if isinstance(value, Dim):
+        return True
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return False
+    return bool(value >= 0)
+
+
+def _same(n: Size, kernel: Size, stride: int, dilation: int, lower: bool) -> tuple[Size, Size]:
+    positions = floordiv(n + (stride - 1), stride)
+    total = maximum((positions - 1) * stride + (kernel - 1) * dilation + 1 - n, 0)
+    small = floordiv(total, 2)
+    return (total - small, small) if lower else (small, total - small)
+
+
+# Sizes ------------------------------------------------------------------------------------------
+
+
+def positions(
+    n: Size,
+    kernel: Size,
+    stride: int,
+    padding: tuple[Size, Size],
+    dilation: int,
+    ceil_mode: bool = False,
+) -> Size:
+    """How many windows fit on an axis; with `ceil_mode` also the one that hangs over its end, if
+    it begins inside the axis or the padding before it.
+
+    Raises:
+        ShapeError: not one fits.
+    """
+    span = (kernel - 1) * dilation + 1
+    what = f"windows of size {span} on an axis of size {n} padded by {show_shape(padding)}"
+    require_nonnegative(kernel - 1, f"{what}: a window has one element at least, not {kernel}")
+    if min(stride, dilation) < 1:
+        raise ShapeError(f"{what}: stride and dilation are from 1 on, not {stride} and {dilation}")
+    # Numbers below 0 crop: a shard of a convolution begins inside its input. The padding behind may
+    # be negative for transposes, too: see `conv._closing`.
+    if isinstance(padding[0], Dim):
+        require_nonnegative(padding[0], f"{what}: the padding before it is negative")
+    room = n + padding[0] + padding[1] - span
+    count = floordiv(room + (stride - 1 if ceil_mode else 0), stride) + 1
+    if ceil_mode:
+        count = minimum(count, floordiv(n + padding[0] - 1, stride) + 1)
+    if isinstance(count, int):
+        if count < 1:
+            raise ShapeError(f"{what}: not one fits")
+    else:
+        equate(maximum(count, 1), count, what)
+    return count
+
+
+def slid_shape(
+    sizes: Shape, kernel: Sequence[Size], stride: Ints, padding: Pairs, dilation: Ints
+) -> Shape:
+    """`positions` on each axis."""
+    axes = zip(sizes, kernel, stride, padding, dilation, strict=True)
+    return tuple(positions(*axis) for axis in axes)
+
+
+# Taps -------------------------------------------------------------------------------------------
+
+
+def tap_slices(n: int, out: int, stride: int, offset: int) -> tuple[slice, slice]:
+    """The positions o for which element o·stride + offset lies inside an axis of size n, and these
+    elements."""
+    first = max(0, -(offset // stride))
+    last = min(out - 1, (n - 1 - offset) // stride)
+    if last < first:
+        return slice(0, 0), slice(0, 0)
+    start = first * stride + offset
+    return slice(first, last + 1), slice(start, last * stride + offset + 1, stride)
+
+
+def taps(sizes: Ints, windows: Windows) -> Iterator[tuple[int, tuple[Any, ...], tuple[Any, ...]]]:
+    """For each tap in row-major order: its number, the positions where it lies inside, and the
+    elements there, as indices of the last axes."""
+    per: list[list[tuple[slice, slice]]] = []
+    for n, kernel, stride, before, dilation, out in zip(sizes, *windows, strict=True):
+        per.append([tap_slices(n, out, stride, k * dilation - before) for k in range(kernel)])
+    for number, chosen in enumerate(pairs_of(*per)):
+        where, elements = zip(*chosen, strict=True)
+        if all(s.start < s.stop for s in where):
+            yield number, (..., *where), (..., *elements)

@@ -1,0 +1,1 @@
+"""How fast the hardware is: measured, kept on disk, corrected by traces."""

@@ -1,0 +1,385 @@
+"""Calibration: how fast this machine is, measured with the ops' own kernels and kept on disk.
+
+Before planning, `profile()` gives the cost model what it knows of a machine: plain data, so that a
+worker can send its own. What travels between processes is measured by callables that are handed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphflow._version import __version__
+from graphflow.base.progress import telling
+from graphflow.ops.kernels.jit.object_cache import cache_folder
+from graphflow.placement.calibration.measure import measure_cpu, measure_handoff
+from graphflow.placement.calibration.measure_gpu import gpu_product, measure_gpu, measure_gpu_link
+from graphflow.placement.clusters.host_facts import cores
+
+_DRAFT = ".part"  # a file that is being written
+_LEFT = 3600.0  # seconds after which nobody writes it any more
+FORMAT = 2
+Profile = dict[str, Any]
+"""{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]},
+"steps": {"here" or "process": [seconds on one, seconds on two]}}; steps may be missing.
+
+The speeds of a device kind:
+    launch: seconds to start an op (of a GPU: a kernel of a graph that is replayed);
+    handoff: seconds to hand work to another thread;
+    cache_bytes: beyond which neighbours share the way to memory;
+    traffic: [[bytes, seconds], …] of passing over arrays of growing size, one thread;
+    matmul: {"float32", "float64", "other": [[flops, seconds beyond the launch], …]}, one thread;
+        "float16" as well where 16 bits are multiplied as such;
+    ops: {name: {"launch", "rate", "itemsize"}}, flop/s (bytes/s for ops without flops) in cache;
+    classes: the same for classes of ops, medians;
+    contention: {"threads": [1, 2, …], "compute": […], "memory": […]}: how many times longer each
+        of so many busy threads takes than one alone.
+    of a GPU also product: what they are of; call: seconds to start an op from Python.
+A link's bandwidth of None is infinite: a reference is passed.
+"""
+Probe = Callable[[int, int, int, int], float]
+"""(source, target, nbytes, repeats) -> median seconds from one worker to another, half of a round
+trip."""
+Link = tuple[float, float]
+"""Seconds of latency, bytes/s."""
+StepCost = tuple[float, float]
+"""Seconds of a step that does next to nothing, on one worker and on two (on devices of one process
+likewise), without what its links take."""
+
+_unkept: dict[Path, Profile] = {}  # what could not be written, for this process
+
+DEFAULT_LINKS: dict[str, Link] = {
+    "thread": (30e-6, float("inf")),  # devices of one process: a hand-over of a reference
+    "process": (300e-6, 2.0e9),  # processes of one host, over loopback
+    "client": (300e-6, 2.0e9),  # the client and a worker process of its host
+    "network": (500e-6, 1.0e9),  # hosts: a 10 Gbit/s network
+    "gpu": (20e-6, 10e9),  # a process (its client, its CPUs) and its GPU, over PCIe
+}
+"""What links are taken to be where nobody described or measured them."""
+
+
+# Measuring ------------------------------------------------------------------------------------
+
+
+def measure_machine(devices: Iterable[Any] = ("cpu",)) -> Profile:
+    """Measure the kinds of devices named, the hand-over between threads, and the way to the GPU;
+    about two seconds a kind, a GPU some more.
+
+    Args:
+        devices: kinds ("cpu"), device names ("/worker:0/cpu:0") or `Device`s; equal kinds once.
+
+    Raises:
+        DeviceError: a GPU is asked for and there is none.
+    """
+    kinds = sorted({_kind(device) for device in devices}) or ["cpu"]
+    links: dict[str, list[float | None]] = {"thread": [measure_handoff(), None]}
+    if "gpu" in kinds:
+        links["gpu"] = list(fit_link(SIZES, measure_gpu_link(SIZES)))
+    return {
+        "format": FORMAT,
+        "key": machine_key(),
+        "devices": {kind: measure_device(kind) for kind in kinds},
+        "links": links,
+    }
+
+
+def measure_device(kind: str) -> dict[str, Any]:
+    """Speeds of one device of a kind, of one thread where it is a CPU."""
+    return measure_gpu() if kind == "gpu" else measure_cpu()
+
+
+def _kind(device: Any) -> str:
+    name = str(getattr(device, "kind", device))
+    return "gpu" if "gpu" in name else "cpu"
+
+
+SIZES = (1 << 10, 1 << 20, 1 << 22)
+"""Bytes of the messages by which a link is measured."""
+SLOW = 0.05
+"""Seconds of a transfer after which larger ones are timed once."""
+
+
+def measure_links(probe: Probe, workers: int) -> dict[tuple[str, str], Link]:
+    """Latency and bandwidth between each two workers, by name, "/worker:0"."""
+    pairs = combinations(range(workers), 2)
+    return both_ways({pair: timed(probe, *pair) for pair in pairs})
+
+
+def timed(probe: Probe, source: int, target: int, repeats: int = 7) -> list[float]:
+    """Seconds of messages of `SIZES` from one worker to another. Over a slow link, fewer repeats of
+    what takes long tell enough."""
+    times: list[float] = []
+    for size in SIZES:
+        slow = bool(times) and times[-1] > SLOW
+        times.append(probe(source, target, size, 1 if slow else repeats))
+    return times
+
+
+def both_ways(times: Mapping[tuple[int, int], Sequence[float]]) -> dict[tuple[str, str], Link]:
+    """Links by name: equal in both directions, for half of a round trip is what was measured."""
+    found: dict[tuple[str, str], Link] = {}
+    for (a, b), seconds in times.items():
+        one, other = f"/worker:{a}", f"/worker:{b}"
+        found[one, other] = found[other, one] = fit_link(SIZES, seconds)
+    return found
+
+
+def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
+    """The line latency + size / bandwidth through measured times, relative errors least.
+
+    A fit that makes no sense (noise: larger messages came sooner) falls back to the largest size.
+    """
+    x, t = np.asarray(sizes, float), np.maximum(np.asarray(seconds, float), 1e-9)
+    columns = np.stack([1 / t, x / t], axis=1)
+    (latency, slope), *_ = np.linalg.lstsq(columns, np.ones(len(x)), rcond=None)
+    if slope <= 0:
+        slope = t[-1] / max(1.0, x[-1])
+    return float(min(max(latency, 0.0), t.min())), float(1 / slope)
+
+
+# Keeping --------------------------------------------------------------------------------------
+
+
+def profile(
+    kinds: Iterable[str] = ("cpu",), *, refresh: bool = False, folder: Path | None = None
+) -> Profile:
+    """This machine's profile: kept from before, or measured now and kept.
+
+    A file that is damaged, or of another machine or version, is measured anew, and so is a GPU that
+    has been replaced; where nothing can be written, each process measures once, with a warning.
+
+    Args:
+        kinds: device kinds that it must cover.
+        refresh: measure again in any case.
+        folder: default: $GRAPHFLOW_CACHE, else graphflow in $XDG_CACHE_HOME or ~/.cache.
+    """
+    path = profile_path(folder)
+    known = None if refresh else _load(path)
+    missing = sorted(kind for kind in set(kinds) if not _covers(known, kind))
+    if known is not None and not missing:
+        return known
+    with telling("measuring how fast this machine is, which is kept"):
+        fresh = measure_machine(missing)
+    before = known or _load(path) or {"devices": {}, "links": {}}
+    made = {
+        **fresh,
+        "devices": {**before["devices"], **fresh["devices"]},
+        "links": {**before["links"], **fresh["links"]},
+    }
+    if "steps" in before and not refresh:
+        made["steps"] = before["steps"]
+    _keep(path, made)
+    return made
+
+
+def _covers(known: Profile | None, kind: str) -> bool:
+    """Whether a kept profile tells of the devices of a kind that are here."""
+    if known is None or kind not in known["devices"]:
+        return False
+    there = gpu_product() if kind == "gpu" else None
+    return there is None or known["devices"][kind].get("product") == there
+
+
+_INSIDE = ("thread", "gpu")  # links between devices of a process
+
+
+def machine_profile(devices: Iterable[str]) -> Profile:
+    """What `measure_machine` tells of the devices named, as it is kept: measured at most once."""
+    known = profile({_kind(device) for device in devices})
+    return {
+        "format": known["format"],
+        "key": known["key"],
+        "devices": known["devices"],
+        "links": {kind: known["links"][kind] for kind in _INSIDE if kind in known["links"]},
+    }
+
+
+def keep_links(links: Mapping[str, Link], folder: Path | None = None) -> Profile:
+    """Remember links of a kind ("process", "client", …) that were measured on this machine."""
+    known = profile(folder=folder)
+    text = {kind: [latency, bandwidth] for kind, (latency, bandwidth) in links.items()}
+    made = {**known, "links": {**known["links"], **text}}
+    _keep(profile_path(folder), made)
+    return made
+
+
+def keep_steps(kind: str, cost: StepCost, folder: Path | None = None) -> None:
+    """Remember what a step of a kind of session ("here", "process") costs on this machine."""
+    known = profile(folder=folder)
+    if known.get("key") != machine_key():
+        return
+    steps = {**known.get("steps", {}), kind: list(cost)}
+    _keep(profile_path(folder), {**known, "steps": steps})
+
+
+def steps_of(profile: Mapping[str, Any], kind: str) -> StepCost | None:
+    """What a step costs in a kind of session, if it was measured."""
+    cost = profile.get("steps", {}).get(kind)
+    return None if cost is None else (float(cost[0]), float(cost[1]))
+
+
+def seconds_beyond(cost: StepCost, units: int) -> float:
+    """What a step over so many workers (or devices) takes beyond its nodes and transfers.
+
+    Beyond two, each costs as much as the second.
+    """
+    one, two = cost
+    return one + max(0, units - 1) * max(0.0, two - one)
+
+
+def link_of(profile: Mapping[str, Any], kind: str) -> Link:
+    """A profile's link of a kind, else the default."""
+    kept = profile.get("links", {}).get(kind)
+    if kept is None:
+        return DEFAULT_LINKS[kind]
+    return float(kept[0]), float("inf") if kept[1] is None else float(kept[1])
+
+
+def profile_path(folder: Path | None = None) -> Path:
+    """Where this machine's profile is kept."""
+    key = json.dumps(machine_key(), sort_keys=True)
+    name = hashlib.sha256(key.encode()).hexdigest()[:12]
+    return (folder or cache_folder()) / f"machine-{name}.json"
+
+
+@cache
+def _processor() -> tuple[str, str]:
+    """Model and features of the processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine(), ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.M)
+    return (
+        model[1] if model else platform.machine(),
+        hashlib.sha256((flags[1] if flags else "").encode()).hexdigest()[:12],
+    )
+
+
+@cache
+def _blas() -> str:
+    built: Any = np.show_config(mode="dicts")
+    found = built.get("Build Dependencies", {}).get("blas", {})
+    return f"{found.get('name', '?')} {found.get('version', '?')}"
+
+
+def machine_key() -> dict[str, Any]:
+    """What a profile depends on; another machine, or another build, has another key."""
+    model, features = _processor()
+    return {
+        "processor": model,
+        "features": features,
+        "cores": cores(),
+        "numpy": np.__version__,
+        "blas": _blas(),
+        "graphflow": __version__,
+    }
+
+
+def _load(path: Path) -> Profile | None:
+    if path in _unkept:
+        return _unkept[path]
+    try:
+        known = json.loads(path.read_text())
+        return known if is_profile(known) and known.get("key") == machine_key() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _keep(path: Path, made: Profile) -> None:
+    """Write a profile; where that cannot be, this process keeps it, and says so once."""
+    why = write_whole(path, made, indent=1)
+    if why is None:
+        _unkept.pop(path, None)
+        return
+    if path not in _unkept:
+        warnings.warn(
+            f"what was measured of this machine cannot be kept in {path.parent} ({why.strerror}): "
+            "each process measures it anew, some seconds long; set GRAPHFLOW_CACHE to a folder "
+            "that can be written",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    _unkept[path] = made
+
+
+def is_profile(known: Any) -> bool:
+    """Whether what a file or a worker holds is a profile of a machine, with sane numbers."""
+    if not isinstance(known, dict) or known.get("format") != FORMAT:
+        return False
+    devices, links = known.get("devices"), known.get("links")
+    if not isinstance(devices, dict):
+        return False
+    needed = ("launch", "handoff", "cache_bytes")
+    steps = known.get("steps", {})
+    return (
+        bool(devices)
+        and isinstance(steps, dict)
+        and all(
+            isinstance(cost, list) and len(cost) == 2 and all(map(_positive, cost))
+            for cost in steps.values()
+        )
+        and isinstance(links, dict)
+        and all(isinstance(link, list) and len(link) == 2 for link in links.values())
+        and all(
+            isinstance(speeds, dict)
+            and all(_positive(speeds.get(name)) for name in needed)
+            and _positive(speeds.get("call", 1))
+            and all(isinstance(speeds.get(part), dict) for part in _PARTS)
+            and all(speeds["matmul"].get(dtype) for dtype in ("float32", "float64", "other"))
+            and bool(speeds.get("traffic"))
+            for speeds in devices.values()
+        )
+    )
+
+
+_PARTS = ("matmul", "ops", "classes", "contention")
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < float("inf")
+
+
+def write_whole(path: Path, data: Mapping[str, Any], indent: int | None = None) -> OSError | None:
+    """Write plain data as JSON, whole or not at all; what kept it from being written is no error
+    of the caller's, and returned."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_DRAFT)
+    except OSError as error:
+        return error
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(data, file, indent=indent)
+        os.replace(name, path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        return error
+    except BaseException:  # Ctrl-C
+        Path(name).unlink(missing_ok=True)
+        raise
+    return None
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes left that were killed while they wrote a file."""
+    for draft in path.parent.glob(f".{path.name}.*{_DRAFT}"):
+        with suppress(OSError):  # another process sweeps, too
+            if time.time() - draft.stat().st_mtime > _LEFT:
+                draft.unlink()

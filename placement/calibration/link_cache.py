@@ -1,0 +1,127 @@
+"""Network: links between workers elsewhere, kept from session to session.
+
+    probe ─links─→ {(worker, worker): Link}
+             └─→ a file beside this machine's profile: by addresses, seconds of messages, and when
+
+Networks change. So what is kept is believed where a small and a larger message take about as long
+as they did, which takes a tenth of measuring; else the link is measured anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import PlanError
+from graphflow.ops.kernels.jit.object_cache import cache_folder
+from graphflow.placement.calibration.calibrate import (
+    SIZES,
+    Link,
+    Probe,
+    both_ways,
+    timed,
+    write_whole,
+)
+
+FORMAT = 1
+ALIKE = 1.5
+"""How many times longer, or less long, than it did a message may take over an unchanged link."""
+REPEATS, TRIES = 3, 3
+"""Of a message, and how often: one median must be alike. The first messages of a session find
+everybody asleep, and others may wait for a processor."""
+BELIEVED = 7 * 86400.0
+"""Seconds after which a link is measured anew in any case."""
+LINKS = 4096
+"""Kept, those measured last."""
+
+Pair = tuple[str, str]
+"""The addresses of two workers, in order."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Seconds of messages of `SIZES`, and when they were measured: seconds since 1970."""
+
+    times: Sequence[float]
+    at: float
+
+
+def links(
+    probe: Probe, addresses: Sequence[str], *, afresh: bool = False, folder: Path | None = None
+) -> dict[tuple[str, str], Link]:
+    """Latency and bandwidth between each two workers, by name: kept from before where that still
+    holds, else measured and kept.
+
+    Args:
+        addresses: where the workers are reached.
+        afresh: measure whatever is kept.
+    """
+    path = network_path(folder)
+    known = {} if afresh else _load(path)
+    found, new = {}, {}
+    for a, b in combinations(range(len(addresses)), 2):
+        pair = _pair(addresses[a], addresses[b])
+        kept = known.get(pair)
+        if kept is None or not _holds(probe, a, b, kept):
+            kept = new[pair] = _Kept(timed(probe, a, b), time.time())
+        found[a, b] = kept.times
+    if new:
+        _keep(path, new)
+    return both_ways(found)
+
+
+def network_path(folder: Path | None = None) -> Path:
+    """Where links are kept."""
+    return (folder or cache_folder()) / "network.json"
+
+
+def _pair(one: str, other: str) -> Pair:
+    return (one, other) if one < other else (other, one)
+
+
+def _holds(probe: Probe, source: int, target: int, kept: _Kept) -> bool:
+    """Whether a link is as it was, by all but the largest of the messages."""
+    if not 0 <= time.time() - kept.at <= BELIEVED:
+        return False
+    return all(
+        any(_alike(probe(source, target, size, REPEATS), before) for _ in range(TRIES))
+        for size, before in zip(SIZES[:-1], kept.times, strict=False)
+    )
+
+
+def _alike(now: float, before: float) -> bool:
+    return before / ALIKE <= now <= before * ALIKE
+
+
+def _load(path: Path) -> dict[Pair, _Kept]:
+    """What is kept; nothing of a file that is damaged."""
+    try:
+        data: Any = json.loads(path.read_text())
+        if data["format"] != FORMAT:
+            return {}
+        return {
+            _pair(str(one), str(other)): _Kept(_seconds(times), float(at))
+            for one, other, times, at in data["links"]
+        }
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, PlanError):
+        return {}
+
+
+def _seconds(times: Any) -> list[float]:
+    seconds = [float(each) for each in times]
+    if len(seconds) != len(SIZES) or not all(0 < each < math.inf for each in seconds):
+        raise PlanError(f"{times!r} are no times of messages")  # caught where the file is read
+    return seconds
+
+
+def _keep(path: Path, new: Mapping[Pair, _Kept]) -> None:
+    """For sessions to come, where the folder can be written."""
+    latest = sorted({**_load(path), **new}.items(), key=lambda item: item[1].at)[-LINKS:]
+    rows = [[*pair, list(kept.times), kept.at] for pair, kept in latest]
+    write_whole(path, {"format": FORMAT, "links": rows})

@@ -1,0 +1,374 @@
+"""The measurements of calibration: ops' kernels, run as a program runs them, BLAS on one thread.
+
+Every op with samples is timed twice: on its sample (what a launch takes) and on a larger one (its
+rate in the cache). The machine may be busy with other things: kernels on a CPU are timed by the
+processor time of their thread, which stands still meanwhile, and of some rounds a quick one counts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import cycle
+from statistics import median
+from time import perf_counter, thread_time
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.blas_threads import one_thread
+from graphflow.base.interrupts import is_interrupt
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.op import REGISTRY, Op, Sample, owner
+from graphflow.ir.spec import Size, TensorSpec, is_inexact, nbytes
+from graphflow.placement.calibration.roofline import MATMUL, interpolated, op_class, work
+from graphflow.placement.clusters.host_facts import cache_bytes, cores
+
+SIDE = 192
+"""Rows and columns of the larger samples: some hundred KiB, which any second-level cache holds."""
+MATRICES = (8, 24, 64, 128, 256, 512, 640)
+"""Sides of the matrix products."""
+STREAMS = (1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)
+"""Elements of arrays that lie in ever slower memory; few caches hold the last."""
+ROUNDS = 7
+TURNS = 4
+"""Sets of operands of a matrix product."""
+LEAST = 60e-6
+"""Seconds that one timing lasts at least."""
+LONG = 5e-3
+"""Seconds of a call from which two will do: a moment's noise is little of it."""
+PATIENCE = 0.25
+"""Seconds of a matrix product that is too large to be waited for."""
+
+
+def measure_cpu() -> dict[str, Any]:
+    """Speeds of one thread of this machine; see `calibrate.Profile`."""
+    with one_thread(), np.errstate(all="ignore"):
+        clock = Clock("cpu", np, lambda: None, thread_time)
+        ops, traffic = clock.ops(), clock.traffic(STREAMS)
+        launch = ops["matmul"]["launch"]
+        products = {
+            "float32": clock.matmul("float32", MATRICES, launch, traffic),
+            "float64": clock.matmul("float64", MATRICES, launch, traffic),
+            "other": clock.matmul("int32", MATRICES[:4], launch, traffic),
+        }
+        return {
+            "launch": median(entry["launch"] for entry in ops.values()),
+            "handoff": measure_handoff(),
+            "cache_bytes": cache_bytes(2) or 1 << 20,
+            "traffic": traffic,
+            "matmul": products,
+            "ops": ops,
+            "classes": medians(ops),
+            "contention": _contention(),
+        }
+
+
+@dataclass(frozen=True)
+class Case:
+    """An op's sample, its sizes scaled.
+
+    Attributes:
+        amount: flops, or bytes of an op without. itemsize: of its largest elements.
+        bytes: of all inputs and outputs.
+    """
+
+    sample: Sample
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    attrs: Mapping[str, Any]
+    amount: float
+    itemsize: int
+    bytes: int
+
+
+class Clock:
+    """Times kernels on one device of a kind, by a clock's seconds.
+
+    Attributes:
+        room: bytes that the arrays of a measurement may take.
+    """
+
+    room = float("inf")
+
+    def __init__(
+        self, kind: str, xp: Any, synchronize: Callable[[], None], now: Callable[[], float]
+    ) -> None:
+        self.kind = kind
+        self._xp = xp
+        self._synchronize = synchronize
+        self._now = now
+        self._random = np.random.default_rng(0)
+
+    def seconds(self, call: Callable[[], object], rounds: int = ROUNDS) -> float:
+        """Seconds of a call, each round long enough to be timed."""
+        call()
+        once = self._once(call, 1)
+        if once > LONG:
+            return min(once, self._once(call, 1))
+        number = max(1, min(1000, int(LEAST / max(once, 1e-8))))
+        return quick([self._once(call, number) for _ in range(rounds)])
+
+    def busy(self, call: Callable[[], object], rounds: int = ROUNDS) -> float:
+        """Seconds that a call keeps the device busy: here all of it."""
+        return self.seconds(call, rounds)
+
+    def _once(self, call: Callable[[], object], number: int) -> float:
+        self._synchronize()
+        start = self._now()
+        for _ in range(number):
+            call()
+        self._synchronize()
+        return (self._now() - start) / number
+
+    def ops(self) -> dict[str, dict[str, float]]:
+        """Launch and rate of every op of our own that computes and has a sample: one of a user's
+        may end the process that tries it, or wait, and is another session's perhaps."""
+        found: dict[str, dict[str, float]] = {}
+        for op in [each for each in list(REGISTRY.values()) if owner(each) is None]:
+            computes = (op.pure or op.random) and (op.kernel or op.expr)
+            if op.samples and computes and self.kind in op.device_kinds:
+                entry = self._op(op)
+                if entry is not None:
+                    found[op.name] = entry
+        return found
+
+    def _op(self, op: Op) -> dict[str, float] | None:
+        small = self.call(op, case_of(op, lambda size: size))
+        if small is None:
+            return None
+        entry = {"launch": self.seconds(small)}
+        large = None if op.alias or op.name in MATMUL else case_of(op, grown(SIDE))
+        run = self.call(op, large)
+        if large is not None and run is not None:
+            busy = max(self.seconds(run, 3) - entry["launch"], 1e-8)
+            if large.amount >= 4 * SIDE:  # it grew
+                entry |= {"rate": large.amount / busy, "itemsize": large.itemsize}
+        return entry
+
+    def call(self, op: Op, case: Case | None) -> Callable[[], object] | None:
+        """What runs a case as a program does; None where the op cannot."""
+        if case is None:
+            return None
+        try:
+            run = _bound(self._xp, op, case.attrs, case.outputs)
+            arrays = [self.array(s, case.sample) for s in case.inputs]
+            if case.sample.make is not None:
+                arrays = case.sample.make(arrays)
+            arrays = [self._xp.asarray(a) for a in arrays]
+            run(*arrays)
+        except Exception as error:  # the sample does not scale: attributes speak of its sizes
+            if is_interrupt(error):
+                raise
+            return None
+        return partial(run, *arrays)
+
+    def array(self, spec: TensorSpec, sample: Sample) -> Any:
+        """Random elements in the bounds of a sample, on the host."""
+        shape: Any = spec.shape
+        if is_inexact(spec.dtype):
+            array = self._random.uniform(sample.low, sample.high, shape)
+        else:
+            array = self._random.integers(0, 2 if spec.dtype.kind == "b" else sample.classes, shape)
+        return np.asarray(array, spec.dtype)
+
+    def matmul(
+        self, dtype: str, sides: tuple[int, ...], launch: float, traffic: list[list[float]]
+    ) -> list[list[float]]:
+        """[flops, seconds beyond launch and traffic] of square products; times never fall.
+
+        Several sets of operands take turns: in a step, the last product's are gone from the cache.
+        """
+        points: list[list[float]] = []
+        for n in sides:
+            flops, size = 2.0 * n**3, float(n * n * np.dtype(dtype).itemsize)
+            later = points and points[-1][1] * flops / points[-1][0] > PATIENCE
+            if later or (3 * TURNS + 1) * size > self.room:
+                break
+            taken = self.busy(self._product(dtype, n))
+            moved = interpolated(traffic, 3.0 * size)
+            points.append([flops, max(taken - launch - moved, taken / 2, 1e-9)])
+        # the first ones are mostly launch: what is left of them is noise
+        return risen(points, max(flops / taken for flops, taken in points[-2:]))
+
+    def _product(self, dtype: str, n: int) -> Callable[[], None]:
+        """What multiplies square matrices, with the next set of operands each time."""
+        into = REGISTRY["matmul"].into
+        assert into is not None
+        a = self._xp.asarray(self.array(TensorSpec((n, n), np.dtype(dtype)), _UNIT))
+        turns = cycle([(self._xp.empty_like(a), a.copy(), a.copy()) for _ in range(TURNS)])
+        return partial(_next_turn, partial(into, self._xp), turns)
+
+    def traffic(self, streams: tuple[int, ...]) -> list[list[float]]:
+        """[bytes, seconds] of adding float32 arrays of growing size; times never fall."""
+        points = []
+        for elements in streams:
+            if 12 * elements > self.room:
+                break
+            a, b, out = (self._xp.ones(elements, "float32") for _ in range(3))
+            taken = self.busy(partial(self._xp.add, a, b, out=out), 3)
+            points.append([12.0 * elements, taken])
+        return risen(points)
+
+
+_UNIT = Sample((), low=-1.0, high=1.0)
+
+
+def risen(points: list[list[float]], best: float = float("inf")) -> list[list[float]]:
+    """[amount, seconds] whose seconds never fall, and which are no faster than `best`."""
+    least = 0.0
+    for point in points:
+        point[1] = least = max(least, point[1], point[0] / best)
+    return points
+
+
+def quick(seconds: Sequence[float]) -> float:
+    """The lower quartile: what else a machine does makes things slower, never faster."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def grown(side: int) -> Callable[[Size], Size]:
+    """What makes the sizes of a sample that large, but those that count examples or channels."""
+    return lambda size: side if isinstance(size, int) and size > 2 else size
+
+
+def case_of(op: Op, scale: Callable[[Size], Size]) -> Case | None:
+    """An op's first sample with each size scaled; None where the op refuses that."""
+    sample = op.samples[0]
+    inputs = tuple(s.with_shape(map(scale, s.shape)) for s in sample.inputs)
+    attrs = {
+        name: tuple(map(scale, value)) if name == "shape" else value
+        for name, value in sample.attrs.items()
+    }
+    try:
+        specs = op.infer(*inputs, **attrs)
+        outputs = (specs,) if isinstance(specs, TensorSpec) else specs
+        amount = work(op, inputs, outputs, attrs)
+        return Case(
+            sample, inputs, outputs, attrs, amount.flops or amount.bytes,
+            max((s.dtype.itemsize for s in (*outputs, *inputs)), default=1),
+            sum(map(nbytes, (*inputs, *outputs))),
+        )  # fmt: skip
+    except Exception as error:  # attributes speak of the sample's sizes
+        if is_interrupt(error):
+            raise
+        return None
+
+
+def _next_turn(call: Callable[..., None], turns: Iterator[tuple[Any, ...]]) -> None:
+    """The call, with the operands whose turn it is."""
+    call(*next(turns))
+
+
+def _bound(
+    xp: Any, op: Op, attrs: Mapping[str, Any], outputs: tuple[TensorSpec, ...]
+) -> Callable[..., None]:
+    """The kernel as a program runs it: into buffers that are there already."""
+    buffers = tuple(xp.empty(s.shape, s.dtype) for s in outputs)
+    if op.alias:
+        return lambda x: x.reshape(outputs[0].shape)
+    if op.into is not None and not op.random:
+        return partial(op.into, xp, buffers[0] if len(buffers) == 1 else buffers, **attrs)
+
+    def run(*arrays: Any) -> None:
+        for buffer, result in zip(buffers, op.run(xp, arrays, attrs), strict=True):
+            xp.copyto(buffer, result)
+
+    return run
+
+
+def medians(ops: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Medians over the ops of each class, for ops that could not be measured."""
+    members: dict[str, list[Mapping[str, float]]] = {}
+    for name, entry in ops.items():
+        if "rate" in entry:
+            members.setdefault(op_class(REGISTRY[name]), []).append(entry)
+    return {
+        kind: {key: median(entry[key] for entry in of_kind) for key in of_kind[0]}
+        for kind, of_kind in sorted(members.items())
+    }
+
+
+# Threads --------------------------------------------------------------------------------------
+
+
+def measure_handoff(rounds: int = 200) -> float:
+    """Seconds to hand something to a waiting thread of this process."""
+    go, done = threading.Lock(), threading.Lock()
+    go.acquire()
+    done.acquire()
+
+    def answer() -> None:
+        for _ in range(rounds):
+            go.acquire()
+            done.release()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    times = []
+    for _ in range(rounds):
+        start = perf_counter()
+        go.release()
+        done.acquire()
+        times.append(perf_counter() - start)
+    thread.join()
+    return quick(times) / 2
+
+
+def _contention() -> dict[str, list[float]]:
+    """How much slower each of several busy threads is than one: two, and all cores (eight at most).
+
+    Threads of one process stand for processes: the kernels hold no interpreter lock.
+    """
+    counts = sorted({n for n in (1, 2, min(cores(), 8)) if n <= cores()})
+    products = [_product() for _ in range(counts[-1])]
+    streams = [_stream() for _ in range(counts[-1])]
+    return {
+        "threads": [float(n) for n in counts],
+        "compute": _slowdown(products, counts),
+        "memory": _slowdown(streams, counts),
+    }
+
+
+def _product() -> Callable[[], object]:
+    a = np.ones((256, 256), np.float32)
+    out = np.empty_like(a)
+    return lambda: np.matmul(a, a.copy(), out=out)
+
+
+def _stream() -> Callable[[], object]:
+    a = np.ones(1 << 21, np.float32)
+    out = np.zeros_like(a)
+    return lambda: np.add(a, a, out=out)
+
+
+def _slowdown(calls: list[Callable[[], object]], counts: list[int]) -> list[float]:
+    # The quietest rounds: a stranger on one of the cores would look like contention of our own.
+    rounds = [[_together(calls[:n]) for n in counts] for _ in range(3 * ROUNDS)]
+    times = [min(of_count) for of_count in zip(*rounds, strict=True)]
+    factors = [max(1.0, t / times[0]) for t in times]
+    return [float(f) for f in np.maximum.accumulate(factors)]
+
+
+def _together(calls: list[Callable[[], object]], seconds: float = 0.01) -> float:
+    """Mean processor seconds of a call while each thread repeats its own."""
+    barrier = threading.Barrier(len(calls))
+    means = [0.0] * len(calls)
+
+    def repeat(i: int) -> None:
+        with np.errstate(all="ignore"), nullcontext():
+            barrier.wait()
+            start, own, number = perf_counter(), thread_time(), 0
+            while number == 0 or perf_counter() - start < seconds:  # it may be held up before it
+                calls[i]()
+                number += 1
+            means[i] = (thread_time() - own) / number
+
+    threads = [threading.Thread(target=repeat, args=(i,)) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(means) / len(means)

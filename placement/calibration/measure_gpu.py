@@ -1,0 +1,336 @@
+"""The measurements of a GPU: what it is busy with, apart from what the host takes to start it.
+
+Programs replay CUDA graphs, where the host starts nothing by itself. So kernels are timed by events
+of the GPU around a few calls in a row, in front of which it is given something else to do until the
+host has started them all; and what a kernel takes that does next to nothing is that of a graph.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
+from math import ceil, prod
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from graphflow.ir.op import REGISTRY, Op, Sample
+from graphflow.ir.spec import TensorSpec
+from graphflow.ops.kernels.cuda.cupy_module import captured, imported_cupy, name_of
+from graphflow.placement.calibration.measure import (
+    MATRICES,
+    Case,
+    Clock,
+    case_of,
+    grown,
+    measure_handoff,
+    medians,
+    quick,
+    risen,
+)
+from graphflow.placement.calibration.roofline import MATMUL, is_generated
+from graphflow.placement.clusters.host_facts import gpu_memory
+
+SIDES = (192, 640, 2048, 1 << 20, 1 << 24)
+"""Sizes of the larger samples: the largest that has room and does not take long."""
+LARGER = (*MATRICES, 1024, 2048, 4096)
+"""Sides of the matrix products."""
+STREAMS = (1 << 19, 1 << 21, 1 << 23, 1 << 25, 1 << 27)
+"""Elements of arrays that lie in ever slower memory."""
+SAMPLE = 256 << 20
+"""Bytes that a sample's arrays may take."""
+FROM_HOST = 4 << 20
+"""Bytes of those that the host has to make."""
+SPARSE = 64
+"""Bytes for each flop of a sample from which on it mostly lies there."""
+BRIEF = 0.03
+"""Seconds that a larger sample may take."""
+LONG = 2e-3
+"""Seconds of a call from which two will do."""
+FLIGHT = 200e-6
+"""Seconds of the host's work that is timed in a row at most."""
+MOST = 16
+"""Calls in a row."""
+KERNELS = 64
+"""Of the graph by which a kernel's start is timed."""
+HELD = 1 << 25
+"""Elements of the array that keeps the GPU busy meanwhile."""
+BLOCK = 1 << 16
+"""Random numbers of which samples consist, over and over."""
+SINGLE = ("add", "multiply", "sqrt", "exp", "tanh")
+"""Ops that are one kernel in programs and in CuPy: they stand for all that programs generate. CuPy
+would compile more than a hundred others for this alone, which takes a minute the first time."""
+LEFT = (
+    "solve", "triangular_solve", "inv", "cholesky", "qr", "eigh", "eigvalsh", "svd", "svdvals",
+    "pinv", "lstsq", "det", "slogdet", "cofactor", "count_above", "nonzero", "unique",
+)  # fmt: skip
+"""Ops that are left to the medians of their class: cuSOLVER takes seconds to begin."""
+
+
+def measure_gpu() -> dict[str, Any]:
+    """Speeds of the first GPU; see `calibrate.Profile`.
+
+    Raises:
+        DeviceError: CuPy is not installed, or finds no GPU.
+    """
+    with _alone() as (cupy, stream), np.errstate(all="ignore"):
+        return _speeds(cupy, stream)  # in a frame of its own: its arrays are gone by the end
+
+
+def _speeds(cupy: Any, stream: Any) -> dict[str, Any]:
+    clock = GpuClock(cupy, stream)
+    traffic, ops = clock.traffic(STREAMS), clock.ops()
+    tables = {"float32": "float32", "float64": "float64", "other": "int32"}
+    if _has_nvmath():  # else products of 16 bits are computed in float32
+        tables["float16"] = "float16"
+    products = {
+        name: clock.matmul(dtype, LARGER[:-2] if name == "other" else LARGER, clock.least, traffic)
+        for name, dtype in tables.items()
+    }
+    return {
+        "product": gpu_product(),
+        "launch": clock.launch,
+        "call": median(clock.called.values()),
+        "handoff": measure_handoff(),
+        "cache_bytes": int(cupy.cuda.runtime.getDeviceProperties(0)["l2CacheSize"]) or 1,
+        "traffic": traffic,
+        "matmul": products,
+        "ops": ops,
+        "classes": medians(ops),
+        "contention": {"threads": [1], "compute": [1.0], "memory": [1.0]},
+    }
+
+
+def measure_gpu_link(sizes: Sequence[int], rounds: int = 7) -> list[float]:
+    """Seconds of so many bytes between an array of the host and the first GPU, by way of pinned
+    memory as feeds and fetches go: the mean of both directions.
+
+    Raises:
+        DeviceError: CuPy is not installed, or finds no GPU.
+    """
+    with _alone() as (cupy, stream):
+        return [_crossing(cupy, stream, size, rounds) for size in sizes]
+
+
+def _crossing(cupy: Any, stream: Any, size: int, rounds: int) -> float:
+    host, there = np.ones(size, np.uint8), cupy.empty(size, np.uint8)
+    pinned = cupy.cuda.alloc_pinned_memory(size)
+    landed = np.frombuffer(pinned, np.uint8, size)
+    inward, outward = [], []
+    for _ in range(rounds + 1):  # the first one warms up
+        start = perf_counter()
+        np.copyto(landed, host)
+        there.data.copy_from_host_async(pinned.ptr, size, stream)
+        stream.synchronize()
+        middle = perf_counter()
+        there.data.copy_to_host_async(pinned.ptr, size, stream)
+        stream.synchronize()
+        np.copyto(host, landed)
+        inward.append(middle - start)
+        outward.append(perf_counter() - middle)
+    return (quick(inward[1:]) + quick(outward[1:])) / 2
+
+
+def gpu_product() -> str | None:
+    """What speeds of a GPU are of: its name, and the libraries that compute on it; None where there
+    is none."""
+    try:
+        cupy = imported_cupy()
+        name = name_of(cupy.cuda.runtime.getDeviceProperties(0))
+    except Exception:  # no CuPy, no driver, no device: CuPy's own errors
+        return None
+    return f"{name}, CuPy {cupy.__version__}" + (", nvmath-python" if _has_nvmath() else "")
+
+
+def _has_nvmath() -> bool:
+    """Whether programs multiply by nvmath-python, which graphs take."""
+    return find_spec("nvmath") is not None
+
+
+@contextmanager
+def _alone() -> Iterator[tuple[Any, Any]]:
+    """CuPy, and a stream of the first GPU for its work; memory that it takes goes back."""
+    gpu_memory("gpu:0")  # says what is missing
+    cupy = imported_cupy()
+    with cupy.cuda.Device(0):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        try:
+            with stream:
+                yield cupy, stream
+        finally:
+            stream.synchronize()
+            gc.collect()  # arrays of ops that failed, by way of their errors
+            with suppress(Exception):  # plans of transforms hold memory, where any were made
+                cupy.fft.config.get_plan_cache().clear()
+            cupy.get_default_memory_pool().free_all_blocks()
+
+
+class GpuClock(Clock):
+    """Times kernels on a GPU, by its current stream.
+
+    Attributes:
+        least: seconds of the GPU for a kernel that does next to nothing, started by a call.
+        launch: the same in a graph that is replayed.
+        called: by op, seconds of a call from Python.
+    """
+
+    def __init__(self, cupy: Any, stream: Any) -> None:
+        super().__init__("gpu", cupy, stream.synchronize, perf_counter)
+        self.room = cupy.cuda.runtime.memGetInfo()[0] / 4
+        self.called: dict[str, float] = {}
+        self._stream = stream
+        self._blocks: dict[tuple[Any, ...], Any] = {}
+        self._held = cupy.ones(max(1, min(HELD, int(self.room / 16))), "float32")
+        few = cupy.ones(8, "float32")
+        small = partial(cupy.add, few, few, out=few)
+        self._hold_once()
+        self._pass = self._timed(self._hold_once, MOST) / MOST
+        self.least = self.busy(small)
+        self.launch = self._replayed(small)
+
+    def busy(self, call: Callable[[], object], rounds: int = 3) -> float:
+        """Seconds that a call keeps the GPU busy, without what the host takes to start it; of one
+        that waits for the GPU, all of it."""
+        call()
+        self._synchronize()
+        start = perf_counter()
+        call()
+        started = perf_counter() - start
+        self._synchronize()
+        whole = max(perf_counter() - start, 1e-8)
+        number = max(1, min(MOST, int(FLIGHT / max(started, 1e-8)), int(LONG / whole)))
+        times = []
+        for _ in range(rounds if whole < LONG else 2):
+            self._hold(min(1.5 * started * number, BRIEF))
+            times.append(self._timed(call, number) / number)
+        return quick(times)
+
+    def _timed(self, call: Callable[[], object], number: int) -> float:
+        """Seconds between two events around calls."""
+        events = self._xp.cuda.Event(), self._xp.cuda.Event()
+        events[0].record(self._stream)
+        for _ in range(number):
+            call()
+        events[1].record(self._stream)
+        events[1].synchronize()
+        return max(float(self._xp.cuda.get_elapsed_time(*events)) / 1e3, 1e-9)
+
+    def _hold(self, seconds: float) -> None:
+        """Give the GPU something to do for about so long."""
+        for _ in range(min(1000, ceil(seconds / self._pass))):
+            self._hold_once()
+
+    def _hold_once(self) -> None:
+        self._xp.add(self._held, self._held, out=self._held)
+
+    def _replayed(self, small: Callable[[], object]) -> float:
+        """Seconds of a small kernel among others in a graph; where none can be made, of a call."""
+
+        def several() -> None:
+            for _ in range(KERNELS):
+                small()
+
+        try:
+            graph = captured(self._xp, self._stream, several)
+        except self._xp.cuda.runtime.CUDARuntimeError:
+            return self.seconds(small)
+        return self.busy(partial(graph.launch, self._stream)) / KERNELS
+
+    def ops(self) -> dict[str, dict[str, float]]:
+        """Launch and rate of every op that has a sample and is not left to its class. What programs
+        generate as one kernel computes as fast as the best of some that are one in CuPy, too:
+        passes over memory are counted by themselves."""
+        found = super().ops()
+        single = [found[name] for name in SINGLE if "rate" in found.get(name, {})]
+        best = max(single, key=lambda entry: entry["rate"], default={})
+        for name, entry in found.items():
+            if is_generated(REGISTRY[name]) and "rate" in best and "rate" not in entry:
+                entry |= {key: best[key] for key in ("rate", "itemsize")}
+        return found
+
+    def _op(self, op: Op) -> dict[str, float] | None:
+        """Launch and rate of an op. What graphs take is started by them: a kernel that programs
+        generate, or as many as CuPy needs; the rest is called."""
+        if op.name in LEFT:
+            return None
+        if op.alias or (is_generated(op) and op.name not in SINGLE):
+            return {"launch": self.launch}
+        small = self.call(op, case_of(op, lambda size: size))
+        if small is None:
+            return None
+        called = self.called[op.name] = self.seconds(small)
+        least = self.busy(small)
+        entry = {"launch": called}
+        if is_generated(op):
+            entry = {"launch": self.launch}
+        elif self._is_captured(small):
+            entry = {"launch": self.launch if op.name in MATMUL else min(called, least)}
+        if op.name in MATMUL:
+            return entry
+        found = self._larger(op, called, least)
+        if found is not None:
+            case, run = found
+            beyond = self.busy(run) - least
+            if beyond >= least:  # else it is a start, more or less
+                entry |= {"rate": case.amount / beyond, "itemsize": case.itemsize}
+        return entry
+
+    def _is_captured(self, call: Callable[[], object]) -> bool:
+        """Whether graphs take an op. They take no products of CuPy's, but nvmath-python's."""
+        try:
+            captured(self._xp, self._stream, call)
+        except NotImplementedError:
+            return _has_nvmath()
+        except Exception:  # it waits for the GPU, or copies from the host
+            return False
+        return True
+
+    def _larger(
+        self, op: Op, called: float, least: float
+    ) -> tuple[Case, Callable[[], object]] | None:
+        """The largest sample that has room and is not expected to take long, by what the smallest
+        one takes beyond a call."""
+        fit = [case for side in SIDES if (case := case_of(op, grown(side))) and self._fits(case)]
+        run = self.call(op, fit[0]) if fit else None
+        if run is None:
+            return None
+        beyond = max(self.busy(run, 1) - least, 1e-7)
+        for case in reversed(fit[1:]):
+            if called + beyond * case.amount / fit[0].amount < BRIEF:
+                large = self.call(op, case)
+                if large is not None:
+                    return case, large
+        return fit[0], run
+
+    def _fits(self, case: Case) -> bool:
+        """Whether there is room for a case, and what it does grows with what it takes."""
+        most = SAMPLE if case.sample.make is None else FROM_HOST
+        return case.bytes <= min(most, self.room, SPARSE * case.amount)
+
+    def array(self, spec: TensorSpec, sample: Sample) -> Any:
+        """Random elements in the bounds of a sample: few, over and over, on the GPU; where the
+        sample makes something of them, on the host."""
+        if sample.make is not None:
+            return super().array(spec, sample)
+        key = spec.dtype, sample.low, sample.high, sample.classes
+        if key not in self._blocks:
+            block = super().array(TensorSpec((BLOCK,), spec.dtype), sample)
+            self._blocks[key] = self._xp.asarray(block)
+        sizes: Any = spec.shape
+        size = prod(sizes)
+        return self._xp.tile(self._blocks[key], max(1, -(-size // BLOCK)))[:size].reshape(sizes)
+
+    def traffic(self, streams: tuple[int, ...]) -> list[list[float]]:
+        """[bytes, seconds beyond a kernel's start] of adding float32 arrays of growing size; times
+        never fall."""
+        points = super().traffic(streams)
+        beyond = [[size, max(taken - self.least, 1e-9)] for size, taken in points]
+        told = [size / taken for size, taken in beyond if taken >= self.least] or [
+            beyond[-1][0] / beyond[-1][1]
+        ]
+        return risen(beyond, max(told))

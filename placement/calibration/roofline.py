@@ -1,0 +1,243 @@
+"""Rates: what one node takes on one device, by a roofline over measured or given speeds.
+
+seconds = launch + max(work / rate of the op, bytes / bandwidth of where they lie); of a matrix
+product, the sum of both. Work is flops, or bytes for ops that only move data.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Body, bind_attrs
+from graphflow.ir.op import Op
+from graphflow.ir.spec import TensorSpec, evaluate, is_half, nbytes, real_dtype
+from graphflow.ops.control_flow.control import cond, is_control, iterations
+
+MATMUL = frozenset(
+    {
+        "matmul", "einsum", "vecdot", "tensordot", "conv", "conv_transpose", "conv_weight_grad",
+        "attention", "attention_grad", "attention_mask_grad", "gram",
+    }
+)  # fmt: skip
+"""Ops whose time is that of matrix products."""
+HALVES = frozenset({"matmul", "conv", "conv_transpose", "conv_weight_grad", "attention"})
+"""Those of them that a GPU's libraries compute in 16 bits; others convert their operands."""
+SMALLEST = 0.05
+"""Share of an op's time by itself that it takes at least among others in one kernel."""
+STATELESS = frozenset({"constant", "placeholder", "variable", "group"})
+"""Ops that run nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a node needs, in numbers: floating point operations and bytes moved."""
+
+    flops: float
+    bytes: float
+
+
+def work(
+    op: Op,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+    bindings: Mapping[str, int] = MappingProxyType({}),
+) -> Work:
+    """The work of an op on concrete specs; without a cost rule, a flop for each output element.
+
+    Args:
+        bindings: sizes of the symbols that bodies among the attributes may speak of.
+    """
+    moved = sum(map(nbytes, inputs)) + sum(map(nbytes, outputs))
+    if op.cost is None:
+        return Work(float(sum(evaluate(s.size, {}) for s in outputs)), moved)
+    cost = op.cost(*inputs, **attrs)
+    given = moved if cost.bytes is None else evaluate(cost.bytes, bindings)
+    return Work(float(evaluate(cost.flops, bindings)), float(given))
+
+
+def op_class(op: Op) -> str:
+    """matmul, random, alias, elementwise, or other (reductions, copies, indexing)."""
+    if op.name in MATMUL:
+        return "matmul"
+    if op.random:
+        return "random"
+    if op.alias:
+        return "alias"
+    return "elementwise" if op.elementwise else "other"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Speeds of one device.
+
+    Args:
+        speeds: of its kind, as in `calibrate.Profile`.
+        threads: that share a matrix product.
+        compute, memory, launch: how many times longer work in the cache, work in memory, and
+            launches take because neighbours are busy too.
+    """
+
+    speeds: Mapping[str, Any]
+    threads: int = 1
+    compute: float = 1.0
+    memory: float = 1.0
+    launch: float = 1.0
+
+    def seconds(
+        self,
+        op: Op,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        attrs: Mapping[str, Any],
+    ) -> float:
+        """Seconds that a node takes; 0 for ops that run nothing."""
+        if op.name in STATELESS:
+            return 0.0
+        if is_control(op):
+            return self._controlled(op, attrs)
+        entry = self.speeds["ops"].get(op.name, {})
+        launch = float(entry.get("launch", self._start(op))) * self.launch
+        if op.alias:
+            return launch
+        amount = work(op, inputs, outputs, attrs)
+        if op_class(op) == "matmul":
+            # Its operands are fetched and packed before they are multiplied: nothing overlaps.
+            busy = self._product(op, amount.flops, outputs[0].dtype) * self.compute
+            return launch + busy + self._traffic(amount.bytes)
+        busy = self._rest(op, amount, entry, inputs, outputs) * self.compute
+        return launch + max(busy, self._traffic(amount.bytes))
+
+    def _start(self, op: Op) -> float:
+        """Seconds to start an op that was not measured: where graphs start kernels, one that is not
+        generated may have to be called."""
+        return float(self.speeds["launch"] if is_generated(op) else self._call)
+
+    @property
+    def _call(self) -> float:
+        return float(self.speeds.get("call", self.speeds["launch"]))
+
+    def fused(self, parts: Sequence[tuple[Op, Work, Sequence[TensorSpec]]], moved: float) -> float:
+        """Seconds of a kernel that does the work of several nodes.
+
+        One launch, and one pass over what is read and kept; what each node computes beside its own
+        passes is added up.
+
+        Args:
+            parts: op, work and outputs of each node.
+            moved: bytes of what the kernel reads and writes.
+        """
+        launch = float(self.speeds["launch"]) * self.launch
+        busy = math.fsum(self._computing(*part) for part in parts) * self.compute
+        return launch + max(busy, self._traffic(moved))
+
+    def _computing(self, op: Op, amount: Work, outputs: Sequence[TensorSpec]) -> float:
+        """Seconds that a node computes, apart from the passes over its operands that are part of
+        its rate, which was measured by itself."""
+        entry = self.speeds["ops"].get(op.name, {})
+        busy = self._rest(op, amount, entry, outputs, outputs)
+        return max(busy - interpolated(self.speeds["traffic"], amount.bytes), SMALLEST * busy)
+
+    def _controlled(self, op: Op, attrs: Mapping[str, Any]) -> float:
+        """What the nodes of its bodies take, as often as they run; of a cond, the longer branch."""
+        held = [value for value in attrs.values() if isinstance(value, Body)]
+        each = [self._body(body) for body in held]
+        once = max(each) if op is cond else math.fsum(each)
+        return self._call * self.launch + iterations(op, attrs) * once
+
+    def _body(self, body: Body) -> float:
+        sizes = body.bindings
+        return math.fsum(
+            self.seconds(
+                node.op,
+                [t.spec.bind(sizes) for t in node.inputs],
+                [spec.bind(sizes) for spec in node.specs],
+                bind_attrs(node.attrs, sizes),
+            )
+            for node in body.graph.nodes
+        )
+
+    def _traffic(self, moved: float) -> float:
+        shared = self.memory if moved > self.speeds["cache_bytes"] else 1.0
+        return interpolated(self.speeds["traffic"], moved) * shared
+
+    def _rest(
+        self,
+        op: Op,
+        amount: Work,
+        entry: Mapping[str, float],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+    ) -> float:
+        if "rate" not in entry:
+            classes = self.speeds["classes"]
+            entry = classes.get(op_class(op)) or classes.get("other") or {}
+            if "rate" not in entry or not amount.flops:
+                return 0.0  # what it moves is counted as traffic
+        if not amount.flops:
+            return amount.bytes / entry["rate"]
+        itemsize = max((s.dtype.itemsize for s in (*outputs, *inputs)), default=1)
+        return amount.flops / entry["rate"] * max(1.0, itemsize / entry["itemsize"])
+
+    def _product(self, op: Op, flops: float, dtype: np.dtype[Any]) -> float:
+        tables = self.speeds["matmul"]
+        name = "float32" if is_half(dtype) else real_dtype(dtype).name  # what is computed in
+        if is_half(dtype) and op.name in HALVES and "float16" in tables:
+            name = "float16"
+        alone = interpolated(tables.get(name, tables["other"]), flops)
+        if self.threads == 1:
+            return alone
+        factor = contended(self.speeds["contention"], "compute", self.threads)
+        shared = alone / self.threads * factor + 2 * float(self.speeds["handoff"])
+        return min(alone, shared)
+
+
+def interpolated(points: Sequence[Sequence[float]], amount: float) -> float:
+    """Seconds for so many flops or bytes: lines between points in logarithms, their rates beyond.
+
+    `points` are (amount, seconds), both rising.
+    """
+    if amount <= points[0][0]:
+        return float(points[0][1]) * amount / points[0][0]
+    if amount >= points[-1][0]:
+        return float(points[-1][1]) * amount / points[-1][0]
+    at = bisect_left([p[0] for p in points], amount)
+    (f0, t0), (f1, t1) = points[at - 1], points[at]
+    share = math.log(amount / f0) / math.log(f1 / f0)
+    return math.exp(math.log(t0) + share * math.log(t1 / t0))
+
+
+def contended(contention: Mapping[str, Sequence[float]], what: str, threads: int) -> float:
+    """How many times longer each of so many busy threads takes ("compute" or "memory").
+
+    Beyond what was measured (all cores), threads take turns.
+    """
+    counts, factors = contention["threads"], contention[what]
+    beyond = max(1.0, threads / counts[-1]) if len(counts) > 1 else 1.0
+    return float(np.interp(threads, counts, factors)) * beyond
+
+
+def is_generated(op: Op) -> bool:
+    """Whether programs compute an op by a kernel of ours, with its neighbours."""
+    return op.elementwise or op.rows is not None
+
+
+def given_speeds(flops: float, bandwidth: float, launch: float) -> dict[str, Any]:
+    """Speeds of a device that is described by three numbers: flop/s, bytes/s, seconds."""
+    return {
+        "launch": launch,
+        "handoff": 0.0,
+        "cache_bytes": 0,
+        "traffic": [[1.0, 1.0 / bandwidth]],
+        "matmul": {"other": [[1.0, 1.0 / flops]], "float64": [[1.0, 2.0 / flops]]},
+        "ops": {},
+        "classes": {"other": {"launch": launch, "rate": flops, "itemsize": 4}},
+        "contention": {"threads": [1], "compute": [1.0], "memory": [1.0]},
+    }

@@ -1,0 +1,319 @@
+"""Learned: what traced steps taught about this machine, and how it corrects the cost model.
+
+    traced nodes and transfers ─observe→ Learned ─factor, link→ the next plan of the session
+                                            └─keep→ a file beside the calibration's profile
+
+What is kept of nodes are ratios, measured by predicted, so that a lesson holds for other sizes of
+its bucket. They belong to one calibration: where another one counts, all is learned anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import PlanError
+from graphflow.placement.calibration.calibrate import (
+    Link,
+    fit_link,
+    machine_key,
+    profile_path,
+    write_whole,
+)
+from graphflow.placement.calibration.measure import quick
+
+FORMAT = 3
+SAMPLES = 31
+"""Ratios kept of each bucket, the latest."""
+RECENT = 9
+"""Of these, how many count: what was learned long ago, maybe on a busy machine, is revised."""
+BELIEVED = 4.0
+"""How many times longer (or less long) than predicted a node may take by a single observation; by
+two, this squared, and so on: the more surprising, the more evidence."""
+BUCKETS = 4096
+"""Buckets kept, the ones observed last."""
+LIMITS = (1e-3, 1e3)
+"""A ratio beyond is no lesson about speed: a process was suspended, or a clock went wrong."""
+SLOWEST = 1e3
+"""Seconds of a transfer, likewise."""
+ACROSS = "·"
+"""Between an op's name and the operands that a product reads across (transposed)."""
+_CLOSEST = 5
+_REACH = 8.0
+"""Steps between buckets (half an octave each) over which half of a lesson carries."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Bucket:
+    """Nodes that one lesson is about.
+
+    Args:
+        device: the kind of device, by machine and threads: "|cpu|1".
+        busy: whether its neighbours compute, too.
+        op, kind, dtype: the op (of a product, with its `ACROSS`), its class (see `rates.op_class`),
+            of its first output.
+        flops, bytes: of a node, in half octaves; of one with bodies, what these are predicted to
+            take in ns stands for its flops.
+    """
+
+    device: str
+    busy: bool
+    kind: str
+    op: str
+    dtype: str
+    flops: int
+    bytes: int
+
+
+def half_octaves(amount: float) -> int:
+    """A size, coarsely: amounts within a factor of 1.41 are alike."""
+    return round(2 * math.log2(1.0 + max(0.0, amount)))
+
+
+class Learned:
+    """Medians of what was measured, by bucket of nodes and by link.
+
+    Args:
+        basis: the calibration that it corrects, see `basis_of`.
+    """
+
+    def __init__(self, basis: str = "") -> None:
+        self.basis = basis
+        self.version = 0
+        """Grows with each observation, so that others know when to plan again."""
+        self._nodes: dict[Bucket, list[float]] = {}
+        self._links: dict[tuple[str, int], list[float]] = {}
+        self._steps: dict[tuple[str, int, int], list[float]] = {}
+        self._families: dict[tuple[str, str, str], list[tuple[Bucket, float]]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._nodes) + len(self._links) + len(self._steps)
+
+    def observe(self, bucket: Bucket, measured: float, predicted: float) -> None:
+        """Note what a node took, and what calibration alone predicted: seconds."""
+        ratio = measured / predicted if 0 < predicted < math.inf else 0.0
+        if LIMITS[0] <= ratio <= LIMITS[1]:
+            _add(self._nodes, bucket, ratio)
+            self._families = None
+            self.version += 1
+
+    def observe_link(self, link: str, nbytes: int, measured: float) -> None:
+        """Note the seconds that a transfer over a kind of link took."""
+        if 0 < measured < SLOWEST:
+            _add(self._links, (link, half_octaves(nbytes)), measured)
+            self.version += 1
+
+    def forget_links(self) -> None:
+        """Let go of what was noted of transfers: their links were measured anew."""
+        if self._links:
+            self._links.clear()
+            self.version += 1
+
+    def observe_step(self, kind: str, units: int, predicted: float, measured: float) -> None:
+        """Note what whole steps took.
+
+        Args:
+            kind: of session, "here" or "process".
+            units: what took part, see `planning.units`.
+            predicted: seconds of the step's nodes and transfers, by all that is known of these.
+            measured: seconds of steps that were not traced.
+        """
+        if predicted > 0 and 0 < measured < SLOWEST:
+            beyond = max(0.0, measured - predicted) / predicted
+            _add(self._steps, (kind, units, half_octaves(predicted * 1e9)), beyond)
+            self.version += 1
+
+    def beyond(self, kind: str, units: int, predicted: float) -> float:
+        """Seconds of a step beyond its nodes and transfers, by the steps most like it; the less,
+        the farther away they are."""
+        size = half_octaves(predicted * 1e9)
+        near = [
+            (abs(size - other) + 2 * abs(units - count), ratios)
+            for (of, count, other), ratios in self._steps.items()
+            if of == kind
+        ]
+        if not near:
+            return 0.0
+        distance, ratios = min(near, key=lambda pair: pair[0])
+        return median(ratios) * predicted / (1.0 + distance / _REACH)
+
+    def saw(self, bucket: Bucket) -> bool:
+        """Whether such a node was observed, its neighbours idle or busy as it says."""
+        return bucket in self._nodes
+
+    def knows(self, bucket: Bucket) -> bool:
+        """Whether such a node was observed on a device whose neighbours were idle, or busy."""
+        return any(replace(bucket, busy=busy) in self._nodes for busy in (False, True))
+
+    def factor(self, bucket: Bucket) -> float:
+        """How many times longer such a node takes than calibration predicts.
+
+        By its own bucket; else the median over the closest buckets of the op, or, where it was
+        never seen, of all that is bound by the same (products, or memory); the less, the farther
+        away they are; else 1. A device whose neighbours were idle tells about one whose neighbours
+        are busy where nothing else does.
+        """
+        for known in (bucket, replace(bucket, busy=not bucket.busy)):
+            own = self._nodes.get(known)
+            if own:
+                return supported(own)
+        alike = self._by_family.get((bucket.device, "op", _plain(bucket)))
+        if not alike:
+            alike = self._by_family.get((bucket.device, "bound", _bound(bucket)))
+        if not alike:
+            return 1.0
+        ranked = sorted((_distance(bucket, other), ratio) for other, ratio in alike)
+        least = ranked[0][0]
+        ratio = median(ratio for distance, ratio in ranked[:_CLOSEST] if distance <= least + 2)
+        return float(ratio ** (1.0 / (1.0 + least / _REACH)))
+
+    @property
+    def _by_family(self) -> Mapping[tuple[str, str, str], Sequence[tuple[Bucket, float]]]:
+        """Buckets with their ratios, by device and op, and by device and what bounds them."""
+        if self._families is None:
+            self._families = {}
+            for bucket, ratios in self._nodes.items():
+                told = (bucket, supported(ratios))
+                for family in (("op", _plain(bucket)), ("bound", _bound(bucket))):
+                    self._families.setdefault((bucket.device, *family), []).append(told)
+        return self._families
+
+    def link(self, name: str, predicted: Link) -> Link:
+        """Latency and bandwidth of a kind of link: the line through quick transfers of each size,
+        the latest: on a busy machine most wait for a processor."""
+        latency, bandwidth = predicted
+        points = sorted(
+            (2.0 ** (size / 2) - 1.0, quick(seconds[-RECENT:]))
+            for (link, size), seconds in self._links.items()
+            if link == name
+        )
+        if not points:
+            return predicted
+        if math.isfinite(bandwidth) and points[-1][0] >= 16 * max(256.0, points[0][0]):
+            return fit_link([size for size, _ in points], [seconds for _, seconds in points])
+        ratio = median(s / max(1e-9, latency + n / bandwidth) for n, s in points)
+        return latency * ratio, bandwidth / ratio
+
+    # Out and in -------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "format": FORMAT,
+            "key": machine_key(),
+            "basis": self.basis,
+            "nodes": [
+                [b.device, b.busy, b.kind, b.op, b.dtype, b.flops, b.bytes, ratios]
+                for b, ratios in self._nodes.items()
+            ],
+            "links": [[name, size, seconds] for (name, size), seconds in self._links.items()],
+            "steps": [[*key, ratios] for key, ratios in self._steps.items()],
+        }
+
+    @staticmethod
+    def from_dict(data: Any, basis: str) -> Learned:
+        """What `to_dict` made; empty if it is damaged, or of another machine or calibration."""
+        made = Learned(basis)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            return made
+        if data.get("key") != machine_key() or data.get("basis") != basis:
+            return made
+        read = Learned(basis)
+        try:
+            for device, busy, kind, op, dtype, flops, size, ratios in data["nodes"][-BUCKETS:]:
+                bucket = Bucket(
+                    _text(device), busy is True, _text(kind), _text(op), _text(dtype),
+                    int(flops), int(size),
+                )  # fmt: skip
+                read._nodes[bucket] = _numbers(ratios, *LIMITS)
+            for name, size, seconds in data["links"][-BUCKETS:]:
+                read._links[_text(name), int(size)] = _numbers(seconds, 1e-9, SLOWEST)
+            for kind, units, size, ratios in data["steps"][-BUCKETS:]:
+                key = _text(kind), int(units), int(size)
+                read._steps[key] = _numbers(ratios, 0.0, LIMITS[1])
+        except (KeyError, TypeError, ValueError, OverflowError, PlanError):
+            return made
+        return read
+
+
+def supported(ratios: Sequence[float]) -> float:
+    """The ratio that observations speak for: the lower quartile of the latest ones, since whatever
+    else a machine does makes nodes slower and never faster; and no more than they can bear."""
+    recent = sorted(ratios[-RECENT:])
+    most = BELIEVED ** len(recent)
+    return min(max(recent[len(recent) // 4], 1.0 / most), most)
+
+
+def _bound(bucket: Bucket) -> str:
+    """What takes the time of such nodes."""
+    return bucket.kind if bucket.kind in ("matmul", "random", "alias") else "memory"
+
+
+def _plain(bucket: Bucket) -> str:
+    """The op, however it reads its operands."""
+    return bucket.op.partition(ACROSS)[0]
+
+
+def _add(known: dict[Any, list[float]], key: Any, value: float) -> None:
+    """Append a value; where there are too many keys, the least recent one goes."""
+    values = known.pop(key, [])
+    values.append(value)
+    known[key] = values[-SAMPLES:]
+    while len(known) > BUCKETS:
+        known.pop(next(iter(known)))
+
+
+def _distance(wanted: Bucket, other: Bucket) -> int:
+    apart = abs(wanted.flops - other.flops) + abs(wanted.bytes - other.bytes)
+    apart += 2 * (wanted.op != other.op and _plain(wanted) == _plain(other))
+    return apart + 4 * (wanted.dtype != other.dtype) + (wanted.busy != other.busy)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise PlanError(f"{value!r} is no text")  # caught where the file is read
+    return value
+
+
+def _numbers(values: Any, least: float, most: float) -> list[float]:
+    numbers = [float(value) for value in values][-SAMPLES:]
+    if not numbers or not all(least <= number <= most for number in numbers):
+        raise PlanError(f"{values!r} are no samples")  # caught where the file is read
+    return numbers
+
+
+# Keeping --------------------------------------------------------------------------------------
+
+
+def basis_of(profile: Mapping[str, Any]) -> str:
+    """What tells one calibration from another."""
+    text = json.dumps(profile.get("devices"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def learned_path(folder: Path | None = None) -> Path:
+    """Where what was learned of this machine is kept: beside its profile."""
+    path = profile_path(folder)
+    return path.with_name(path.name.replace("machine-", "learned-"))
+
+
+def kept(profile: Mapping[str, Any], folder: Path | None = None) -> Learned:
+    """What sessions before learned under this calibration; empty where nothing usable is kept."""
+    basis = basis_of(profile)
+    try:
+        data = json.loads(learned_path(folder).read_text())
+    except (OSError, ValueError, RecursionError):
+        return Learned(basis)
+    return Learned.from_dict(data, basis)
+
+
+def keep(learned: Learned, folder: Path | None = None) -> None:
+    """For sessions to come, where the folder can be written."""
+    write_whole(learned_path(folder), learned.to_dict())

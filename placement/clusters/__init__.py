@@ -1,0 +1,1 @@
+"""Devices, hosts, links and switches: described, checked, read from files."""

@@ -1,0 +1,438 @@
+"""The hardware as plain data: workers with their devices, and the links between them.
+
+A `Cluster` is where planning starts (the cost model reads speeds from it) and what a session starts
+or joins. It opens no socket and starts no process. Numbers that are None are for calibration to
+fill in; hypothetical hardware, which nobody can measure, must give them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from graphflow.base.argument_checks import checks, plain, spelt
+from graphflow.base.formatting import counted
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ClusterError, DeviceError
+from graphflow.ir.device_name import DeviceName
+from graphflow.placement.clusters.cluster_checks import check_cluster, suggested
+from graphflow.placement.clusters.devices import (
+    CLIENT,
+    Device,
+    Link,
+    Worker,
+    check_most,
+    check_whole,
+    local_kind,
+)
+from graphflow.placement.clusters.hardware_catalog import product
+from graphflow.placement.clusters.host_facts import MEMORY_SHARE, cores, device_memory, gpu_memory
+from graphflow.placement.clusters.shared_ports import Port
+
+Kind = Literal["here", "local", "remote", "hypothetical"]
+
+
+@checks(ClusterError)
+@dataclass(frozen=True)
+class Cluster:
+    """Workers and what is known of the links between them.
+
+    Args:
+        workers: numbered from 0.
+        links: those described; missing ones are measured.
+        ports: what several of the links share; see `Port`.
+        kind: "here" (devices of this process), "local" (worker processes that the session starts),
+            "remote" (workers that listen at their addresses), "hypothetical" (to plan with; a
+            session refuses).
+        insecure: the user accepts addresses beyond loopback without keys; the runtime checks it.
+        deadline: seconds for all workers to come up.
+        dead_after: seconds that a worker may be out of reach before it is given up.
+        source: the file it was read from.
+        key: the name of the key that a session shows the workers; default: the only one.
+        stand_ins: where workers were lost, for each worker as pins number them, the one that has
+            its place now; see `without`.
+
+    Raises:
+        ClusterError: no workers, a duplicate address or device, a number that is NaN, infinite,
+            negative or zero where it may not be, a link that names no device, hypothetical hardware
+            without numbers.
+    """
+
+    workers: tuple[Worker, ...]
+    links: tuple[Link, ...] = ()
+    kind: Kind = "here"
+    insecure: bool = False
+    deadline: float = 60.0
+    source: str | None = None
+    ports: tuple[Port, ...] = ()
+    key: str | None = None
+    stand_ins: tuple[int, ...] = ()
+    dead_after: float = 4.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "workers", tuple(self.workers))
+        object.__setattr__(self, "links", tuple(self.links))
+        object.__setattr__(self, "ports", tuple(self.ports))
+        object.__setattr__(self, "deadline", plain(self.deadline))
+        object.__setattr__(self, "dead_after", plain(self.dead_after))
+        check_cluster(self)
+
+    # Constructors -----------------------------------------------------------------------------
+
+    @classmethod
+    @spelt(ClusterError)
+    def here(
+        cls, devices: tuple[str, ...] | list[str] = ("cpu:0",), threads: int | None = None
+    ) -> Self:
+        """Devices of this process. `threads` for each CPU device, default: the cores shared among
+        them.
+
+        Raises:
+            DeviceError: a malformed name, or a GPU that this process cannot use.
+        """
+        return cls((_worker_on_this_host(0, devices, threads, processes=1),), kind="here")
+
+    @classmethod
+    @spelt(ClusterError)
+    def local(
+        cls,
+        workers: int = 2,
+        devices: tuple[str, ...] | list[str] = ("cpu:0",),
+        threads: int | None = None,
+        deadline: float = 60.0,
+        dead_after: float = 4.5,
+    ) -> Self:
+        """Worker processes on this host, started by a session. `threads` for each CPU device,
+        default: its share.
+
+        Raises:
+            DeviceError: a malformed name, or a GPU that this host does not have.
+            ClusterError: fewer than one worker, more than 1024 devices, a time that is not
+                positive.
+        """
+        check_whole("workers", workers)
+        count = max(1, len(devices))
+        check_most(f"local: {workers} workers of {counted(count, 'device')} are", workers * count)
+        made = tuple(
+            _worker_on_this_host(i, devices, threads, processes=workers) for i in range(workers)
+        )
+        return cls(made, kind="local", deadline=deadline, dead_after=dead_after)
+
+    @classmethod
+    @checks(ClusterError)
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a cluster from TOML (see `cluster_file` for the keys). Without addresses it is
+        hypothetical.
+
+        Raises:
+            ClusterError: unreadable, malformed or wrong; names file, line, key and remedy.
+        """
+        from graphflow.placement.clusters.cluster_file import read
+
+        if "://" in str(path):
+            raise ClusterError(
+                f"{path} is an address; workers by address are listed in a file, whose name is "
+                'given instead: [[workers]], then address = "tcp://host:port", for each'
+            )
+        if re.fullmatch(r"(cpu|gpu)(:\d+)?", str(path)) and not Path(path).exists():
+            raise ClusterError(f"{path} is a device: give gf.Cluster.here(devices=[{str(path)!r}])")
+        return cls.from_dict(read(Path(path)))
+
+    @classmethod
+    @spelt(ClusterError)
+    def hypothetical(
+        cls,
+        workers: int | str = 1,
+        devices: str | tuple[str, ...] | list[str] = ("gpu:0",),
+        *,
+        flops: float | None = None,
+        bandwidth: float | None = None,
+        memory: int | None = None,
+        launch: float | None = None,
+        link_latency: float = 0.0,
+        link_bandwidth: float | None = None,
+        link: str | None = None,
+        network: str | None = None,
+    ) -> Self:
+        """Equal hosts of equal devices: to plan for hardware one does not have.
+
+        By product, `hypothetical("8xh100")` or `hypothetical("4x8xh100", network="100gbe")`, or by
+        numbers, `hypothetical(2, flops=5e13, bandwidth=2e12, memory=80 << 30, link_latency=1e-5,
+        link_bandwidth=4e11)`. Each host is one worker.
+
+        Args:
+            workers: how many hosts, or hosts and devices as in "4x8xh100".
+            devices: of each host: "cpu:0", "gpu:0", a product or several of it, "8xh100".
+            flops, bandwidth, memory, launch: of each device, as in `Device`; where a product is
+                named, in place of its own. launch is 5 µs where nothing says it.
+            link_latency, link_bandwidth: seconds and bytes/s between any two devices, and from and
+                to the client.
+            link, network: names of links (`products.WIRES`) inside hosts, and between hosts, whose
+                devices share it. Products have their usual link inside a host.
+
+        Raises:
+            ClusterError: an unknown product or link (suggests one), more than 1024 devices, or a
+                number that is missing or without sense.
+            DeviceError: a malformed name of a device.
+        """
+        from graphflow.placement.clusters.topology import (
+            Cable,
+            Host,
+            connect,
+            device_names,
+            short_name,
+        )
+
+        if isinstance(workers, str) and not workers.isdigit():
+            workers, count, name = short_name(workers)
+            devices = (f"{count}x{name}",)
+        check_whole("workers", workers)
+        assert isinstance(workers, int)
+        entries = device_names(_listed(devices))
+        told = f"{counted(workers, 'host')} of {counted(len(entries), 'device')}"
+        check_most(f"hypothetical: {told} are", workers * len(entries))
+        if launch is None and None in (known for _, known in entries):
+            launch = 5e-6
+        given: dict[str, Any] = {"flops": flops, "bandwidth": bandwidth, "launch": launch}
+        all_workers = tuple(
+            Worker(i, None, _hypothetical(i, entries, memory, given)) for i in range(workers)
+        )
+        inside = None if link is None else Cable.named(link)
+        if link_bandwidth is None:
+            hosts = [Host(f"host {worker.index}", (worker,), inside) for worker in all_workers]
+            between = None if network is None else Cable.named(network)
+            links, ports = connect(hosts, between)
+            return cls(all_workers, tuple(links), kind="hypothetical", ports=tuple(ports))
+        if link is not None or network is not None:
+            raise ClusterError("give link_bandwidth for all links, or link and network, not both")
+        ends = [device.name for worker in all_workers for device in worker.devices] + [CLIENT]
+        plain = [Link(a, b, link_latency, link_bandwidth) for a in ends for b in ends if a != b]
+        return cls(all_workers, tuple(plain), kind="hypothetical")
+
+    def __repr__(self) -> str:
+        """Short: the devices, not all that is known of them and their links."""
+        told = [f"{d.name} ({d.product})" if d.product else d.name
+                for worker in self.workers for d in worker.devices]  # fmt: skip
+        more = f", … {len(told)} in all" if len(told) > 4 else ""
+        workers = counted(len(self.workers), "worker")
+        return f"<Cluster of {workers} ({self.kind}): {', '.join(told[:4])}{more}>"
+
+    # Names ------------------------------------------------------------------------------------
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Full names of all devices, worker by worker."""
+        return tuple(device.name for worker in self.workers for device in worker.devices)
+
+    @checks(DeviceError)
+    def device(self, name: str) -> Device:
+        """The device of that full name.
+
+        Raises:
+            DeviceError: there is none.
+        """
+        for worker in self.workers:
+            for device in worker.devices:
+                if device.name == name:
+                    return device
+        raise DeviceError(
+            f"no device {name!r}{suggested(name, self.devices)} "
+            f"(there are {', '.join(self.devices)})"
+        )
+
+    @spelt(DeviceError)
+    def match(self, constraint: str) -> tuple[str, ...]:
+        """Devices that a name allows: "gpu", "cpu:1", "/worker:1", "/worker:1/cpu:0".
+
+        Raises:
+            DeviceError: the name is malformed, or fits no device of this cluster.
+        """
+        hint = suggested(constraint, self._partial_names())
+        try:
+            wanted = DeviceName.parse(constraint)
+        except DeviceError as error:
+            raise DeviceError(f"{error}{hint}") from None
+        if not wanted:
+            raise DeviceError(f"{constraint!r} names no part of a device{hint}")
+        wanted = self.pinned(wanted)
+        found = tuple(name for name in self.devices if wanted.matches(DeviceName.parse(name)))
+        if not found:
+            there = ", ".join(self.devices)
+            raise DeviceError(f"no device fits {constraint!r}{hint} (there are {there})")
+        return found
+
+    def link(self, source: str, target: str) -> Link | None:
+        """The most specific link described between two devices (or "/client"), or None where it is
+        to be measured.
+        """
+        known = self._links_by_ends
+        (a, of_a), (b, of_b) = ((end, end.rpartition("/")[0]) for end in (source, target))
+        if (a, b) in known:
+            return known[a, b][1]
+        mixed = [known[ends] for ends in ((a, of_b), (of_a, b)) if ends in known]
+        if mixed:
+            return min(mixed, key=lambda found: found[0])[1]
+        return known[of_a, of_b][1] if (of_a, of_b) in known else None
+
+    @cached_property
+    def _links_by_ends(self) -> dict[tuple[str, str], tuple[int, Link]]:
+        return {(link.source, link.target): (i, link) for i, link in enumerate(self.links)}
+
+    def _partial_names(self) -> list[str]:
+        names = {*self.devices, *(f"/worker:{worker.index}" for worker in self.workers)}
+        for device in self.devices:
+            local = device.rpartition("/")[2]
+            names |= {local, local.partition(":")[0]}
+        return sorted(names)
+
+    def without(self, lost: Collection[int]) -> Self:
+        """The same without some workers; those that remain are numbered anew, from 0. What is
+        pinned to one that is left out is pinned to one of them, by turns.
+
+        Raises:
+            ClusterError: none remains.
+        """
+        if not lost:
+            return self
+        stay = [worker for worker in self.workers if worker.index not in lost]
+        numbers = {f"/worker:{worker.index}": f"/worker:{i}" for i, worker in enumerate(stay)}
+
+        def renamed(end: str) -> str | None:
+            worker, slash, device = end.removeprefix("/").partition("/")
+            if end == CLIENT:
+                return end
+            return numbers[f"/{worker}"] + slash + device if f"/{worker}" in numbers else None
+
+        def kept(ends: Iterable[str]) -> tuple[str, ...]:
+            return tuple(name for name in map(renamed, ends) if name is not None)
+
+        workers = tuple(
+            replace(
+                worker, index=index,
+                devices=tuple(replace(d, name=renamed(d.name) or "") for d in worker.devices),
+            )
+            for index, worker in enumerate(stay)
+        )  # fmt: skip
+        links = tuple(
+            replace(link, source=source, target=target)
+            for link in self.links
+            if (source := renamed(link.source)) and (target := renamed(link.target))
+        )
+        ports = tuple(
+            replace(
+                port, inside=kept(port.inside), besides=kept(port.besides),
+                outside=None if port.outside is None else kept(port.outside),
+            )
+            for port in self.ports
+            if kept(port.inside)
+        )  # fmt: skip
+        numbered = {worker.index: index for index, worker in enumerate(stay)}
+        before = self.stand_ins or tuple(range(len(self.workers)))
+        stand_ins = tuple(
+            numbered.get(now, pin % max(1, len(stay))) for pin, now in enumerate(before)
+        )
+        return replace(self, workers=workers, links=links, ports=ports, stand_ins=stand_ins)
+
+    def pinned(self, pin: DeviceName) -> DeviceName:
+        """What a pin means here: its worker may have been lost, or have another number by now."""
+        if pin.worker is None or pin.worker >= len(self.stand_ins):
+            return pin
+        return DeviceName(self.stand_ins[pin.worker], pin.kind, pin.index)
+
+    # Plain data -------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for plans and wires."""
+        return {
+            "kind": self.kind,
+            "insecure": self.insecure,
+            "deadline": self.deadline,
+            "dead_after": self.dead_after,
+            "source": self.source,
+            "key": self.key,
+            "workers": [asdict(worker) for worker in self.workers],
+            "links": [asdict(link) for link in self.links],
+            "ports": [asdict(port) for port in self.ports],
+        }
+
+    @classmethod
+    @spelt(ClusterError)
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The cluster that `to_dict` described.
+
+        Raises:
+            ClusterError: a key is missing or unknown, or a value is wrong.
+        """
+        known = {field.name for field in fields(cls)}
+        if not isinstance(data, dict) or not isinstance(data.get("workers"), (list, tuple)):
+            raise ClusterError("a cluster description needs a list 'workers'")
+        for key in data:
+            if key not in known:
+                raise ClusterError(
+                    f"unknown key {key!r} in a cluster description{suggested(key, known)}"
+                )
+        try:
+            workers = tuple(
+                Worker(
+                    w["index"], w["address"], tuple(Device(**device) for device in w["devices"]),
+                    w.get("key"),
+                )
+                for w in data["workers"]
+            )  # fmt: skip
+            links = tuple(Link(**link) for link in data.get("links", ()))
+            ports = tuple(Port(**port) for port in data.get("ports", ()))
+            lists = ("workers", "links", "ports")
+            rest = {key: value for key, value in data.items() if key not in lists}
+            return cls(workers, links, ports=ports, **rest)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ClusterError(f"malformed cluster description: {error}") from None
+
+
+def _worker_on_this_host(
+    index: int, names: tuple[str, ...] | list[str], threads: int | None, processes: int
+) -> Worker:
+    names = _listed(names)
+    kinds = [local_kind(name) for name in names]
+    cpus = max(1, kinds.count("cpu"))
+    share = threads if threads is not None else max(1, cores() // (processes * cpus))
+    made = []
+    for name, kind in zip(names, kinds, strict=True):
+        full = f"/worker:{index}/{name}"
+        if kind == "cpu":
+            made.append(Device(full, kind, device_memory(processes * cpus), share))
+        else:
+            made.append(
+                Device(full, kind, max(1, int(gpu_memory(name) * MEMORY_SHARE / processes)))
+            )
+    return Worker(index, None, tuple(made))
+
+
+def _hypothetical(
+    worker: int,
+    entries: Sequence[tuple[str, str | None]],
+    memory: int | None,
+    given: Mapping[str, Any],
+) -> tuple[Device, ...]:
+    """A worker's devices; a product has its own memory where none is said."""
+    made = []
+    for local, known in entries:
+        size = memory if known is None or memory is not None else product(known).memory
+        if size is None:
+            raise ClusterError(f"{local} is hypothetical: give its memory (bytes)")
+        full = f"/worker:{worker}/{local}"
+        made.append(Device(full, local_kind(local), size, product=known, **given))
+    return tuple(made)
+
+
+def _listed(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    """Names of devices; a single name stands for a list of one."""
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, tuple | list):
+        raise ClusterError(f"devices are names, such as ('cpu:0', 'gpu:0'), not {names!r}")
+    return tuple(names)

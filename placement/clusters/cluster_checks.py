@@ -1,0 +1,133 @@
+"""Whether the description of a cluster makes sense: said when it is made, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphflow.base.argument_checks import meant
+from graphflow.errors import ClusterError
+from graphflow.placement.clusters.devices import CLIENT, Worker, check_number
+
+if TYPE_CHECKING:
+    from graphflow.placement.clusters.cluster import Cluster
+
+_OWN = frozenset({"localhost", "127.0.0.1", "[::1]", "ip6-localhost"})
+KINDS = ("here", "local", "remote", "hypothetical")
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Refuse a cluster that cannot be.
+
+    Raises:
+        ClusterError: see `Cluster`.
+    """
+    if not cluster.workers:
+        raise ClusterError("a cluster needs at least one worker")
+    if strange := [each for each in cluster.workers if not isinstance(each, Worker)]:
+        raise ClusterError(
+            f"a cluster is made of Workers; got {strange[0]!r}: Cluster.local(2) makes some of "
+            "this machine, Cluster.load(file) knows those whose addresses are in a file"
+        )
+    if cluster.kind not in KINDS:
+        raise ClusterError(f"cluster kind {cluster.kind!r} is none of {', '.join(KINDS)}")
+    numbers = [worker.index for worker in cluster.workers]
+    if numbers != list(range(len(numbers))):
+        raise ClusterError(f"workers must be numbered 0, 1, …; got {numbers}")
+    check_number("deadline (seconds)", cluster.deadline, zero=False)
+    check_number("dead_after (seconds)", cluster.dead_after, zero=False)
+    _check_addresses(cluster)
+    _check_links(cluster)
+    _check_ports(cluster)
+    if cluster.kind == "hypothetical":
+        _check_described(cluster)
+
+
+def suggested(word: Any, known: Iterable[str]) -> str:
+    """The end of an error of a name that is not known."""
+    hint = meant(str(word).lower(), known)
+    return f"; {hint}" if hint else ""
+
+
+def _check_addresses(cluster: Cluster) -> None:
+    addresses = [worker.address for worker in cluster.workers]
+    for worker in cluster.workers:
+        if cluster.kind == "remote" and worker.address is None:
+            raise ClusterError(
+                f"worker {worker.index} has no address; the others do: give it 'tcp://host:port'"
+            )
+        other = same_address(addresses[: worker.index], worker.address)
+        if other is not None:
+            raise ClusterError(shared(other, worker.index, addresses))
+
+
+def same_address(addresses: Sequence[str | None], address: str | None) -> int | None:
+    """Return which of some addresses leads where another one does, as localhost and 127.0.0.1."""
+    if not isinstance(address, str):
+        return None
+    known = [_plain(each) if isinstance(each, str) else None for each in addresses]
+    return known.index(_plain(address)) if _plain(address) in known else None
+
+
+def _plain(address: str) -> str:
+    """An address with this machine's names for itself as a number."""
+    host, colon, port = address.lower().removeprefix("tcp://").rpartition(":")
+    return f"{'127.0.0.1' if host in _OWN else host}{colon}{port.lstrip('0')}"
+
+
+def shared(one: int, other: int, addresses: Sequence[str | None]) -> str:
+    """Return what is wrong where two workers are the same one."""
+    a, b = addresses[one], addresses[other]
+    named = f"the address {a}" if a == b else f"a place: {a} and {b} are the same worker"
+    return (
+        f"workers {one} and {other} share {named}; each needs a `graphflow worker` of its own, at "
+        "a port of its own"
+    )
+
+
+def _ends(cluster: Cluster) -> list[str]:
+    """What links and ports may name: devices, and workers as a whole."""
+    return [*cluster.devices, *(f"/worker:{worker.index}" for worker in cluster.workers)]
+
+
+def _check_links(cluster: Cluster) -> None:
+    ends = dict.fromkeys((CLIENT, *_ends(cluster)))
+    seen: set[tuple[str, str]] = set()
+    for link in cluster.links:
+        for end in (link.source, link.target):
+            if end not in ends:
+                raise ClusterError(
+                    f"link {link.source} -> {link.target}: no {end!r} here{suggested(end, ends)}"
+                )
+        if (link.source, link.target) in seen:
+            raise ClusterError(f"link {link.source} -> {link.target} is described twice")
+        seen.add((link.source, link.target))
+
+
+def _check_ports(cluster: Cluster) -> None:
+    ends = dict.fromkeys(_ends(cluster))
+    for port in cluster.ports:
+        check_number(f"port {port.name!r}: bandwidth (bytes/s)", port.bandwidth, zero=False)
+        for end in (*port.inside, *(port.outside or ()), *port.besides):
+            if end not in ends:
+                raise ClusterError(f"port {port.name!r}: no {end!r} here{suggested(end, ends)}")
+
+
+def _check_described(cluster: Cluster) -> None:
+    """Nothing hypothetical can be measured: its numbers must be known."""
+    for device in (device for worker in cluster.workers for device in worker.devices):
+        for key in ("flops", "bandwidth", "launch"):
+            if not device.is_described and getattr(device, key) is None:
+                raise ClusterError(
+                    f"device {device.name} is hypothetical: it cannot be measured, "
+                    f"so give {key!r}, name a product such as 'h100' "
+                    "(or give its worker an address)"
+                )
+    for source in cluster.devices:
+        for target in cluster.devices:
+            if source != target and cluster.link(source, target) is None:
+                raise ClusterError(
+                    f"link {source} -> {target} is hypothetical: it cannot be measured, "
+                    "so give its latency and bandwidth (or a default link; between hosts a "
+                    "[network], or network=)"
+                )

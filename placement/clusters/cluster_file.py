@@ -1,0 +1,431 @@
+"""Cluster files: TOML -> the plain data of a `Cluster`, with errors that name file, line and key.
+
+key = "alice"                         # this machine's key; default: the only one (security.md)
+insecure = false                      # true: addresses beyond loopback without keys
+deadline = 60.0                       # seconds for the workers to come up
+dead_after = 4.5                      # seconds out of reach after which one is given up
+
+[defaults]                            # for every device that does not say
+devices = ["cpu:0"]                   # of every worker that does not say
+memory = "8GiB"                       # bytes, or a string with a unit
+threads = 4
+flops = 1.0e12                        # flop/s; these three are measured where missing
+bandwidth = 4.0e10                    # bytes/s
+launch = 5.0e-6                       # seconds
+
+[defaults.link]                       # between devices that no [[links]] covers
+latency = 1.0e-4                      # seconds
+bandwidth = 1.0e9                     # bytes/s
+
+[[workers]]
+address = "tcp://127.0.0.1:7001"      # no addresses at all: a hypothetical cluster, for planning
+key = "box1"                          # the worker's: a trusted key's name, or its digits
+devices = ["cpu:0", { name = "gpu:0", memory = "16GiB", flops = 1.0e13 }]
+host = "a"                            # a [[hosts]] table; default: a host of its own
+
+[[hosts]]                             # machines; with devices, each is a worker too
+name = "a"
+count = 2                             # so many of them (then they are "a 0" and "a 1")
+devices = ["8xh100"]                  # products, or { name = "h100", count = 8, memory = "80GB" }
+link = "nvlink4"                      # between its devices; default: what products usually have
+nic = { name = "100gbe", count = 2 }  # a name, or latency and bandwidth; count: side by side
+switches = [{ devices = ["gpu:0", "gpu:1"], uplink = "pcie4" }]    # shared way up
+
+[network]                             # between hosts; or network = "100gbe" at the top
+name = "100gbe"                       # or latency and bandwidth
+backbone = 4.0e10                     # bytes/s that all hosts share; default: enough
+
+[[links]]
+source = "/worker:0"                  # a worker, a device or "/client"
+target = "/worker:1"
+latency = 1.0e-4
+bandwidth = 1.25e9
+symmetric = true                      # the way back, too (default)
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import asdict
+from math import inf
+from pathlib import Path
+from typing import Any, NoReturn
+
+from graphflow.base.argument_checks import meant
+from graphflow.errors import ClusterError, DeviceError
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.cluster_checks import same_address, shared
+from graphflow.placement.clusters.devices import CLIENT, MOST, Device, Link, Worker, local_kind
+from graphflow.placement.clusters.hardware_catalog import product
+from graphflow.placement.clusters.host_facts import device_memory
+from graphflow.placement.clusters.topology import short_name
+from graphflow.placement.clusters.wiring import Wiring
+
+DEVICE_KEYS = ("memory", "threads", "flops", "bandwidth", "launch")
+LINK_KEYS = ("source", "target", "latency", "bandwidth", "symmetric")
+_DOTS = 1000
+UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    unit: 1024 ** (power + 1) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"))
+}
+
+
+_UNLIKELY: dict[str, tuple[float, float, str, str]] = {
+    "memory": (2**16, inf, "bytes", 'memory = "16GB" for 16 gigabytes'),
+    "flops": (1e6, inf, "flop/s", "flops = 1.0e12 for a teraflop/s"),
+    "bandwidth": (1e3, inf, "bytes/s", "bandwidth = 1.0e9 for a gigabyte/s"),
+    "backbone": (1e3, inf, "bytes/s", "backbone = 1.0e9 for a gigabyte/s"),
+    "launch": (0.0, 1.0, "seconds", "launch = 5.0e-6 for 5 µs"),
+    "latency": (0.0, 1.0, "seconds", "latency = 1.0e-4 for 100 µs"),
+}
+"""The least and the most that a number in a cluster file can mean, its unit, and an example."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The plain data of a cluster file, for `Cluster.from_dict`.
+
+    Raises:
+        ClusterError: unreadable, not TOML, an unknown key, a value that is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # Windows begins files with a mark
+    except (OSError, ValueError) as error:  # a path with a zero byte, bytes that are no text
+        raise ClusterError(f"cannot read cluster file {path}: {error}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > _DOTS:  # keys of keys: their time grows with the square
+            raise ClusterError(f"{path}, line {number}: more than {_DOTS} dots in a line")
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits; nests
+        raise ClusterError(f"{path} is not TOML: {error}") from None
+    return Reader(path, text).cluster(data)
+
+
+def _sharing(addresses: list[Any]) -> list[int]:
+    """How many workers share the host of each, by their addresses."""
+    hosts = [str(i if a is None else a).rpartition(":")[0] for i, a in enumerate(addresses)]
+    return [hosts.count(host) if host else 1 for host in hosts]
+
+
+class Reader:
+    """Keeps the text at hand, so that an error can say the line."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self.lines = path, text.splitlines()
+
+    def cluster(self, data: dict[str, Any]) -> dict[str, Any]:
+        known = (
+            "key", "insecure", "deadline", "dead_after", "defaults", "workers", "hosts", "network",
+            "links",
+        )  # fmt: skip
+        self.keys(data, known, None, 0)
+        insecure = self.typed(data, "insecure", bool, False, None, 0)
+        own_key = self.typed(data, "key", str, None, None, 0)
+        deadline = self.typed(data, "deadline", (int, float), 60.0, None, 0)
+        dead_after = self.typed(data, "dead_after", (int, float), 4.5, None, 0)
+        defaults = self.typed(data, "defaults", dict, {}, None, 0)
+        self.keys(defaults, ("devices", "link", *DEVICE_KEYS), "defaults", 0)
+        tables = self.tables(data, "workers")
+        sharing = _sharing([table.get("address") for table in tables])
+        workers = [
+            self.worker(i, table, defaults, sharing[i], ("workers", i))
+            for i, table in enumerate(tables)
+        ]
+        count = sum(len(worker.devices) for worker in workers)
+        if count:
+            self.check_count(count, ("workers", 0), "devices")
+        wiring = Wiring(self, data, defaults, tables, workers)
+        workers = wiring.workers
+        if not workers:
+            self.fail("no workers; add a [[workers]] table for each", None, 0, None)
+        links, ports = wiring.connect(self.described_links(data))
+        links += self.default_links(defaults, links, workers)
+        addressed = [worker.address is not None for worker in workers]
+        if any(addressed) and not all(addressed):
+            index = addressed.index(False)
+            self.fail(
+                f"worker {index} has no address though others have; give it address = \"tcp://host:port\"",
+                "workers", index, None,
+            )  # fmt: skip
+        addresses = [worker.address for worker in workers]
+        for index, address in enumerate(addresses):
+            other = same_address(addresses[:index], address)
+            if other is not None:
+                self.fail(shared(other, index, addresses), "workers", index, "address")
+        result = {
+            "kind": "remote" if all(addressed) else "hypothetical",
+            "insecure": insecure,
+            "deadline": deadline,
+            "dead_after": dead_after,
+            "source": str(self.path),
+            "key": own_key,
+            "workers": [asdict(worker) for worker in workers],
+            "links": [asdict(link) for link in links],
+            "ports": [asdict(port) for port in ports],
+        }
+        self.check_whole(result)
+        return result
+
+    def check_whole(self, result: dict[str, Any]) -> None:
+        """What only the whole cluster shows (missing numbers, deadline), with the file's name."""
+        try:
+            Cluster.from_dict(result)
+        except ClusterError as error:
+            key = str(error).partition(" ")[0]
+            self.fail(str(error), None, 0, key if key in ("deadline", "dead_after") else None)
+
+    def worker(
+        self,
+        number: int,
+        table: dict[str, Any],
+        defaults: dict[str, Any],
+        sharing: int,
+        place: tuple[str, int],
+    ) -> Worker:
+        """A worker, whose host `sharing` workers share; `place` is its section and table there."""
+        section, index = place
+        if section == "workers":
+            self.keys(table, ("address", "key", "devices", "host"), "workers", index)
+        address = self.typed(table, "address", str, None, section, index)
+        key = self.typed(table, "key", str, None, section, index)
+        entries = table.get("devices", defaults.get("devices", ["cpu:0"]))
+        if isinstance(entries, str):
+            entries = [entries]
+        if not isinstance(entries, list):
+            self.fail(f"devices must be a list, not {entries!r}", section, index, "devices")
+        entries = self.expanded(entries, place)
+        devices = [
+            self.device(number, entry, defaults, sharing * len(entries), place) for entry in entries
+        ]
+        try:
+            return Worker(number, address, tuple(devices), key)
+        except ClusterError as error:
+            named = next((k for k in ("address", "key") if f": {k}" in str(error)), "devices")
+            self.fail(str(error), section, index, named)
+
+    def expanded(self, entries: list[Any], place: tuple[str, int]) -> list[dict[str, Any]]:
+        """Entries of devices as tables with one local name each; products become GPUs in turn."""
+        made: list[dict[str, Any]] = []
+        names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
+        gpus = sum(1 for name in names if isinstance(name, str) and name.startswith("gpu:"))
+        for entry, name in zip(entries, names, strict=True):
+            table = {"name": entry} if isinstance(entry, str) else entry
+            if not isinstance(table, dict):
+                self.fail(f"a device is a name or a table, not {entry!r}", *place, "devices")
+            self.keys(table, ("name", "count", *DEVICE_KEYS), *place)
+            if "name" not in table:
+                self.fail('a device table needs a name, such as "cpu:0"', *place, "devices")
+            count = table.get("count", 1)
+            self.check_count(count, place, "count")
+            rest = {key: value for key, value in table.items() if key != "count"}
+            if isinstance(name, str) and re.fullmatch(r"(cpu|gpu):\d+", name):
+                if count > 1:
+                    self.fail(f"{name} is one device; leave out count", *place, "count")
+                made.append(rest)
+                continue
+            hosts, each, product = self.product(name, place)
+            self.check_count(count * hosts * each + len(made), place, "count")
+            for _ in range(count * hosts * each):
+                made.append(rest | {"name": f"gpu:{gpus}", "product": product})
+                gpus += 1
+        return made
+
+    def check_count(self, count: Any, place: tuple[str | None, int], key: str) -> None:
+        """Fail unless it is a number of devices that a cluster may have."""
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST:
+            self.fail(f"count must be a whole number from 1 to {MOST}, not {count!r}", *place, key)
+
+    def product(self, name: Any, place: tuple[str, int]) -> tuple[int, int, str]:
+        try:
+            return short_name(name)
+        except ClusterError as error:
+            told = str(error).partition("; ")[2] or str(error)
+            self.fail(
+                f"{name!r} is not a device of a worker; write 'cpu:0', 'gpu:0' or a product such "
+                f"as 'h100' ({told})",
+                *place,
+                "devices",
+                str(name),
+            )
+
+    def device(
+        self,
+        number: int,
+        table: dict[str, Any],
+        defaults: dict[str, Any],
+        count: int,
+        place: tuple[str, int],
+    ) -> Device:
+        settings = {key: defaults[key] for key in DEVICE_KEYS if key in defaults}
+        known = table.get("product")
+        if known is not None:  # what it is says more than what others are
+            settings = {"memory": product(known).memory, "product": known}
+        settings |= {key: table[key] for key in DEVICE_KEYS if key in table}
+        try:
+            kind = local_kind(table["name"])
+        except DeviceError as error:
+            self.fail(str(error), *place, "devices", table["name"])
+        if kind == "gpu":
+            settings.pop("threads", None)
+            if "memory" not in settings:
+                told = f'give the memory of {table["name"]} (bytes, or "16GiB")'
+                self.fail(told, *place, "devices")
+        memory = settings.pop("memory", None)
+        try:
+            size = device_memory(count) if memory is None else self.bytes(memory)
+            return Device(f"/worker:{number}/{table['name']}", kind, size, **settings)
+        except ClusterError as error:
+            bad = next((key for key in DEVICE_KEYS if f": {key}" in str(error)), None)
+            self.fail(str(error), *(place if bad in table else ("defaults", 0)), bad)
+
+    def described_links(self, data: dict[str, Any]) -> list[Link]:
+        """The [[links]] tables, and their ways back."""
+        found: list[Link] = []
+        for index, table in enumerate(self.tables(data, "links")):
+            self.keys(table, LINK_KEYS, "links", index)
+            for key in LINK_KEYS[:4]:
+                if key not in table:
+                    self.fail(f"a link needs {key!r}", "links", index, None)
+            symmetric = self.typed(table, "symmetric", bool, True, "links", index)
+            values = {key: table[key] for key in LINK_KEYS[:4]}
+            found.append(self.link(values, "links", index))
+            if symmetric:
+                back = values | {"source": values["target"], "target": values["source"]}
+                found.append(self.link(back, "links", index))
+        return found
+
+    def default_links(
+        self, defaults: dict[str, Any], found: list[Link], workers: list[Worker]
+    ) -> list[Link]:
+        """The default between every two ends that no described link covers."""
+        default = self.typed(defaults, "link", dict, None, "defaults", 0)
+        if default is None:
+            return []
+        self.keys(default, ("latency", "bandwidth"), "defaults.link", 0)
+        for key in ("latency", "bandwidth"):
+            if key not in default:
+                self.fail(f"[defaults.link] needs {key!r}", "defaults.link", 0, None)
+        self.link({"source": CLIENT, "target": CLIENT} | default, "defaults.link", 0)
+        ends = [device.name for worker in workers for device in worker.devices] + [CLIENT]
+        cluster_of = {end: end.rpartition("/")[0] if end != CLIENT else CLIENT for end in ends}
+        covered = {(link.source, link.target) for link in found}
+        return [
+            Link(a, b, **default)
+            for a in ends
+            for b in ends
+            if a != b
+            and not covered & {(x, y) for x in (a, cluster_of[a]) for y in (b, cluster_of[b])}
+        ]
+
+    def link(self, values: dict[str, Any], section: str, index: int) -> Link:
+        try:
+            return Link(**values)
+        except ClusterError as error:
+            bad = next((key for key in ("latency", "bandwidth") if f": {key}" in str(error)), None)
+            if bad is None and "link end" in str(error):
+                bad = next(
+                    (key for key in ("source", "target") if repr(values[key]) in str(error)), None
+                )
+            self.fail(str(error), section, index, bad)
+
+    def check_unit(self, table: dict[str, Any], section: str | None, index: int) -> None:
+        """Fail if a number was surely meant in another unit than the one that its key has."""
+        for key, value in table.items():
+            number = value if type(value) in (int, float) else 0  # others are refused elsewhere
+            least, most, unit, example = _UNLIKELY.get(key, (0.0, inf, "", ""))
+            if 0 < number < inf and not least <= number <= most:
+                told = f"{key} = {value!r} is {value:g} {unit}; write {example}"
+                self.fail(told, section, index, key)
+
+    def bytes(self, value: Any) -> Any:
+        """A size in bytes; a string carries its unit. Other values are for `Device` to judge."""
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+        if match is None or match[2] not in UNITS:
+            raise ClusterError(
+                f"device: memory {value!r} is no size; write bytes, "
+                'or a string like "8GiB" or "16GB"'
+            )
+        size = int(float(match[1]) * UNITS[match[2]])
+        if 0 < size < _UNLIKELY["memory"][0]:
+            raise ClusterError(f'device: memory {value!r} is {size} bytes; write "{match[1]}GB"')
+        return size
+
+    # Values and lines -------------------------------------------------------------------------
+
+    def keys(
+        self, table: dict[str, Any], known: tuple[str, ...], section: str | None, index: int
+    ) -> None:
+        for key in table:
+            if key not in known:
+                hint = meant(key, known) or f"known here: {', '.join(known)}"
+                self.fail(f"unknown key {key!r}; {hint}", section, index, key)
+        self.check_unit(table, section, index)
+
+    def typed(
+        self,
+        table: dict[str, Any],
+        key: str,
+        wanted: Any,
+        default: Any,
+        section: str | None,
+        index: int,
+    ) -> Any:
+        value = table.get(key, default)
+        if value is default:
+            return value
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            name = (
+                "a number"
+                if isinstance(wanted, tuple)
+                else {bool: "true or false", str: "a string", dict: "a table"}[wanted]
+            )
+            self.fail(f"{key!r} must be {name}, not {value!r}", section, index, key)
+        return value
+
+    def unknown(
+        self, what: str, name: Any, known: list[str], place: tuple[str, int], key: str
+    ) -> NoReturn:
+        """Complain of a name that stands for nothing here."""
+        hint = meant(name, known) or f"there are: {', '.join(known) or 'none'}"
+        self.fail(f"no {what} {name!r}; {hint}", *place, key, str(name))
+
+    def tables(self, data: dict[str, Any], key: str) -> list[dict[str, Any]]:
+        value = data.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
+            self.fail(f"{key!r} must be tables: write [[{key}]]", None, 0, key)
+        return value
+
+    def fail(
+        self, message: str, section: str | None, index: int, key: str | None, word: str = ""
+    ) -> NoReturn:
+        line = self.line(section, index, key)
+        if line and word:  # a list may go on over several lines
+            rest = enumerate(self.lines[line - 1 :], start=line)
+            line = next((number for number, text in rest if word in text), line)
+        where = f"{self.path}, line {line}" if line else str(self.path)
+        raise ClusterError(f"{where}: {message}")
+
+    def line(self, section: str | None, index: int, key: str | None) -> int | None:
+        """The line (from 1) of a key within the index-th table of a section; of the table if the
+        key is not found.
+        """
+        header = -1
+        current, seen = None, {}  # type: str | None, dict[str, int]
+        for number, text in enumerate(self.lines, start=1):
+            match = re.match(r"\s*\[\[?\s*([\w.\-]+)\s*\]\]?", text)
+            if match:
+                current = match[1]
+                seen[current] = seen.get(current, -1) + 1
+                if current == section and seen[current] == index:
+                    header = number
+            inside = current == section and (section is None or seen[section] == index)
+            if key and (inside or match) and re.search(rf"(?<![\w.]){re.escape(key)}\s*=", text):
+                return number
+            if key and match and section is None and match[1].split(".")[0] == key:
+                return number
+        return header if header > 0 else None
+
+
+__all__ = ["read"]

@@ -1,0 +1,36 @@
+"""Ports: what several pairs of devices share on the way to each other."""
+
+from __future__ import annotations
+
+from graphflow.base.argument_checks import checks
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ClusterError
+
+
+@checks(ClusterError)
+@dataclass(frozen=True)
+class Port:
+    """Where some devices leave for others, together no faster than its bandwidth.
+
+    A network card, the way up from a PCIe switch, a device's place on the NVLink switch.
+
+    Args:
+        inside, outside: devices, or workers ("/worker:0": all its devices); outside None: all that
+            are not inside.
+        bandwidth: bytes/s, each way.
+        duplex: whether both ways have it; else they share it.
+        besides: those outside that are reached otherwise.
+    """
+
+    name: str
+    inside: tuple[str, ...]
+    outside: tuple[str, ...] | None
+    bandwidth: float
+    duplex: bool = True
+    besides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inside", tuple(self.inside))
+        object.__setattr__(self, "besides", tuple(self.besides))
+        if self.outside is not None:
+            object.__setattr__(self, "outside", tuple(self.outside))

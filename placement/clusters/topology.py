@@ -1,0 +1,285 @@
+"""Hosts and what joins their devices: from cables to links between devices and ports that they
+share.
+
+A cluster file, or a short name such as "2x8xh100", says which hosts there are; `connect` derives
+the links of a `Cluster` (what one pair of devices gets alone) and its ports (what pairs share: a
+network card, the way up from a PCIe switch, a device's place on the NVLink switch), and
+`shared_links` writes the ports as arrays for a `Problem`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product as pairs
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ClusterError
+from graphflow.placement.clusters.devices import MOST, Link, Worker, check_most
+from graphflow.placement.clusters.hardware_catalog import Product, product, wire
+from graphflow.placement.clusters.shared_ports import Port
+
+if TYPE_CHECKING:
+    from graphflow.placement.clusters.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Cable:
+    """What joins two ends: seconds, bytes/s one way, and how many lie side by side.
+
+    One transfer uses one of them; all together share what they carry. `direct`: it does not pass
+    through the host's slots and switches (NVLink).
+    """
+
+    latency: float
+    bandwidth: float
+    count: int = 1
+    direct: bool = False
+
+    @staticmethod
+    def named(name: str, count: int = 1) -> Cable:
+        """A cable of the shipped tables, "nvlink4".
+
+        Raises:
+            ClusterError: there is none; suggests one.
+        """
+        known = wire(name)
+        return Cable(known.latency, known.bandwidth, count, known.name.startswith("nvlink"))
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Devices below one switch, and its way up, which they share towards everything else (unless
+    they reach the others of their host directly)."""
+
+    name: str
+    devices: tuple[str, ...]
+    uplink: Cable
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine: its workers, and how its devices reach each other and other hosts.
+
+    Args:
+        link: between its devices; None: what its products usually have.
+        nic: its network card, or several.
+        switches: inside it; devices by their full names.
+    """
+
+    name: str
+    workers: tuple[Worker, ...]
+    link: Cable | None = None
+    nic: Cable | None = None
+    switches: tuple[Switch, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Full names, worker by worker."""
+        return tuple(device.name for worker in self.workers for device in worker.devices)
+
+
+_DIGITS = 18  # of a count: int() refuses thousands
+_NAMED = re.compile(r"(?:(\d+)\s*[x×*]\s*)?(?:(\d+)\s*[x×*]\s*)?(\S.*)")
+
+
+def short_name(text: str) -> tuple[int, int, str]:
+    """Hosts, devices of each and product of "2x8xh100", "8xh100" or "h100".
+
+    Raises:
+        ClusterError: no such form, a count of 0 or beyond counting, or an unknown product.
+    """
+    match = _NAMED.fullmatch(str(text).strip())
+    if match is None:
+        raise ClusterError(f"{text!r} is not of the form '8xh100' or '2x8xh100'")
+    first, second, name = match.groups()
+    if any(len(count or "") > _DIGITS for count in (first, second)):
+        check_most(f"{text[:_DIGITS] + '…'!r} is", MOST + 1)
+    counts = (int(first or 1), int(second)) if second else (1, int(first or 1))
+    if 0 in counts:
+        raise ClusterError(f"{text!r} holds no device; counts are at least 1")
+    return *counts, product(name).name
+
+
+def device_names(entries: Sequence[str]) -> list[tuple[str, str | None]]:
+    """(local name, product) of entries such as "cpu:0", "h100" or "8xh100": products are numbered
+    as GPUs, in turn.
+
+    Raises:
+        ClusterError: as `short_name` does, or an entry is more devices than a cluster has.
+    """
+    made: list[tuple[str, str | None]] = []
+    gpus = sum(1 for entry in entries if str(entry).startswith("gpu:"))
+    for entry in entries:
+        if re.fullmatch(r"(cpu|gpu):\d+", str(entry)):
+            made.append((entry, None))
+            continue
+        hosts, count, name = short_name(entry)
+        check_most(f"{hosts * count} {name} are", hosts * count)
+        for _ in range(hosts * count):
+            made.append((f"gpu:{gpus}", name))
+            gpus += 1
+    return made
+
+
+# Cables to links and ports --------------------------------------------------------------------
+
+Covered = Callable[[str, str], bool]
+
+
+def connect(
+    hosts: Sequence[Host],
+    network: Cable | None = None,
+    backbone: float | None = None,
+    covered: Covered = lambda source, target: False,
+) -> tuple[list[Link], list[Port]]:
+    """Links and ports of hosts.
+
+    Args:
+        network: between hosts; their cards limit it further.
+        backbone: bytes/s that all traffic between hosts shares.
+        covered: whether a link between two devices is described otherwise.
+    """
+    return list(_links(hosts, network, covered)), list(_ports(hosts, network, backbone))
+
+
+def _links(hosts: Sequence[Host], network: Cable | None, covered: Covered) -> Iterator[Link]:
+    workers = [(host, worker) for host in hosts for worker in host.workers]
+    for (here, one), (there, other) in pairs(workers, workers):
+        found: dict[tuple[str, str], Cable] = {}
+        for a, b in pairs(one.devices, other.devices):
+            if a.name == b.name or covered(a.name, b.name):
+                continue
+            if here is there:
+                cable = here.link or _usual(_product(a), _product(b))
+            else:
+                cable = _across(here, there, network, _product(a), _product(b))
+            if cable is not None:
+                found[a.name, b.name] = cable
+        if len(set(found.values())) == 1:  # one link says it for all
+            cable = next(iter(found.values()))
+            ends = (f"/worker:{one.index}", f"/worker:{other.index}")
+            yield Link(*ends, cable.latency, cable.bandwidth)
+        else:
+            for (source, target), cable in found.items():
+                yield Link(source, target, cable.latency, cable.bandwidth)
+
+
+def _product(device: Any) -> Product | None:
+    return None if device.product is None else product(device.product)
+
+
+def _usual(a: Product | None, b: Product | None) -> Cable | None:
+    """Between two devices of a host of which nothing is said."""
+    if a is None or b is None:
+        return None
+    if a.peer == b.peer:
+        return Cable.named(a.peer)
+    return min((Cable.named(a.bus), Cable.named(b.bus)), key=lambda cable: cable.bandwidth)
+
+
+def _across(
+    here: Host, there: Host, network: Cable | None, a: Product | None, b: Product | None
+) -> Cable | None:
+    """Between two hosts: as slow as the slowest part of the way."""
+    way = [cable for cable in (here.nic, there.nic, network) if cable is not None]
+    if not way:
+        return None
+    latency = max(cable.latency for cable in way)
+    way += [Cable.named(each.bus) for each in (a, b) if each is not None]
+    return Cable(latency, min(cable.bandwidth for cable in way))
+
+
+def _ports(hosts: Sequence[Host], network: Cable | None, backbone: float | None) -> Iterator[Port]:
+    alone = len(hosts) == 1
+    for host in hosts:
+        inside = tuple(f"/worker:{worker.index}" for worker in host.workers)
+        nic = host.nic or network
+        if nic is not None and not alone:
+            yield Port(f"{host.name} nic", inside, None, nic.bandwidth * nic.count)
+        for switch in host.switches:
+            up = switch.uplink
+            direct = inside if _is_direct(host) else ()
+            yield Port(switch.name, switch.devices, None, up.bandwidth * up.count, besides=direct)
+        yield from _device_ports(host)
+    if backbone is not None and not alone:
+        for host in hosts:
+            inside = tuple(f"/worker:{worker.index}" for worker in host.workers)
+            yield Port("backbone", inside, None, backbone, duplex=False)
+
+
+def _is_direct(host: Host) -> bool:
+    """Whether its devices reach each other around its slots and switches."""
+    if host.link is not None:
+        return host.link.direct
+    known = [_product(device) for worker in host.workers for device in worker.devices]
+    return all(each is not None and each.peer != each.bus for each in known)
+
+
+def _device_ports(host: Host) -> Iterator[Port]:
+    """Each device has one place on what joins it to the others of its host, and one slot."""
+    names = host.devices
+    inside = tuple(f"/worker:{worker.index}" for worker in host.workers)
+    direct = _is_direct(host)
+    for worker in host.workers:
+        for device in worker.devices:
+            known = _product(device)
+            link = host.link or (None if known is None else Cable.named(known.peer))
+            others = tuple(name for name in names if name != device.name)
+            if direct and link is not None and len(others) > 1:
+                yield Port(f"{device.name} link", (device.name,), others, link.bandwidth)
+            if known is not None:
+                slot = Cable.named(known.bus).bandwidth
+                besides = inside if direct else ()
+                yield Port(f"{device.name} slot", (device.name,), None, slot, besides=besides)
+            elif not direct and link is not None and len(others) > 1:
+                yield Port(f"{device.name} link", (device.name,), others, link.bandwidth)
+
+
+def shared_links(cluster: Cluster) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(s,) bytes/s of what pairs of devices share, and (r, 3) rows: source, target, which of them.
+
+    Ports of one name are one, and each direction is a link of its own, unless a port says
+    otherwise. What only one pair uses is left out: the pair's own link says it already.
+    """
+    users, width = port_users(cluster)
+    shared = [key for key, ways in users.items() if len(ways) > 1]
+    rows = [(a, b, i) for i, key in enumerate(shared) for a, b in users[key]]
+    return (
+        np.array([width[key] for key in shared], dtype=np.float64),
+        np.array(sorted(rows), dtype=np.int64).reshape(-1, 3),
+    )
+
+
+def port_users(
+    cluster: Cluster,
+) -> tuple[dict[tuple[str, str], dict[tuple[int, int], None]], dict[tuple[str, str], float]]:
+    """(port, "out", "in" or "" for both) -> the pairs of devices, source and target, that use it;
+    and its bytes/s."""
+    index = {name: i for i, name in enumerate(cluster.devices)}
+    users: dict[tuple[str, str], dict[tuple[int, int], None]] = {}
+    width: dict[tuple[str, str], float] = {}
+    for port in cluster.ports:
+        inside = set(_expand(cluster, port.inside))
+        outside = set(cluster.devices if port.outside is None else _expand(cluster, port.outside))
+        outside -= inside | set(_expand(cluster, port.besides))
+        ways = ("out", "in") if port.duplex else ("", "")
+        for a in sorted(index[name] for name in inside):
+            for b in sorted(index[name] for name in outside):
+                for key, way in (((port.name, ways[0]), (a, b)), ((port.name, ways[1]), (b, a))):
+                    users.setdefault(key, {})[way] = None
+                    width[key] = port.bandwidth
+    return users, width
+
+
+def _expand(cluster: Cluster, names: Sequence[str]) -> Iterator[str]:
+    """Devices behind names of devices and workers."""
+    known = set(cluster.devices)
+    for name in names:
+        if name in known:
+            yield name
+        else:
+            yield from (device for device in cluster.devices if device.startswith(f"{name}/"))

@@ -1,0 +1,254 @@
+"""Predictions: how long the nodes of a graph take on the devices of a cluster.
+
+A roofline over calibrated rates, for each node by itself and for those that run as one kernel;
+corrected by what traced steps taught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.ir.graph import Graph, bind_attrs
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import TensorSpec, is_inexact, nbytes
+from graphflow.ops.control_flow.control import is_control
+from graphflow.ops.kernels.fusion.fusion import regions_of
+from graphflow.passes.duplicates import key_of
+from graphflow.placement.calibration.cluster_rates import classes, rates
+from graphflow.placement.calibration.roofline import STATELESS, Rates, op_class, work
+from graphflow.placement.calibration.trace_corrections import ACROSS, Bucket, Learned, half_octaves
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.cost_model.device_constraints import Limits
+from graphflow.placement.problems.problem import Ints
+
+UNPLACED = frozenset({"constant", "group"})
+"""Ops outside the problem: constants are wherever they are read, groups only hold others."""
+
+
+class Predictions:
+    """Of a graph whose symbols have known sizes.
+
+    Attributes:
+        nodes: those that are placed, in order; after them come the sinks, what the client gets.
+        regions: of nodes that may run as one kernel with others, all of these.
+    """
+
+    def __init__(self, graph: Graph, cluster: Cluster, bindings: Mapping[str, int]) -> None:
+        self.graph = graph
+        self.cluster = cluster
+        self.bindings = bindings
+        self.nodes = tuple(node for node in graph.nodes if node.op.name not in UNPLACED)
+        free = (*UNPLACED, "placeholder")
+        self.sinks = tuple(dict.fromkeys(t for t in graph.outputs if t.node.op.name not in free))
+        self.count = len(self.nodes) + len(self.sinks)
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+        self.specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
+        self.outputs = frozenset(graph.outputs)
+        self._bytes: dict[TensorSpec, int] = {}
+        regions = regions_of(graph, "cpu", self.specs, bindings)
+        self.regions = {node: nodes for nodes in regions for node in nodes if len(nodes) > 1}
+        self._alike, self._examples = self._classified()
+
+    def nbytes(self, tensor: Tensor) -> int:
+        """Bytes of a tensor."""
+        spec = self.specs[tensor]
+        known = self._bytes.get(spec)
+        if known is None:
+            known = self._bytes[spec] = nbytes(spec)
+        return known
+
+    def seconds(
+        self,
+        limits: Limits,
+        profiles: Mapping[int, Mapping[str, Any]] | None,
+        contention: bool,
+        learned: Learned | None,
+    ) -> np.ndarray[Any, Any]:
+        """`compute`, corrected by what was learned."""
+        compute = self.compute(limits, rates(self.cluster, profiles, contention))
+        if learned:
+            self.correct(compute, contention, learned)
+        return compute
+
+    def compute(self, limits: Limits, speeds: Mapping[str, Rates]) -> np.ndarray[Any, Any]:
+        """(n, d) seconds; inf where a node may not be."""
+        devices = self.cluster.devices
+        compute = np.full((self.count, len(devices) + 1), np.inf)
+        compute[len(self.nodes) :, -1] = 0.0
+        rows: dict[frozenset[str], int] = {}
+        places = [rows.setdefault(limits.allowed(n), len(rows)) for n in self._placed(compute)]
+        allowed = np.array([[name in row for name in devices] for row in rows], dtype=bool)
+        takes = np.empty((len(self._examples), len(devices)))
+        for number, node in enumerate(self._examples):
+            takes[number] = self._takes(node, [speeds[name] for name in devices])
+        if places:
+            placed = np.array([node.op.name != "placeholder" for node in self.nodes])
+            compute[: len(self.nodes), :-1][placed] = np.where(
+                allowed[places], takes[self._alike[placed]], np.inf
+            )
+        self._fuse(compute, limits, speeds)
+        return compute
+
+    def _fuse(
+        self, compute: np.ndarray[Any, Any], limits: Limits, speeds: Mapping[str, Rates]
+    ) -> None:
+        """What nodes take that run as one kernel, shared out by their flops as traces do, in place.
+
+        Devices of one kind and rate are predicted once, and so are regions that are alike.
+        """
+        columns: dict[int, list[int]] = {}
+        for at, name in enumerate(self.cluster.devices):
+            columns.setdefault(id(speeds[name]), []).append(at)
+        regions = [
+            (nodes, [self.index[node] for node in nodes], self._moved(nodes))
+            for nodes in self._together(limits)
+        ]
+        known: dict[Hashable, list[float]] = {}
+        for members in columns.values():
+            rate = speeds[self.cluster.devices[members[0]]]
+            for nodes, rows, moved in regions:
+                key = (id(rate), tuple(self._alike[rows].tolist()), moved)
+                if key not in known:
+                    known[key] = self._shared(nodes, rate, moved)
+                for i, seconds in zip(rows, known[key], strict=True):
+                    row = compute[i, members]
+                    compute[i, members] = np.where(np.isfinite(row), seconds, row)
+
+    def _together(self, limits: Limits) -> list[list[Node]]:
+        """Nodes that run as one kernel where they are together; those whom pins, or their
+        variables, may part are not counted on."""
+        kept = []
+        for nodes in dict.fromkeys(self.regions.values()):
+            alike: dict[Hashable, list[Node]] = {}
+            for node in nodes:
+                alike.setdefault(limits.allowed(node), []).append(node)
+            kept += [each for each in alike.values() if len(each) > 1]
+        return kept
+
+    def _moved(self, nodes: Sequence[Node]) -> float:
+        """Bytes that a region reads of others, and that others read of it."""
+        inside = set(nodes)
+        read = {t for node in nodes for t in node.inputs if t.node not in inside}
+        kept = [
+            t
+            for node in nodes
+            for t in node.outputs
+            if t in self.outputs or any(c not in inside for c in self.graph.consumers[node])
+        ]
+        return float(sum(map(self.nbytes, (*read, *kept))))
+
+    def _shared(self, nodes: Sequence[Node], rate: Rates, moved: float) -> list[float]:
+        """Seconds of each node of a region."""
+        parts = []
+        for node in nodes:
+            inputs = [self.specs[t] for t in node.inputs]
+            outputs = [self.specs[t] for t in node.outputs]
+            amount = work(node.op, inputs, outputs, bind_attrs(node.attrs, self.bindings))
+            parts.append((node.op, amount, outputs))
+        total = rate.fused(parts, moved)
+        flops = sum(amount.flops for _, amount, _ in parts)
+        return [total * amount.flops / max(flops, 1.0) for _, amount, _ in parts]
+
+    def _placed(self, compute: np.ndarray[Any, Any]) -> Iterator[Node]:
+        """Nodes other than placeholders, whose place is noted: the client."""
+        for i, node in enumerate(self.nodes):
+            if node.op.name == "placeholder":
+                compute[i, -1] = 0.0
+            else:
+                yield node
+
+    def _takes(self, node: Node, speeds: Sequence[Rates]) -> list[float]:
+        """Seconds of a node on each device."""
+        if self.in_place(node):
+            return [0.0] * len(speeds)
+        attrs = bind_attrs(node.attrs, self.bindings)
+        inputs = [self.specs[t] for t in node.inputs]
+        outputs = [self.specs[t] for t in node.outputs]
+        known: dict[int, float] = {}
+        for rate in speeds:
+            if id(rate) not in known:
+                known[id(rate)] = rate.seconds(node.op, inputs, outputs, attrs)
+        return [known[id(rate)] for rate in speeds]
+
+    def correct(self, compute: np.ndarray[Any, Any], contention: bool, learned: Learned) -> None:
+        """Multiply predictions by what was learned, in place."""
+        named = classes(self.cluster)
+        columns: dict[str, list[int]] = {}
+        for at, name in enumerate(self.cluster.devices):
+            columns.setdefault(named[name], []).append(at)
+        busy = contention and len(self.cluster.devices) > 1
+        nodes = compute[: len(self.nodes)]
+        for device, members in columns.items():
+            rows = nodes[:, members]
+            known = np.isfinite(rows) & (rows > 0)
+            some = np.flatnonzero(known.any(axis=1))
+            predicted = rows[some, known[some].argmax(axis=1)].tolist()
+            factors: dict[tuple[int, float], float] = {}
+            for i, alike, seconds in zip(
+                some.tolist(), self._alike[some].tolist(), predicted, strict=True
+            ):
+                factor = factors.get((alike, seconds))
+                if factor is None:
+                    bucket = self.bucket(self.nodes[i], device, busy, seconds)
+                    factor = factors[alike, seconds] = learned.factor(bucket)
+                rows[i] *= factor
+            nodes[:, members] = rows
+
+    def bucket(self, node: Node, device: str, busy: bool, predicted: float) -> Bucket:
+        """What a lesson about a node is about, on a class of devices."""
+        outputs = [self.specs[t] for t in node.outputs]
+        attrs = bind_attrs(node.attrs, self.bindings)
+        inputs = [self.specs[t] for t in node.inputs]
+        amount = work(node.op, inputs, outputs, attrs, self.bindings)
+        flops = predicted * 1e9 if is_control(node.op) else amount.flops
+        return Bucket(
+            device, busy, op_class(node.op), _variant(node.op.name, attrs),
+            outputs[0].dtype.name if outputs else "",
+            half_octaves(flops), half_octaves(amount.bytes),
+        )  # fmt: skip
+
+    def in_place(self, node: Node) -> bool:
+        """Whether a new value is computed straight into its variable, so that nothing is copied."""
+        if node.op.name != "assign":
+            return False
+        variable, value = node.inputs
+        op = value.node.op
+        return (
+            (
+                (op.elementwise and is_inexact(value.dtype))
+                or (op.in_place and value.node.inputs[0] is variable)
+            )
+            and value.spec == variable.spec
+            and {node, *self.regions.get(value.node, ())}.issuperset(
+                self.graph.consumers[value.node]
+            )
+            and node.outputs[0] not in self.outputs
+            and value not in self.outputs
+        )
+
+    def _classified(self) -> tuple[Ints, list[Node]]:
+        """(n,) the number of the class of nodes that take the same time, and one of each class:
+        large graphs have few."""
+        numbers: dict[Hashable, int] = {}
+        alike = np.empty(len(self.nodes), dtype=np.int64)
+        examples: list[Node] = []
+        for i, node in enumerate(self.nodes):
+            key: Hashable = node
+            if node.op.name not in STATELESS:
+                specs = tuple([self.specs[t] for t in node.inputs])
+                attrs = key_of(dict(node.attrs)) if node.attrs else ()
+                key = (node.op, specs, node.specs, attrs, self.in_place(node))
+            alike[i] = number = numbers.setdefault(key, len(examples))
+            if number == len(examples):
+                examples.append(node)
+        return alike, examples
+
+
+def _variant(name: str, attrs: Mapping[str, Any]) -> str:
+    """An op, and which operands its kernel reads across: products of a few rows take twice as long
+    by one way as by another, though they have as much to do."""
+    across = "".join(side for side in "ab" if attrs.get(f"transpose_{side}"))
+    return f"{name}{ACROSS}{across}" if across else name

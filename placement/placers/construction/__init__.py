@@ -1,0 +1,1 @@
+"""Parts that placers are built of: coarsening, device groups, evaluation, exact models."""

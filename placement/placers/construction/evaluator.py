@@ -1,0 +1,203 @@
+"""How placers judge a device map: run it in the simulator's engine, compare memory, time, traffic,
+wishes.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.placement.problems.problem import Problem
+from graphflow.placement.simulation.simulator import Run, execute, peak_memory, schedule
+
+Key = tuple[float, float, float, int]
+"""Less is better: bytes over capacity; seconds of makespan (and a share of the transfers'); seconds
+of transfer; nodes away from where they prefer to be."""
+
+
+SURELY = 1 + 1e-9
+"""Sums of seconds that differ by more are so in whatever order they are added."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A device map that was run."""
+
+    key: Key
+    run: Run
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device's peak memory is within its capacity."""
+        return self.key[0] == 0.0
+
+
+class Evaluator:
+    """Runs device maps and counts how many; knows when memory cannot matter and then does not look.
+
+    `thrift` is what a second of transfer counts for, in seconds of makespan.
+    """
+
+    def __init__(self, problem: Problem, thrift: float = 0.0) -> None:
+        self.problem, self.thrift = problem, thrift
+        self.evaluations = 0
+        self.natural = _positions(problem.topological.tolist())
+        self._limited = _may_exceed(problem)
+        self._preferences = [(v, p) for v, p in enumerate(problem.prefer.tolist()) if p >= 0]
+
+    def by_rank(self, device: list[int]) -> Candidate:
+        """Critical path first: an idle device takes the ready node with the longest way to the
+        end.
+        """
+        return self._ranked(device, upward_ranks(self.problem, device))
+
+    def rival(self, device: list[int], best: Candidate) -> Candidate | None:
+        """As `by_rank`; None where that takes longer than a candidate that fits, which is known
+        without running it: no step is shorter than its longest path, or what one device does."""
+        ranks = upward_ranks(self.problem, device)
+        if not self.problem.ways:
+            compute, busy = self.problem.compute_rows, [0.0] * self.problem.devices
+            for node, at in enumerate(device):
+                busy[at] += compute[node][at]
+            if max(*busy, max(ranks, default=0.0)) > best.key[1] * SURELY:
+                self.evaluations += 1
+                return None
+        return self._ranked(device, ranks)
+
+    def _ranked(self, device: list[int], ranks: list[float]) -> Candidate:
+        return self.judge(schedule(self.problem, device, [-rank for rank in ranks]))
+
+    def by_order(self, device: list[int], order: list[int]) -> Candidate:
+        """Exactly this order on every device."""
+        return self.judge(execute(self.problem, device, _positions(order), order))
+
+    def by_nature(self, device: list[int]) -> Candidate:
+        """The order in which the graph was built, ready nodes first."""
+        return self.judge(schedule(self.problem, device, self.natural))
+
+    def best(self, device: list[int]) -> Candidate:
+        """The best order known for a device map; the plainest one where they tie."""
+        found = self.by_nature(device)
+        if found.fits and not found.run.transfers:
+            return found  # nothing to wait for: every order takes as long
+        found = min(found, self.by_rank(device), key=lambda candidate: candidate.key)
+        if not found.fits:
+            found = min(
+                found, self.by_order(device, frugal_order(self.problem)), key=lambda c: c.key
+            )
+        return found
+
+    def judge(self, run: Run) -> Candidate:
+        """Attach the key to a run."""
+        self.evaluations += 1
+        over = 0.0
+        if self._limited:
+            excess = peak_memory(self.problem, run) - self.problem.capacity
+            over = float(np.maximum(excess, 0.0).sum())
+        traffic = sum(row[5] - row[4] for row in run.transfers)
+        away = sum(run.device[v] != run.device[p] for v, p in self._preferences)
+        # Rounded, because equal schedules summed in another order differ in the last bits.
+        seconds = run.makespan + self.thrift * traffic
+        return Candidate((over, float(f"{seconds:.11g}"), float(f"{traffic:.9g}"), away), run)
+
+
+def upward_ranks(problem: Problem, device: list[int]) -> list[float]:
+    """Seconds from each node's start to the end of the step along its longest path, for a device
+    map.
+    """
+    compute, outputs = problem.compute_rows, problem.outputs
+    latency, bandwidth = problem.latency_rows, problem.bandwidth_rows
+    ranks = [0.0] * problem.nodes
+    for node in reversed(problem.topological.tolist()):
+        at = device[node]
+        longest = 0.0
+        for _, size, readers in outputs[node]:
+            for reader in readers:
+                to = device[reader]
+                way = ranks[reader]
+                if to != at:
+                    way += latency[at][to] + size / bandwidth[at][to]
+                if way > longest:
+                    longest = way
+        ranks[node] = longest + compute[node][at]
+    return ranks
+
+
+def frugal_order(problem: Problem) -> list[int]:
+    """A topological order that keeps little alive: of the ready nodes, the one that adds least
+    memory.
+
+    A node adds its outputs and releases the outputs it is the last to read. Time O((n + e) log n).
+    """
+    size = (
+        [0.0] * problem.nodes if problem.output_memory is None else problem.output_memory.tolist()
+    )
+    makers: list[list[int]] = [[] for _ in range(problem.nodes)]
+    unread: list[int] = [0] * problem.nodes
+    readers_of: list[list[int]] = []
+    for node, outputs in enumerate(problem.outputs):
+        readers = sorted({reader for _, _, of_tensor in outputs for reader in of_tensor})
+        readers_of.append(readers)
+        unread[node] = len(readers)
+        for reader in readers:
+            makers[reader].append(node)
+    missing = [len(of_node) for of_node in makers]
+
+    def growth(node: int) -> float:
+        return size[node] - sum(size[maker] for maker in makers[node] if unread[maker] == 1)
+
+    ready = [(growth(node), node) for node in range(problem.nodes) if missing[node] == 0]
+    ready.sort()
+    done = [False] * problem.nodes
+    order: list[int] = []
+    while ready:
+        _, node = heappop(ready)
+        if done[node]:
+            continue
+        done[node] = True
+        order.append(node)
+        for maker in makers[node]:
+            unread[maker] -= 1
+            if unread[maker] == 1:  # its last reader has become cheaper than its entry says
+                for reader in readers_of[maker]:
+                    if not done[reader] and missing[reader] == 0:
+                        heappush(ready, (growth(reader), reader))
+        for reader in readers_of[node]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heappush(ready, (growth(reader), reader))
+    return order
+
+
+def lower_bound(problem: Problem) -> float:
+    """No placement is faster: the critical path at each node's best, and the work shared out
+    evenly. Seconds.
+    """
+    fastest = np.where(problem.allowed, problem.compute, np.inf).min(axis=1)
+    best = fastest.tolist()
+    longest = [0.0] * problem.nodes
+    for node in reversed(problem.topological.tolist()):
+        after = max(
+            (longest[r] for _, _, readers in problem.outputs[node] for r in readers), default=0.0
+        )
+        longest[node] = best[node] + after
+    usable = max(1, int(problem.allowed.any(axis=0).sum()))
+    return max(max(longest, default=0.0), float(fastest.sum()) / usable)
+
+
+def _positions(order: list[int]) -> list[float]:
+    position = [0.0] * len(order)
+    for place, node in enumerate(order):
+        position[node] = float(place)
+    return position
+
+
+def _may_exceed(problem: Problem) -> bool:
+    """Whether all there is, copied to every device, could be more than some device holds."""
+    total = float(problem.memory.sum())
+    if problem.output_memory is not None:
+        received = sum(size for outputs in problem.outputs for _, size, _ in outputs)
+        total += float(problem.output_memory.sum()) + received
+    return bool(np.any(total > problem.capacity))

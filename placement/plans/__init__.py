@@ -1,0 +1,1 @@
+"""Plans that users hold: placements, explanations, reports, comparisons, files."""

@@ -1,0 +1,255 @@
+"""Why a node is where it is: in a sentence when the plan is made, and in full when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from graphflow.base.formatting import show_bytes, show_seconds
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.placement.clusters.devices import CLIENT
+from graphflow.placement.problems.problem import Assignment, Problem
+from graphflow.placement.simulation.simulator import Run, Timeline, execute, simulate
+from graphflow.placement.view.text import printable
+
+if TYPE_CHECKING:
+    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_records import PlannedNode
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The problem behind a plan and its answer, kept to ask what else could have been.
+
+    Args:
+        names: of the problem's nodes; fetches have the name of what is fetched.
+        tensors: names by tensor id.
+        devices: names by index, the client last.
+        limits: node name -> what took choices away.
+    """
+
+    problem: Problem
+    assignment: Assignment
+    names: tuple[str, ...]
+    tensors: tuple[str, ...]
+    devices: tuple[str, ...]
+    limits: Mapping[str, str]
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The predicted step."""
+        return simulate(self.problem, self.assignment)
+
+    @cached_property
+    def position(self) -> list[int]:
+        """Place of each node in the order."""
+        position = [0] * self.problem.nodes
+        for place, node in enumerate(self.assignment.order.tolist()):
+            position[node] = place
+        return position
+
+    def moved(self, node: int, device: int) -> Run:
+        """The step with a node, and what must live with it, on another device; the order stays."""
+        group = int(self.problem.groups[node])
+        devices = self.assignment.device.tolist()
+        team = [v for v, g in enumerate(self.problem.groups.tolist()) if g == group >= 0] or [node]
+        for member in team:
+            devices[member] = device
+        return execute(self.problem, devices, self.position, self.assignment.order.tolist())
+
+    def finishes(self, node: int) -> dict[int, float]:
+        """When a node would finish on each device that may run it, all else being as it is."""
+        problem = self.problem
+        here = self._home[node]
+        found = {}
+        coming: list[int] | None = None
+        for at, may in enumerate(problem.allowed_rows[node]):
+            if not may:
+                continue
+            if at == here:
+                found[at] = self._finish[node]
+                continue
+            begin = self._free(node, at)
+            if coming is None:
+                coming = problem.predecessors.of(node).tolist()
+            for edge in coming:
+                begin = max(begin, self._arrival(edge, at))
+            found[at] = begin + problem.compute_rows[node][at]
+        return found
+
+    @cached_property
+    def _home(self) -> list[int]:
+        """The device of each node, for loops in plain Python."""
+        return list(self.timeline.device.tolist())
+
+    @cached_property
+    def _finish(self) -> list[float]:
+        """When each node finishes."""
+        return list(self.timeline.finish.tolist())
+
+    @cached_property
+    def _edges(self) -> list[tuple[int, int, float]]:
+        """Source, tensor and bytes of each edge."""
+        problem = self.problem
+        rows = (problem.edges[:, 0].tolist(), problem.tensor.tolist(), problem.bytes.tolist())
+        return list(zip(*rows, strict=True))
+
+    @cached_property
+    def _arrived(self) -> dict[tuple[int, int], float]:
+        rows = self.timeline.transfers
+        return {(int(r["tensor"]), int(r["target"])): float(r["finish"]) for r in rows}
+
+    @cached_property
+    def _lines(self) -> dict[int, tuple[list[int], list[int]]]:
+        """By device: its nodes in order, and their places."""
+        lines = {}
+        for at in range(self.problem.devices):
+            mine = self.timeline.on(at).tolist()
+            lines[at] = (mine, [self.position[node] for node in mine])
+        return lines
+
+    def before(self, node: int, at: int) -> int | None:
+        """The node that a device runs last before the turn of `node`."""
+        from bisect import bisect_left
+
+        mine, places = self._lines[at]
+        index = bisect_left(places, self.position[node])
+        return mine[index - 1] if index else None
+
+    def _free(self, node: int, at: int) -> float:
+        last = self.before(node, at)
+        return 0.0 if last is None else self._finish[last]
+
+    def _arrival(self, edge: int, at: int) -> float:
+        problem = self.problem
+        source, tensor, size = self._edges[edge]
+        home, made = self._home[source], self._finish[source]
+        if home == at:
+            return made
+        known = self._arrived.get((tensor, at))
+        if known is not None:
+            return known
+        moving = size / float(problem.bandwidth[home, at])
+        return made + float(problem.latency[home, at]) + moving
+
+
+def reason(model: Model, node: int, op: str, variable: str | None) -> str:
+    """One sentence: why a node is where it is.
+
+    Args:
+        variable: name of the variable with which it must live, or None.
+    """
+    at = int(model.assignment.device[node])
+    name = model.names[node]
+    if model.devices[at] == CLIENT:
+        return "fed by the client"
+    if model.problem.devices == 2:
+        return "the only device"
+    if name in model.limits:
+        return model.limits[name]
+    if variable is not None:
+        return f"beside its variable {variable!r}"
+    if sum(model.problem.allowed_rows[node]) == 1:
+        return "with what it must live with, which has no other device"
+    if op == "variable":
+        return _variable_reason(model, node, at)
+    finishes = model.finishes(node)
+    here = finishes[at]
+    others = [f"{model.devices[d]} {show_seconds(t)}" for d, t in finishes.items() if d != at]
+    best = min(finishes.values())
+    if here <= best * (1 + 1e-9):
+        return f"finishes first here: {show_seconds(here)}, {', '.join(others)}"
+    return (
+        f"finishes here at {show_seconds(here)} ({', '.join(others)}): "
+        "chosen for the step as a whole"
+    )
+
+
+def _variable_reason(model: Model, node: int, at: int) -> str:
+    edges = model.problem.successors.of(node).tolist()
+    readers = dict.fromkeys(int(model.problem.edges[edge, 1]) for edge in edges)
+    near = [model.names[r] for r in readers if int(model.assignment.device[r]) == at]
+    if near:
+        return f"read here by {', '.join(map(repr, near[:3]))}"
+    return "all devices are alike for it"
+
+
+def explain(plan: Plan, name: str) -> str:
+    """Everything about one node of a plan, as text."""
+    node = plan.by_name[name]
+    lines = [
+        f"{name}: {node.op} on {node.device}, made at {node.location}",
+        f"  output: {node.output}, {show_bytes(node.bytes)}",
+        f"  predicted: from {show_seconds(node.start)} to {show_seconds(node.finish)} "
+        f"({show_seconds(node.finish - node.start)})",
+        f"  why here: {node.why}",
+        *_kernel(plan, node),
+    ]
+    lines += _waits(plan, node)
+    if node.device != CLIENT:
+        lines += _elsewhere(plan, node)
+    return printable("\n".join(lines))
+
+
+def _kernel(plan: Plan, node: PlannedNode) -> list[str]:
+    """With what it runs as one kernel: its share of that one's time is predicted."""
+    others = [n.name for n in plan.nodes if node.fused and n.fused == node.fused and n is not node]
+    if not others:
+        return []
+    told = ", ".join(others[:6]) + (f" and {len(others) - 6} more" if len(others) > 6 else "")
+    return [f"  one kernel with: {told}"]
+
+
+def _waits(plan: Plan, node: PlannedNode) -> list[str]:
+    """What it waited for: the input that came last, or the device."""
+    if node.start <= 0.0:
+        return ["  waited for: nothing"]
+    came: list[tuple[float, str]] = []
+    for name in node.inputs:
+        source = plan.by_name[name]
+        if source.device == node.device:
+            came.append((source.finish, f"input {name!r}, made here"))
+    for transfer in plan.transfers:
+        if transfer.target == node.device and plan.maker(transfer.tensor) in node.inputs:
+            took = show_seconds(transfer.finish - transfer.start)
+            told = f"input {transfer.tensor!r} from {transfer.source} (on its way for {took})"
+            came.append((transfer.finish, told))
+    for other in plan.nodes:
+        if other.device == node.device and other.finish <= node.start and other is not node:
+            came.append((other.finish, f"its device, busy with {other.name!r}"))
+    if not came:
+        return ["  waited for: its turn"]
+    when, what = max(came, key=lambda pair: pair[0])
+    return [f"  waited for: {what}, until {show_seconds(when)}"]
+
+
+def _elsewhere(plan: Plan, node: PlannedNode) -> list[str]:
+    """What each other device would mean for the node and for the step."""
+    model, lines = plan.model, []
+    for device in plan.cluster.devices:
+        if device == node.device:
+            continue
+        if device not in node.candidates:
+            lines.append(f"  on {device}: not possible ({_limit(plan, node)})")
+            continue
+        text = f"  on {device}: {show_seconds(node.candidates[device])} to compute"
+        if model is not None:
+            number, at = model.names.index(node.name), model.devices.index(device)
+            if not model.problem.allowed[number, at]:
+                lines.append(f"  on {device}: not possible (what it lives with cannot move there)")
+                continue
+            run = model.moved(number, at)
+            whole = run.makespan + plan.overhead
+            change = whole - plan.makespan
+            text += (
+                f", would finish at {show_seconds(run.finish[number])}; the step would take "
+                f"{show_seconds(whole)} ({'+' if change >= 0 else '-'}"
+                f"{show_seconds(abs(change))})"
+            )
+        lines.append(text)
+    return lines
+
+
+def _limit(plan: Plan, node: PlannedNode) -> str:
+    return plan.model.limits.get(node.name, node.why) if plan.model else node.why

@@ -1,0 +1,92 @@
+"""What a plan consists of: nodes with their places and times, tensors on their way; and what was
+measured of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from graphflow.base.lazy_dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class HeldNode:
+    """A node of a body that a planned node holds; it runs with it, as a part of it.
+
+    `inputs` are names of nodes of the same body, `location` is the user's line.
+    """
+
+    name: str
+    op: str
+    output: str
+    inputs: tuple[str, ...]
+    location: str
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """A node with its place; placeholders are on "/client", constants have no place.
+
+    Args:
+        start, finish: predicted seconds from the start of the step.
+        output: what it makes, "float32(128, 64)".
+        bytes: of its outputs.
+        inputs: names of the nodes that it reads, constants left out.
+        location: the user's line.
+        why: one sentence: why it is there.
+        candidates: seconds of computation on each device that may run it.
+        holds: what its bodies consist of, if it has any.
+        fused: name of the last node of the kernel that it is part of; "" if it has its own.
+        task: of a pipeline's schedule: "F0", the forward pass of micro-batch 0; "" if of none.
+    """
+
+    name: str
+    op: str
+    device: str
+    start: float
+    finish: float
+    output: str
+    bytes: int
+    inputs: tuple[str, ...]
+    location: str
+    why: str
+    candidates: Mapping[str, float]
+    holds: tuple[HeldNode, ...] = ()
+    fused: str = ""
+    task: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedTransfer:
+    """A tensor on its way. `edge` is its number in the running program; -1: a feed or a fetch."""
+
+    tensor: str
+    source: str
+    target: str
+    start: float
+    finish: float
+    bytes: int
+    edge: int
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What a track (a device, or a link "/worker:0/cpu:0 → /worker:1/cpu:0") does for some time.
+
+    `kind` is "compute", "send", "transfer" or "wait"; start and finish in seconds.
+    """
+
+    track: str
+    name: str
+    start: float
+    finish: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What traced steps really took: median seconds, one step's timeline, bytes by device."""
+
+    makespan: float
+    timeline: tuple[Interval, ...]
+    peak_memory: Mapping[str, int]
+    steps: int

@@ -1,0 +1,454 @@
+"""Planning: build the problem, place it, compare with the baselines, and tell it as a Plan.
+
+Devices of one machine slow each other down. So there are two problems: one in which neighbours are
+busy, for placements over several devices, and one in which they are not, for those on one. Plans
+and baselines are judged by the same rule: what pins spread over several has busy neighbours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.gc_pause import without_collection
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import MemoryLimitError
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import nbytes
+from graphflow.ops.communication.collectives import own_inputs
+from graphflow.placement.calibration.calibrate import StepCost, seconds_beyond
+from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.devices import CLIENT
+from graphflow.placement.cost_model.device_constraints import Limits, teams
+from graphflow.placement.cost_model.memory_peaks import Peaks
+from graphflow.placement.cost_model.problem_builder import GraphProblem, build_problems
+from graphflow.placement.placers import Placer, get_placer, place
+from graphflow.placement.placers.auto import Auto
+from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator
+from graphflow.placement.placers.construction.execution_order import in_turns
+from graphflow.placement.placers.greedy import Greedy
+from graphflow.placement.placers.round_robin import round_robin
+from graphflow.placement.placers.single import singles
+from graphflow.placement.plans.body_nodes import held
+from graphflow.placement.plans.explanations import Model, reason
+from graphflow.placement.plans.graph_fingerprint import fingerprint
+from graphflow.placement.plans.plan import Plan
+from graphflow.placement.plans.plan_records import PlannedNode, PlannedTransfer
+from graphflow.placement.problems.infeasibility import memory_limit
+from graphflow.placement.problems.problem import Assignment, Problem
+from graphflow.placement.simulation.simulator import simulate
+
+SENDING = 0.5
+"""Seconds of makespan that a second of transfer must save in a graph that will run. Serialising and
+copying a tensor keeps the cores at both ends busy, which the problem's links do not show: at 0.02,
+towers of the digits example were torn apart for 1 % of predicted gain and ran a third slower."""
+
+
+@without_collection
+def make_plan(
+    graph: Graph,
+    cluster: Cluster,
+    shapes: Mapping[Node, tuple[int, ...]],
+    bindings: Mapping[str, int],
+    placer: str | Placer,
+    homes: Mapping[Node, str],
+    profiles: Mapping[int, Mapping[str, Any]] | None,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None,
+    learned: Learned | None = None,
+    steps: StepCost | None = None,
+    tasks: Sequence[str] = (),
+) -> Plan:
+    """See `plan.plan_graph`."""
+
+    def problems(homes: Mapping[Node, str]) -> tuple[GraphProblem, GraphProblem]:
+        return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
+
+    alone, shared = problems(homes)
+    fixed = partial(_beyond, alone, cluster, learned, steps)
+    plain = _baselines(alone, shared)
+    taken = partial(_taken, cluster, bindings)
+    made, assignment = _placed(alone, shared, placer, plain, fixed, taken)
+    assignment = in_turns(assignment, made.problem, made.nodes)
+    if any(node in homes for node in graph.variables):
+        alone, shared = problems({})  # "one device" holds the variables, too
+        plain = _baselines(alone, shared)
+    named = [*(f"one device: {name}" for name in cluster.devices), "round robin"]
+    baselines = {
+        name: each.run.makespan + fixed(each.run.assignment(), each.run.makespan)
+        for name, each in zip(named, plain, strict=True)
+        if each.fits
+    }
+    limits = Limits(graph, cluster, homes)
+    told = {made.name(i): limits.why(node) for i, node in enumerate(made.nodes)}
+    model = Model(
+        made.problem,
+        assignment,
+        tuple(made.name(i) for i in range(made.problem.nodes)),
+        tuple(_tensor_name(graph, t, made.shares.get(t)) for t in made.tensors),
+        made.devices,
+        {name: why for name, why in told.items() if why is not None},
+    )
+    timeline = model.timeline
+    beyond = fixed(assignment, timeline.makespan)
+    return Plan(
+        cluster=cluster,
+        placer=placer if isinstance(placer, str) else type(placer).__name__,
+        nodes=_nodes(made, model, tasks),
+        transfers=_transfers(made, model),
+        makespan=timeline.makespan + beyond,
+        overhead=beyond,
+        peak_memory=_peaks(made, model, cluster, bindings),
+        baselines=baselines,
+        shapes={graph.names.get(node, node.name): tuple(s) for node, s in shapes.items()},
+        fingerprint=fingerprint(graph),
+        reproducible=assignment.reproducible,
+        model=model,
+    )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a plan would say of a step as a whole.
+
+    Attributes:
+        seconds: of a step, with its overhead.
+        busy: seconds that each device computes.
+        peak_memory: bytes by device.
+        sent: bytes that devices send each other.
+    """
+
+    seconds: float
+    busy: Mapping[str, float]
+    peak_memory: Mapping[str, int]
+    sent: int
+
+
+def _sending(made: GraphProblem, cluster: Cluster, assignment: Assignment) -> GraphProblem:
+    """The problem in which processors are busy while they send: with their half of a message, and
+    with a copy of what it carries. The simulator knows of links only."""
+    problem, device = made.problem, assignment.device
+    kinds = [cluster.device(name).kind for name in cluster.devices]
+    names = [DeviceName.parse(name).worker for name in cluster.devices]
+    compute = problem.compute.copy()
+    sent: set[tuple[int, int]] = set()
+    for (source, target), size, tensor in zip(
+        problem.edges.tolist(), problem.bytes.tolist(), problem.tensor.tolist(), strict=True
+    ):
+        at, to = int(device[source]), int(device[target])
+        if at == to or problem.client in (at, to) or kinds[at] != "cpu" or (tensor, to) in sent:
+            continue
+        joint = target < len(made.nodes) and made.nodes[target].op.joint is not None
+        if joint or names[at] == names[to] or cluster.link(*(cluster.devices[i] for i in (at, to))):
+            continue
+        sent.add((tensor, to))
+        compute[source, at] += problem.latency[at, to] / 2 + size / problem.bandwidth[at, to]
+    return replace(made, problem=problem.with_compute(compute))
+
+
+@without_collection
+def outlook(
+    graph: Graph,
+    cluster: Cluster,
+    bindings: Mapping[str, int],
+    placer: str | Placer = "greedy",
+    learned: Learned | None = None,
+    steps: StepCost | None = None,
+) -> Outlook:
+    """What `make_plan` would predict, without all that a plan can tell of it, and with what sending
+    keeps processors busy: it decides between strategies that send much and little.
+
+    Raises:
+        DeviceError, MemoryLimitError: as `plan.plan_graph`.
+    """
+    alone, shared = build_problems(graph, cluster, bindings, learned=learned)
+    fixed = partial(_beyond, alone, cluster, learned, steps)
+    made, assignment = _placed(
+        alone, shared, placer, None, fixed, partial(_taken, cluster, bindings)
+    )
+    assignment = in_turns(assignment, made.problem, made.nodes)
+    made = _sending(made, cluster, assignment)
+    model = _nameless(made, assignment)
+    timeline = model.timeline
+    seconds = timeline.makespan + fixed(assignment, timeline.makespan)
+    busy = dict(zip(cluster.devices, timeline.busy.tolist(), strict=False))
+    rows, client = timeline.transfers, made.problem.client
+    between = (rows["source"] != client) & (rows["target"] != client)
+    sent = int(rows["bytes"][between].sum())
+    return Outlook(seconds, busy, _peaks(made, model, cluster, bindings), sent)
+
+
+def _beyond(
+    made: GraphProblem,
+    cluster: Cluster,
+    learned: Learned | None,
+    steps: StepCost | None,
+    assignment: Assignment,
+    seconds: float,
+) -> float:
+    """Seconds of a step beyond the `seconds` that its nodes and transfers take."""
+    units = _units([cluster.devices[at] for at in _working(assignment, made)], cluster)
+    known = learned.beyond(session_kind(cluster), units, seconds) if learned else 0.0
+    return max(known, 0.0 if steps is None else seconds_beyond(steps, units))
+
+
+def _peaks(
+    made: GraphProblem, model: Model, cluster: Cluster, bindings: Mapping[str, int]
+) -> Peaks:
+    """The most memory of each device in use at once."""
+    timeline, home = model.timeline, model.assignment.device.tolist()
+    order = [made.nodes[i] for i in timeline.order.tolist() if i < len(made.nodes)]
+    devices = {
+        node: made.devices[home[i]]
+        for i, node in enumerate(made.nodes)
+        if made.devices[home[i]] != CLIENT
+    }
+    known = {
+        name: int(np.ceil(peak))
+        for name, peak in zip(cluster.devices, timeline.peak_memory, strict=False)
+    }
+    order = [*made.graph.of_op("constant"), *order, *made.graph.of_op("group")]
+    return Peaks(known, made.graph, devices, order, bindings, cluster.devices)
+
+
+def _nameless(made: GraphProblem, assignment: Assignment) -> Model:
+    names = tuple(str(i) for i in range(made.problem.nodes))
+    return Model(made.problem, assignment, names, (), made.devices, {})
+
+
+def _taken(
+    cluster: Cluster, bindings: Mapping[str, int], made: GraphProblem, assignment: Assignment
+) -> list[int]:
+    """The memory that the runtime takes on each device, to the byte."""
+    peaks = _peaks(made, _nameless(made, assignment), cluster, bindings)
+    return [peaks[name] for name in cluster.devices]
+
+
+def _baselines(alone: GraphProblem, shared: GraphProblem) -> list[Candidate]:
+    """Everything on one device, for each device, and at last round robin; pinned nodes where they
+    must be."""
+    quiet = singles(Evaluator(alone.problem))
+    evaluator = Evaluator(shared.problem)
+    busy = quiet if shared is alone else singles(evaluator)
+    ones = [
+        one if _used(one.run.assignment(), alone) <= 1 else other
+        for one, other in zip(quiet, busy, strict=True)
+    ]
+    return [*ones, round_robin(evaluator)]
+
+
+def _placed(
+    alone: GraphProblem,
+    shared: GraphProblem,
+    placer: str | Placer,
+    plain: list[Candidate] | None,
+    fixed: Callable[[Assignment, float], float],
+    taken: Callable[[GraphProblem, Assignment], Sequence[int]],
+) -> tuple[GraphProblem, Assignment]:
+    """The placer's answer, and the problem in whose numbers it is to be told.
+
+    Placers count what is alive, which is more than the runtime takes where it computes in place.
+    Where there is nothing to choose, as for most strategies, that does not refuse what fits by
+    what is `taken`, and says what that is.
+
+    Args:
+        plain: the baselines, where these were worked out already.
+        taken: bytes of each device that the runtime takes for an assignment.
+
+    `greedy` and `auto` promise to be no slower than the baselines, a step's own cost included;
+    others are taken at their word.
+    """
+    try:
+        chosen = get_placer(placer)
+        if isinstance(chosen, Greedy):
+            chosen = replace(chosen, thrift=SENDING)
+        assignment = place(shared.problem, chosen)
+    except MemoryLimitError as error:
+        if _is_pinned(shared.problem):
+            anywhere = np.full_like(shared.problem.capacity, inf)
+            made = place(replace(shared.problem, capacity=anywhere), chosen)
+            made = in_turns(made, shared.problem, shared.nodes)
+            own = taken(shared, made)
+            if all(need <= room for need, room in zip(own, shared.problem.capacity, strict=False)):
+                return shared, made
+            raise memory_limit(alone, error.nodes, own) from None
+        plain = _baselines(alone, shared) if plain is None else plain
+        needed = [
+            float(simulate(alone.problem, c.run.assignment()).peak_memory[at])
+            for at, c in enumerate(plain[:-1])
+        ]
+        raise memory_limit(alone, error.nodes, needed) from None
+
+    def told(assignment: Assignment) -> GraphProblem:
+        return alone if _used(assignment, alone) <= 1 else shared
+
+    def worth(assignment: Assignment, seconds: float) -> tuple[float, int]:
+        return seconds + fixed(assignment, seconds), _used(assignment, alone)
+
+    if isinstance(chosen, Greedy | Auto) and not _is_pinned(alone.problem):
+        plain = _baselines(alone, shared) if plain is None else plain
+        known = [(c.run.assignment(), c.run.makespan) for c in plain if c.fits]
+        least = min(known, key=lambda pair: worth(*pair), default=None)
+        seconds = simulate(told(assignment).problem, assignment).makespan
+        if least is not None and worth(*least) < worth(assignment, seconds):
+            return told(least[0]), replace(least[0], reproducible=assignment.reproducible)
+    return told(assignment), assignment
+
+
+def _is_pinned(problem: Problem) -> bool:
+    """Whether there is nothing to choose but the order."""
+    return int(problem.allowed.sum(axis=1).max(initial=1)) == 1
+
+
+def _used(assignment: Assignment, made: GraphProblem) -> int:
+    """How many devices compute something."""
+    return len(_working(assignment, made))
+
+
+def _working(assignment: Assignment, made: GraphProblem) -> set[int]:
+    """The devices that compute something."""
+    device = assignment.device
+    busy = made.problem.compute[np.arange(len(device)), device] > 0
+    return set(device[busy].tolist()) - {made.problem.client}
+
+
+def _units(working: Iterable[str], cluster: Cluster) -> int:
+    """What takes part in a step, by the devices that compute: workers, or devices of this
+    process."""
+    if cluster.kind == "here":
+        return len(set(working))
+    return len({DeviceName.parse(name).worker for name in working})
+
+
+def session_kind(cluster: Cluster) -> str:
+    """Of sessions whose steps cost about the same beside what is computed."""
+    return "here" if cluster.kind == "here" else "process"
+
+
+def units(plan: Plan) -> int:
+    """What takes part in a step of a plan, see `Learned.observe_step`."""
+    working = {n.device for n in plan.nodes if n.finish > n.start and n.device != CLIENT}
+    return _units(working, plan.cluster)
+
+
+@dataclass(frozen=True)
+class Given(Placer):
+    """An answer that is known: what an earlier plan chose, in the numbers of a new problem."""
+
+    assignment: Assignment
+
+    def place(self, problem: Problem) -> Assignment:
+        return self.assignment
+
+
+def _nodes(made: GraphProblem, model: Model, tasks: Sequence[str]) -> tuple[PlannedNode, ...]:
+    timeline, names = model.timeline, made.graph.names
+    beside = {node: leader for node, leader in teams(made.graph).items() if node is not leader}
+    planned = []
+    rows, home = made.problem.compute_rows, timeline.device.tolist()
+    start, finish = timeline.start.tolist(), timeline.finish.tolist()
+    told = cache(lambda specs: (", ".join(map(str, specs)), sum(map(nbytes, specs))))
+    file = cache(os.path.basename)
+    for i in timeline.order.tolist():
+        if i >= len(made.nodes):
+            continue
+        node = made.nodes[i]
+        output, size = told(tuple([made.specs[t] for t in node.outputs]))
+        leader = beside.get(node)
+        planned.append(
+            PlannedNode(
+                name=names[node],
+                op=node.op.name,
+                device=made.devices[home[i]],
+                start=start[i],
+                finish=finish[i],
+                output=output,
+                bytes=size,
+                inputs=tuple(
+                    [
+                        names[source]
+                        for source in dict.fromkeys([t.node for t in node.inputs])
+                        if source in made.index
+                    ]
+                ),
+                location=f"{file(node.location.file)}:{node.location.line}",
+                why=reason(model, i, node.op.name, None if leader is None else names[leader]),
+                candidates={
+                    name: seconds
+                    for name, seconds in zip(made.devices[:-1], rows[i], strict=False)
+                    if seconds < inf
+                },
+                holds=held(node) if node.attrs else (),
+                fused=_kernel(made, model, node),
+                task=tasks[node.turn] if 0 <= node.turn < len(tasks) else "",
+            )
+        )
+    return tuple(planned)
+
+
+def _kernel(made: GraphProblem, model: Model, node: Node) -> str:
+    """The last node of the kernel that a node is part of: those of its region that are with it."""
+    device = model.assignment.device
+    here = [
+        n for n in made.regions.get(node, ()) if device[made.index[n]] == device[made.index[node]]
+    ]
+    return made.graph.names[here[-1]] if len(here) > 1 else ""
+
+
+def _transfers(made: GraphProblem, model: Model) -> tuple[PlannedTransfer, ...]:
+    edges = _edge_numbers(made, model)
+    planned = []
+    for row in model.timeline.transfers:
+        tensor, source, target = int(row["tensor"]), int(row["source"]), int(row["target"])
+        planned.append(
+            PlannedTransfer(
+                tensor=model.tensors[tensor],
+                source=made.devices[source],
+                target=made.devices[target],
+                start=float(row["start"]),
+                finish=float(row["finish"]),
+                bytes=int(row["bytes"]),
+                edge=edges.get((tensor, target), -1),
+            )
+        )
+    return tuple(planned)
+
+
+def _edge_numbers(made: GraphProblem, model: Model) -> dict[tuple[int, int], int]:
+    """Numbers of the cut edges as the partition counts them: by maker, then by first reader."""
+    ids = {tensor: i for i, tensor in enumerate(made.tensors)}
+    device = model.assignment.device.tolist()
+    order = [
+        i
+        for i in model.timeline.order.tolist()
+        if i < len(made.nodes) and made.devices[device[i]] != CLIENT
+    ]
+    exchanged = set(made.shares.values())
+    targets: dict[int, dict[int, None]] = {}
+    for i in order:
+        node = made.nodes[i]
+        for tensor in own_inputs(node) if node in exchanged else node.inputs:
+            source = made.index.get(tensor.node)
+            if source is not None and device[source] not in (device[i], made.problem.client):
+                targets.setdefault(ids[tensor], {})[device[i]] = None
+    numbers: dict[tuple[int, int], int] = {}
+    for i in order:
+        for tensor in made.nodes[i].outputs:
+            for target in targets.get(ids.get(tensor, -1), ()):
+                numbers[ids[tensor], target] = len(numbers)
+    return numbers
+
+
+def _tensor_name(graph: Graph, tensor: Tensor, collective: Node | None = None) -> str:
+    """The name of a tensor, or of what an exchange moves of it: "x:all_reduce"."""
+    if collective is not None:
+        return f"{graph.names[tensor.node]}:{collective.op.name}"
+    return graph.names[tensor.node] + (f":{tensor.index}" if tensor.index else "")

@@ -1,0 +1,245 @@
+"""What a plan comes to, in tables: who is busy and idle, what travels, what the step waits for.
+
+    Plan ─report→ Report;  Plan, Plan ─difference→ Difference;  [Plan, …] ─compare→ Comparison
+
+All three are plain data that print themselves, in a terminal and in a notebook; see `difference`
+and `comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.placement.plans.critical_path import Segment, critical_path
+from graphflow.placement.plans.plan_notices import PortUse, Taken, ports, taken
+from graphflow.placement.plans.tables import (
+    SHOWN,
+    Printed,
+    Table,
+    busy_share,
+    more,
+    off_by,
+    seconds_cell,
+)
+
+if TYPE_CHECKING:
+    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_records import PlannedTransfer
+
+FEW = 4
+"""Devices that are shown one by one also where they have nothing to do."""
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """A device in a step. Seconds and bytes; measured ones are None without a trace."""
+
+    device: str
+    nodes: int
+    busy: float
+    busy_measured: float | None
+    idle: float
+    peak_memory: int | None
+    peak_measured: int | None
+    memory: int
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """What goes from one device to another in a step."""
+
+    source: str
+    target: str
+    transfers: int
+    bytes: int
+    busy: float
+    busy_measured: float | None
+
+
+@dataclass(frozen=True)
+class Report(Printed):
+    """A plan in tables: print it, or show it in a notebook.
+
+    Args:
+        idle: share of the devices' time in which they compute nothing, predicted.
+        critical_path: from the step's start to its end, each waiting for the one before.
+        ports: what several pairs of devices share on their way, where something went through it.
+        taken: constraints and fallbacks that took choices away.
+        overhead: the part of the makespan that no node and no transfer takes.
+        steps: that were measured.
+    """
+
+    makespan: float
+    measured: float | None
+    devices: tuple[DeviceUse, ...]
+    links: tuple[LinkUse, ...]
+    critical_path: tuple[Segment, ...]
+    ports: tuple[PortUse, ...] = ()
+    taken: tuple[Taken, ...] = ()
+    placer: str = ""
+    reproducible: bool = True
+    overhead: float = 0.0
+    steps: int = 0
+
+    @property
+    def idle(self) -> float:
+        """Share of all devices' time in which they compute nothing."""
+        total = self.makespan * len(self.devices)
+        return 1.0 - sum(use.busy for use in self.devices) / total if total else 0.0
+
+    def _tables(self) -> Iterator[Table]:
+        heads = (
+            "device", "nodes", "busy", "measured", "off by", "idle", "peak memory", "measured",
+            "of",
+        )  # fmt: skip
+        devices, others = shown_devices(self.devices)
+        rows = [
+            (
+                use.device, str(use.nodes), show_seconds(use.busy), seconds_cell(use.busy_measured),
+                off_by(use.busy, use.busy_measured),
+                f"{100 * use.idle:.0f} %", _bytes(use.peak_memory), _bytes(use.peak_measured),
+                show_bytes(use.memory),
+            )
+            for use in devices
+        ]  # fmt: skip
+        yield _told(f"Devices ({others})" if others else "Devices", heads, rows)
+        links = sorted(self.links, key=lambda use: -use.bytes)
+        shown = tuple(
+            (
+                f"{use.source} → {use.target}", str(use.transfers), show_bytes(use.bytes),
+                show_seconds(use.busy), seconds_cell(use.busy_measured),
+            )
+            for use in links[:SHOWN]
+        )  # fmt: skip
+        columns = ("from → to", "tensors", "bytes", "moving", "measured")
+        yield _told(f"Links{more(len(links))}", columns, shown)
+        yield from self._notices()
+        parts: dict[str, float] = {}
+        for each in self.critical_path:
+            parts[each.kind] = parts.get(each.kind, 0.0) + each.finish - each.start
+        told = ", ".join(f"{show_seconds(took)} {kind}" for kind, took in parts.items())
+        longest = sorted(self.critical_path, key=lambda each: each.start - each.finish)[:SHOWN]
+        path = [
+            (
+                each.name, each.kind, each.where, show_seconds(each.start),
+                show_seconds(each.finish - each.start), each.location,
+            )
+            for each in self.critical_path
+            if each in longest
+        ]  # fmt: skip
+        title = f"Critical path: {counted(len(self.critical_path), 'part')}, {told}"
+        if len(path) < len(self.critical_path):
+            title += f"; the longest {len(path)}"
+        yield Table(title, ("node", "", "where", "at", "takes", "line"), tuple(path), left=3)
+
+    def _notices(self) -> Iterator[Table]:
+        if self.ports:
+            heads = ("port", "tensors", "bytes", "bytes/s", "busy", "of its bandwidth")
+            rows = tuple(
+                (
+                    use.title, str(use.transfers), show_bytes(use.bytes),
+                    f"{show_bytes(use.bandwidth)}/s", busy_share(use.busy, self.makespan),
+                    f"{100 * use.used:.0f} %",
+                )
+                for use in self.ports[:SHOWN]
+            )  # fmt: skip
+            yield Table(f"Ports that links share{more(len(self.ports))}", heads, rows)
+        if self.taken:
+            cells = tuple(
+                (each.why, f"{each.nodes:,}" if each.nodes else "", each.example)
+                for each in self.taken[:SHOWN]
+            )
+            columns = ("what took choices away", "nodes", "such as")
+            yield Table(f"Constraints{more(len(self.taken))}", columns, cells)
+
+    @property
+    def _headline(self) -> str:
+        text = f"predicted step: {show_seconds(self.makespan)}"
+        if self.overhead:
+            text += f" ({show_seconds(self.overhead)} of it beyond nodes and transfers)"
+        if self.measured is not None:
+            steps = counted(self.steps, "step")
+            text += f", measured {show_seconds(self.measured)} (median of {steps}"
+            text += f", {off_by(self.makespan, self.measured)})" if self.makespan else ")"
+        text += f"; devices idle {100 * self.idle:.0f} % of it"
+        if self.placer:
+            again = "reproducible" if self.reproducible else "not reproducible: see below"
+            text += f"; placer: {self.placer}, {again}"
+        return text
+
+
+def report(plan: Plan) -> Report:
+    """See `Plan.report`."""
+    measured, took = plan.measured, _measured(plan)
+    links: dict[tuple[str, str], list[PlannedTransfer]] = {}
+    for transfer in plan.transfers:
+        links.setdefault((transfer.source, transfer.target), []).append(transfer)
+    uses = tuple(
+        LinkUse(
+            source, target, len(rows), sum(row.bytes for row in rows),
+            sum(row.finish - row.start for row in rows),
+            None if measured is None else took.get(("transfer", f"{source} → {target}"), 0.0),
+        )
+        for (source, target), rows in links.items()
+    )  # fmt: skip
+    seconds = None if measured is None else measured.makespan
+    return Report(
+        plan.makespan, seconds, device_uses(plan), uses, critical_path(plan), ports(plan),
+        taken(plan), plan.placer, plan.reproducible, plan.overhead,
+        measured.steps if measured else 0,
+    )  # fmt: skip
+
+
+def shown_devices(uses: Sequence[DeviceUse]) -> tuple[list[DeviceUse], str]:
+    """The devices to show, and what is said of those that are left out: they are many and have no
+    nodes."""
+    used = [use for use in uses if use.nodes]
+    idle = len(uses) - len(used)
+    return (used, f"{idle} more devices have no nodes") if idle > FEW else (list(uses), "")
+
+
+def device_uses(plan: Plan) -> tuple[DeviceUse, ...]:
+    """What a step asks of each device of the cluster."""
+    measured, took = plan.measured, _measured(plan)
+    busy, count = dict.fromkeys(plan.cluster.devices, 0.0), dict.fromkeys(plan.cluster.devices, 0)
+    for node in plan.nodes:
+        if node.device in busy:
+            busy[node.device] += node.finish - node.start
+            count[node.device] += 1
+    return tuple(
+        DeviceUse(
+            device=name,
+            nodes=count[name],
+            busy=busy[name],
+            busy_measured=None if measured is None else took.get(("compute", name), 0.0),
+            idle=1.0 - busy[name] / plan.makespan if plan.makespan else 0.0,
+            peak_memory=plan.peak_memory.get(name),
+            peak_measured=None if measured is None else measured.peak_memory.get(name),
+            memory=plan.cluster.device(name).memory,
+        )
+        for name in plan.cluster.devices
+    )
+
+
+def _measured(plan: Plan) -> dict[tuple[str, str], float]:
+    """Seconds by kind and track."""
+    took: dict[tuple[str, str], float] = {}
+    for row in plan.measured.timeline if plan.measured else ():
+        key = (row.kind, row.track)
+        took[key] = took.get(key, 0.0) + row.finish - row.start
+    return took
+
+
+def _bytes(value: int | None) -> str:
+    return "" if value is None else show_bytes(value)
+
+
+def _told(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table without the columns that say nothing: those of measurements, before a trace."""
+    kept = [i for i in range(len(heads)) if not rows or any(row[i] for row in rows)]
+    return Table(
+        title, tuple(heads[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows)
+    )

@@ -1,0 +1,266 @@
+"""What-if sweeps: one graph planned for many clusters, and where more of them no longer pays.
+
+fetches + clusters ─plan each→ Sweep ─→ table, speed-up curves (SVG, HTML)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from graphflow.base.argument_checks import checks
+from graphflow.base.formatting import show_bytes, show_seconds
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import GraphflowError, PlanError
+from graphflow.ir.op import Tensor
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.placers import Placer
+from graphflow.placement.plans.comparison import summary
+from graphflow.placement.plans.plan import Plan, plan
+from graphflow.placement.plans.report import report
+from graphflow.placement.plans.tables import Table
+
+Maker = Callable[[Any], Cluster]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan at one place of a sweep; `x` is a number of machines, bytes/s, …"""
+
+    x: float
+    plan: Plan
+
+    @property
+    def step(self) -> float:
+        """Seconds of the predicted step."""
+        return self.plan.makespan
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one family of clusters, by rising x."""
+
+    name: str
+    points: tuple[Point, ...]
+
+    def pays_until(self, worth: float) -> Point | None:
+        """The first point from which no later one pays; None where the last still does.
+
+        One pays over another if the speed it adds is at least `worth` of what is added to x, both
+        as shares: at 0.25, twice the machines must make the step at least 1.25 times as fast.
+        """
+        for i, here in enumerate(self.points[:-1]):
+            if not any(_pays(here, there, worth) for there in self.points[i + 1 :]):
+                return here
+        return None
+
+
+def _pays(here: Point, there: Point, worth: float) -> bool:
+    if there.step <= 0.0:
+        return here.step > 0.0
+    return here.step / there.step - 1.0 >= worth * (there.x / here.x - 1.0)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Speed-ups of one graph over clusters: print it, save it, or show it in a notebook.
+
+    Args:
+        curves: one for each family of clusters.
+        label: of x. worth: see `Curve.pays_until`.
+    """
+
+    curves: tuple[Curve, ...]
+    label: str
+    worth: float
+
+    @property
+    def base(self) -> float:
+        """Seconds of the step that speed-ups are relative to: the first curve's first."""
+        return self.curves[0].points[0].step
+
+    def speedup(self, point: Point) -> float:
+        """How many times as fast as the first point of the first curve."""
+        return self.base / point.step if point.step else math.inf
+
+    def told(self, point: Point) -> str:
+        """A speed-up for people."""
+        ratio = self.speedup(point)
+        return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.3g}×"
+
+    @cached_property
+    def marks(self) -> Mapping[str, Point | None]:
+        """By curve, the point from which more no longer pays; None: it still does at the end."""
+        return {curve.name: curve.pays_until(self.worth) for curve in self.curves}
+
+    @property
+    def counts_devices(self) -> bool:
+        """Whether x counts the devices or the hosts of the clusters."""
+        points = [point for curve in self.curves for point in curve.points]
+        sizes = [(len(p.plan.cluster.devices), len(p.plan.cluster.workers)) for p in points]
+        return any(
+            all(p.x == size[i] for p, size in zip(points, sizes, strict=True)) for i in (0, 1)
+        )
+
+    def verdict(self, curve: Curve) -> str:
+        """One sentence: where more no longer pays."""
+        mark, last = self.marks[curve.name], curve.points[-1]
+        what = "machines" if self.counts_devices else self.label
+        if mark is None:
+            return f"{curve.name}: still pays at {number(last.x)}"
+        return (
+            f"{curve.name}: beyond {number(mark.x)}, more {what} no longer pays "
+            f"({self.told(mark)} there, {self.told(last)} at {number(last.x)})"
+        )
+
+    def tables(self) -> Iterator[Table]:
+        """A table for each curve."""
+        shares = ("efficiency",) if self.counts_devices else ()
+        heads = (self.label, "devices", "step", "speed-up", *shares, "idle", "moved", "")
+        for curve in self.curves:
+            rows = []
+            for point in curve.points:
+                ideal = point.x / curve.points[0].x * self.base / curve.points[0].step
+                share = self.speedup(point) / ideal
+                moved = sum(transfer.bytes for transfer in point.plan.transfers)
+                rows.append(
+                    (
+                        number(point.x), summary(point.plan), show_seconds(point.step),
+                        self.told(point), *(f"{100 * share:.0f} %" for _ in shares),
+                        f"{100 * report(point.plan).idle:.0f} %", show_bytes(moved),
+                        "← more no longer pays" if point is self.marks[curve.name] else "",
+                    )
+                )  # fmt: skip
+            yield Table(self.verdict(curve), heads, tuple(rows), left=2)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.tables()))
+
+    def svg(self) -> str:
+        """The speed-up curves as one SVG document, with a ring where more no longer pays."""
+        from graphflow.placement.view.curves import draw
+
+        return draw(self)
+
+    def _repr_html_(self) -> str:
+        return self.svg() + "".join(table.html() for table in self.tables())
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the curves: .svg, or .html with the tables.
+
+        Raises:
+            PlanError: another suffix, or a folder that cannot be written.
+        """
+        from graphflow.placement.view.curves import page
+
+        if not isinstance(path, str | os.PathLike):
+            raise PlanError(f"a sweep is saved in a file: give its path, not {path!r}")
+        target = Path(path)
+        if target.suffix not in (".svg", ".html"):
+            raise PlanError(
+                f"a sweep is saved as .svg or .html, not {target.suffix or 'no suffix'!r}: {target}"
+            )
+        text = self.svg() if target.suffix == ".svg" else page(self)
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise PlanError(f"cannot write the sweep to {target}: {error.strerror}") from None
+        return target
+
+
+@checks(PlanError)
+def sweep(
+    fetches: Any,
+    clusters: Maker | Mapping[str, Maker] | Sequence[Cluster],
+    over: Sequence[float] | None = None,
+    *,
+    shapes: Mapping[Tensor, Sequence[int]] | None = None,
+    placer: str | Placer = "greedy",
+    label: str | None = None,
+    worth: float = 0.25,
+) -> Sweep:
+    """Plan a graph for many clusters, and find where more no longer pays.
+
+    `sweep(loss, lambda n: gf.Cluster.hypothetical(f"{n}xh100"), over=[1, 2, 4, 8])` goes over
+    counts; a function of bytes/s goes over bandwidths; a dict of functions draws a curve for each.
+
+    Args:
+        fetches, shapes, placer: as `gf.plan` takes them.
+        clusters: a function of a number, several by name, or the clusters themselves.
+        over: the numbers, above 0; for clusters themselves default: how many devices they have.
+        label: of the numbers, for the axis. Default: "devices" for lists, else "x".
+        worth: what more must bring to pay: the speed it adds, as a share of what is added to x.
+
+    Raises:
+        PlanError: no points, a number that is not above 0 or there twice, or something else than
+            clusters.
+    """
+    if not isinstance(worth, int | float) or not 0 <= worth <= 1:
+        raise PlanError(f"worth must lie between 0 and 1, not {worth!r}")
+    families, xs = _families(clusters, over)
+    name = label or ("devices" if isinstance(clusters, list | tuple) and over is None else "x")
+    curves = []
+    for title, maker in families.items():
+        points = []
+        for x in xs:
+            cluster = maker(x)
+            if not isinstance(cluster, Cluster):
+                raise PlanError(f"{title} at {number(x)} gives {cluster!r}, not a gf.Cluster")
+            try:
+                made = plan(fetches, cluster, shapes=shapes, placer=placer)
+            except GraphflowError as error:
+                raise type(error)(f"{title} at {number(x)}: {error}") from error
+            points.append(Point(float(x), made))
+        curves.append(Curve(title, tuple(points)))
+    found = Sweep(tuple(curves), name, float(worth))
+    if label is None and name == "x" and found.counts_devices:
+        return Sweep(found.curves, "machines", found.worth)
+    return found
+
+
+def _families(clusters: Any, over: Any) -> tuple[dict[str, Maker], list[Any]]:
+    """Functions of a number by name, and the numbers in rising order."""
+    if isinstance(clusters, list | tuple):
+        for cluster in clusters:
+            if not isinstance(cluster, Cluster):
+                raise PlanError(f"{cluster!r} is no gf.Cluster")
+        xs = [len(cluster.devices) for cluster in clusters] if over is None else list(over)
+        if len(xs) != len(clusters):
+            raise PlanError(f"{len(clusters)} clusters over {len(xs)} numbers: give one for each")
+        numbers = _numbers(xs)
+        return {"plans": dict(zip(xs, clusters, strict=True)).__getitem__}, numbers
+    if over is None:
+        raise PlanError("a sweep of a function of a number needs over=[…]")
+    if callable(clusters):
+        return {"plans": clusters}, _numbers(over)
+    if isinstance(clusters, Mapping) and clusters and all(map(callable, clusters.values())):
+        return {str(name): maker for name, maker in clusters.items()}, _numbers(over)
+    raise PlanError(
+        "a sweep goes over a function of a number, a dict of such functions, or a list of "
+        f"clusters, not {clusters!r}"
+    )
+
+
+def _numbers(over: Any) -> list[Any]:
+    xs = list(over) if isinstance(over, Iterable) and not isinstance(over, str | bytes) else []
+    if not xs:
+        raise PlanError(f"a sweep needs numbers to go over, not {over!r}")
+    for x in xs:
+        plain = isinstance(x, int | float) and not isinstance(x, bool)
+        if not plain or not 0 < x < math.inf:
+            raise PlanError(f"a sweep goes over finite numbers above 0, not {x!r}")
+    if len(set(xs)) < len(xs):
+        raise PlanError(f"a sweep goes over each number once; got {xs}")
+    return sorted(xs)
+
+
+def number(x: float) -> str:
+    """A number for people: 8, 1.5, 12.5 G."""
+    for factor, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M")):
+        if abs(x) >= factor:
+            return f"{x / factor:.4g}{unit}"
+    return f"{x:.6g}"

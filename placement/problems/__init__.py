@@ -1,0 +1,1 @@
+"""Placement problems and assignments as arrays, and why a problem has no solution."""

@@ -1,0 +1,130 @@
+"""Why nothing fits: what no placement could hold, told with nodes and bytes.
+
+Placers only find that their answers do not fit; these bounds hold for every answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphflow.base.formatting import show_memory
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import MemoryLimitError
+from graphflow.placement.problems.problem import Problem
+
+if TYPE_CHECKING:
+    from graphflow.placement.cost_model.problem_builder import GraphProblem
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Nodes that need more bytes than there is room for.
+
+    Args:
+        nodes: that must share the room; biggest first.
+        device: the roomiest one that may hold them all; None: all devices together.
+    """
+
+    nodes: tuple[int, ...]
+    need: float
+    room: float
+    device: int | None
+
+    @property
+    def missing(self) -> float:
+        """Bytes."""
+        return self.need - self.room
+
+
+def shortages(problem: Problem) -> list[Shortage]:
+    """What fits nowhere, the most missing first; [] where only the search has failed."""
+    found = [*_alone(problem), *_together(problem)]
+    return sorted(found, key=lambda each: (each.device is None, -each.missing))
+
+
+def _alone(problem: Problem) -> Iterator[Shortage]:
+    """Nodes, with their group's persistent memory, that exceed every device they may use."""
+    n = problem.nodes
+    output = np.zeros(n) if problem.output_memory is None else problem.output_memory
+    label = np.where(problem.groups >= 0, problem.groups + n, np.arange(n))
+    _, unit = np.unique(label, return_inverse=True)
+    count = int(unit.max(initial=-1)) + 1
+    stays = np.bincount(unit, weights=problem.memory, minlength=count)
+    peak = np.zeros(count)
+    np.maximum.at(peak, unit, output)
+    room = np.full(count, -np.inf)
+    best = np.where(problem.allowed, problem.capacity, -np.inf)
+    np.maximum.at(room, unit, best.max(axis=1, initial=-np.inf))
+    for u in np.flatnonzero(stays + peak > room).tolist():
+        members = np.flatnonzero(unit == u)
+        order = np.argsort(-(problem.memory + output)[members], kind="stable")
+        nodes = tuple(int(v) for v in members[order])
+        at = int(np.argmax(best[nodes[0]]))
+        yield Shortage(nodes, float(stays[u] + peak[u]), float(room[u]), at)
+
+
+def _together(problem: Problem) -> Iterator[Shortage]:
+    """All persistent memory against all capacity."""
+    usable = problem.allowed.any(axis=0)
+    room, need = float(problem.capacity[usable].sum()), float(problem.memory.sum())
+    if need > room:
+        order = np.argsort(-problem.memory, kind="stable")
+        nodes = tuple(int(v) for v in order if problem.memory[v] > 0)
+        yield Shortage(nodes, need, room, None)
+
+
+def memory_limit(
+    made: GraphProblem, nodes: Iterable[int], needed: Sequence[float]
+) -> MemoryLimitError:
+    """A placer's complaint that nothing fits, in the user's terms.
+
+    Args:
+        nodes: of the problem, the biggest first.
+        needed: bytes for each device, of the placement that came closest.
+    """
+    problem = made.problem
+    transient = problem.output_memory
+    assert transient is not None
+    room = ", ".join(
+        f"{name} has {show_memory(capacity)}"
+        + (f" and would need {show_memory(need)}" if need else "")
+        + (f" ({show_memory(need - capacity)} missing)" if need > capacity else "")
+        for name, capacity, need in zip(made.devices[:-1], problem.capacity, needed, strict=False)
+    )
+    biggest = "; ".join(
+        f"{made.nodes[i].op.name} {made.name(i)!r} {show_memory(problem.memory[i] + transient[i])} "
+        f"(made at {made.nodes[i].location})"
+        for i in nodes
+        if i < len(made.nodes)
+    )
+    error = MemoryLimitError(
+        f"no placement fits in memory: {room}; variables and constants keep "
+        f"{show_memory(float(problem.memory.sum()))} between steps. The biggest: {biggest}. "
+        f"{_impossible(made)}Use smaller batches, more or larger devices (memory= in the cluster "
+        "file), or loosen pins"
+    )
+    error.nodes = tuple(nodes)
+    error.needed = tuple(int(need) for need in needed)
+    return error
+
+
+def _impossible(made: GraphProblem) -> str:
+    """What no placement could hold, by names and lines."""
+    told = []
+    for each in shortages(made.problem)[:3]:
+        if each.device is None:
+            continue
+        own = [made.nodes[i] for i in each.nodes if i < len(made.nodes)]
+        names = ", ".join(
+            f"{node.op.name} {made.graph.names[node]!r} (made at {node.location})"
+            for node in own[:4]
+        )
+        told.append(
+            f"{names}{', …' if len(own) > 4 else ''} alone needs {show_memory(each.need)}, and the "
+            f"roomiest device that it may use, {made.devices[each.device]}, has "
+            f"{show_memory(each.room)} ({show_memory(each.missing)} missing). "
+        )
+    return "".join(told)

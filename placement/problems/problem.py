@@ -1,0 +1,336 @@
+"""A placement problem as arrays, and an answer to it.
+
+The cost model turns a graph and a cluster into a `Problem` (seconds, bytes, limits: nothing of ops
+or sockets), a placer turns that into an `Assignment`, the simulator turns both into a `Timeline`.
+Textbook instances go straight in.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from graphflow.base.argument_checks import checks
+from graphflow.base.formatting import counted
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ProblemError
+from graphflow.placement.problems.arrays import Floats, Ints, array_of, frozen, is_empty, put
+from graphflow.placement.problems.assignment import Assignment
+from graphflow.placement.problems.problem_checks import check, check_values
+from graphflow.placement.solvers import graph_loops
+from graphflow.placement.solvers.loop_compiler import native
+
+Output = tuple[int, float, tuple[int, ...]]
+"""A tensor that a node makes: its id, its bytes, the nodes that read it (each once)."""
+
+__all__ = ["Adjacency", "Assignment", "Floats", "Ints", "Output", "Problem"]
+
+NATIVE_ABOVE = 200_000
+"""Nodes and edges above which they are put in order by machine code."""
+
+
+@dataclass(frozen=True)
+class Adjacency:
+    """Edges by node in CSR form: those of node v are `edges[start[v]:start[v + 1]]`."""
+
+    start: Ints
+    edges: Ints
+
+    def of(self, node: int) -> Ints:
+        """Indices of the edges of one node."""
+        return self.edges[self.start[node] : self.start[node + 1]]
+
+
+@checks(ProblemError)
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is to be placed, for n nodes, e edges and d devices. Arrays are copied and made
+    read-only.
+
+    Args:
+        compute: (n, d) seconds; inf where a device cannot run the node (no kernel, or a pin).
+        edges: (e, 2) producer, consumer.
+        bytes: (e,) size of the tensor on the edge.
+        tensor: (e,) ids; edges of one producer with equal ids carry one tensor, which travels to a
+            device once. Default: all differ.
+        latency: (d, d) seconds from device to device. Default 0; the diagonal is ignored.
+        bandwidth: (d, d) bytes/s. Default 1, so that `bytes` are seconds in textbook instances.
+        memory: (n,) bytes that stay on the node's device between steps (variables). Default 0.
+        output_memory: (n,) bytes of the node's outputs, from its start until its last reader (local
+            consumers and transfers) is done. Where given, received tensors occupy their `bytes`
+            too, from the start of the transfer until the last consumer on that device. Default:
+            transient memory is not counted.
+        capacity: (d,) bytes. Default inf.
+        groups: (n,) nodes of equal id >= 0 share a device; -1: free.
+        contention: whether a link (source, target) moves the bytes of one tensor at a time.
+        prefer: (n,) a node next to which this one would like to live when nothing else decides, or
+            -1.
+        shared: (s,) bytes/s of links that several pairs of devices share: network cards, switches.
+            Under contention, transfers on their way at one time divide them fairly.
+        routes: (r, 3) source, target, shared link: what a transfer from device to device passes
+            through besides the pair's own link.
+        client: index of the device that stands for the client (feeds come from it, fetches go to
+            it), or None. Only nodes pinned to it by `compute` may have a finite entry there.
+
+    Raises:
+        ProblemError: shapes disagree, a value is NaN or negative, an index is out of range, the
+            edges form a cycle, or a node or a group has no device.
+    """
+
+    compute: Floats
+    edges: Ints
+    bytes: Floats
+    tensor: Ints = None  # type: ignore[assignment]
+    latency: Floats = None  # type: ignore[assignment]
+    bandwidth: Floats = None  # type: ignore[assignment]
+    memory: Floats = None  # type: ignore[assignment]
+    output_memory: Floats | None = None
+    capacity: Floats = None  # type: ignore[assignment]
+    groups: Ints = None  # type: ignore[assignment]
+    contention: bool = False
+    prefer: Ints = None  # type: ignore[assignment]
+    client: int | None = None
+    shared: Floats = None  # type: ignore[assignment]
+    routes: Ints = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        own_tensors = self.tensor is not None
+        compute = array_of("compute", self.compute, np.float64, 2)
+        n, d = compute.shape
+        if d == 0:
+            raise ProblemError("compute has shape (n, 0): a problem needs at least one device")
+        put(self, "compute", compute)
+        put(self, "edges", _rows("edges", self.edges, "producer, consumer"))
+        routes = () if self.routes is None else self.routes
+        put(self, "routes", _rows("routes", routes, "source, target, shared link"))
+        shared = () if self.shared is None else self.shared
+        put(self, "shared", array_of("shared", shared, np.float64, 1))
+        e = len(self.edges)
+        arrays: list[tuple[str, type, tuple[int, ...], Any]] = [
+            ("bytes", np.float64, (e,), None),
+            ("tensor", np.int64, (e,), np.arange(e)),
+            ("latency", np.float64, (d, d), 0.0),
+            ("bandwidth", np.float64, (d, d), 1.0),
+            ("memory", np.float64, (n,), 0.0),
+            ("capacity", np.float64, (d,), np.inf),
+            ("groups", np.int64, (n,), -1),
+            ("prefer", np.int64, (n,), -1),
+        ]
+        if self.output_memory is not None:
+            arrays.append(("output_memory", np.float64, (n,), None))
+        for name, dtype, shape, default in arrays:
+            value = getattr(self, name)
+            if value is None and default is not None:
+                value = np.broadcast_to(default, shape)
+            array = array_of(name, value, dtype, len(shape))
+            if array.shape != shape:
+                raise ProblemError(
+                    f"{name} has shape {array.shape}; {n} nodes, {e} edges and {d} devices "
+                    f"need {shape}"
+                )
+            put(self, name, array)
+        object.__setattr__(self, "contention", bool(self.contention))
+        check(self, own_tensors)
+        _ = self.topological
+
+    @classmethod
+    def from_networkx(cls, graph: Any) -> Problem:
+        """A problem from the attributes of a networkx.DiGraph (or MultiDiGraph); node i is the i-th
+        of `graph.nodes`.
+
+        Nodes: `compute` (seconds by device name, a number for each device, or one for all; what a
+        dict leaves out cannot be used; `candidates` of `plan.to_networkx()` count, too), `memory`,
+        `output_memory` (bytes), `group` (any name; None: free), `prefer` (a node).
+        Edges: `bytes` (default 0), `tensor` (any name: edges of one node with one name carry one
+        tensor; default: all differ).
+        The graph: `devices` (names, or how many; default: those that nodes speak of), `latency`,
+        `bandwidth` ((d, d), or a number for all), `capacity` (by device, (d,) or one for all),
+        `contention`, `client` (a device), `shared`, `routes`; as in `Problem`. Others are ignored,
+        unless they are nearly one of these.
+
+        Raises:
+            ProblemError: an attribute is missing or wrong; names the node or the edge.
+        """
+        from graphflow.placement.problems.from_networkx import problem_of
+
+        return problem_of(graph)
+
+    def with_compute(self, compute: ArrayLike) -> Problem:
+        """The same problem with other seconds, finite and infinite at the same places.
+
+        What follows from the edges alone is not worked out again.
+
+        Raises:
+            ProblemError: another shape, a value that is NaN or negative, or a node that may be
+                elsewhere.
+        """
+        array = array_of("compute", compute, np.float64, 2)
+        if not np.array_equal(np.isfinite(array), np.isfinite(self.compute)):
+            raise ProblemError("the other compute lets nodes be on other devices; build a problem")
+        made = object.__new__(type(self))
+        for what in ("outputs", "input_counts", "successors", "predecessors"):
+            getattr(self, what)  # worked out once for both
+        kept = {k: v for k, v in vars(self).items() if k not in ("compute", "compute_rows")}
+        vars(made).update(kept, compute=array)
+        check_values(made)
+        return made
+
+    def __repr__(self) -> str:
+        nodes, edges = counted(self.nodes, "node"), counted(len(self.edges), "edge")
+        return f"<Problem of {nodes} and {edges} on {counted(self.devices, 'device')}>"
+
+    # Sizes and adjacency ----------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes, n."""
+        return int(self.compute.shape[0])
+
+    @property
+    def devices(self) -> int:
+        """Number of devices, d, the client included."""
+        return int(self.compute.shape[1])
+
+    @cached_property
+    def successors(self) -> Adjacency:
+        """Outgoing edges of each node."""
+        return _adjacency(self.edges[:, 0], self.nodes)
+
+    @cached_property
+    def predecessors(self) -> Adjacency:
+        """Incoming edges of each node."""
+        return _adjacency(self.edges[:, 1], self.nodes)
+
+    @cached_property
+    def topological(self) -> Ints:
+        """The nodes, producers first, lowest index first among equals."""
+        if np.all(self.edges[:, 0] < self.edges[:, 1]):
+            return frozen(np.arange(self.nodes, dtype=np.int64))
+        n, out = self.nodes, self.successors
+        inputs = np.bincount(self.edges[:, 1], minlength=n)
+        room = [out.start, self.edges[out.edges, 1], inputs, np.zeros(n, np.int64)]
+        order: Any = np.zeros(n, np.int64)
+        if n + len(self.edges) > NATIVE_ABOVE:
+            count = native(graph_loops, "topological")(n, *room, order)
+        else:
+            start, node, missing, heap = (array.tolist() for array in room)
+            order = [0] * n
+            count = graph_loops.topological(n, start, node, missing, heap, order)
+            inputs = np.array(missing)
+        if count < n:
+            cycle = _cycle(self.edges, inputs)
+            error = ProblemError(
+                f"edges form a cycle: {' -> '.join(map(str, cycle))}; a problem must be acyclic"
+            )
+            error.nodes = tuple(cycle[:-1])
+            raise error
+        return frozen(np.array(order, dtype=np.int64))
+
+    @cached_property
+    def outputs(self) -> tuple[tuple[Output, ...], ...]:
+        """The tensors of each node that some node reads, in order of their first edge."""
+        made: list[dict[int, tuple[float, list[int]]]] = [{} for _ in range(self.nodes)]
+        rows = zip(self.edges.tolist(), self.tensor.tolist(), self.bytes.tolist(), strict=True)
+        for (source, target), tensor, size in rows:
+            known = made[source].get(tensor)
+            if known is None:
+                made[source][tensor] = (size, [target])
+            else:
+                known[1].append(target)
+        return tuple(
+            [
+                tuple(
+                    [
+                        (tensor, size, tuple(readers if len(readers) == 1 else sorted({*readers})))
+                        for tensor, (size, readers) in of_node.items()
+                    ]
+                )
+                if of_node
+                else ()
+                for of_node in made
+            ]
+        )
+
+    @cached_property
+    def input_counts(self) -> tuple[int, ...]:
+        """How many distinct tensors each node reads."""
+        counts = [0] * self.nodes
+        for outputs in self.outputs:
+            for _, _, readers in outputs:
+                for reader in readers:
+                    counts[reader] += 1
+        return tuple(counts)
+
+    @cached_property
+    def compute_rows(self) -> list[list[float]]:
+        """`compute` as lists, for loops in plain Python."""
+        return list(self.compute.tolist())
+
+    @cached_property
+    def allowed_rows(self) -> list[list[bool]]:
+        """`allowed` as lists."""
+        return list(self.allowed.tolist())
+
+    @cached_property
+    def latency_rows(self) -> list[list[float]]:
+        """`latency` as lists."""
+        return list(self.latency.tolist())
+
+    @cached_property
+    def bandwidth_rows(self) -> list[list[float]]:
+        """`bandwidth` as lists."""
+        return list(self.bandwidth.tolist())
+
+    @cached_property
+    def ways(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Under contention, the shared links between (source, target); {} without."""
+        found: dict[tuple[int, int], tuple[int, ...]] = {}
+        for source, target, link in self.routes.tolist() if self.contention else ():
+            found[source, target] = (*found.get((source, target), ()), link)
+        return found
+
+    @cached_property
+    def allowed(self) -> NDArray[np.bool_]:
+        """(n, d) whether a node may live on a device, its whole colocation group considered."""
+        allowed = np.isfinite(self.compute)
+        members = np.flatnonzero(self.groups >= 0)
+        if len(members):
+            _, unit = np.unique(self.groups[members], return_inverse=True)
+            common = np.ones((int(unit.max()) + 1, self.devices), dtype=bool)
+            np.logical_and.at(common, unit, allowed[members])
+            allowed[members] = common[unit]
+        allowed.setflags(write=False)
+        return allowed
+
+
+def _rows(name: str, value: Any, columns: str) -> Ints:
+    """Rows of indices, (k, columns); there may be none, of any width."""
+    width = columns.count(",") + 1
+    array = array_of(name, np.zeros((0, width), int) if is_empty(value) else value, np.int64, 2)
+    if array.shape[1] != width:
+        raise ProblemError(
+            f"{name} has shape {array.shape}; expected ({name[0]}, {width}): {columns}"
+        )
+    return array
+
+
+def _adjacency(ends: Ints, nodes: int) -> Adjacency:
+    start = np.zeros(nodes + 1, dtype=np.int64)
+    np.cumsum(np.bincount(ends, minlength=nodes), out=start[1:])
+    return Adjacency(frozen(start), frozen(np.argsort(ends, kind="stable")))
+
+
+def _cycle(edges: Ints, missing: Ints) -> list[int]:
+    """A cycle among the nodes that never became ready: walk backwards until a node repeats."""
+    stuck = edges[(missing[edges[:, 0]] > 0) & (missing[edges[:, 1]] > 0)]
+    inputs = dict(stuck[::-1, ::-1].tolist())  # the first input of each
+    node, seen, path = min(inputs), {}, []  # type: int, dict[int, int], list[int]
+    while node not in seen:
+        seen[node] = len(path)
+        path.append(node)
+        node = inputs[node]
+    cycle = path[seen[node] :][::-1]
+    return [*cycle, cycle[0]]

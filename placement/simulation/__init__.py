@@ -1,0 +1,1 @@
+"""The discrete-event simulator that predicts a step, with shared links."""

@@ -1,0 +1,1 @@
+"""HiGHS for mixed-integer programs, and the compiler for loops of placers."""

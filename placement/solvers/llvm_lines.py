@@ -1,0 +1,146 @@
+"""The lines of an LLVM function, as `native_text` writes them: typed values, places, conversions.
+
+Knows LLVM and what Python means by numbers, and no Python program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import CompileError
+
+LLVM = {"i": "i64", "f": "double", "b": "i1", "I": "ptr", "F": "ptr", "v": "void"}
+"""Types by letter: int, float, bool, arrays of the first two, and nothing."""
+ITEM = {"I": "i", "F": "f"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A typed LLVM value; arrays carry their length, too."""
+
+    kind: str
+    text: str
+    length: str = ""
+
+
+class Lines:
+    """Instructions one after the other.
+
+    Args:
+        where: the function, for errors.
+
+    Attributes:
+        open: whether what is written next can be reached.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.lines: list[str] = []
+        self.open = True
+        self._count = 0
+
+    def emit(self, text: str, kind: str = "v") -> Value:
+        """An instruction, and what it gives."""
+        if kind == "v":
+            self.lines.append(f"  {text}")
+            return Value("v", "")
+        self._count += 1
+        self.lines.append(f"  %t{self._count} = {text}")
+        return Value(kind, f"%t{self._count}")
+
+    def label(self, word: str) -> str:
+        """A name of its own for a place."""
+        self._count += 1
+        return f"{word}{self._count}"
+
+    def jump(self, label: str) -> None:
+        """Go on there, unless this place is not reached."""
+        if self.open:
+            self.emit(f"br label %{label}")
+            self.open = False
+
+    def start(self, label: str) -> None:
+        """Here is the place of that name."""
+        self.lines.append(f"{label}:")
+        self.open = True
+
+    def converted(self, value: Value, kind: str, lines: list[str] | None = None) -> Value:
+        """The value as one of another kind; by default at the end.
+
+        Raises:
+            CompileError: there is no way from the one to the other.
+        """
+        if value.kind == kind:
+            return value
+        how = {"bi": "zext i1 {} to i64", "if": "sitofp i64 {} to double",
+               "bf": "uitofp i1 {} to double"}.get(value.kind + kind)  # fmt: skip
+        if how is None:
+            raise CompileError(f"{self.where}: {value.kind!r} as {kind!r} has no native form")
+        self._count += 1
+        (self.lines if lines is None else lines).append(
+            f"  %t{self._count} = {how.format(value.text)}"
+        )
+        return Value(kind, f"%t{self._count}")
+
+    def truth(self, value: Value) -> str:
+        """Whether a value is not zero."""
+        if value.kind == "b":
+            return value.text
+        if value.kind == "f":
+            return self.emit(f"fcmp une double {value.text}, 0.0", "b").text
+        return self.emit(f"icmp ne i64 {value.text}, 0", "b").text
+
+    def whole(self, rest: bool, left: str, right: str) -> Value:
+        """Division that rounds down, as Python's does."""
+        remainder = self.emit(f"srem i64 {left}, {right}", "i").text
+        sign = self.emit(f"xor i64 {remainder}, {right}", "i").text
+        apart = self.emit(f"icmp slt i64 {sign}, 0", "b").text
+        some = self.emit(f"icmp ne i64 {remainder}, 0", "b").text
+        off = self.emit(f"and i1 {apart}, {some}", "b").text
+        if rest:
+            more = self.emit(f"add i64 {remainder}, {right}", "i").text
+            return self.emit(f"select i1 {off}, i64 {more}, i64 {remainder}", "i")
+        whole = self.emit(f"sdiv i64 {left}, {right}", "i").text
+        less = self.emit(f"sub i64 {whole}, 1", "i").text
+        return self.emit(f"select i1 {off}, i64 {less}, i64 {whole}", "i")
+
+    def extreme(self, name: str, values: list[Value]) -> Value:
+        """The first of the least or greatest, as Python's."""
+        kind = "i"
+        for value in values:
+            kind = joined(kind, value.kind)
+        best, *rest = (self.converted(v, kind) for v in values)
+        less = ("slt", "olt") if name == "min" else ("sgt", "ogt")
+        for value in rest:
+            word = f"fcmp {less[1]}" if kind == "f" else f"icmp {less[0]}"
+            better = self.emit(f"{word} {LLVM[kind]} {value.text}, {best.text}", "b").text
+            best = self.emit(
+                f"select i1 {better}, {LLVM[kind]} {value.text}, {LLVM[kind]} {best.text}", kind
+            )
+        return best
+
+
+def joined(one: str, other: str) -> str:
+    """The type of a name that holds both."""
+    for kind in ("", "v"):
+        if one == kind:
+            return other
+    return max(one, other, key="bif".index)
+
+
+def zero(kind: str) -> str:
+    """What stands for no value yet."""
+    return {"f": "0.0", "b": "false"}.get(kind, "0")
+
+
+def constant(value: Any) -> Value:
+    """A number of Python's, to the bit."""
+    if isinstance(value, bool):
+        return Value("b", str(value).lower())
+    if isinstance(value, int):
+        return Value("i", str(value))
+    bits = np.float64(value).view(np.uint64)
+    return Value("f", f"0x{int(bits):016X}")

@@ -1,0 +1,141 @@
+"""Plain Python loops over flat sequences as machine code, within a tenth of a second.
+
+    evaluate = native(search_loops, "evaluate")
+    seconds = evaluate(n, d, sequence, ...)      # int64 and float64 arrays, ints, floats, bools
+
+What the placers' loops are written in is small: `for` over ranges, `while`, `if`, numbers, flat
+arrays, calls of each other. That is translated to LLVM text and compiled once per machine; numba
+takes two seconds to import and twenty to compile the same. The same operations in the same order,
+and no fast-math: the bits are those of Python. A function is compiled for the types of its
+arguments; types of local names follow from what they are given. Indices are not checked, and must
+not be negative; a division by zero is infinite instead of an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import CompileError
+from graphflow.placement.solvers.llvm_lines import ITEM
+from graphflow.placement.solvers.python_to_llvm import program
+
+
+def native(module: ModuleType, name: str) -> Callable[..., Any]:
+    """A function of a module of loops as machine code, compiled when it is first called.
+
+    Raises:
+        CompileError: the function holds something beyond what this module knows; names the line.
+    """
+
+    def call(*arguments: Any) -> Any:
+        kinds = "".join(_kind(a) for a in arguments)
+        return _entry(module, name, kinds)(arguments)
+
+    return call
+
+
+@cache
+def _entry(module: ModuleType, name: str, kinds: str) -> Callable[[tuple[Any, ...]], Any]:
+    """The function for arguments of these types, taking Python's values."""
+    text, symbol, result = program(module, name, kinds)
+    with _LOCK:
+        address = _llvm().address(symbol, text)
+    types: list[Any] = []
+    for kind in kinds:
+        if kind in ITEM:
+            types += [ctypes.c_void_p, ctypes.c_int64]
+        else:
+            types.append(ctypes.c_double if kind == "f" else ctypes.c_int64)
+    given = {"v": None, "f": ctypes.c_double}.get(result, ctypes.c_int64)
+    function = ctypes.CFUNCTYPE(given, *types)(address)
+    arrays = tuple(kind in ITEM for kind in kinds)
+
+    def call(arguments: tuple[Any, ...]) -> Any:
+        flat: list[Any] = []
+        for value, array in zip(arguments, arrays, strict=True):
+            if array:
+                flat += [value.ctypes.data, len(value)]
+            else:
+                flat.append(value)
+        found = function(*flat)
+        return bool(found) if result == "b" else found
+
+    return call
+
+
+_LOCK = threading.Lock()
+
+
+class _LLVM:
+    """LLVM for this process's processor, with its passes (kernels of ops need none: they are
+    written as they should run). Engines and target machines live as long as the process."""
+
+    def __init__(self) -> None:
+        from llvmlite import binding  # heavy, and only here
+
+        from graphflow.ops.kernels.jit.object_cache import Store
+
+        self._binding, self._store = binding, Store()
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        self._target = binding.Target.from_default_triple()
+        self._cpu = binding.get_host_cpu_name()
+        self._features = binding.get_host_cpu_features().flatten()
+        version = ".".join(map(str, binding.llvm_version_info))
+        self._setting = f"loops {version} {self._target.triple} {self._cpu} {self._features}"
+        self._alive: list[Any] = []
+
+    def address(self, symbol: str, text: str) -> int:
+        """Where a function of a module's text is, compiled now or before."""
+        key = f"{self._setting}\n{text}"
+        code = self._store.get(key)
+        if code is None:
+            code = self._object(text)
+            self._store.put(key, code)
+        empty = self._binding.parse_assembly("")
+        engine = self._binding.create_mcjit_compiler(empty, self._machine())
+        engine.add_object_file(self._binding.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        self._alive.append(engine)
+        return int(engine.get_function_address(symbol))
+
+    def _object(self, text: str) -> bytes:
+        machine, llvm = self._machine(), self._binding
+        module = llvm.parse_assembly(text)
+        module.verify()
+        module.triple, module.data_layout = self._target.triple, str(machine.target_data)
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
+        builder.getModulePassManager().run(module, builder)
+        code: bytes = machine.emit_object(module)
+        return code
+
+    def _machine(self) -> Any:
+        machine = self._target.create_target_machine(
+            cpu=self._cpu, features=self._features, opt=2, reloc="pic", codemodel="jitdefault"
+        )
+        self._alive.append(machine)
+        return machine
+
+
+@cache
+def _llvm() -> _LLVM:
+    return _LLVM()
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        if value.ndim == 1 and value.flags.c_contiguous and value.dtype in (np.int64, np.float64):
+            return "I" if value.dtype == np.int64 else "F"
+        raise CompileError(
+            f"an array of shape {value.shape} and {value.dtype}: loops take flat int64 and float64"
+        )
+    if isinstance(value, bool):
+        return "b"
+    return "i" if isinstance(value, int | np.integer) else "f"

@@ -1,0 +1,1 @@
+"""The HTML page of a plan: payload, template and scripts."""

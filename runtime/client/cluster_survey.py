@@ -1,0 +1,89 @@
+"""Survey: what the cost model can only learn by asking: speeds of other machines, and of links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from graphflow.base.argument_checks import shown
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.progress import telling
+from graphflow.errors import ProtocolError
+from graphflow.placement.calibration.calibrate import (
+    Link,
+    StepCost,
+    is_profile,
+    keep_links,
+    measure_links,
+    profile,
+)
+from graphflow.placement.calibration.cluster_rates import is_described
+from graphflow.placement.calibration.link_cache import links
+from graphflow.placement.clusters.cluster import Cluster
+
+if TYPE_CHECKING:
+    from graphflow.runtime.client.remote_hosts import RemoteHosts
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Measurements by worker and by link, and of a step that does nothing; None where the cost
+    model knows by itself."""
+
+    profiles: Mapping[int, Mapping[str, Any]] | None = None
+    links: Mapping[tuple[str, str], Link] | None = None
+    steps: StepCost | None = None
+
+
+def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
+    """Ask what is neither described in the cluster file nor kept from before.
+
+    Workers that a session starts are this machine, whose profile is kept; their links are measured
+    once and kept with it. Workers elsewhere measure themselves, about a second each, and keep that
+    there; links between them are kept here, see `network`.
+    """
+    if cluster.kind == "local":
+        if len(cluster.workers) > 1 and "process" not in profile()["links"]:
+            keep_process_links(hosts, cluster)
+        return Survey()
+    with telling(f"measuring {len(cluster.workers)} workers and the links between them"):
+        found = None if is_described(cluster) else hosts.measure()
+        for worker, report in (found or {}).items():
+            if not is_profile(report):
+                raise ProtocolError(
+                    f"worker {worker} at {cluster.workers[worker].address} tells nonsense of its "
+                    f"speeds: {shown(report, 80)}; leave it out, or give them in the cluster file"
+                )
+        return Survey(found, links_between(hosts, cluster))
+
+
+def links_between(
+    hosts: RemoteHosts, cluster: Cluster, *, afresh: bool = False
+) -> Mapping[tuple[str, str], Link] | None:
+    """The links between workers elsewhere; None where all are described.
+
+    Args:
+        afresh: whatever is kept of them, as they are now.
+    """
+    if not _has_unknown_links(cluster):
+        return None
+    addresses = [str(worker.address) for worker in cluster.workers]
+    return links(hosts.probe_link, addresses, afresh=afresh)
+
+
+def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> Link:
+    """Measure the links between this machine's processes, and keep their median."""
+    found = measure_links(hosts.probe_link, len(cluster.workers)).values()
+    link = (median(latency for latency, _ in found), median(rate for _, rate in found))
+    keep_links({"process": link, "client": link})
+    return link
+
+
+def _has_unknown_links(cluster: Cluster) -> bool:
+    return any(
+        cluster.link(a.devices[0].name, b.devices[0].name) is None
+        for a in cluster.workers
+        for b in cluster.workers
+        if a is not b
+    )

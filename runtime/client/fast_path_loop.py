@@ -1,0 +1,84 @@
+"""A session's sockets in steps that repeat: the short way of `protocol.repeats`, by lanes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from graphflow.runtime.client.io_loop import PATIENCE, SLACK, Loop
+from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.polling.wakeup import AWAKE
+from graphflow.runtime.protocol.coordinator_events import Replies
+from graphflow.runtime.protocol.fast_path import Repeat, RepeatingCoordinator
+
+
+class RepeatingLoop(Loop):
+    """The sockets of one session, with a short way for steps like those before."""
+
+    _Machine = RepeatingCoordinator
+    _machine: RepeatingCoordinator
+
+    def repeat(self, repeat: Repeat, deadline: float) -> Replies | None:
+        """Runs a step to its end; None where that takes more than the short way, and nothing was
+        begun.
+
+        Raises:
+            GraphflowError, KeyboardInterrupt: as `ask`.
+        """
+        pending = Pending()
+        if not self._uninterrupted(self._run, repeat, pending):
+            return None
+        outcome = pending.outcome
+        if isinstance(outcome, Replies):
+            return outcome
+        return self.finish(repeat.request, pending, deadline + SLACK)
+
+    def _run(self, repeat: Repeat, pending: Pending) -> bool:
+        """Runs a step as far as the short way leads; whether it has begun."""
+        if not self._helm.take(PATIENCE):
+            return False
+        try:
+            if not self._tell(repeat, pending):
+                return False
+            self._gather(pending)
+        except BaseException as error:
+            self._break(error)
+        finally:
+            self._helm.leave()
+        return True
+
+    def _tell(self, repeat: Repeat, pending: Pending) -> bool:
+        """Tells the workers of a step that now has `pending`, if that is all there is to do."""
+        now = time.monotonic()
+        if self._events or self._promised or self._full or self._stopping or now >= self._due:
+            return False
+        self._pending[repeat.request] = pending
+        told = self._machine.repeat(repeat, now)
+        if told is None:
+            del self._pending[repeat.request]
+            return False
+        for worker, (frame, number, acknowledged) in zip(repeat.workers, told, strict=True):
+            way = self._ways[worker]
+            lane, frames = way.lane, [frame]
+            if lane is None or not lane.carries(frames, number, acknowledged):
+                way.unsent.append(frames)
+                self._flush(worker)
+        return True
+
+    def _gather(self, pending: Pending) -> None:
+        """Takes what comes until all have answered, or until there is anything else to do."""
+        self._due = due = min(self._machine.wake_at(0.0), self._look_at)
+        while pending.outcome is None:
+            if self._touched or self._unread or self._events or self._held.came:
+                return
+            came = self._sleeper.sleep(due - time.monotonic(), AWAKE)
+            self._receive(came)
+            if not came or self._helm.wanted:
+                return
+
+    def _heard(self, worker: int, frames: list[Any]) -> None:
+        actions = self._machine.answered(worker, frames[0], time.monotonic())
+        if actions is None:
+            super()._heard(worker, frames)
+        elif actions:
+            self._act(actions)

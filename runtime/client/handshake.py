@@ -1,0 +1,288 @@
+"""Rendezvous: how a session and its workers find each other before anything is computed.
+
+Each worker says which code it runs and which devices it has, is given the session, and reaches
+every other one. What keeps them from it is told by name and address.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from graphflow.errors import (
+    ClusterError,
+    GraphflowError,
+    ProtocolError,
+    RendezvousTimeout,
+    WorkerLost,
+)
+from graphflow.runtime.client.io_loop import SLACK, Loop
+from graphflow.runtime.host.host_interface import NOBODY
+from graphflow.runtime.observability.activity import SessionActivity
+from graphflow.runtime.protocol.coordinator import GRACE
+from graphflow.runtime.protocol.coordinator_events import Begin, Order, Replies
+from graphflow.runtime.protocol.reliable_stream import Version
+from graphflow.runtime.protocol.worker import LONGEST_LEASE
+from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
+from graphflow.runtime.telemetry.logs import Log
+from graphflow.runtime.transport.tcp import ENDED
+from graphflow.runtime.wire.messages import Hello, Meet, Met, Open, Welcome
+
+if TYPE_CHECKING:
+    from graphflow.placement.clusters.cluster import Cluster
+
+LEASE = 30.0  # seconds without a ping after which a worker forgets the session
+_LOOK = 0.05  # seconds between two looks at whether workers are still waited for
+_ANSWER_SECONDS = 2.0  # that a worker which is there may take to say so
+_NO_TRUST = (
+    "and this process do not trust each other's keys; there, run `graphflow keys add` with the "
+    ".public file of this machine's key; here, check that the cluster file has the worker's key "
+    "(`graphflow keys list` shows both), and that it is not frozen, and takes more connections "
+    "(its log tells of those over `--max-connections`); on loopback a worker shows a key only if "
+    "it was started with `--key`"
+)
+_CLOSED = (
+    "were started on this machine, and cannot be connected to: is its loopback interface up "
+    "(`ip link set lo up`), and open to its own processes?"
+)
+_FROZEN = (
+    "took the connection and said nothing: its process is frozen or overloaded, or it is no "
+    "graphflow worker; look there, and end it if need be"
+)
+
+_log = Log("graphflow.coordinator")
+
+
+class Ask(Protocol):
+    """Gives workers orders under the number of a request, and waits some seconds for replies."""
+
+    def __call__(self, request: int, orders: Mapping[int, Order], seconds: float) -> Replies: ...
+
+
+class Rendezvous:
+    """The way of a session from addresses to workers that are ready.
+
+    Attributes:
+        apart: workers without which the others would reach each other, once `meet` has failed for
+            that.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        addresses: Sequence[str],
+        keys: Sequence[str],
+        loop: Loop,
+        requests: Iterator[int],
+        ask: Ask,
+    ) -> None:
+        self.apart: set[int] = set()
+        self._session = session
+        self._addresses = list(addresses)
+        self._keys = list(keys)
+        self._loop = loop
+        self._requests = requests
+        self._ask = ask
+
+    def missing(self, seconds: float) -> str:
+        """What the rendezvous waits for, for whoever watches."""
+        return f"waiting for {', '.join(self._awaited())}, {seconds:.0f} s"
+
+    def tell_missing(self, seconds: float) -> None:
+        _log.tell(
+            "cluster.waiting", session=self._session, seconds=round(seconds, 1),
+            workers=self._awaited(),
+        )  # fmt: skip
+
+    def _awaited(self) -> list[str]:
+        missing = self._loop.awaited()
+        return [self._at(worker) for worker in missing] or ["the workers"]
+
+    def _at(self, worker: int) -> str:
+        return f"worker {worker} at {self._addresses[worker]}"
+
+    def meet(
+        self, cluster: Cluster, until: float, meeting: float, ops: Sequence[str], trial: bool
+    ) -> None:
+        """Versions, sessions, and the links between the workers: the readiness barrier."""
+        hello = _hello(next(self._requests))
+        workers = range(len(self._addresses))
+        try:
+            replies = self._ask(hello.request, {w: Order(hello) for w in workers}, _left(until))
+        except RendezvousTimeout as error:
+            raise self._unanswered(cluster) or error from None
+        for worker in workers:
+            welcome = replies.messages[worker]
+            assert isinstance(welcome, Welcome)
+            if wrong := _lacking(cluster, worker, welcome):
+                raise ClusterError(
+                    f"{self._at(worker)} {wrong}; start it with `graphflow worker --devices "
+                    f"{','.join(_wanted(cluster, worker))}`, or change the cluster"
+                )
+        if same := self._loop.same():
+            raise ClusterError(
+                f"{' and '.join(map(self._at, same))} are one process, reached by two names; each "
+                "worker needs a `graphflow worker` of its own, at a port of its own"
+            )
+        request = next(self._requests)
+        shown = self._keys if any(self._keys) else []
+        # Own processes end with this one: however long it stands still, they wait for it.
+        lease = LONGEST_LEASE if cluster.kind == "local" else LEASE
+        orders = {
+            w: Order(Open(request, w, self._addresses, lease, list(ops), shown, trial))
+            for w in workers
+        }
+        self._ask(request, orders, _left(until))
+        request, left = next(self._requests), min(_left(until), meeting)
+        meet = {worker: Order(Meet(request, left)) for worker in workers}
+        replies = self._ask(request, meet, left + GRACE)
+        pairs = [
+            (worker, other)
+            for worker, message in replies.messages.items()
+            if isinstance(message, Met)
+            for other in message.missing
+        ]
+        if not {other for _, other in pairs} <= {*workers}:
+            raise ProtocolError(
+                f"of {len(workers)} workers one misses others, {pairs[:5]}; do all of them "
+                "run the same code?"
+            )
+        if pairs:
+            self.apart |= left_out(pairs)
+            raise RendezvousTimeout(self._told_apart(pairs, left))
+
+    def _told_apart(self, pairs: Sequence[tuple[int, int]], seconds: float) -> str:
+        told = ", ".join(f"{self._at(b)} did not answer worker {a}" for a, b in pairs)
+        return (
+            f"the workers do not reach each other: {told} within {seconds:g} s; can these "
+            "addresses be reached from there?"
+        )
+
+    def _unanswered(self, cluster: Cluster) -> RendezvousTimeout | None:
+        """Why workers did not answer, where their side of the connection tells."""
+        closed = self._loop.strangers() if cluster.kind == "local" else []  # they do listen
+        refused = self._loop.refused()
+        for workers, why in (
+            ([worker for worker in refused if self._keys[worker]], _NO_TRUST),
+            (refused, f'{ENDED}; look there, or name its key (key = "box1")'),
+            (self._loop.silent(), _FROZEN),
+            (closed, _CLOSED),
+        ):
+            if workers:
+                return RendezvousTimeout(f"{', '.join(map(self._at, workers))} {why}")
+        return None
+
+
+def _wanted(cluster: Cluster, worker: int) -> list[str]:
+    return [device.name.rpartition("/")[2] for device in cluster.workers[worker].devices]
+
+
+def _lacking(cluster: Cluster, worker: int, welcome: Welcome) -> str:
+    """Which devices a worker does not have that it should; "" if it has all."""
+    missing = [name for name in _wanted(cluster, worker) if name not in welcome.devices]
+    has = ", ".join(welcome.devices)
+    return f"has {has}, but not {', '.join(missing)} as the cluster says" if missing else ""
+
+
+def answering(
+    cluster: Cluster,
+    patience: Callable[[], float],
+    ending: Collection[str],
+    session: str,
+    dead_after: float,
+) -> Cluster:
+    """The workers of a cluster that answer in time and can be used, without those that are about to
+    end as long as there are others.
+
+    Args:
+        patience: how many seconds, asked again while some have not answered.
+    """
+    addresses = [worker.address or "" for worker in cluster.workers]
+    keys, pair = keys_of(cluster, len(addresses))
+    started, most = time.monotonic(), max(patience(), _ANSWER_SECONDS)
+    loop = Loop(
+        secrets.token_hex(16), addresses, insecure=cluster.insecure, local=None, pair=pair,
+        keys=keys, activity=SessionActivity(session), epoch=1,
+        token=secrets.token_hex(16), dead_after=dead_after,
+    )  # fmt: skip
+    others = [worker for worker, address in enumerate(addresses) if address not in ending]
+    if not others:
+        time.sleep(min(patience(), _ANSWER_SECONDS))  # until they have ended, and perhaps are back
+    try:
+        asked = {}
+        for worker in others or range(len(addresses)):
+            hello = _hello(worker + 1)
+            begin = Begin(hello.request, {worker: Order(hello)}, most)
+            asked[worker] = loop.submit(begin)
+        while late := [each for each in asked.values() if each.outcome is None]:
+            left = max(patience(), _ANSWER_SECONDS)
+            if time.monotonic() > started + (left if left < most else most + SLACK):
+                break
+            late[0].wait(_LOOK)
+        outcomes = {worker: pending.outcome for worker, pending in asked.items()}
+    finally:
+        loop.stop()
+    there, unfit = set(), []
+    for worker, outcome in outcomes.items():
+        if wrong := _unfit(cluster, worker, outcome):
+            unfit.append(f"worker {worker} at {addresses[worker]} {wrong}")
+            _log.tell("worker.unfit", session=session, address=addresses[worker], reason=wrong)
+        elif isinstance(outcome, Replies):
+            there.add(worker)
+    if not there:
+        raise WorkerLost(
+            f"none of the workers at {', '.join(addresses)} answered within {most:g} s, as the "
+            f"cluster has them{''.join(f'; {told}' for told in unfit)}; the session goes on from "
+            "its last checkpoint when it is opened again, or asked again, and they are there",
+            reason=NOBODY,
+        )
+    return cluster.without({*range(len(addresses))} - there)
+
+
+def _unfit(cluster: Cluster, worker: int, outcome: Replies | GraphflowError | None) -> str:
+    """Why the session cannot go on with a worker that answered; "" if it can, or nobody did."""
+    if isinstance(outcome, ProtocolError):
+        return str(outcome)  # another version
+    if not isinstance(outcome, Replies):
+        return ""
+    welcome = outcome.messages[worker]
+    assert isinstance(welcome, Welcome)
+    return _lacking(cluster, worker, welcome)
+
+
+def keys_of(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
+    """The workers' public keys ("" where there is none), and our own pair if there are any.
+
+    Raises:
+        KeyFileError: a key is unknown here, or our own cannot be used.
+    """
+    if cluster.kind == "local":
+        return [""] * count, None
+    ring = Keyring()
+    found = [ring.key_of(each.key, WORKER) if each.key else "" for each in cluster.workers]
+    needed = any(found) or cluster.key is not None
+    return found, ring.own(cluster.key, COORDINATOR) if needed else None
+
+
+def _hello(request: int) -> Hello:
+    own = Version.own()
+    return Hello(request, own.version, own.wire, own.python)
+
+
+def left_out(pairs: Sequence[tuple[int, int]]) -> set[int]:
+    """The workers without which all others reach each other: again and again the one with the most
+    pairs that do not, of several the last."""
+    left, out = set(pairs), set()
+    while left:
+        counts = Counter(worker for pair in left for worker in pair)
+        worst = max(counts, key=lambda worker: (counts[worker], worker))
+        out.add(worst)
+        left = {pair for pair in left if worst not in pair}
+    return out
+
+
+def _left(until: float) -> float:
+    return max(0.05, until - time.monotonic())

@@ -1,0 +1,542 @@
+"""The sockets of one session, and the machine that says what goes over them.
+
+The thread that asks for something moves messages between the sockets and the machine until it has
+its answer; a thread of their own does so while nobody asks, so that heartbeats go on while the
+user's code computes. An interrupt waits until the machine is between two events.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import zmq
+
+from graphflow.base.interrupts import HeldBack
+from graphflow.errors import (
+    GraphflowError,
+    ProtocolError,
+    SessionError,
+    TransportError,
+    WorkerLost,
+)
+from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.worker_connection import Way
+from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.observability.activity import SessionActivity
+from graphflow.runtime.polling.io_driver import LINGER, SLICE, Helm
+from graphflow.runtime.polling.wakeup import AWAKE, Bell, Sleeper
+from graphflow.runtime.protocol.clock_sync import identity
+from graphflow.runtime.protocol.coordinator import CoordinatorMachine
+from graphflow.runtime.protocol.coordinator_events import (
+    Attach,
+    Begin,
+    CoordinatorAction,
+    CoordinatorEvent,
+    Gone,
+    Leaving,
+    LinkDown,
+    LinkUp,
+    Offer,
+    Received,
+    Release,
+    Replies,
+    Send,
+    Settle,
+    Tick,
+)
+from graphflow.runtime.security.authenticator import Guard
+from graphflow.runtime.security.keys import KeyPair, Keyring
+from graphflow.runtime.security.receive_accounting import ENDLESS, UNDER_WAY, pause
+from graphflow.runtime.telemetry.logs import Log
+from graphflow.runtime.transport import transport_of
+from graphflow.runtime.transport.array_lending import Loans, Promises
+from graphflow.runtime.transport.shared_memory_arrays import Borrower
+from graphflow.runtime.transport.tcp import leave
+from graphflow.runtime.wire.frame_codec import decode_frames, encode
+from graphflow.runtime.wire.messages import Chunk
+
+_ORDINARY = frozenset((Begin, Received, Release))  # nobody is lost by these alone
+
+SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
+_CATCH_UP = 0.2  # seconds that a turn may be late before it first takes what came meanwhile
+_RETRY = 0.005  # seconds, while a connection's queue is full
+PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
+_BELL = 1 << 30  # no worker's number
+_LANE = 1 << 20  # and a worker's number: its lane
+_LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
+_LOOKS = 1000  # at connections, in a second, at most: each takes 10 µs
+_BATCH = 64  # messages taken from one worker before anything else has its turn, deadlines too
+
+_T = TypeVar("_T")
+
+_log = Log("graphflow.coordinator")
+
+
+class Loop:
+    """The sockets and the machine of one session.
+
+    Whoever asks for something drives them until it is done; at other times a thread of their own
+    watches. See `transport.helm`.
+    """
+
+    _Machine = CoordinatorMachine
+
+    def __init__(
+        self,
+        session: str,
+        addresses: list[str],
+        *,
+        insecure: bool,
+        local: LocalWorkers | None,
+        pair: KeyPair | None,
+        keys: Sequence[str],
+        activity: SessionActivity,
+        epoch: int,
+        token: str,
+        dead_after: float,
+    ) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._local = local
+        self._activity = activity
+        self._addresses = addresses
+        self._ways: list[Way] = []
+        self._opened = ExitStack()  # bell and sleeper, once they are there
+        self._promised: Promises = deque()
+        self.loans: list[Loans] = []  # to each worker
+        self._machine = self._Machine(
+            session, addresses, time.monotonic(), epoch, token, dead_after, identity()
+        )
+        activity.watch(self._machine, addresses)
+        self.draining: set[int] = set()
+        """Workers that were asked to end."""
+        self.on_draining: Callable[[], None] | None = None
+        self._borrowers: dict[int, Borrower] = {}
+        self._full: set[int] = set()  # workers whose connection takes no more now
+        self._touched: set[int] = set()  # workers that were sent to since they were last drained
+        self._events: deque[CoordinatorEvent] = deque()
+        self._pending: dict[int, Pending] = {}
+        self._due = 0.0  # when the machine's next Tick is, or the next look
+        self._look_at = 0.0  # when to look at how much is under way
+        # A socket tells of what comes only once it has been found empty.
+        self._unread = [~worker for worker, _ in enumerate(addresses)]
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._main = threading.main_thread().ident
+        name = f"coordinator-{session[:8]}"
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+        try:
+            guard = None if pair is None else Guard(self._context, pair, Keyring())
+            for address, key in zip(addresses, keys, strict=True):
+                channel = transport_of(address).Channel(
+                    self._context, address, insecure=insecure, watch=True, guard=guard, key=key
+                )
+                self._ways.append(Way(channel, address, secured=bool(key)))
+            self._listen()
+            self._thread.start()
+        except BaseException as error:
+            self._free()
+            if isinstance(error, OSError):
+                raise TransportError(
+                    f"no session can begin from here: {error.strerror}; close others, or let the "
+                    "process have more file descriptors (`ulimit -n`)"
+                ) from error
+            raise
+
+    def _listen(self) -> None:
+        """What wakes whoever drives the sockets."""
+        self._bell = self._opened.enter_context(closing(Bell()))
+        self._held = HeldBack(self._bell.ring)
+        self._helm = Helm(self._bell)
+        self._sleeper = self._opened.enter_context(closing(Sleeper()))
+        self._sleeper.add(self._bell.fileno(), _BELL)
+        offer = partial(_offer, self._events, self._bell)
+        self.loans += [
+            Loans(partial(offer, worker), self._promised) for worker, _ in enumerate(self._ways)
+        ]
+        for worker, way in enumerate(self._ways):
+            self._sleeper.add(way.channel.socket.getsockopt(zmq.FD), worker)
+            self._sleeper.add(way.channel.monitor.getsockopt(zmq.FD), ~worker)
+
+    # From any thread ---------------------------------------------------------------------------
+
+    def ask(self, begin: Begin, seconds: float) -> Replies:
+        """Runs an operation to its end, within `seconds`.
+
+        Raises:
+            GraphflowError: how it failed; SessionError if the session is closed meanwhile.
+            KeyboardInterrupt, or what else a signal's handler raises: and the operation goes on.
+        """
+        pending = self.submit(begin)
+        return self.finish(begin.request, pending, seconds)
+
+    def submit(self, begin: Begin) -> Pending:
+        """Starts an operation, before any that is asked for later."""
+        pending = self._pending[begin.request] = Pending()
+        self._events.append(begin)
+        return pending
+
+    def finish(self, request: int, pending: Pending, seconds: float) -> Replies:
+        """Runs an operation that was started to its end; raises as `ask`."""
+        self._wait(pending, time.monotonic() + seconds)
+        if pending.outcome is None:  # if this process was stopped, what came meanwhile counts
+            self._wait(pending, time.monotonic() + _CATCH_UP)
+        outcome = pending.outcome
+        if isinstance(outcome, Replies):
+            return outcome
+        self._pending.pop(request, None)
+        raise outcome or WorkerLost("the coordinator's sockets do not answer")
+
+    def add(self, event: CoordinatorEvent) -> None:
+        """Gives the machine an event, for a thread that is about to wait for what comes of it."""
+        self._events.append(event)
+
+    def post(self, event: CoordinatorEvent) -> None:
+        """Gives the machine an event."""
+        self._events.append(event)
+        self._bell.ring()
+
+    def lost(self) -> dict[int, str]:
+        """The workers that are lost, and why."""
+        return self._machine.lost()
+
+    def meet_clocks(self, seconds: float = 1.0) -> None:
+        """Waits until each worker's clock has told itself once: without that, what a traced step
+        measured there cannot be put beside what was measured here."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(
+            not (self._machine.is_lost(worker) or self._machine.clock(worker).trips)
+            for worker, _ in enumerate(self._addresses)
+        ):
+            time.sleep(1e-3)  # meanwhile the loop's own thread drives the sockets
+
+    def awaited(self) -> list[int]:
+        """The workers whose replies an operation waits for."""
+        return self._machine.awaited()
+
+    def same(self) -> list[int]:
+        """Two workers that are one process; none if there are no such."""
+        return self._machine.same()
+
+    def refused(self) -> list[int]:
+        """The workers with which the last handshake failed: of those with a key mostly for want of
+        trust."""
+        return [worker for worker, way in enumerate(self._ways) if way.channel.refused]
+
+    def silent(self) -> list[int]:
+        """The workers that took a connection, and have said nothing on it yet."""
+        return [worker for worker, way in enumerate(self._ways) if way.channel.silent]
+
+    def strangers(self) -> list[int]:
+        """The workers that have not answered since the session began."""
+        return self._machine.strangers()
+
+    def stop(self) -> None:
+        """Ends the thread and frees the sockets. Idempotent."""
+        self._stopping = True
+        self._bell.ring()
+        if threading.current_thread() is not self._thread:  # it may collect a forgotten session
+            self._thread.join(SLACK)
+
+    # Waiting -----------------------------------------------------------------------------------
+
+    def _wait(self, pending: Pending, until: float) -> None:
+        while pending.outcome is None and time.monotonic() < until:
+            self._uninterrupted(self._await, pending, until)
+
+    def _uninterrupted(self, act: Callable[..., _T], *args: Any) -> _T:
+        """Does what ends soon after a signal has come. On the main thread, where that may be at any
+        moment, handlers are held back meanwhile, and then run as they would have."""
+        if threading.get_ident() != self._main:
+            return act(*args)
+        held = self._held
+        before = held.hold()
+        try:
+            return act(*args)
+        finally:
+            held.restore(before)
+
+    def _await(self, pending: Pending, until: float) -> None:
+        came = self._held.came if threading.get_ident() == self._main else []
+        while pending.outcome is None and not came:
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            if self._stopping:
+                self._fail_all()
+            if self._helm.take(PATIENCE):
+                try:
+                    self._drive(pending, until, came)
+                finally:
+                    self._helm.leave()
+            else:
+                self._bell.ring()
+                pending.wait(min(left, PATIENCE))
+
+    def _watch(self) -> None:
+        """Drives while nobody else does."""
+        nobody = Pending()
+        try:
+            while not self._stopping:
+                due = bool(self._events) or time.monotonic() >= self._due
+                if not self._helm.watch(SLICE if due or self._pending else LINGER):
+                    self._helm.rest()
+                    continue
+                try:
+                    self._drive(nobody, 0.0 if due else math.inf, [])
+                finally:
+                    self._helm.leave()
+                if self._helm.wanted:
+                    time.sleep(SLICE)
+        finally:
+            self._stopping = True
+            if self._helm.seize(SLACK):
+                self._fail_all()
+                self._free()
+            else:
+                leave(self._context)
+
+    # At the helm -------------------------------------------------------------------------------
+
+    def _drive(self, pending: Pending, until: float, came: list[int]) -> None:
+        """Moves messages until the operation has an outcome, an interrupt came, or somebody who
+        waits for one takes over from the watch."""
+        try:
+            while not (pending.outcome or came or self._stopping or self._helm.wanted):
+                self._turn(pending, until)
+                if time.monotonic() >= until:
+                    break
+            if self._stopping:
+                self._fail_all()
+        except BaseException as error:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """Ends the session, whose machine is in no state any more that it could go on from."""
+        _log.tell("loop.failed", reason=repr(error), raised=error)
+        self._failure, self._stopping = error, True
+        self._fail_all()
+
+    def _turn(self, pending: Pending, until: float) -> None:
+        """Handles what has come, after waiting for it if there is nothing yet; without, if the
+        operation has an outcome by then: of a step that was begun ahead, all may be there."""
+        events = self._events
+        while events:
+            self._handle(events.popleft())
+        while self._promised:
+            self._promised.popleft()()
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + self._measure(now)
+        due = self._machine.wake_at(0.0)
+        if now >= due:
+            if now > due + _CATCH_UP:  # it is older than this is late
+                self._catch_up()
+            self._handle(Tick())
+            self._miss()
+            due = self._machine.wake_at(0.0)
+        if due > self._look_at:
+            due = self._look_at
+        self._due = due
+        due = min(due, until) if pending.outcome is None else now
+        for worker in list(self._full) if self._full else ():
+            due = min(due, now + _RETRY)
+            self._flush(worker)
+        self._receive(self._ready(due - now, AWAKE if self._pending else 0.0))
+
+    def _catch_up(self) -> None:
+        """Takes what came while this process did not run: it was stopped, or had no processor. Who
+        waits too long without that is not late, nor are those that it waits for."""
+        until = time.monotonic() + _CATCH_UP
+        while (came := self._ready(0.0)) and time.monotonic() < until:
+            self._receive(came)
+
+    def _ready(self, seconds: float, awake: float = 0.0) -> list[int]:
+        """The channels and lanes by which something has come, after waiting for the first one."""
+        came: list[int] = []
+        if self._touched or self._unread:
+            # Sending may take in what has arrived, of which the sleeper then would not know.
+            came += [w for w in self._touched if self._ways[w].channel.has_message()]
+            came += self._unread
+            self._touched.clear()
+            self._unread.clear()
+        return came or self._sleeper.sleep(seconds, awake)
+
+    def _receive(self, tags: Iterable[int]) -> None:
+        """Takes what has come by channels and lanes that are ready."""
+        for tag in tags:
+            if tag == _BELL:
+                self._bell.hear()
+            elif tag >= _LANE:
+                self._hear(tag - _LANE)
+            elif tag >= 0:
+                if not self._drain(tag):
+                    self._touched.add(tag)
+            # What a worker said before it was lost counts: messages first, then the link.
+            elif self._drain(~tag):
+                self._look(~tag)
+            else:
+                self._unread.append(tag)
+
+    def _drain(self, worker: int) -> bool:
+        """Takes what has come by a channel, up to a batch; whether that was all."""
+        channel = self._ways[worker].channel
+        for _ in range(_BATCH):
+            frames = channel.receive() if channel.has_message() else None
+            if frames is None:
+                return True
+            self._take(worker, frames)
+        return False
+
+    def _take(self, worker: int, frames: list[Any]) -> None:
+        try:
+            envelope, message, data = decode_frames(frames)
+        except ProtocolError as error:
+            _log.tell("message.refused", peer=f"worker {worker}", reason=str(error))
+            return
+        if type(message) is Chunk and message.slot and worker in self._borrowers:
+            place = (message.slot, message.turn, message.nbytes)
+            data = self._borrowers[worker].offered(*place)
+        self._handle(Received(worker, envelope, message, data))
+
+    def _hear(self, worker: int) -> None:
+        """Takes the next message of a worker's lane."""
+        way = self._ways[worker]
+        try:
+            frames = way.lane.receive() if way.lane is not None else None
+        except (TransportError, ProtocolError):  # if its process has ended, the link will tell
+            way.leave_lane()
+            return
+        if frames is not None:
+            self._heard(worker, frames)
+
+    def _heard(self, worker: int, frames: list[Any]) -> None:
+        """Takes a message that came by a worker's lane."""
+        self._take(worker, frames)
+
+    def _look(self, worker: int) -> None:
+        way = self._ways[worker]
+        for up in way.channel.changes():
+            if up:
+                if (lane := way.find_lane()) is not None:
+                    self._sleeper.add(lane.fileno(), _LANE + worker)
+                self._handle(LinkUp(worker))
+            else:
+                self._handle(self._down(worker))
+
+    def _measure(self, now: float) -> float:
+        """Looks at how much is under way from each worker; the seconds until the next time."""
+        most = 0
+        for worker, way in enumerate(self._ways):
+            under_way = way.channel.under_way(now)
+            most = max(most, under_way)
+            if under_way > UNDER_WAY:
+                self._doubt(worker, now)
+        return max(pause(most), len(self._ways) / _LOOKS)
+
+    def _doubt(self, worker: int, now: float) -> None:
+        """Loses a worker that has too much under way, unless it is whole messages that nobody has
+        taken yet: then taking the first of them shows that."""
+        channel = self._ways[worker].channel
+        if not self._drain(worker):
+            self._touched.add(worker)
+            return
+        self._look(worker)  # if there is another connection by now, that one counts
+        if channel.under_way(now) > UNDER_WAY:
+            channel.leave()
+            self._handle(Gone(worker, ENDLESS, ended=False))
+
+    def _miss(self) -> None:
+        """Notes processes of ours that ended before they were connected to: no link tells of it."""
+        if self._local is None:
+            return
+        for worker in self._machine.strangers():
+            ended = None if self._machine.is_lost(worker) else self._local.ended(worker)
+            if ended is not None:
+                self._handle(Gone(worker, ended.reason, ended.op))
+
+    def _down(self, worker: int) -> CoordinatorEvent:
+        ended = self._local.ended(worker, _LOCAL_EXIT_SECONDS) if self._local else None
+        if ended is not None:
+            return Gone(worker, ended.reason, ended.op)
+        return LinkDown(worker, "its process ended, froze or cannot be reached")
+
+    def _handle(self, event: CoordinatorEvent) -> None:
+        try:
+            actions = self._machine.handle(event, time.monotonic())
+        except GraphflowError as error:
+            if not isinstance(event, Begin):  # an array whose dtype cannot travel
+                raise
+            self._settle(Settle(event.request, error))
+            return
+        self._act(actions)
+        if type(event) not in _ORDINARY:
+            self._activity.lost(self._machine.lost(), self._addresses)
+
+    def _act(self, actions: Iterable[CoordinatorAction]) -> None:
+        for action in actions:
+            if type(action) is Send:
+                self._send(action)
+                continue
+            match action:
+                case Settle():
+                    self._settle(action)
+                case Attach(worker, token):
+                    with suppress(TransportError):
+                        self._borrowers[worker] = Borrower(token)
+                case Leaving():
+                    self.draining.add(action.worker)
+                    if self.on_draining is not None:
+                        threading.Thread(target=self.on_draining, daemon=True).start()
+
+    def _send(self, action: Send) -> None:
+        try:
+            head = encode(action.envelope, action.message)
+        except ProtocolError as error:
+            reason = f"a message to it cannot be sent: {error}"
+            self._handle(Gone(action.worker, reason, ended=False))
+            return
+        frames: list[Any] = [head] if action.data is None else [head, action.data]
+        if not self._ways[action.worker].take(frames, action):
+            self._flush(action.worker)
+
+    def _flush(self, worker: int) -> None:
+        way = self._ways[worker]
+        if self._machine.is_lost(worker):
+            way.unsent.clear()
+        is_full = way.flush()
+        self._touched.add(worker)
+        (self._full.add if is_full else self._full.discard)(worker)
+
+    def _settle(self, action: Settle) -> None:
+        if type(action.outcome) is WorkerLost:
+            self._activity.lost(self._machine.lost(), self._addresses)
+        pending = self._pending.pop(action.request, None)
+        if pending is not None:
+            pending.settle(action.outcome)
+
+    def _fail_all(self) -> None:
+        reason = f": {self._failure!r}" if self._failure else ""
+        while self._pending:
+            _, pending = self._pending.popitem()
+            pending.settle(SessionError(f"the session is closed{reason}"))
+
+    def _free(self) -> None:
+        self._opened.close()
+        for loans in self.loans:
+            loans.close()
+        for way in self._ways:
+            way.close()
+        self._context.destroy(linger=0)
+
+
+def _offer(events: deque[CoordinatorEvent], bell: Bell, worker: int, token: str) -> None:
+    """Offers a worker memory. No method: what is lent would go with a session's cycles, late."""
+    events.append(Offer(worker, token))
+    bell.ring()

@@ -1,0 +1,536 @@
+"""The hosts of a cluster as a session sees them: orders for workers, and what they come to.
+
+Who the workers are is `membership`; how orders travel is the loop's business, see `loop`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from graphflow.base.interrupts import is_interrupt
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.progress import telling
+from graphflow.errors import GraphflowError, SessionError
+from graphflow.runtime.checkpoint.manifest import Shard
+from graphflow.runtime.checkpoint.remote import shard_name
+from graphflow.runtime.checkpoint.store import Store
+from graphflow.runtime.client.io_loop import SLACK
+from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.worker_membership import Members
+from graphflow.runtime.host.host_interface import Ready, Saving, Written
+from graphflow.runtime.host.session_state import DRAWS, FAILED
+from graphflow.runtime.partitioning.user_code_check import check_modules
+from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
+from graphflow.runtime.protocol.coordinator_events import Begin, Order, Release, Replies
+from graphflow.runtime.protocol.fast_path import Repeat
+from graphflow.runtime.telemetry.logs import Log
+from graphflow.runtime.wire.frame_codec import SMALL_TOGETHER, is_far, small
+from graphflow.runtime.wire.messages import (
+    Array,
+    Chunk,
+    Compute,
+    Done,
+    Forget,
+    Load,
+    Measure,
+    Measured,
+    Prepare,
+    Probe,
+    Probed,
+    Read,
+    Save,
+    Saved,
+    Small,
+    Span,
+    StepResult,
+    Write,
+    changed,
+    step_of,
+)
+
+if TYPE_CHECKING:
+    from graphflow.placement.clusters.cluster import Cluster
+    from graphflow.runtime.partitioning.partition import Partition
+
+_REQUEST_SECONDS = 300.0  # for loading, reading, writing and measuring
+_SAVE_SECONDS = 600.0  # for the shards of a checkpoint
+
+_LEAVING = frozenset({"assign", "collective_start", "host_call", "print"})
+
+_Decided = TypeVar("_Decided", Replies, Replies | None)
+
+_log = Log("graphflow.coordinator")
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What workers have of a program: the names of their feeds, and those of all fetches."""
+
+    workers: Sequence[int]
+    feeds: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    fetches: Sequence[tuple[int, str]] = ()
+    free: bool = False  # a step of it changes nothing that another one reads, or that is seen
+
+
+class Begun(NamedTuple):
+    """A step that was begun and is not decided; a `free` one does not wait for those before it."""
+
+    step: int
+    deadline: float
+    request: int
+    pending: Pending
+    free: bool
+
+
+class RemoteHosts(Members):
+    """The workers of a cluster, opened for one session.
+
+    Methods may be called from any thread; steps come one at a time.
+    """
+
+    can_be_lost = True
+
+    begins = True
+
+    computing: Set[int] = frozenset()
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        deadline: float,
+        host: str | None = None,
+        ops: Sequence[str] = (),
+        dead_after: float = DEAD_AFTER,
+        store: Store | None = None,
+        trial: bool = False,
+    ) -> None:
+        """Joins the workers at the cluster's addresses, or starts local ones.
+
+        Args:
+            deadline: seconds until all workers are ready.
+            host: `path.py:Name`, another host in started workers, for tests.
+            ops: names of the modules of users' ops that the workers import.
+            dead_after: seconds out of reach after which a worker is lost.
+            store: where the session's checkpoints are, with its name, its secret and its epoch.
+            trial: whether workers do not count what it does.
+
+        Raises:
+            ModuleNotAllowed: a worker was not started with one of `ops` allowed.
+            RendezvousTimeout: a worker did not start, answer, or reach another in time.
+            VersionMismatch: a worker runs other code, or another Python.
+            ClusterError: a worker does not have the devices that the cluster says.
+            TransportError: an address cannot be used.
+        """
+        super().__init__(store, ops=ops, dead_after=dead_after, trial=trial)
+        self._programs: dict[str, _Program] = {}
+        self._last_step = -1
+        self._failed = 0  # steps
+        self._stepping = threading.Lock()
+        self._join(cluster, deadline, host)
+
+    @property
+    def near(self) -> bool:
+        """Whether all workers are on this host."""
+        return not any(map(is_far, self._addresses))
+
+    # Programs and steps --------------------------------------------------------------------------
+
+    def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
+        """Gives each worker its partitions of a program; raises as `load` does.
+
+        Raises:
+            ModuleNotAllowed: an op or a host function is of a module that is not among `ops`.
+        """
+        from graphflow.runtime.wire.graph_codec import encode as encode_partitions
+
+        check_modules(partitions, self._ops)
+        self.load(program, {w: encode_partitions(mine) for w, mine in partitions.items()})
+        self._programs[program] = _Program(
+            list(partitions),
+            {w: [name for part in mine for name in part.feeds] for w, mine in partitions.items()},
+            [(w, name) for w, mine in partitions.items() for part in mine for name in part.fetches],
+            not any(_is_seen(part) for mine in partitions.values() for part in mine),
+        )
+
+    def load(self, program: str, partitions: Mapping[int, tuple[bytes, list[Array]]]) -> None:
+        """Gives each worker its partition of a program: header and constants.
+
+        Raises:
+            GraphLimitError: a worker refuses the partition.
+            WorkerLost: a worker was lost before or meanwhile.
+        """
+        orders = {}
+        request = next(self._requests)
+        for worker, (header, buffers) in partitions.items():
+            parts = [np.frombuffer(header, np.uint8), *buffers]
+            arrays = [("part", index, part) for index, part in enumerate(parts)]
+            orders[worker] = Order(Load(request, program, len(parts)), arrays)
+        started = time.monotonic()
+        with telling(f"loading a program on {len(orders)} workers"):
+            self._ask(request, orders, _REQUEST_SECONDS)
+        self._programs[program] = _Program(list(partitions))
+        _log.tell(
+            "program.loaded", session=self.session, program=program, workers=list(partitions),
+            bytes=sum(array.nbytes for o in orders.values() for _, _, array in o.arrays),
+            seconds=time.monotonic() - started,
+        )  # fmt: skip
+
+    def step(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        trace: bool,
+        deadline: float,
+    ) -> StepResult:
+        """Runs one step on the workers of a program; returns when it is decided to commit.
+
+        Args:
+            step: larger than that of every step before, failed ones included.
+            bindings: sizes of the program's symbolic dims.
+            feeds: by worker and name.
+            trace: whether spans are measured.
+            deadline: seconds.
+
+        Raises:
+            OpError, CheckError: an op failed; nothing has changed.
+            StepTimeout: the deadline passed; nothing has changed.
+            WorkerLost: a worker died, froze or cannot be reached; its state is gone.
+            SessionError: cancelled, closed, an unknown program, or a step that is not new.
+        """
+        with self._stepping:
+            loaded = self._loaded(program)
+            order = Compute(0, program, dict(bindings), [], trace, deadline)
+            return _result(self._step(loaded, order, step, feeds))
+
+    def meet_clocks(self) -> None:
+        """Waits until each worker's clock is known, as far as one answers."""
+        if self._loop is not None:
+            self._loop.meet_clocks()
+
+    def _step(
+        self,
+        loaded: _Program,
+        order: Compute,
+        step: int,
+        feeds: Mapping[int, Mapping[str, Array]],
+    ) -> Replies:
+        """Runs a step, of which `order` says all but its request and its feeds; by one thread at a
+        time."""
+        replies = None if order.trace else self._repeated(loaded, order, step, feeds)
+        if replies is not None:
+            return replies
+        request, orders = self._orders(loaded, order, step, feeds, waits=True)
+        begin = Begin(request, orders, order.deadline, step)
+        return self._decided(step, partial(self._joined().ask, begin, order.deadline + SLACK))
+
+    def _repeated(
+        self,
+        loaded: _Program,
+        order: Compute,
+        step: int,
+        feeds: Mapping[int, Mapping[str, Array]],
+    ) -> Replies | None:
+        """Runs a step by the short way; None if it is not for it. As `_step` otherwise."""
+        loop, before = self._loop, self._last_step
+        if loop is None or step <= before:
+            return None
+        inside: dict[int, list[Small]] = {}
+        nbytes, room = 0, SMALL_TOGETHER
+        for worker, arrays in feeds.items():
+            inside[worker] = mine = []
+            for name, array in arrays.items():
+                sent = small(name, array) if room > 0 else None
+                if sent is None:
+                    return None
+                mine.append(sent)
+                room -= len(sent)
+                nbytes += array.nbytes
+        self._tell_failed(order)
+        repeat = Repeat(next(self._requests), step, order, loaded.workers, inside)
+        self._last_step = step
+        replies = self._decided(step, partial(loop.repeat, repeat, order.deadline), nbytes)
+        if replies is None:
+            self._last_step = before
+        return replies
+
+    def _decided(self, step: int, wait: Callable[[], _Decided], fed: int = 0) -> _Decided:
+        """What a step comes to, which is counted and told, unless it has not begun: None.
+
+        Args:
+            wait: runs it to its end, or says None.
+            fed: bytes, besides what `_activity` was told.
+        """
+        began = time.monotonic()
+        try:
+            replies = wait()
+        except BaseException as error:
+            if is_interrupt(error):
+                self.cancel()
+            self._failed += 1
+            self._activity.aborted(step, time.monotonic() - began, error)
+            raise
+        if replies is not None:
+            self._activity.committed(step, time.monotonic() - began, replies.nbytes, fed)
+        return replies
+
+    def _tell_failed(self, order: Compute) -> None:
+        """Lets workers know how many steps have failed: after each they agree on ways anew."""
+        if self._failed:
+            order.bindings[FAILED] = self._failed
+
+    def begin(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        deadline: float,
+        follows: int,
+    ) -> Begun:
+        """Begins a step that is not decided before `finish`; its feeds travel at once, and it
+        computes as soon as the step that it `follows` has committed (-1: now).
+
+        Raises:
+            SessionError: closed, an unknown program, or a step that is not new.
+        """
+        with self._stepping:
+            loop, loaded = self._joined(), self._loaded(program)
+            order = Compute(
+                0, program, dict(bindings), [], False, deadline, follows=follows, free=loaded.free
+            )
+            request, orders = self._orders(loaded, order, step, feeds, waits=False)
+            begin = Begin(request, orders, deadline, step, follows, held=True)
+            return Begun(step, deadline, request, loop.submit(begin), loaded.free)
+
+    def finish(self, begun: Begun) -> StepResult:
+        """Decides a step that was begun, the first of those that are not decided; as `step`."""
+        with self._stepping:
+            loop = self._joined()
+            loop.add(Release(begun.request))
+            seconds = 2 * begun.deadline + SLACK  # its own deadline runs from when it may compute
+            wait = partial(loop.finish, begun.request, begun.pending, seconds)
+            return _result(self._decided(begun.step, wait))
+
+    def undo(self, begun: Sequence[Begun]) -> None:
+        """Ends steps that were begun and are not decided: nothing of them happens."""
+        self._failed += 1
+        self.cancel()
+        for each in begun:
+            with suppress(GraphflowError):
+                if self._loop is not None:
+                    self._loop.finish(each.request, each.pending, SLACK)
+
+    def _loaded(self, program: str) -> _Program:
+        loaded = self._programs.get(program)
+        if loaded is None:
+            raise SessionError(f"program {program!r} is not loaded")
+        return loaded
+
+    def _orders(
+        self,
+        loaded: _Program,
+        order: Compute,
+        step: int,
+        feeds: Mapping[int, Mapping[str, Array]],
+        waits: bool,
+    ) -> tuple[int, dict[int, Order]]:
+        """What the workers of a program are told of a step, under a new request.
+
+        Args:
+            waits: whether the caller, whose arrays the feeds are, waits for the step.
+        """
+        if step <= self._last_step:
+            last = step_of(self._last_step)
+            raise SessionError(f"step {step_of(step)} is not after step {last}")
+        self._last_step = step
+        self._tell_failed(order)
+        request = next(self._requests)
+        told = changed(order, request=request)
+        unfed = Order(told)
+        orders = {}
+        for worker in loaded.workers:
+            given = feeds.get(worker)
+            orders[worker] = self._fed(told, worker, given, waits) if given else unfed
+        return request, orders
+
+    def _fed(
+        self,
+        order: Compute,
+        worker: int,
+        feeds: Mapping[str, Array],
+        waits: bool,
+    ) -> Order:
+        """The order with its feeds: in it, in shared memory, or before it."""
+        inside: list[Small] = []
+        before: list[str] = []
+        arrays = []
+        room, nbytes = SMALL_TOGETHER, 0
+        for name, array in feeds.items():
+            nbytes += array.nbytes
+            found = small(name, array) if room > 0 else None
+            if found is not None:
+                inside.append(found)
+                room -= len(found)
+            else:
+                before.append(name)
+                sent: Array | Chunk = array
+                if self._loop is not None:
+                    loans = self._loop.loans[worker]
+                    sent = loans.lend("feed", order.request, name, array, later=waits)
+                arrays.append(("feed", name, sent))
+        self._activity.fed(nbytes)
+        return Order(changed(order, feeds=before, small=inside), arrays)
+
+    # Variables -----------------------------------------------------------------------------------
+
+    def read(self, worker: int, variable: str) -> Array:
+        """The value of a variable after the last committed step."""
+        request = next(self._requests)
+        order = Order(Read(request, variable))
+        replies = self._ask(request, {worker: order}, _REQUEST_SECONDS)
+        return _owned(replies.arrays[worker][variable])
+
+    def write(self, worker: int, variable: str, value: Array) -> None:
+        """Sets a variable."""
+        request = next(self._requests)
+        order = Order(Write(request, variable), [("value", variable, np.asarray(value))])
+        self._ask(request, {worker: order}, _REQUEST_SECONDS)
+
+    def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
+        """Lets the workers compile a program for the sizes of coming steps.
+
+        Raises:
+            WorkerLost: a worker was lost before or meanwhile.
+        """
+        request = next(self._requests)
+        order = Order(Prepare(request, program, dict(bindings)))
+        orders = dict.fromkeys(self._programs[program].workers, order)
+        try:
+            self._ask(request, orders, _REQUEST_SECONDS)
+        except BaseException:
+            self._failed += 1  # some may have compiled it, others not: all forget their ways
+            raise
+
+    def ready(self, program: str, bindings: Mapping[str, int]) -> Ready | None:
+        """Steps whose feeds are of known sizes: nothing is left to be found out about them."""
+        loaded = self._programs[program]
+        if not loaded.feeds:
+            return None
+
+        order = Compute(0, program, {}, [], False, math.inf)
+        fed = [(worker, names) for worker, names in loaded.feeds.items() if names]
+
+        def run(
+            step: int, draws: int, feeds: Mapping[str, Array], deadline: float
+        ) -> list[Array] | None:
+            if self._programs.get(program) is not loaded:
+                return None
+            told = changed(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
+            given = {worker: {name: feeds[name] for name in names} for worker, names in fed}
+            with self._stepping:
+                arrays = self._step(loaded, told, step, given).arrays
+            return [_owned(arrays[worker][name]) for worker, name in loaded.fetches]
+
+        return run
+
+    def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
+        """Lets go of programs, and of variables by worker: they live elsewhere from now on."""
+        there: dict[int, list[str]] = {worker: [] for worker in variables}
+        for name in programs:
+            for worker in self._programs.pop(name, _Program(())).workers:
+                there.setdefault(worker, []).append(name)
+        if there:
+            request = next(self._requests)
+            orders = {
+                worker: Order(Forget(request, names, list(variables.get(worker, ()))))
+                for worker, names in there.items()
+            }
+            self._ask(request, orders, _REQUEST_SECONDS)
+
+    # Checkpoints ---------------------------------------------------------------------------------
+
+    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
+        """Has workers copy their variables at once, and write or send them by and by."""
+        loop, request = self._joined(), next(self._requests)
+        files = {worker: shard_name(worker) for worker in workers}
+        orders = {w: Order(Save(request, folder, file, step)) for w, file in files.items()}
+        pending = loop.submit(Begin(request, orders, _SAVE_SECONDS))
+
+        def wait(seconds: float) -> dict[int, Written]:
+            replies = loop.finish(request, pending, seconds)
+            written: dict[int, Written] = {}
+            for worker, message in replies.messages.items():
+                assert isinstance(message, Saved)
+                arrays = {str(n): array for n, array in replies.arrays[worker].items()}
+                shard = Shard(files[worker], message.sha256, message.nbytes, ())
+                written[worker] = shard if message.sha256 else arrays
+            return written
+
+        return wait
+
+    def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
+        self._programs.clear()
+        return super().reopen(cluster, epoch, patience)
+
+    # Measuring -----------------------------------------------------------------------------------
+
+    def measure(self) -> dict[int, dict[str, Any]]:
+        """The calibration of each worker's machine, one worker after the other: those of one
+        machine would slow each other down."""
+        reports = {}
+        for worker in range(len(self._addresses)):
+            request = next(self._requests)
+            replies = self._ask(request, {worker: Order(Measure(request))}, _REQUEST_SECONDS)
+            message = replies.messages[worker]
+            assert isinstance(message, Measured)
+            reports[worker] = message.report
+        return reports
+
+    def probe_link(self, source: int, target: int, nbytes: int, repeats: int) -> float:
+        """The median time in seconds that `nbytes` take from one worker to another: half of a
+        round trip.
+
+        Raises:
+            StepTimeout: the target did not answer; the link is named.
+        """
+        request = next(self._requests)
+        order = Order(Probe(request, target, nbytes, repeats, _REQUEST_SECONDS))
+        replies = self._ask(request, {source: order}, _REQUEST_SECONDS + GRACE)
+        message = replies.messages[source]
+        assert isinstance(message, Probed)
+        return message.seconds
+
+
+def _is_seen(part: Partition) -> bool:
+    """Whether a step of a partition leaves anything behind, even if it is undone; or meets others
+    in memory that they share."""
+    return any(node.op.name in _LEAVING for node in part.graph.walk())
+
+
+def _result(replies: Replies) -> StepResult:
+    fetches: dict[str, Array] = {}
+    spans: list[Span] = replies.spans
+    peak: dict[str, int] = {}
+    for worker, message in replies.messages.items():
+        assert isinstance(message, Done)
+        peak |= message.peak
+        fetches |= {str(name): _owned(array) for name, array in replies.arrays[worker].items()}
+    return StepResult(fetches, spans, peak, replies.errors)
+
+
+def _owned(array: Array) -> Array:
+    """An array that belongs to the caller: what is lent is copied, and thereby returned."""
+    return array if array.flags.writeable else array.copy("K")

@@ -1,0 +1,72 @@
+"""The way from a session to one of its workers: a connection, and for short messages the lane
+beside it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from graphflow.runtime.protocol.coordinator_events import Send
+from graphflow.runtime.transport.unix_socket import Lane
+from graphflow.runtime.wire.messages import Hello, Open, Ping
+
+_LINKED = frozenset((Hello, Open, Ping))
+"""What shows a worker the way that can take everything."""
+
+
+class Way:
+    """The way to the worker at `address`.
+
+    Args:
+        channel: a connected `Channel`.
+        secured: the worker shows a key, and has no lane.
+
+    Attributes:
+        unsent: messages for which the connection had no room yet.
+    """
+
+    __slots__ = ("_address", "_secured", "channel", "lane", "unsent")
+
+    def __init__(self, channel: Any, address: str, secured: bool) -> None:
+        self.channel = channel
+        self.lane: Lane | None = None
+        self.unsent: deque[list[Any]] = deque()
+        self._address = address
+        self._secured = secured
+
+    def find_lane(self) -> Lane | None:
+        """A lane that was not known yet, to a worker that is there."""
+        if self.lane is None and not self._secured:
+            self.lane = Lane.to(self._address)
+            return self.lane
+        return None
+
+    def leave_lane(self) -> None:
+        """Everything goes by the connection from here on."""
+        lane, self.lane = self.lane, None
+        if lane is not None:
+            lane.close()
+
+    def take(self, frames: list[Any], action: Send) -> bool:
+        """Sends a message, if the lane carries it; else it waits for `flush`."""
+        lane = self.lane
+        if lane is not None:
+            number = action.envelope.sequence
+            if type(action.message) in _LINKED:
+                lane.past = number
+            elif lane.carries(frames, number, action.acknowledged):
+                return True
+        self.unsent.append(frames)
+        return False
+
+    def flush(self) -> bool:
+        """Sends what waits, as far as the connection has room; whether something still waits."""
+        waiting = self.unsent
+        while waiting and self.channel.send(waiting[0]):
+            waiting.popleft()
+        return bool(waiting)
+
+    def close(self) -> None:
+        """Frees the connection and the lane."""
+        self.channel.close()
+        self.leave_lane()

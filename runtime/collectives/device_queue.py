@@ -1,0 +1,130 @@
+"""Lanes: what each device has to do in the groups of a step, one after the other, while its program
+goes on.
+
+Groups are taken in the order of the program, which is the same on all devices, so that no two
+devices wait for each other. A program that waits for a group does what is left up to it itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from graphflow.runtime.collectives.shared_counters import SLICE
+
+_LEAVE_SECONDS = 5.0  # for a part that was given up to end
+
+
+class Part(Protocol):
+    """The part of a device in one group."""
+
+    at_once: bool
+
+    @property
+    def place(self) -> Sequence[Part]:
+        """The device's parts in all groups of its program, in their order."""
+
+    def is_started(self, step: int) -> bool: ...
+
+    def run(self, step: int, beside: bool) -> None: ...
+
+
+class Lane:
+    """What a device has to do in the groups of a step, one after the other; and a thread for it."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._step = -1
+        self._todo: Sequence[Part] = ()
+        self._next = 0
+        self._busy = False
+        self._error: BaseException | None = None
+        self._closed = False
+
+    def started(self, step: int, member: Part, meanwhile: bool) -> None:
+        """A member has its tensors; `meanwhile`, its work is for the thread."""
+        with self._changed:
+            if step != self._step:
+                self._step, self._todo, self._next = step, member.place, 0
+                self._error = None
+            if member.at_once or not meanwhile:
+                return
+            if self._thread is None:
+                name = f"collectives-{self._device.strip('/')}"
+                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def finish(self, step: int, member: Part, go_on: Callable[[], None]) -> None:
+        """Do what is left up to a member, or wait until it is done."""
+        while True:
+            with self._changed:
+                while True:
+                    if self._error is not None:
+                        raise self._error
+                    if self._step != step or self._is_done(member):
+                        return
+                    if not self._busy and (due := self._due()) is not None:
+                        self._busy = True
+                        break
+                    self._changed.wait(SLICE)
+                    go_on()
+            self._run(due, step, beside=False)
+
+    def _is_done(self, member: Part) -> bool:
+        return member not in self._todo[self._next :]
+
+    def _due(self) -> Part | None:
+        """The next member, if it has its tensors; those that are done at once are passed over."""
+        while self._next < len(self._todo):
+            member = self._todo[self._next]
+            if not member.is_started(self._step):
+                return None
+            if not member.at_once:
+                return member
+            self._next += 1
+        return None
+
+    def _run(self, member: Part, step: int, beside: bool) -> None:
+        error: BaseException | None = None
+        try:
+            member.run(step, beside)
+        except BaseException as raised:
+            error = raised
+        with self._changed:
+            self._busy = False
+            if self._step == step:
+                self._next += 1
+                self._error = self._error or error
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while self._busy or self._error is not None or (due := self._due()) is None:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                if self._closed:
+                    return
+                self._busy, step = True, self._step
+            self._run(due, step, beside=True)
+
+    def abort(self) -> bool:
+        """Forget the step, once nobody works for it: a part that runs gives up soon. Whether it
+        has."""
+        with self._changed:
+            self._todo, self._step = (), -1
+            return self._changed.wait_for(lambda: not self._busy, _LEAVE_SECONDS)
+
+    def close(self) -> None:
+        """End the thread."""
+        left = self.abort()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and left:
+            self._thread.join()

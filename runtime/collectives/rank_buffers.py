@@ -1,0 +1,216 @@
+"""Pieces: what each rank of a collective gives and gets, as flat arrays.
+
+A rank has a piece for each rank, or one for all of them; what comes of each rank goes to a place
+of its own in the result. Reducing collectives fold the pieces for a rank there, in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.op import REGISTRY
+from graphflow.ir.spec import Shape, TensorSpec, as_dtype, evaluate, is_half
+from graphflow.ops.communication.reduction_order import (
+    Order,
+    chosen,
+    combining,
+    finish,
+    fold,
+    order_of,
+    shares,
+    starts,
+)
+
+Array = np.ndarray[Any, Any]
+
+REDUCING = ("all_reduce", "reduce_scatter")
+OWN = ("kind", "group", "rank", "devices", "shapes", "dtype")
+"""Attributes of the nodes of an exchange that its op does not have."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collective:
+    """What a group of nodes computes, for known sizes.
+
+    Attributes:
+        kind: its op.
+        group: its number in the program.
+        devices: of each rank.
+        specs: of each rank's tensor (of a broadcast: of rank 0's).
+        attrs: of its op, but the rank.
+    """
+
+    kind: str
+    group: int
+    devices: tuple[str, ...]
+    specs: tuple[TensorSpec, ...]
+    attrs: Mapping[str, Any]
+
+    @staticmethod
+    def of(attrs: Mapping[str, Any]) -> Collective:
+        """What the attributes of a `collective_start` say, sizes bound."""
+        dtype = as_dtype(attrs["dtype"])
+        return Collective(
+            attrs["kind"],
+            int(attrs["group"]),
+            tuple(attrs["devices"]),
+            tuple(TensorSpec(tuple(shape), dtype) for shape in attrs["shapes"]),
+            {name: value for name, value in attrs.items() if name not in OWN},
+        )
+
+    @cached_property
+    def count(self) -> int:
+        return len(self.devices)
+
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """The worker of each rank."""
+        return tuple(DeviceName.parse(device).worker or 0 for device in self.devices)
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        return self.specs[0].dtype
+
+    @cached_property
+    def reduces(self) -> bool:
+        return self.kind in REDUCING
+
+    def result(self, rank: int) -> TensorSpec:
+        """What a rank gets."""
+        spec = REGISTRY[self.kind].infer(*self.specs, rank=rank, **self.attrs)
+        assert isinstance(spec, TensorSpec)
+        return spec
+
+    @cached_property
+    def lengths(self) -> tuple[tuple[int, ...], ...]:
+        """Elements of each piece, by the rank that gives it; one that has a piece for all ranks
+        has no other."""
+        whole = [_elements(spec.shape) for spec in self.specs]
+        match self.kind:
+            case "all_reduce":
+                return (tuple(shares(whole[0], self.count)),) * self.count
+            case "all_gather":
+                return tuple((size,) for size in whole)
+            case "broadcast":
+                return ((whole[0],), *[(0,)] * (self.count - 1))
+            case "reduce_scatter":
+                each = (self.attrs["sizes"],) * self.count
+                axis = self.attrs["axis"]
+            case _:
+                each, axis = self.attrs["sizes"], self.attrs["split_axis"]
+        around = [_elements((*s.shape[:axis], *s.shape[axis + 1 :])) for s in self._each]
+        return tuple(tuple(around[rank] * size for size in own) for rank, own in enumerate(each))
+
+    @property
+    def _each(self) -> tuple[TensorSpec, ...]:
+        return self.specs if len(self.specs) == self.count else self.specs * self.count
+
+    @cached_property
+    def is_for_all(self) -> bool:
+        """Whether a rank gives the same to all."""
+        return self.kind in ("all_gather", "broadcast")
+
+    def given(self, rank: int, x: Array | None) -> list[Array]:
+        """A rank's pieces of its tensor, flat; views of it where they can be."""
+        if x is None:
+            return [np.empty(0, self.dtype)]
+        return [np.ascontiguousarray(part).reshape(-1) for part in self.parts(rank, x)]
+
+    def parts(self, rank: int, x: Array) -> list[Array]:
+        """As `given`, as views of the tensor."""
+        if self.is_for_all:
+            return [x]
+        if self.kind == "all_reduce":
+            at = starts(self.lengths[rank])
+            flat = x.reshape(-1)
+            return [flat[start:stop] for start, stop in pairwise(at)]
+        axis = self.attrs["axis" if self.reduces else "split_axis"]
+        sizes = self.attrs["sizes"]
+        at = starts(sizes if self.reduces else sizes[rank])
+        return [_part(x, axis, start, stop) for start, stop in pairwise(at)]
+
+    def taken(self, rank: int, y: Array) -> list[Array]:
+        """Where in a rank's result belongs what comes of each rank; arrays of its shape."""
+        match self.kind:
+            case "all_reduce":
+                return self.parts(rank, y)
+            case "reduce_scatter":
+                return [y if r == rank else y.reshape(-1)[:0] for r in range(self.count)]
+            case "broadcast":
+                return [y, *[y.reshape(-1)[:0]] * (self.count - 1)]
+            case "all_gather":
+                axis = self.attrs["axis"]
+                sizes = [spec.shape[axis] for spec in self.specs]
+            case _:
+                axis = self.attrs["concat_axis"]
+                split, own = self.attrs["split_axis"], self.attrs["sizes"]
+                sizes = [
+                    own[r][rank] if split == axis else spec.shape[axis]
+                    for r, spec in enumerate(self.specs)
+                ]
+        at = starts([evaluate(size, {}) for size in sizes])
+        return [_part(y, axis, start, stop) for start, stop in pairwise(at)]
+
+    # Reducing -----------------------------------------------------------------------------------
+
+    @cached_property
+    def algorithm(self) -> str:
+        """The one that "auto" stands for."""
+        size = _elements(self.specs[0].shape)
+        return chosen(self.attrs["algorithm"], self.count, size, self.attrs["hosts"])
+
+    def order(self, share: int) -> Order:
+        """In which order the pieces for a rank are combined."""
+        return order_of(self.algorithm, self.count, share, self.attrs["hosts"])
+
+    @cached_property
+    def working(self) -> np.dtype[Any]:
+        """The dtype in which is combined: 16-bit floats are float32 meanwhile."""
+        return np.dtype("float32") if is_half(self.dtype) else self.dtype
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all shares are combined in one order, so that they may be folded together."""
+        return self.algorithm != "ring"
+
+    @cached_property
+    def _combine(self) -> Any:
+        return combining(self.attrs["reduction"], np)
+
+    def combined(self, share: int, pieces: Sequence[Array], out: Array) -> None:
+        """Fold the same elements of all ranks, in the order of a share, into `out`; the caller
+        silences what numpy says of numbers."""
+        if self.working is not self.dtype:
+            wide = np.empty(out.shape, self.working)
+            self._fold(share, [p.astype(self.working) for p in pieces], wide)
+            np.copyto(out, wide, casting="unsafe")
+        else:
+            self._fold(share, pieces, out)
+
+    def _fold(self, share: int, pieces: Sequence[Array], out: Array) -> None:
+        reduction: str = self.attrs["reduction"]
+        if len(pieces) == 2 and self.is_uniform:
+            self._combine(pieces[0], pieces[1], out=out)
+        else:
+            fold(self.order(share), pieces, self._combine, out, np.empty_like)
+        if reduction == "mean":
+            finish(reduction, self.count, out)
+
+
+def _elements(shape: Shape) -> int:
+    count = 1
+    for size in shape:
+        count *= evaluate(size, {})
+    return count
+
+
+def _part(x: Array, axis: int, start: int, stop: int) -> Array:
+    part: Array = x[(slice(None),) * axis + (slice(start, stop),)]
+    return part

@@ -1,0 +1,132 @@
+"""Rounds: who sends which shares to whom, as pure data.
+
+An all-reduce goes in two halves. In the first, partial results travel and are folded; its second
+half is its mirror image: whoever sent a partial result gets the result of the same shares back.
+
+    halving, 4 ranks: each exchanges halves with its neighbour, then quarters with the one after it
+        rank 0   send 2:4 to 1, fold 0:2 of 1, send 1:2 to 2, fold 0:1 of 2 | give 0:1 to 2, …
+    ring, 3 ranks: shares go around, and grow by what each rank adds
+        rank 0   send 2:3 to 1, fold 1:2 of 2, send 1:2 to 1, fold 0:1 of 2 | …
+
+Sources: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective Communication Operations
+in MPICH, IJHPCA 19(1), 2005; P. Patarasuk, X. Yuan, Bandwidth Optimal All-reduce Algorithms for
+Clusters of Workstations, JPDC 69(2), 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ops.communication.reduction_order import members_of, split_at
+
+Action = Literal["send", "fold", "give", "keep"]
+"""Send a partial result, fold one that comes, give a result, keep one that comes."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a rank does with the shares from `start` to `stop` and another rank.
+
+    Attributes:
+        before: of a fold: whether what comes is combined from the left.
+    """
+
+    action: Action
+    peer: int
+    start: int
+    stop: int
+    before: bool = False
+
+    @property
+    def mirrored(self) -> Round:
+        """The same shares on their way back."""
+        action: Action = "keep" if self.action == "send" else "give"
+        return Round(action, self.peer, self.start, self.stop)
+
+
+Rounds = list[list[Round]]
+"""Of each rank, in order."""
+
+
+def all_reduce(algorithm: str, count: int, hosts: Sequence[int] | None) -> Rounds:
+    """The rounds of an all-reduce over `count` shares."""
+    rounds: Rounds = [[] for _ in range(count)]
+    ranks = list(range(count))
+    match algorithm:
+        case "ring":
+            _ring(rounds, count)
+        case "tree":
+            _tree(rounds, ranks, count)
+        case "halving":
+            _halving(rounds, ranks, count)
+        case "two_level":
+            assert hosts is not None
+            members = members_of(hosts)
+            for each in members:
+                _tree(rounds, each, count)
+            _halving(rounds, [each[0] for each in members], count)
+    return [own + [each.mirrored for each in reversed(own)] for own in rounds]
+
+
+def _ring(rounds: Rounds, count: int) -> None:
+    for step in range(count - 1):
+        for rank in range(count):
+            out, come = (rank - 1 - step) % count, (rank - 2 - step) % count
+            rounds[rank].append(Round("send", (rank + 1) % count, out, out + 1))
+            fold = Round("fold", (rank - 1) % count, come, come + 1, before=True)
+            rounds[rank].append(fold)
+
+
+def _tree(rounds: Rounds, ranks: Sequence[int], shares: int) -> None:
+    """Everything to the first of some ranks, pairwise."""
+    if len(ranks) == 1:
+        return
+    half = split_at(len(ranks))
+    _tree(rounds, ranks[:half], shares)
+    _tree(rounds, ranks[half:], shares)
+    _pass(rounds, ranks[half], ranks[0], 0, shares)
+
+
+def _halving(rounds: Rounds, ranks: Sequence[int], shares: int) -> dict[int, tuple[int, int]]:
+    """Fold all shares, each somewhere: which shares each rank has in the end."""
+    if len(ranks) == 1:
+        return {ranks[0]: (0, shares)}
+    half = split_at(len(ranks))
+    low = _halving(rounds, ranks[:half], shares)
+    high = _halving(rounds, ranks[half:], shares)
+    if len(low) > len(high):  # a rest, which passes on all that it has
+        for upper, (start, stop) in high.items():
+            for lower, (first, last) in low.items():
+                _pass(rounds, upper, lower, max(start, first), min(stop, last))
+        return low
+    owned: dict[int, tuple[int, int]] = {}
+    for lower, upper in zip(low, high, strict=True):
+        start, stop = low[lower]
+        middle = (start + stop + 1) // 2
+        owned[lower], owned[upper] = (start, middle), (middle, stop)
+        # Both send before either folds, so that the halves cross on their way.
+        back = [Round("fold", upper, start, middle), Round("fold", lower, middle, stop, True)]
+        if middle < stop:
+            rounds[lower].append(Round("send", upper, middle, stop))
+        if start < middle:
+            rounds[upper].append(Round("send", lower, start, middle))
+            rounds[lower].append(back[0])
+        if middle < stop:
+            rounds[upper].append(back[1])
+    return owned
+
+
+def _pass(rounds: Rounds, source: int, target: int, start: int, stop: int) -> None:
+    """A higher rank's partial result to a lower one."""
+    if start < stop:
+        rounds[source].append(Round("send", target, start, stop))
+        rounds[target].append(Round("fold", source, start, stop))
+
+
+def spread(count: int) -> Rounds:
+    """The rounds in which rank 0's tensor comes to all ranks: a tree's second half."""
+    rounds: Rounds = [[] for _ in range(count)]
+    _tree(rounds, range(count), 1)
+    return [[each.mirrored for each in reversed(own)] for own in rounds]

@@ -1,0 +1,1 @@
+"""The GPU backend: memory and streams through CuPy, CUDA graphs, cuBLAS products."""

@@ -1,0 +1,182 @@
+"""Steps on a GPU: run one by one the first time, then as CUDA graphs.
+
+A program on a GPU is a list of steps, each of which starts work on the device's stream. What meets
+the host (a feed, a tensor from another device, a predicate, random numbers, whose counter is the
+host's) stays by itself. Every run of steps between them is captured when it runs for the second
+time, and replayed from then on. The first time shows which steps take memory, and has it ready for
+the second. A capture that fails gives its step up, or all of them, and says so once: the bits are
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from graphflow.base.environment import is_on
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.op import Node
+from graphflow.runtime.telemetry.logs import Log
+
+_log = Log("graphflow.gpu")
+
+
+class Capturing(Protocol):
+    """What captures and replays: a GPU's stream.
+
+    Attributes:
+        allocations: how often memory was taken so far.
+    """
+
+    allocations: int
+
+    def repeating(self) -> AbstractContextManager[None]:
+        """Where work takes its memory that is going to be captured."""
+
+    def capture(self, run: Callable[[], None]) -> Any:
+        """A graph of the work that `run` starts, none of which is done.
+
+        Raises:
+            Exception: of the GPU's library, or ours: it cannot be captured.
+        """
+
+    def replay(self, graph: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """Work on the stream that computes a node.
+
+    Attributes:
+        steady: whether it is the same in each run, as far as its op says.
+    """
+
+    node: Node
+    run: Callable[[], None]
+    steady: bool
+
+
+@dataclass
+class _Run:
+    """Steps from start to stop, which may be a graph; `takes`: they take memory."""
+
+    start: int
+    stop: int
+    steady: bool
+    takes: bool = False
+    graph: Any = None
+
+
+def graphs_enabled() -> bool:
+    """Whether steps are captured: unless GRAPHFLOW_CUDA_GRAPHS=off."""
+    return is_on("GRAPHFLOW_CUDA_GRAPHS")
+
+
+class Steps:
+    """Runs steps in order.
+
+    Args:
+        what: whose they are, for the log.
+
+    Attributes:
+        failing: the node whose step raised.
+    """
+
+    def __init__(self, steps: Sequence[Step], device: Capturing, what: str) -> None:
+        self.steps = tuple(steps)
+        self.failing: Node | None = None
+        self._device = device
+        self._what = what
+        self._runs: list[_Run] | None = None
+        self._at = -1
+        self._told = False
+        self._captures = graphs_enabled()
+
+    @property
+    def graphs(self) -> int:
+        """How many runs of steps are graphs by now."""
+        return sum(run.graph is not None for run in self._runs or ())
+
+    def __call__(self) -> None:
+        """Start the work of all steps."""
+        self.failing = None
+        if not self._captures:
+            self._one_by_one(0, len(self.steps))
+        elif self._runs is None:
+            self._runs = self._first()
+        else:
+            for run in tuple(self._runs):
+                if run.graph is not None:
+                    self._device.replay(run.graph)
+                elif run.steady:
+                    self._captured(run)
+                else:
+                    self._one_by_one(run.start, run.stop)
+
+    def one(self, i: int) -> None:
+        """Start the work of one step."""
+        self._at = i
+        try:
+            self.steps[i].run()
+        except BaseException:
+            self.failing = self.steps[i].node
+            raise
+
+    def release(self) -> None:
+        """Let go of graphs and steps."""
+        self.steps, self._runs = (), []
+
+    def _one_by_one(self, start: int, stop: int) -> None:
+        for i in range(start, stop):
+            self.one(i)
+
+    def _first(self) -> list[_Run]:
+        """Run one by one, and cut into runs."""
+        runs: list[_Run] = []
+        for i, step in enumerate(self.steps):
+            before = self._device.allocations
+            with self._device.repeating() if step.steady else nullcontext():
+                self.one(i)
+            if not runs or runs[-1].steady != step.steady:
+                runs.append(_Run(i, i, step.steady))
+            runs[-1].stop = i + 1
+            runs[-1].takes = runs[-1].takes or self._device.allocations != before
+        for run in runs:  # one launch is one launch; what takes memory launches several times
+            run.steady = run.steady and (run.takes or run.stop - run.start > 1)
+        return runs
+
+    def _captured(self, run: _Run) -> None:
+        self._at = -1
+        try:
+            graph = self._device.capture(lambda: self._one_by_one(run.start, run.stop))
+        except Exception as error:
+            self._give_up(run, error)
+            self.failing = None
+            self._one_by_one(run.start, run.stop)
+        else:
+            run.graph = graph
+            self._device.replay(graph)
+
+    def _give_up(self, run: _Run, error: Exception) -> None:
+        """Leave the step that failed out of graphs, or all of the run if none did."""
+        assert self._runs is not None
+        place = self._runs.index(run)
+        if self.failing is None:
+            run.steady = False
+            culprit = f"{run.stop - run.start} nodes"
+        else:
+            at = self._at
+            parts = [(run.start, at, True), (at, at + 1, False), (at + 1, run.stop, True)]
+            self._runs[place : place + 1] = [
+                _Run(start, stop, steady and (run.takes or stop - start > 1))
+                for start, stop, steady in parts
+                if stop > start
+            ]
+            culprit = f"{self.failing.op.name} (made at {self.failing.location})"
+        if not self._told:
+            self._told = True
+            _log.tell(
+                "gpu.uncaptured", program=self._what, what=culprit, error=type(error).__name__,
+                reason=str(error),
+            )  # fmt: skip

@@ -1,0 +1,530 @@
+"""A GPU by way of CuPy: its streams, its memory, and the ways in and out.
+
+Kernels run on one stream that no other waits for; what comes in and what goes out have a stream
+each, and events say what waits for what. Feeds go through two pinned buffers by turns into a place
+that never changes, so that captured work finds them; fetches come through pinned memory. The arena
+and each variable are one plain allocation; ops that need memory of their own take it from pools of
+the device's, and are counted (`allocations`).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import (
+    CompileError,
+    DeviceError,
+    DeviceLost,
+    DeviceOutOfMemory,
+    ShapeError,
+)
+from graphflow.ir.spec import TensorSpec, nbytes
+from graphflow.ops.kernels.codegen.elementwise_emitter import Region
+from graphflow.ops.kernels.cuda.cupy_module import captured, imported_cupy
+from graphflow.ops.kernels.cuda.nvrtc import compiled
+from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide, module_text
+from graphflow.ops.kernels.jit.array_address import ALIGNMENT
+from graphflow.runtime.gpu.cublas import Cublas
+from graphflow.runtime.memory.backend import Array, Keep, kept_or_copied
+from graphflow.runtime.program.vendor_libraries import Cudnn
+
+_TOGETHER = 64
+"""Kernels in one translation unit."""
+_VECTOR = 16
+"""Bytes of a vector load, to whose multiples addresses must be aligned for it."""
+_AHEAD = (
+    "its steps are started ahead, so to see which op it was, set CUDA_LAUNCH_BLOCKING=1 and "
+    "GRAPHFLOW_CUDA_GRAPHS=off"
+)
+
+_lock = threading.Lock()
+_backends: weakref.WeakSet[GpuBackend] = weakref.WeakSet()
+"""Those of this process: where one lacks memory, all of its GPU let go of what they keep."""
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Bytes of a GPU's memory, and of the host's for it.
+
+    Attributes:
+        plain: arenas, variables, places of feeds: all plain allocations that are alive.
+        pool: what ops took for themselves, at its largest.
+        kept: constants, values on their way, and what libraries work in.
+        pinned: of the host, for feeds.
+    """
+
+    plain: int
+    pool: int
+    kept: int
+    pinned: int
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A tensor on its way to another GPU of this process: a copy, and when it is there."""
+
+    array: Any
+    ready: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.array.shape
+        return shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = self.array.dtype
+        return dtype
+
+
+class GpuBackend:
+    """One GPU.
+
+    Attributes:
+        kernels: of libraries, by op, sizes and attributes.
+
+    Raises:
+        DeviceError: CuPy or the GPU is missing.
+    """
+
+    threads = 1
+
+    def __init__(self, index: int) -> None:
+        self.xp = cupy = imported_cupy()
+        self.index = index
+        self.keep: Keep | None = None
+        self.allocations = 0
+        self.pinned = 0
+        self.kernels: dict[Any, Any] = {}
+        self._functions: dict[str, Any] = {}
+        self._is_capturing = False
+        self._errors = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
+        try:
+            self._device = cupy.cuda.Device(index)
+            with self._device:
+                self.stream = cupy.cuda.Stream(non_blocking=True)
+                self._inward = cupy.cuda.Stream(non_blocking=True)
+                self._outward = cupy.cuda.Stream(non_blocking=True)
+                self._pool = cupy.cuda.MemoryPool()
+                self._kept = cupy.cuda.MemoryPool()
+                self._repeated = cupy.cuda.MemoryPool(self._plainly)
+                properties = cupy.cuda.runtime.getDeviceProperties(index)
+                self._begun = self.arrived = self.recorded(self.stream)
+        except self._errors as error:
+            raise DeviceError(f"gpu:{index} cannot be used: {error}") from error
+        self.processors = int(properties["multiProcessorCount"])
+        _refuse_uploads(cupy)
+        # CuPy's own class takes no weak references, by which what is freed is told.
+        self._memory = type("Plain", (cupy.cuda.Memory,), {})
+        self._plain = 0
+        with _lock:
+            _backends.add(self)
+
+    # Where work goes ----------------------------------------------------------------------------
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Work that is started here goes to the device's stream, memory comes from its pool.
+
+        Raises:
+            DeviceError: a call of CUDA's failed.
+        """
+        with (
+            self.naming(),
+            self._device,
+            self.stream,
+            self.xp.cuda.using_allocator(self._allocated),
+        ):
+            yield
+
+    @contextmanager
+    def beside(self, stream: Any) -> Iterator[None]:
+        """The same for another thread's work beside the program's, on a stream of its own, with
+        memory that does not count as what the program's steps took."""
+        with self._device, stream, self.xp.cuda.using_allocator(self._kept.malloc):
+            yield
+
+    def synchronize(self) -> None:
+        """Wait for the device's work.
+
+        Raises:
+            DeviceError: it failed.
+        """
+        with self.naming(), self._device:
+            self.stream.synchronize()
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Name the device where a call of CUDA's fails: it may tell of what went wrong earlier."""
+        try:
+            yield
+        except self._errors as error:
+            if self._is_capturing:  # which may be what does not allow it
+                raise
+            lost = self.lost()
+            raise lost or DeviceError(f"gpu:{self.index} failed: {error}; {_AHEAD}") from error
+
+    def lost(self) -> DeviceLost | None:
+        """Why this process cannot use the device any more; None where it can. After an illegal
+        address, or memory that fails, CUDA answers every call with that."""
+        if self._is_capturing:
+            return None  # a wait is refused, lost or not
+        try:
+            self.stream.synchronize()
+        except self._errors as error:
+            return DeviceLost(
+                f"gpu:{self.index} failed: {error}; this process cannot use it any more: start it "
+                f"anew; {_AHEAD}"
+            )
+        return None
+
+    def begin(self) -> None:
+        """A step begins: what its feeds replace, earlier steps have read when they got here."""
+        self._begun = self.recorded(self.stream)
+
+    @cached_property
+    def cublas(self) -> Cublas:
+        """Products of matrices.
+
+        Raises:
+            Exception: of nvmath: cuBLAS is not there, or fails.
+        """
+        with self.active():
+            return Cublas(self.xp, self.stream.ptr, self._kept.malloc)
+
+    @cached_property
+    def cudnn(self) -> Cudnn:
+        """What cuDNN works by.
+
+        Raises:
+            Exception: cuDNN is not there, or fails.
+        """
+        with self.active():
+            return Cudnn(self.stream.ptr)
+
+    def close(self) -> None:
+        """Wait for what runs, and let go of memory, of libraries, and of what CuPy keeps for the
+        process: plans of Fourier transforms, which work in the pool's memory, and pinned memory. A
+        device that failed has failed already: that is not told again."""
+        xp = self.xp
+        self.kernels.clear()
+        for end in (
+            self.stream.synchronize,
+            *(
+                self.__dict__.pop(name).close
+                for name in ("cublas", "cudnn")
+                if name in self.__dict__
+            ),
+            lambda: xp.fft.config.get_plan_cache().clear(),
+            *(pool.free_all_blocks for pool in (self._pool, self._kept, self._repeated)),
+            lambda: xp.get_default_pinned_memory_pool().free_all_blocks(),
+        ):
+            with suppress(Exception), self._device:
+                end()
+
+    def recorded(self, stream: Any) -> Any:
+        """When a stream has got to where it is now."""
+        with self._device:
+            event = self.xp.cuda.Event(disable_timing=True)
+            event.record(stream)
+            return event
+
+    # Memory -------------------------------------------------------------------------------------
+
+    def empty(self, nbytes: int) -> Any:
+        """Uninitialised bytes: a plain allocation, not one of a pool's."""
+        size = max(nbytes, ALIGNMENT)
+        with self.naming(), self._device:
+            memory = self._taken(size, self._memory)
+            self._plain += size
+            weakref.finalize(memory, self._freed, size)
+            place = self.xp.cuda.MemoryPointer(memory, 0)
+            return self.xp.ndarray((nbytes,), np.uint8, memptr=place)
+
+    def _freed(self, size: int) -> None:
+        self._plain -= size
+
+    def _allocated(self, nbytes: int) -> Any:
+        self.allocations += 1
+        return self._taken(nbytes, self._pool.malloc)
+
+    def _allocated_for_graphs(self, nbytes: int) -> Any:
+        self.allocations += 1
+        return self._repeated.malloc(nbytes)
+
+    def _plainly(self, nbytes: int) -> Any:
+        """Memory of the driver's for a pool that does not let go of what it keeps where there is
+        none, as CuPy's do: a graph may write there."""
+        cuda = self.xp.cuda
+        return self._taken(nbytes, lambda size: cuda.MemoryPointer(cuda.Memory(size), 0))
+
+    def _taken(self, size: int, take: Callable[[int], Any]) -> Any:
+        """Memory of the device. Where there is not enough, all pools that this process has there
+        let go of what they keep, and it is tried once more.
+
+        Raises:
+            DeviceOutOfMemory: there is not enough then, either.
+        """
+        cuda = self.xp.cuda
+        errors = (cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
+        try:
+            return take(size)
+        except errors as error:
+            if not _is_shortage(error):
+                raise
+        with _lock:
+            here = [each for each in _backends if each.index == self.index]
+        pools = [pool for each in here for pool in (each._pool, each._kept)]
+        for pool in (*pools, self.xp.get_default_memory_pool()):
+            pool.free_all_blocks()
+        try:
+            return take(size)
+        except errors as error:
+            free, total = cuda.runtime.memGetInfo()
+            raise DeviceOutOfMemory(
+                f"gpu:{self.index} has {free / 1e9:.3g} of {total / 1e9:.3g} GB free, and "
+                f"{size / 1e9:.3g} GB ({size:,} bytes) are needed ({error}); feed smaller batches, "
+                "checkpoint layers (gf.checkpoint), or use more devices"
+            ) from None
+
+    def memory(self) -> GpuMemory:
+        pool, kept, repeated = (
+            int(pool.total_bytes()) for pool in (self._pool, self._kept, self._repeated)
+        )
+        return GpuMemory(self._plain, pool + repeated, kept, self.pinned)
+
+    # In and out ---------------------------------------------------------------------------------
+
+    def to_device(self, array: Any) -> Any:
+        """A contiguous array here: the given one, or a copy that is there when this returns."""
+        if isinstance(array, self.xp.ndarray) and array.flags.c_contiguous:
+            return array
+        host = np.asarray(array)
+        with self.active(), self.xp.cuda.using_allocator(self._kept.malloc):
+            there = self.xp.empty(host.nbytes, np.uint8)
+            if host.nbytes:
+                there.set(_bytes(host))
+            self.stream.synchronize()
+            return there.view(host.dtype).reshape(host.shape)
+
+    def write(self, memory: Any, value: Any) -> None:
+        """Fill an array of this device, before anything that is started from now on."""
+        with self.active():
+            self.xp.copyto(memory, self.to_device(value))
+            self.stream.synchronize()
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """A copy that the caller owns."""
+        return self.to_hosts((array,))[0]
+
+    def to_hosts(self, arrays: Sequence[Any], keep: Keep | None = None) -> list[Array]:
+        """Copies that the caller owns, or that `keep` makes, through pinned memory, with one wait
+        for all."""
+        if not arrays:
+            return []
+        landed = []
+        with self.active():
+            given = [self.xp.ascontiguousarray(a).reshape(a.shape) for a in arrays]
+            self._outward.wait_event(self.recorded(self.stream))
+            for array in given:
+                pinned = self.xp.cuda.alloc_pinned_memory(max(int(array.nbytes), 1))
+                if array.nbytes:
+                    array.data.copy_to_host_async(pinned.ptr, int(array.nbytes), self._outward)
+                landed.append((pinned, array))
+            self._outward.synchronize()
+        return [
+            kept_or_copied(
+                _view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape), keep
+            )
+            for pinned, array in landed
+        ]
+
+    def handed(self, array: Any, kind: str) -> Any:
+        """What another device of this process, of that kind, is given."""
+        if kind == "cpu":
+            return self.to_host(array)
+        with self.active():
+            return Handed(self.xp.copy(array), self.recorded(self.stream))
+
+    def inlet(self, spec: TensorSpec) -> Inlet:
+        """The way in of what is fed or received in each step."""
+        return Inlet(self, spec)
+
+    def bring(self, buffer: Any, pinned: Any, size: int) -> None:
+        """Copy pinned memory to a place whose readers of earlier steps are before `begin`; work
+        that is started from now on finds it there. `arrived` is when."""
+        with self._device:
+            self._inward.wait_event(self._begun)
+            buffer.data.copy_from_host_async(pinned.ptr, size, self._inward)
+            self.arrived = self.recorded(self._inward)
+            self.stream.wait_event(self.arrived)
+
+    # Kernels ------------------------------------------------------------------------------------
+
+    def compile(self, kernels: Sequence[CudaKernel]) -> None:
+        """Compile those kernels that are missing, many in one translation unit.
+
+        Raises:
+            CompileError: CUDA's compiler refuses one.
+        """
+        missing = {k.name: k for k in kernels if k.name not in self._functions}
+        names = list(missing)
+        with self.naming(), self._device:
+            for first in range(0, len(names), _TOGETHER):
+                some = names[first : first + _TOGETHER]
+                text = module_text(missing[name] for name in some)
+                try:
+                    module = compiled(self.xp, text)
+                    for name in some:
+                        self._functions[name] = module.get_function(name)
+                except Exception as error:  # of CuPy's compiler, or of the driver
+                    refused = CompileError(f"CUDA kernels do not compile: {error}")
+                    raise self.lost() or refused from error
+
+    def launcher(self, region: Region, sizes: tuple[int, ...]) -> Callable[[Sequence[Any]], None]:
+        """The kernel of a region for some sizes, as a function of operands and results."""
+        kernel = cuda_kernel(region, is_wide(sizes))
+        self.compile([kernel])
+        function, processors = self._functions[kernel.name], self.processors
+        grids = {aligned: kernel.grid(sizes, aligned, processors) for aligned in (False, True)}
+        numbers = {
+            aligned: tuple(np.uint64(n) for n in grid.numbers) for aligned, grid in grids.items()
+        }
+        if grids[False].numbers[0] == 0 or (region.over == "columns" and sizes[-1] == 0):
+            return lambda arrays: None  # nothing to store
+
+        def launch(arrays: Sequence[Any]) -> None:
+            aligned = all(array.data.ptr % _VECTOR == 0 for array in arrays)
+            grid = grids[aligned]
+            function((grid.blocks,), (grid.threads,), (*arrays, *numbers[aligned]))
+
+        return launch
+
+    # Graphs -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Work in here is captured later, or now: the memory that it takes comes from a pool which
+        nothing else takes from.
+
+        A graph writes to the same places whenever it is replayed, so nobody else may have them, and
+        no memory can be taken from the driver while it is captured: by then the pool has what the
+        first run took. Graphs of one stream run one after the other, and share it.
+        """
+        with self.xp.cuda.using_allocator(self._allocated_for_graphs):
+            yield
+
+    def capture(self, run: Callable[[], None]) -> Any:
+        """A graph of the work that `run` starts on the stream."""
+        self._is_capturing = _capturing.now = True
+        try:
+            with self.repeating():
+                return captured(self.xp, self.stream, run)
+        finally:
+            self._is_capturing = _capturing.now = False
+
+    def replay(self, graph: Any) -> None:
+        with self.naming():
+            graph.launch(self.stream)
+
+
+class Inlet:
+    """A place on a GPU that each step fills from the host, or from another GPU.
+
+    Two pinned buffers take turns, so that one is filled while the other may still be on its way;
+    and what another GPU handed over is kept until this one has read it, or else its memory would be
+    the other's again.
+
+    Attributes:
+        buffer: the array, always the same one.
+    """
+
+    def __init__(self, backend: GpuBackend, spec: TensorSpec) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._size = nbytes(spec)
+        self.buffer = backend.empty(self._size).view(spec.dtype).reshape(spec.shape)
+        self._pinned: list[Any] = []
+        self._sent: list[Any] = [None, None]
+        self._turn = 0
+        self._unread: deque[tuple[Handed, Any]] = deque()  # and when each has been read
+
+    def __call__(self, array: Any) -> None:
+        """Fill it, for all work that is started from now on."""
+        if tuple(array.shape) != self._spec.shape or array.dtype != self._spec.dtype:
+            raise ShapeError(f"{self._spec} is wanted, not {array.dtype}{tuple(array.shape)}")
+        if not self._size:
+            return
+        with self._backend.naming():
+            if isinstance(array, Handed):
+                self._from_device(array)
+            else:
+                self._from_host(np.asarray(array))
+
+    def _from_device(self, handed: Handed) -> None:
+        stream, unread = self._backend.stream, self._unread
+        while unread and (len(unread) > 1 or unread[0][1].done):
+            unread.popleft()[1].synchronize()
+        stream.wait_event(handed.ready)
+        self.buffer.data.copy_from_device_async(handed.array.data, self._size, stream)
+        unread.append((handed, self._backend.recorded(stream)))
+
+    def _from_host(self, host: np.ndarray[Any, Any]) -> None:
+        backend = self._backend
+        if not self._pinned:
+            allocate = backend.xp.cuda.alloc_pinned_memory
+            self._pinned = [allocate(self._size), allocate(self._size)]
+            backend.pinned += 2 * _pinned_bytes(self._size)
+        turn = self._turn = 1 - self._turn
+        if self._sent[turn] is not None:
+            self._sent[turn].synchronize()
+        pinned = self._pinned[turn]
+        np.copyto(_view(pinned, self._size).view(host.dtype).reshape(host.shape), host)
+        backend.bring(self.buffer, pinned, self._size)
+        self._sent[turn] = backend.arrived
+
+
+_capturing = threading.local()
+
+
+def _refuse_uploads(cupy: Any) -> None:
+    """Let no captured work copy from the host's memory: a replay would copy what is there then.
+
+    CuPy takes pinned memory for such a copy, from an allocator that is one for all threads.
+    """
+
+    def allocate(size: int) -> Any:
+        if getattr(_capturing, "now", False):
+            raise DeviceError("an array of the host's cannot be copied to a GPU in a CUDA graph")
+        return pool.malloc(size)
+
+    pool = cupy.get_default_pinned_memory_pool()
+    cupy.cuda.set_pinned_memory_allocator(allocate)
+
+
+def _pinned_bytes(size: int) -> int:
+    """What CuPy's pool takes for so many: the next power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether it is memory that lacks, and not, say, a capture that allows none to be taken."""
+    return isinstance(error, MemoryError) or "cudaErrorMemoryAllocation" in str(error)
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _view(pinned: Any, size: int) -> np.ndarray[Any, Any]:
+    """Pinned memory as bytes."""
+    return np.frombuffer(pinned, np.uint8, size)

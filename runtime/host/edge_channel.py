@@ -1,0 +1,146 @@
+"""The channel of a program: where the edges lead that were cut between its device and others.
+
+Devices of one worker hand tensors over by reference. Between workers they go through memory that
+both see (`runtime/collectives/shared_memory_edges.py`), or as messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.op import Node
+from graphflow.ir.spec import TensorSpec
+from graphflow.runtime.collectives.exchanges import Member, Part
+from graphflow.runtime.collectives.rank_buffers import Collective
+from graphflow.runtime.collectives.shared_memory_edges import Inward, Outward
+from graphflow.runtime.memory.backend import Backend
+from graphflow.runtime.partitioning.partition import Partition
+from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.wire.messages import EDGE_BITS, TAKEN
+from graphflow.runtime.wire.tensor_mailbox import Awaited
+
+if TYPE_CHECKING:
+    from graphflow.runtime.host.session_state import SessionState
+
+
+def meets_others(partition: Partition) -> bool:
+    """Whether a device agrees with those of other workers on ways, so that all of them keep and
+    let go of a program's forms alike."""
+    here = _device(partition.device).worker
+    return bool(partition.graph.of_op("collective_start")) or any(
+        _device(end).worker != here for end in _cut(partition)
+    )
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where the cut edges of one device lead: a `Channel`."""
+
+    session: SessionState
+    backend: Backend
+    incoming: Mapping[int, Awaited]  # what each edge brings
+    sources: Mapping[int, DeviceName]  # where it comes from
+    part: Part  # in exchanges
+    outward: Mapping[int, Outward]  # of edges that may go through memory that both ends see
+    inward: Mapping[int, Inward]
+
+    @staticmethod
+    def of(
+        partition: Partition,
+        bindings: Mapping[str, int],
+        session: SessionState,
+        backend: Backend,
+        part: Part,
+    ) -> Ends:
+        """Those of a program, for some sizes."""
+        recvs = [n for n in partition.graph.walk() if n.op.name == "recv"]
+        incoming = {n.attrs["edge"]: _incoming(n) for n in recvs}
+        sources = {n.attrs["edge"]: _device(n.attrs["source"]) for n in recvs}
+        outward: dict[int, Outward] = {}
+        inward: dict[int, Inward] = {}
+        mine = _device(partition.device)
+        for end, nodes in _cut(partition).items():
+            peer = _device(end)
+            if peer.worker is None or peer.worker == mine.worker or session.mail.carried is None:
+                continue
+            if peer.kind != "cpu" or mine.kind != "cpu":
+                continue  # a GPU's tensors come through memory of its own
+            sent, received = _specs(nodes, "send", bindings), _specs(nodes, "recv", bindings)
+            told = {edge: Awaited(f"room for edge {edge} at {end}", peer.worker) for edge in sent}
+            outward |= part.outward(end, peer.worker, told, sent)
+            inward |= part.inward(end, peer.worker, incoming, received)
+        return Ends(session, backend, incoming, sources, part, outward, inward)
+
+    def send(self, step: int, edge: int, target: str, array: Any) -> None:
+        passage = self.outward.get(edge)
+        if passage is None or not self.session.pass_on(step, edge, passage, array):
+            self.session.send(step, edge, _device(target), array, self.backend)
+
+    def recv(self, step: int, edge: int) -> Any:
+        passage = self.inward.get(edge)
+        array = None if passage is None else self.session.passed(step, edge, passage)
+        if array is None:
+            awaited = self.incoming[edge & (2**EDGE_BITS - 1)]
+            array = self.session.mail.take(step, edge, awaited)
+        return array
+
+    def taken(self, step: int, edge: int, portion: int) -> None:
+        self.session.tell(step, f"{TAKEN}{edge}/{portion}", self.sources[edge])
+
+    def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
+        what = f"room on edge {edge} in a loop, of which {target} has not received enough,"
+        awaited = Awaited(what, _device(target).worker)
+        self.session.mail.take(step, f"{TAKEN}{edge}/{portion}", awaited)
+
+    def member(self, what: Collective, name: str) -> Member:
+        return self.part.member(what, name)
+
+    def shared(self, nbytes: int) -> Any:
+        return self.part.memory(nbytes)
+
+    def lie_in(self, segment: Segment) -> None:
+        self.part.arena = segment
+
+    def rest(self) -> None:
+        self.part.rest()
+
+    def close(self) -> None:
+        self.part.close()
+
+    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
+        self.session.mail.check(step, loop, done, of)
+
+
+def _cut(partition: Partition) -> dict[str, list[Node]]:
+    """The nodes that send to and receive from each other device, but for those in bodies."""
+    found: dict[str, list[Node]] = {}
+    for node in partition.graph.nodes:
+        if node.op.name in ("send", "recv"):
+            end = node.attrs["target" if node.op.name == "send" else "source"]
+            found.setdefault(end, []).append(node)
+    return found
+
+
+def _specs(nodes: list[Node], op: str, bindings: Mapping[str, int]) -> dict[int, TensorSpec]:
+    """What edges carry."""
+    return {
+        int(node.attrs["edge"]): (node.inputs or node.outputs)[0].spec.bind(bindings)
+        for node in nodes
+        if node.op.name == op
+    }
+
+
+@cache
+def _device(name: str) -> DeviceName:
+    return DeviceName.parse(name)
+
+
+def _incoming(recv: Node) -> Awaited:
+    source = recv.attrs["source"]
+    name = recv.name.removeprefix("recv/")
+    what = f"edge {recv.attrs['edge']} from {source} ({name!r}, made at {recv.location})"
+    return Awaited(what, _device(source).worker)

@@ -1,0 +1,286 @@
+"""Hosts: all the workers of a session, behind one surface, whether they are this process or
+others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphflow.base.interrupts import uninterrupted
+from graphflow.errors import SessionError
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.runtime.checkpoint.manifest import Shard
+from graphflow.runtime.checkpoint.remote import shard_name, write_under
+from graphflow.runtime.host.host import Host
+from graphflow.runtime.partitioning.partition import Partition
+from graphflow.runtime.telemetry.metrics import Meters
+from graphflow.runtime.wire.messages import Parcel, StepResult
+
+Array = np.ndarray[Any, Any]
+
+
+class Ready(Protocol):
+    """Runs the steps of one program for given sizes."""
+
+    def __call__(
+        self, step: int, draws: int, feeds: Mapping[str, Array], deadline: float
+    ) -> list[Array] | None:
+        """As `Hosts.step`: the fetches, in the order in which `add` was given them; None where
+        this way is gone."""
+
+
+Written = Shard | Mapping[str, Array]
+"""A worker's part of a checkpoint: the file that it has written, or its variables."""
+
+
+NOBODY = "nobody answers"
+"""The reason of `WorkerLost` where no worker is left to go on with."""
+
+
+class Saving(Protocol):
+    """A checkpoint on its way."""
+
+    def __call__(self, seconds: float) -> dict[int, Written]:
+        """Wait for the part of each worker.
+
+        Raises:
+            CheckpointError: a worker could not write.
+            WorkerLost, StepTimeout: a worker was lost, or is late.
+        """
+
+
+class Hosts(Protocol):
+    """What a session asks of its workers.
+
+    Attributes:
+        can_be_lost: whether they are other processes.
+        begins: whether a step may begin before the one before it is decided.
+        computing: threads of this process that compute parts of steps, beside the one that asks.
+        meters: what is counted of the session.
+    """
+
+    can_be_lost: bool
+    begins: bool
+    computing: Set[int]
+    meters: Meters
+
+    @property
+    def near(self) -> bool:
+        """Whether all workers are on this host."""
+
+    def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
+        """Give each worker its partitions of a program."""
+
+    def step(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        trace: bool,
+        deadline: float,
+    ) -> StepResult:
+        """Run a step: all compute, then all commit, or nothing happens and the error is raised."""
+
+    def meet_clocks(self) -> None:
+        """Waits, before a step that is traced, until times of all workers can be told in ours."""
+
+    def begin(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        deadline: float,
+        follows: int,
+    ) -> Any:
+        """Begin a step before the one that it follows is decided, for `finish`; None where steps
+        only come one after the other."""
+
+    def finish(self, begun: Any) -> StepResult:
+        """Decide a step that was begun; as `step`."""
+
+    def undo(self, begun: Sequence[Any]) -> None:
+        """End steps that were begun: nothing of them happens."""
+
+    def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
+        """Compile a program for the sizes of coming steps."""
+
+    def ready(self, program: str, bindings: Mapping[str, int]) -> Ready | None:
+        """A shorter way for steps of these sizes that are not traced, if there is one."""
+
+    def read(self, worker: int, variable: str) -> Array:
+        """A copy of a variable's value."""
+
+    def write(self, worker: int, variable: str, value: Array) -> None:
+        """Set a variable."""
+
+    def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
+        """Let go of programs, and of variables by worker: they live elsewhere from now on."""
+
+    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
+        """Copy the variables of some workers as they are now, and write them, by and by, to a
+        folder under a root: a shard for each worker."""
+
+    def draining(self) -> set[int]:
+        """The workers that were asked to end, and wait for the session to go elsewhere."""
+
+    def on_draining(self, told: Callable[[], None]) -> None:
+        """Have something called, on another thread, when a worker is asked to end."""
+
+    def let_go(self) -> None:
+        """Leave the workers that were asked to end, with what they hold: they are lost."""
+
+    def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
+        """Begin anew, without state, at a higher epoch, on those workers of a cluster that can be
+        had; they are a cluster again.
+
+        Args:
+            patience: for how many seconds those that are away are waited for; it is asked again
+                meanwhile, and may be less by then.
+
+        Raises:
+            WorkerLost: none can be had.
+        """
+
+    def cancel(self) -> None:
+        """End the step that runs, for whoever waits for it; from any thread."""
+
+    def close(self) -> None:
+        """End the session on all workers; a second call does nothing."""
+
+
+class LocalHosts:
+    """The embedded session: one host, in this process.
+
+    Args:
+        devices: full names of the devices of worker 0.
+        threads: per device; None: the cores shared out.
+    """
+
+    can_be_lost = False
+
+    begins = False
+
+    near = True
+
+    def __init__(self, devices: Sequence[str], threads: int | None) -> None:
+        self.meters = Meters()
+        self._host = Host(0, devices, threads, _no_other_worker)
+        self._host.open("")
+        self.computing = self._host.computing("")
+
+    def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
+        for each in partitions.values():
+            self._host.add("", program, each)
+
+    def step(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        trace: bool,
+        deadline: float,
+    ) -> StepResult:
+        try:
+            computed = self._host.compute(
+                "", program, step, bindings, feeds.get(0, {}), trace, deadline
+            )
+        except BaseException:
+            self._host.abort("", step)
+            raise
+        with uninterrupted() if self._host.changes("") else nullcontext():
+            self._host.commit("", step)
+        return StepResult(dict(computed.fetches), [*computed.spans], dict(computed.peak))
+
+    def meet_clocks(self) -> None:
+        pass  # there is one clock
+
+    def begin(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[int, Mapping[str, Array]],
+        deadline: float,
+        follows: int,
+    ) -> None:
+        """The thread that calls computes: there is nothing to begin before."""
+
+    def finish(self, begun: Any) -> StepResult:
+        raise SessionError("no step of an embedded session is begun before its turn")
+
+    def undo(self, begun: Sequence[Any]) -> None:
+        """Nothing was begun."""
+
+    def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
+        self._host.prepare("", program, bindings)
+
+    def ready(self, program: str, bindings: Mapping[str, int]) -> Ready | None:
+        found = self._host.ready("", program, bindings)
+        if found is None:
+            return None
+        compiled, host = found, self._host
+
+        def run(
+            step: int, draws: int, feeds: Mapping[str, Array], deadline: float
+        ) -> list[Array] | None:
+            if compiled.is_free:
+                return None
+            host.set_deadline("", deadline)
+            values = compiled.run(feeds, step, draws)
+            if compiled.commits_at_once:
+                compiled.commit()
+            elif compiled.commits:
+                with uninterrupted():
+                    compiled.commit()
+            return values
+
+        return run
+
+    def read(self, worker: int, variable: str) -> Array:
+        return self._host.read("", variable)
+
+    def write(self, worker: int, variable: str, value: Array) -> None:
+        self._host.write("", variable, value)
+
+    def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
+        self._host.forget("", programs, variables.get(0, ()))
+
+    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
+        copies = self._host.snapshot("") if workers else {}
+
+        def write(seconds: float) -> dict[int, Written]:
+            if not workers:
+                return {}
+            written = write_under(root, folder, shard_name(0), copies, step)
+            return {0: copies if written is None else written}
+
+        return write
+
+    def draining(self) -> set[int]:
+        return set()
+
+    def on_draining(self, told: Callable[[], None]) -> None:
+        """This process is the session's own."""
+
+    def let_go(self) -> None:
+        """There is none to leave."""
+
+    def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
+        return cluster
+
+    def cancel(self) -> None:
+        """Nothing to end: kernels of this process run to their end."""
+
+    def close(self) -> None:
+        self._host.close("")
+
+
+def _no_other_worker(parcel: Parcel) -> None:
+    raise SessionError(f"an embedded session has no worker {parcel.target_worker}")

@@ -1,0 +1,442 @@
+"""What one session has on a host: its programs, compiled for the sizes they met, and its variables.
+
+A host (`host`) has one of these for each session. Its devices run beside each other, one thread
+each, and meet in `mail` and in `exchanges`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import field
+from functools import partial
+from threading import get_ident
+from time import monotonic, monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.memory_pages import Private
+from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
+from graphflow.frontend.pytree import symbols_of
+from graphflow.ir.device_name import DeviceName
+from graphflow.runtime.collectives.exchanges import Exchanges, Part
+from graphflow.runtime.collectives.shared_memory_edges import Inward, Outward
+from graphflow.runtime.host.edge_channel import Ends, meets_others
+from graphflow.runtime.memory.arenas import Arena, Arenas
+from graphflow.runtime.memory.backend import Backend, Keep
+from graphflow.runtime.partitioning.partition import FORMS, Partition
+from graphflow.runtime.program.program import Program, Span
+from graphflow.runtime.wire.messages import Computed, Parcel, Usage, step_of
+from graphflow.runtime.wire.tensor_mailbox import Mail
+
+Array = np.ndarray[Any, Any]
+
+FAILED = "@failed"
+"""Among a step's sizes: how many steps of the session have failed before it. Ways of exchanges that
+were agreed before the last of them are forgotten, also by workers that took no part in it."""
+DRAWS = "@draws"
+"""Among a step's bindings: the number of steps committed before it, from which random ops draw. A
+step that is tried again gets a new step number (its key on the wire) but draws the same."""
+
+_ENDS = ("send", "recv", "collective_start")
+"""Ops by which a program meets others."""
+
+_WORD = np.zeros(0, np.uint8)
+
+MEETING = FORMS[0]
+"""Combinations of sizes of a program for which a device keeps the ways that it agreed on with those
+of other workers, each of which takes file descriptors: not more than it keeps compiled at least."""
+
+
+_Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass
+class _Loaded:
+    """A program's partitions, and for each device their compiled forms by the sizes of symbols,
+    the one used last at the end.
+
+    Attributes:
+        meeting: devices that agree on ways with those of other workers.
+        met: of these, the forms that have such ways. Since the last step that failed all of them
+            used the same ones, so they let go of the same ones.
+    """
+
+    name: str
+    partitions: dict[str, Partition]
+    symbols: dict[str, frozenset[str]]
+    meeting: frozenset[str]
+    compiled: dict[str, dict[_Sizes, Program]] = field(default_factory=dict)
+    met: dict[str, dict[_Sizes, Program]] = field(default_factory=dict)
+
+
+class SessionState:
+    """One session's programs and variables on this host."""
+
+    def __init__(
+        self,
+        name: str,
+        worker: int,
+        backends: Mapping[str, Backend],
+        outbox: Callable[[Parcel], None],
+    ) -> None:
+        self.mail = Mail(worker)
+        self.exchanges = Exchanges(name, worker, self.mail, outbox)
+        self._name = name
+        self._worker = worker
+        self._backends = backends
+        self._arenas = {device: Arenas(backend) for device, backend in backends.items()}
+        self._outbox = outbox
+        self._programs: dict[str, _Loaded] = {}
+        self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
+        self._private = Private()
+        self._computed: dict[int, list[Program]] = {}  # steps that are not settled
+        self._failed = 0  # steps, when exchanges last agreed on their ways
+        self._stuck = False  # a step failed here, which the coordinator has not decided yet
+        self._last: tuple[str, dict[str, int], list[Program]] | None = None  # of the last step
+        self._departures: list[tuple[int, int]] | None = None
+        self._traced = False
+        self._committed: list[Span] = []  # of the last commit; told with the next step
+        self.computing: set[int] = set()
+        self._threads: ThreadPoolExecutor | None = None
+        if len(backends) > 1:
+            self._threads = ThreadPoolExecutor(
+                len(backends) - 1, f"graphflow-{worker}",
+                initializer=partial(note_thread, self.computing),
+            )  # fmt: skip
+
+    def keep_by(self, keep: Keep | None) -> None:
+        """Where results go, those of steps and of `read`."""
+        for backend in self._backends.values():
+            backend.keep = keep
+
+    def close(self) -> None:
+        self.mail.cancel(2**62, SessionError("the session was closed"))
+        self.exchanges.close()
+        if self._threads is not None:
+            self._threads.shutdown()
+        self.forget(list(self._programs), [])
+        for backend in self._backends.values():
+            backend.close()
+        self._variables.clear()
+        self._private = Private()
+        self._computed.clear()
+
+    def add(self, program: str, partitions: Sequence[Partition]) -> None:
+        fresh = {}
+        for partition in partitions:
+            if partition.device not in self._backends:
+                raise SessionError(f"worker {self._worker} has no device {partition.device}")
+            fresh[partition.device] = self._created(partition)
+        for device, variables in fresh.items():
+            self._variables[device].update(variables)
+        self._last = None
+        self._programs[program] = _Loaded(
+            program,
+            {p.device: p for p in partitions},
+            {p.device: frozenset(symbols_of(p.graph.nodes)) for p in partitions},
+            frozenset(p.device for p in partitions if meets_others(p)),
+        )
+
+    def _created(self, partition: Partition) -> dict[str, Any]:
+        """The variables that are new here, with their initial values."""
+        mine = self._variables[partition.device]
+        backend = self._backends[partition.device]
+        fresh = {}
+        for node in partition.graph.variables:
+            if node.name in mine:
+                _check(node.name, mine[node.name], node.specs[0].shape, node.specs[0].dtype)
+            else:
+                initial = node.attrs["initial"]
+                fresh[node.name] = self._owned(backend, initial() if callable(initial) else initial)
+        return fresh
+
+    def _owned(self, backend: Backend, value: Array) -> Any:
+        shared = self._private.array(value) if backend.xp is np else None
+        if shared is not None:
+            return shared
+        memory = backend.empty(value.nbytes).view(value.dtype).reshape(value.shape)
+        backend.write(memory, value)
+        return memory
+
+    def compute(
+        self,
+        program: str,
+        step: int,
+        bindings: Mapping[str, int],
+        feeds: Mapping[str, Array],
+        trace: bool,
+        deadline: float,
+    ) -> Computed:
+        sizes = dict(bindings)
+        draws, failed = sizes.pop(DRAWS, step), sizes.pop(FAILED, 0)
+        if failed != self._failed:
+            self._failed, self._stuck = failed, False
+            self.exchanges.abort()
+            for met in [met for each in self._programs.values() for met in each.met.values()]:
+                while met:
+                    met.popitem()[1].rest()
+        if self._stuck:  # who waits for what the failed one did not send would take this one's
+            raise SessionError(
+                f"step {step_of(step)} was not run, because the one before it failed"
+            )
+        try:
+            programs = self._programs_of(program, sizes, draws)
+            self.mail.deadline = monotonic() + deadline
+            return self._computed_by(programs, step, draws, feeds, trace)
+        except BaseException:
+            self._stuck = True
+            raise
+
+    def _computed_by(
+        self,
+        programs: list[Program],
+        step: int,
+        draws: int,
+        feeds: Mapping[str, Array],
+        trace: bool,
+    ) -> Computed:
+        if not trace:
+            self._departures = self.mail.arrivals = None
+            fetches = self._run(programs, step, draws, feeds, None)
+            self.exchanges.settle(step)
+            self._computed[step], self._committed, self._traced = programs, [], False
+            return Computed(fetches)
+        departures: list[tuple[int, int]] = []
+        arrivals: list[tuple[int, int]] = []
+        self._departures, self.mail.arrivals = departures, arrivals
+        spans: list[Span] = []
+        fetches = self._run(programs, step, draws, feeds, spans)
+        self.exchanges.settle(step)
+        spans += self._committed
+        spans += [("departure", str(edge), at, at) for edge, at in departures]
+        spans += [("arrival", str(edge), at, at) for edge, at in arrivals]
+        self._computed[step], self._committed, self._traced = programs, [], True
+        return Computed(fetches, spans, {p.partition.device: p.peak for p in programs})
+
+    def _programs_of(self, name: str, bindings: dict[str, int], draws: int) -> list[Program]:
+        """The programs of all devices for these sizes; mostly those of the step before."""
+        if self._last is not None and self._last[0] == name and self._last[1] == bindings:
+            return self._last[2]
+        loaded = self._loaded(name)
+        told = {**bindings, DRAWS: draws}
+        found = [self._specialised(loaded, device, told) for device in loaded.partitions]
+        self._last = (name, bindings, found)
+        return found
+
+    def ready(self, program: str, bindings: dict[str, int]) -> Program | None:
+        loaded = self._loaded(program)
+        if len(loaded.partitions) != 1:
+            return None
+        ((device, partition),) = loaded.partitions.items()
+        if any(node.op.name in _ENDS for node in partition.graph.walk()):
+            return None
+        return self._specialised(loaded, device, bindings)
+
+    def prepare(self, program: str, bindings: dict[str, int]) -> None:
+        loaded = self._loaded(program)
+        self._last = None  # the next step says anew which program was used last, on all workers
+        for device in loaded.partitions:
+            self._specialised(loaded, device, bindings).rehearse()
+
+    def _loaded(self, program: str) -> _Loaded:
+        if program not in self._programs:
+            raise SessionError(f"program {program!r} is not loaded on worker {self._worker}")
+        return self._programs[program]
+
+    def _specialised(self, loaded: _Loaded, device: str, bindings: dict[str, int]) -> Program:
+        """The device's program for these sizes, compiled at their first use."""
+        kept = loaded.compiled.setdefault(device, {})
+        key = tuple(sorted((s, bindings[s]) for s in loaded.symbols[device]))
+        if device in loaded.meeting:
+            # All devices keep and let go of the same ones, for they meet in them.
+            key = tuple(sorted((s, n) for s, n in bindings.items() if not s.startswith("@")))
+        program = kept.pop(key, None)
+        if program is None:
+            self._last = None
+            partition = loaded.partitions[device]
+            while len(kept) >= partition.forms:  # let go of the memory before taking more
+                kept.pop(next(iter(kept))).free()
+            backend = self._backends[device]
+            part = self._part(loaded.name, device, key)
+            channel = Ends.of(partition, bindings, self, backend, part)
+            program = Program(
+                partition, bindings, self._variables[device], backend, channel,
+                self._arenas[device],
+            )  # fmt: skip
+        kept[key] = program
+        if device in loaded.meeting:
+            met = loaded.met.setdefault(device, {})
+            met.pop(key, None)
+            met[key] = program
+            if len(met) > MEETING:
+                met.pop(next(iter(met))).rest()
+        return program
+
+    def _part(self, program: str, device: str, sizes: Sequence[tuple[str, int]]) -> Part:
+        """What a device does in the exchanges of a program, for some sizes: without their symbols,
+        which have names of the user's."""
+        told = ",".join(str(size) for _, size in sizes)
+        return self.exchanges.part(f"{program}({told})", device)
+
+    def _run(
+        self,
+        programs: list[Program],
+        step: int,
+        draws: int,
+        feeds: Mapping[str, Array],
+        spans: list[Span] | None,
+    ) -> dict[str, Array]:
+        """All devices' compute parts; the first failure wakes the others and is the one raised."""
+        if len(programs) == 1:
+            return programs[0].compute(feeds, step, draws, spans)
+        assert self._threads is not None
+        errors: list[BaseException] = []
+
+        def one(program: Program) -> dict[str, Array]:
+            try:
+                return program.compute(feeds, step, draws, spans)
+            except BaseException as error:
+                errors.append(error)
+                self.mail.cancel(
+                    step, OpError(f"step {step_of(step)} failed on another device: {error}")
+                )
+                return {}
+
+        futures = [self._threads.submit(one, program) for program in programs[:-1]]
+        try:
+            fetches = one(programs[-1])  # on this thread: one hand-over less
+            wait(futures)
+        except BaseException:  # Ctrl-C: the next step uses the same buffers, so let go of them
+            self.mail.cancel(step, OpError(f"step {step_of(step)} was interrupted"))
+            wait(futures)
+            raise
+        if errors:
+            raise errors[0]
+        for future in futures:
+            fetches |= future.result()
+        return fetches
+
+    def send(self, step: int, edge: int, target: DeviceName, array: Any, backend: Backend) -> None:
+        """Send a tensor to another device: by reference, or as a message."""
+        if self._departures is not None:
+            self._departures.append((edge, monotonic_ns()))
+        if target.worker == self._worker:
+            self.mail.put(step, edge, backend.handed(array, target.kind or "cpu"))
+        else:
+            # The layout keeps a sent buffer until the step ends, and by then its receiver has it.
+            host = array if isinstance(array, np.ndarray) else backend.to_host(array)
+            self._outbox(Parcel(self._name, step, edge, target.worker or 0, host, True))
+
+    def pass_on(self, step: int, edge: int, passage: Outward, array: Array) -> bool:
+        """Send a tensor through memory that its receiver sees, if there is such."""
+        started = monotonic_ns() if self._departures is not None else 0
+        if not passage.send(step, edge, array):
+            return False
+        if self._departures is not None:
+            self._departures.append((edge, started))
+        if self.mail.carried is not None:
+            self.mail.carried("sent", passage.peer, edge, array.nbytes)
+        return True
+
+    def passed(self, step: int, edge: int, passage: Inward) -> Array | None:
+        """A tensor that comes through memory that its sender sees; None if it does not."""
+        array = passage.take(step, edge)
+        if array is None:
+            return None
+        if self.mail.arrivals is not None:
+            self.mail.arrivals.append((edge, passage.arrived(edge)))
+        if self.mail.carried is not None:
+            self.mail.carried("received", passage.peer, edge, array.nbytes)
+        return array
+
+    def tell(self, step: int, what: str, device: DeviceName) -> None:
+        """A word to a device, that no tensor goes with."""
+        if device.worker == self._worker:
+            self.mail.put(step, what, _WORD)
+        else:
+            self._outbox(Parcel(self._name, step, what, device.worker or 0, _WORD, owned=True))
+
+    def commit(self, step: int) -> None:
+        programs = self._computed.pop(step, None)
+        if programs is None:
+            raise SessionError(
+                f"step {step_of(step)} cannot commit: worker {self._worker} did not compute it"
+            )
+        for program in programs:
+            if program.commits:
+                program.commit(self._committed if self._traced else None)
+        self.mail.finish(step)
+
+    def changes(self) -> bool:
+        return any(p.commits for programs in self._computed.values() for p in programs)
+
+    def abort(self, step: int) -> None:
+        for each in [each for each in self._computed if each <= step]:
+            del self._computed[each]
+        self.mail.cancel(step, StepTimeout(f"step {step_of(step)} was given up"))
+        self.exchanges.abort()
+        self._stuck = False
+        self.mail.finish(step)
+
+    def usage(self) -> Usage:
+        used: dict[str, set[Arena]] = {device: set() for device in self._backends}
+        for loaded in list(self._programs.values()):
+            for device, compiled in list(loaded.compiled.items()):
+                used[device].update(p.arena for p in list(compiled.values()) if p.arena is not None)
+        arenas = {device: sum(arena.taken for arena in mine) for device, mine in used.items()}
+        variables = {
+            device: sum(value.nbytes for value in list(mine.values()))
+            for device, mine in self._variables.items()
+        }
+        now = monotonic()
+        waits = {each.awaited.what: now - each.since for each in list(self.mail.waits.values())}
+        return Usage(arenas, variables, waits)
+
+    def read(self, variable: str) -> Array:
+        device, value = self._find(variable)
+        backend = self._backends[device]
+        return backend.to_hosts((value,), backend.keep)[0]
+
+    def snapshot(self) -> dict[str, Array]:
+        return {
+            name: self._backends[device].to_host(value)
+            for device, variables in self._variables.items()
+            for name, value in variables.items()
+        }
+
+    def write(self, variable: str, value: Array) -> None:
+        device, current = self._find(variable)
+        _check(variable, current, value.shape, value.dtype)
+        self._backends[device].write(current, value)
+
+    def forget(self, programs: Sequence[str], variables: Sequence[str]) -> None:
+        self._last = None
+        for name in programs:
+            loaded = self._programs.pop(name, None)
+            for compiled in loaded.compiled.values() if loaded is not None else ():
+                for program in compiled.values():
+                    program.free()
+        for mine in self._variables.values():
+            for name in variables:
+                mine.pop(name, None)
+
+    def _find(self, variable: str) -> tuple[str, Any]:
+        for device, variables in self._variables.items():
+            if variable in variables:
+                return device, variables[variable]
+        raise VariableError(f"variable {variable!r} has no value on worker {self._worker} yet")
+
+
+def _check(variable: str, current: Any, shape: Sequence[Any], dtype: Any) -> None:
+    if current.shape != shape or current.dtype != dtype:
+        raise VariableError(
+            f"variable {variable!r} is {current.dtype}{current.shape}, not {dtype}{shape}"
+        )
+
+
+def note_thread(threads: set[int]) -> None:
+    """A thread's first act: so that it is known later as one of these."""
+    threads.add(get_ident())

@@ -1,0 +1,1 @@
+"""Memory of programs: arena planning, layouts, backends and what a step uses."""

@@ -1,0 +1,141 @@
+"""Footprint: the bytes that a partition's program takes on its device: known before it runs, and
+counted while it does.
+
+What lies at fixed places (arena, variables, constants, feeds, arrivals) follows from the layout.
+Besides, kernels that are no generated code take memory for themselves while they run: copies of
+16-bit floats in float32, and results that they cannot write to a given place. Python's own tracing
+of allocations counts what they really took.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Mapping, Sequence
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
+from graphflow.ir.half_precision import any_half
+from graphflow.ir.op import Node
+from graphflow.ir.spec import evaluate, is_half, nbytes, product
+from graphflow.placement.cost_model.memory_peaks import predict_by
+from graphflow.runtime.memory.memory_layout import Layout, plan_layout
+from graphflow.runtime.partitioning.partition import FREE, Partition, partition
+
+_STANDING = (*FREE, "variable", "assign", "send", "recv", "collective_start")
+"""Ops that run no kernel."""
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes that a program needs on its device.
+
+    Attributes:
+        workspace: the most that a kernel takes for itself.
+    """
+
+    arena: int
+    constants: int
+    variables: int
+    feeds: int
+    recvs: int
+    workspace: int = 0
+
+    @property
+    def held(self) -> int:
+        """What lies at its place throughout a step."""
+        return self.arena + self.constants + self.variables + self.feeds + self.recvs
+
+    @property
+    def peak(self) -> int:
+        return self.held + self.workspace
+
+
+def memory_use(part: Partition, layout: Layout) -> MemoryUse:
+    """What the program of a partition takes."""
+
+    def total(op: str) -> int:
+        return sum(nbytes(layout.specs[n.outputs[0]]) for n in part.graph.of_op(op))
+
+    return MemoryUse(
+        arena=layout.arena.nbytes,
+        constants=_constants(part, layout),
+        variables=total("variable"),
+        feeds=total("placeholder"),
+        recvs=total("recv"),
+        workspace=_workspace(part, layout),
+    )
+
+
+def _constants(part: Partition, layout: Layout) -> int:
+    own = sum(int(n.attrs["value"].nbytes) for n in part.graph.of_op("constant"))
+    return own + sum(_constants(*each) for inner in layout.inner.values() for each in inner.parts)
+
+
+def _workspace(part: Partition, layout: Layout) -> int:
+    """The most that a line of the program takes for itself: one runs at a time."""
+    most = max(
+        (_workspace(*each) for i in layout.inner.values() for each in i.parts),
+        default=0,
+    )
+    for node in part.graph.nodes:
+        native = node in layout.regions or node in layout.tasks or node in layout.inner
+        if not (native or node.op.alias or node.op.name in _STANDING):
+            most = max(most, kernel_workspace(node, layout))
+    return most
+
+
+def kernel_workspace(node: Node, layout: Layout) -> int:
+    """Bytes that an op's plain kernel takes for itself."""
+    op = node.op
+    inputs = [layout.specs[t] for t in node.inputs]
+    outputs = [layout.specs[t] for t in node.outputs]
+    added = op.native is not None and op.in_place  # a product that a library makes first
+    taken = 0
+    if op.ufunc is None and (op.into is None or op.random or added):
+        taken += sum(map(nbytes, outputs))
+    if not op.halves and any_half(inputs):
+        wide = [s for s in (*inputs, *outputs) if is_half(s.dtype)]
+        taken += sum(4 * evaluate(product(s.shape), {}) for s in wide)
+    return taken
+
+
+def footprints(
+    graph: Graph,
+    devices: Mapping[Node, str],
+    order: Sequence[Node],
+    bindings: Mapping[str, int],
+    available: Sequence[str],
+) -> dict[str, int]:
+    """Bytes by device that a placed graph takes at most, as its programs will be laid out."""
+    parts = partition(graph, devices, order, None, available)
+    peaks = dict.fromkeys(available, 0)
+    for name, part in parts.items():
+        peaks[name] = memory_use(part, plan_layout(part, bindings)).peak
+    return peaks
+
+
+predict_by(footprints)
+
+
+class Taken:
+    """Counts what kernels take for themselves; `tracemalloc` is on.
+
+    Python traces the allocations of all threads, so that where several devices of one process run
+    at once, each has those of the others too.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._base = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+
+    def line(self, node: Node) -> None:
+        """A line of the program is done. What it leaves behind is a feed or an arrival, which are
+        counted as such, or is not there for its kernel's sake."""
+        peak = tracemalloc.get_traced_memory()[1]
+        if node.op.name not in _STANDING:
+            self.most = max(self.most, peak - self._base)
+        self._begin()

@@ -1,0 +1,1 @@
+"""Runs of kernels as one native call: segments, epilogues, parallel branches."""

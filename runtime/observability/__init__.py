@@ -1,0 +1,1 @@
+"""Traces, traffic, metrics and activity of a running session."""

@@ -1,0 +1,382 @@
+"""The metrics endpoint: a small HTTP server that answers Prometheus, and browsers with one page.
+
+    Meters.samples → GET /metrics (text for Prometheus, by `prometheus_client`), GET / (a page)
+
+It has threads of its own, a few at most, and reads nothing but numbers that are kept anyway: who
+asks too much, too slowly or too often is cut off, and the worker does not notice. It listens on
+loopback unless its address says `insecure://`, for it asks nobody for a key. Requests that a page
+of another origin made, or that came by another name than this machine's, are refused: a browser
+would make them for a stranger (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import re
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from html import escape
+from importlib.util import find_spec
+from itertools import accumulate
+from typing import Any
+
+from graphflow.base.formatting import show_bytes, show_seconds
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import AddressInUse, ArgumentError, InsecureAddress, TransportError
+from graphflow.placement.plans.tables import Table
+from graphflow.runtime.polling.wakeup import Bell
+from graphflow.runtime.telemetry.logs import Log
+from graphflow.runtime.telemetry.metrics import (
+    BUCKETS,
+    COUNTER,
+    HISTOGRAM,
+    Histogram,
+    Meters,
+    Sample,
+)
+
+REQUEST_CAP = 8192
+"""Bytes of a request with its headers; beyond, it is answered with 431."""
+REQUEST_SECONDS = 5.0
+"""Seconds that a connection may take in all."""
+CONNECTIONS = 8
+"""Connections that are answered at a time; beyond them, who has asked for longest without an end
+makes room, or who takes longest to read."""
+_MAKE_ROOM = 0.5  # seconds for that; else who comes is closed at once
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>\d{1,5}|\*)")
+_INSECURE = "insecure://"
+_REASONS = {
+    200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
+    408: "Request Timeout", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
+}  # fmt: skip
+_HEADERS = (
+    "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'\r\n"
+)
+
+_log = Log("graphflow.metrics")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    kind: str
+    body: bytes
+
+    def encode(self) -> bytes:
+        head = f"HTTP/1.1 {self.status} {_REASONS[self.status]}\r\n{_HEADERS}"
+        kind = f"Content-Type: {self.kind}\r\nContent-Length: {len(self.body)}\r\n\r\n"
+        return (head + kind).encode() + self.body
+
+
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+
+
+def _refusal(status: int, reason: str) -> _Answer:
+    return _Answer(status, "text/plain; charset=utf-8", f"{reason}\n".encode())
+
+
+class MetricsServer:
+    """Serves the metrics of `meters` at an address until `close`.
+
+    Args:
+        address: `127.0.0.1:9100`; port `*` takes any that is free; `insecure://0.0.0.0:9100` lets
+            in whoever reaches this machine.
+
+    Raises:
+        ArgumentError: not such an address, or the extra `graphflow[metrics]` is not installed.
+        InsecureAddress: an address beyond loopback without `insecure://`.
+        AddressInUse, TransportError: the address cannot be used.
+    """
+
+    def __init__(self, address: str, meters: Meters) -> None:
+        host, port = _parsed(address)
+        _check_library()
+        self._meters = meters
+        self._socket = _listening(address, host, port)
+        bound = self._socket.getsockname()
+        self._is_open = not ipaddress.ip_address(bound[0]).is_loopback
+        own = socket.gethostname().lower()
+        self._names = {"localhost", "127.0.0.1", "::1", bound[0]}
+        self._names |= {own, own.partition(".")[0]} if self._is_open else set()
+        self.address = f"{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
+        self._bell = Bell()
+        self._slots = threading.Semaphore(CONNECTIONS)
+        # Who has not said all, and who has not taken all of its answer; the oldest first.
+        self._asking: dict[socket.socket, None] = {}
+        self._answered: dict[socket.socket, None] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        self._thread.start()
+        _log.tell("metrics.listening", address=self.address)
+
+    def close(self) -> None:
+        """Stops listening. Idempotent."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._bell.ring()
+        self._thread.join(REQUEST_SECONDS)
+        self._socket.close()
+        self._bell.close()
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            selector.register(self._bell.fileno(), selectors.EVENT_READ)
+            while not self._stopping:
+                selector.select()
+                try:
+                    connection, peer = self._socket.accept()
+                except OSError:  # it rang, the caller is gone again, or descriptors are short
+                    if not self._stopping:
+                        time.sleep(0.01)
+                    continue
+                if not self._has_room():
+                    connection.close()
+                    continue
+                self._asking[connection] = None
+                threading.Thread(
+                    target=self._attend, args=(connection, str(peer[0])), name="metrics-request",
+                    daemon=True,
+                ).start()  # fmt: skip
+
+    def _has_room(self) -> bool:
+        """Takes a place for one more; who has been asking for longest makes room, or else who has
+        been taking its answer for longest."""
+        if self._slots.acquire(blocking=False):
+            return True
+        for oldest in (list(self._asking) or list(self._answered))[:1]:
+            told = oldest in self._answered
+            with suppress(OSError):  # it has just said all, taken all, or hung up
+                oldest.shutdown(socket.SHUT_RDWR if told else socket.SHUT_RD)
+        return self._slots.acquire(timeout=_MAKE_ROOM)
+
+    def _attend(self, connection: socket.socket, peer: str) -> None:
+        until = time.monotonic() + REQUEST_SECONDS
+        try:
+            with connection:
+                try:
+                    request = _read(connection, until)
+                finally:
+                    self._asking.pop(connection, None)
+                answer = self._answer(request) if isinstance(request, _Request) else request
+                if answer.status != 200:
+                    reason = f"{answer.status}: {answer.body.decode().strip()}"
+                    _log.tell("metrics.refused", peer=peer, reason=reason)
+                connection.settimeout(max(0.01, until - time.monotonic()))
+                self._answered[connection] = None
+                try:
+                    connection.sendall(answer.encode())
+                finally:
+                    del self._answered[connection]
+                connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # it hung up
+        finally:
+            self._slots.release()
+
+    def _answer(self, request: _Request) -> _Answer:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if not self._is_ours(host):
+            return _refusal(403, "this is not a name of this machine")
+        if origin is not None and origin != f"http://{host}":
+            return _refusal(403, "pages of other origins may not ask")
+        if request.method != "GET":
+            return _refusal(405, "only GET is answered")
+        if request.path == "/metrics":
+            text, kind = exposition(self._meters, request.headers.get("accept", ""))
+            return _Answer(200, kind, text)
+        if request.path == "/":
+            return _Answer(200, "text/html; charset=utf-8", page(self._meters).encode())
+        return _refusal(404, "there is / and /metrics")
+
+    def _is_ours(self, header: str) -> bool:
+        """Whether a Host header names this machine by a number, or by a name of its own: any other
+        name may be a stranger's."""
+        with_port = header if header.rpartition("]")[2].count(":") else f"{header}:80"
+        parts = _ADDRESS.fullmatch(with_port)
+        if parts is None:
+            return False
+        host = parts["host"].strip("[]").lower()
+        return host in self._names or (self._is_open and _is_number(host))
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    bare = address.removeprefix(_INSECURE) if isinstance(address, str) else ""
+    parts = _ADDRESS.fullmatch(bare)
+    port = 0 if parts is None or parts["port"] == "*" else int(parts["port"])
+    if parts is None or port > 65535:
+        raise ArgumentError(
+            f"metrics are served at an address such as 127.0.0.1:9100, not at {address!r}"
+        )
+    host = parts["host"].strip("[]")
+    try:
+        beyond = host != "localhost" and not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise ArgumentError(
+            f"the host of {address!r} is not a number: metrics are served at the address of one "
+            "interface of this machine, such as 127.0.0.1:9100"
+        ) from None
+    if beyond and bare == address:
+        raise InsecureAddress(
+            f"metrics at {address} would be open to whoever reaches this machine, for no key is "
+            f"asked for; use 127.0.0.1, or say so: insecure://{address}"
+        )
+    return host, port
+
+
+def _listening(address: str, host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(128)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(
+                f"another process serves at {address} already; choose another port, or port * for "
+                "any that is free"
+            ) from error
+        raise TransportError(
+            f"cannot serve metrics at {address}: {error.strerror}; give an address of this machine"
+        ) from error
+    return made
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _read(connection: socket.socket, until: float) -> _Request | _Answer:
+    """A request within its caps, or what to answer to what is none."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        left = until - time.monotonic()
+        if left <= 0:
+            return _refusal(408, "the request took too long")
+        connection.settimeout(left)
+        try:
+            piece = connection.recv(REQUEST_CAP)
+        except TimeoutError:
+            continue
+        data += piece
+        if len(data) > REQUEST_CAP:
+            return _refusal(431, f"a request may have {REQUEST_CAP} bytes")
+        if not piece:
+            return _refusal(400, "the request is not whole")
+    first, *lines = data.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return _refusal(400, "this is no HTTP")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, separator, value = line.partition(":")
+        name = name.lower()
+        if not separator or name in headers:  # twice is once too often: which would count?
+            return _refusal(400, "a header is not valid")
+        headers[name] = value.strip()
+    return _Request(words[0], words[1].partition("?")[0], headers)
+
+
+# What is answered -------------------------------------------------------------------------------
+
+
+def _check_library() -> None:
+    if find_spec("prometheus_client") is None:
+        raise ArgumentError(
+            "metrics need the package prometheus_client: pip install 'graphflow[metrics]'"
+        )
+
+
+def exposition(meters: Meters, accept: str = "") -> tuple[bytes, str]:
+    """The metrics in the format that Prometheus asks for, and its media type."""
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import choose_encoder
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(meters))
+    # Not the header itself: the library would write a stranger's words into its answer.
+    wanted = "application/openmetrics-text"
+    encode, kind = choose_encoder(wanted if wanted in accept else "")
+    return encode(registry), kind
+
+
+class _Collector:
+    """The samples as `prometheus_client` has them."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
+
+    def collect(self) -> Iterator[Any]:
+        return map(_family, self._meters.samples())
+
+
+def _family(sample: Sample) -> Any:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    name, meaning, labels = sample.name, sample.metric.meaning, sample.metric.labels
+    if sample.metric.kind == HISTOGRAM:
+        histogram = HistogramMetricFamily(name, meaning, labels=labels)
+        for each, value in sample.values.items():
+            assert isinstance(value, Histogram)
+            below = list(accumulate(value.counts))
+            bounds = [*map(str, BUCKETS), "+Inf"]
+            histogram.add_metric(each, list(zip(bounds, below, strict=True)), value.total)
+        return histogram
+    kind = CounterMetricFamily if sample.metric.kind == COUNTER else GaugeMetricFamily
+    family = kind(name, meaning, labels=labels)
+    for each, value in sample.values.items():
+        assert not isinstance(value, Histogram)
+        family.add_metric(each, value)
+    return family
+
+
+def page(meters: Meters) -> str:
+    """The same for eyes."""
+    rows = []
+    for sample in meters.samples():
+        for labels, value in sample.values.items():
+            named = ", ".join(
+                f"{name}={each}" for name, each in zip(sample.metric.labels, labels, strict=True)
+            )
+            rows.append((sample.name, sample.metric.meaning, named, _shown(sample.name, value)))
+    table = Table("", ("metric", "what it is", "of", "now"), tuple(rows), left=3)
+    title = "graphflow metrics"
+    style = "body{font:14px/1.5 system-ui,sans-serif;margin:2em;color-scheme:light dark}"
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{style}</style><h1>{escape(title)}</h1>{table.html()}"
+        "<p>For Prometheus: /metrics</p></html>"
+    )
+
+
+def _shown(name: str, value: float | Histogram) -> str:
+    if isinstance(value, Histogram):
+        count = sum(value.counts)
+        mean = show_seconds(value.total / count) if count else "–"
+        return f"{count:,} times, {mean} on average"
+    if "_seconds" in name:
+        return show_seconds(value)
+    return show_bytes(value) if "_bytes" in name else f"{value:,.6g}"

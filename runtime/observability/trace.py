@@ -1,0 +1,343 @@
+"""What happened in the traced steps: spans → Trace → a file for Perfetto, or a Measured.
+
+    runtime spans ─add_step→ Trace ─save→ trace.json;   Trace ─measured→ Plan.with_measured
+
+A span is (track, name, start_ns, end_ns) on the coordinator's monotonic clock; the track is a
+device, or "departure" or "arrival" with the key of a cut edge as its name: a tensor left, a tensor
+came. The two are matched into a transfer on the link between the devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from graphflow.base.formatting import counted, show_seconds
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError, SessionError
+from graphflow.runtime.observability.edge_traffic import Exchanges, Traffic
+from graphflow.runtime.observability.perfetto_export import number, trace_events
+from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
+
+if TYPE_CHECKING:
+    from graphflow.placement.plans.plan_records import Measured
+
+Span = tuple[str, str, int, int]
+Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
+
+DEPARTURE, ARRIVAL = "departure", "arrival"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A device's part in a collective over several: its number in the graph, what it does
+    (`all_reduce`), the devices, and the bytes that this one gives."""
+
+    group: int
+    kind: str
+    devices: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that took time: computing a node, sending a tensor, waiting for one, its way.
+
+    Args:
+        track: the device, or "source → target" for a link.
+        kind: "compute", "send", "wait" or "transfer".
+        start, end: ns of the coordinator's monotonic clock.
+        edge: number of the cut edge; None for nodes.
+        bytes: moved; 0 for nodes.
+        source, target: the devices that the edge connects; "" for nodes.
+        use: how often the edge was used in the step before, in a loop.
+        exchange: the collective that a device takes part in; its name begins with "start/" where
+            the device gives, and is the node's where it waits for the others and has the result.
+    """
+
+    track: str
+    name: str
+    kind: str
+    start: int
+    end: int
+    edge: int | None = None
+    bytes: int = 0
+    source: str = ""
+    target: str = ""
+    use: int = 0
+    exchange: Exchange | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One traced step; events are ordered by start.
+
+    Attributes:
+        errors: for each worker whose clock is not ours, by how many seconds its times may be off.
+    """
+
+    number: int
+    start: int
+    end: int
+    events: tuple[Event, ...]
+    peak: Mapping[str, int]
+    errors: Mapping[int, float] = field(default_factory=dict)
+
+    def error_between(self, one: str, other: str) -> float:
+        """By how many seconds a time from one device to another may be off."""
+        workers = {_worker(one), _worker(other)}
+        return sum(self.errors.get(w, 0.0) for w in workers) if len(workers) == 2 else 0.0
+
+
+class Trace:
+    """The traced steps of a session, in the order they ran. Print it for what travelled."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def add_step(
+        self,
+        step: int,
+        start_ns: int,
+        end_ns: int,
+        spans: Iterable[Span],
+        edges: Mapping[int, Edge],
+        peak: Mapping[str, int] | None = None,
+        errors: Mapping[int, float] | None = None,
+        exchanges: Mapping[tuple[str, str], Exchange] | None = None,
+    ) -> None:
+        """Add what one step reported, and with it what the commit of the step before took.
+
+        Args:
+            start_ns, end_ns: as its caller saw the step.
+            edges: of the cut edges (tensor, source device, target device, bytes). A point span of
+                an edge that is not there, or that left and never came, is left out.
+            peak: bytes per device at most in use.
+            errors: seconds by which the times of a worker may be off, where its clock is not ours.
+            exchanges: of the collectives, by the device and the name of the span where it gives.
+        """
+        exchanges = exchanges or {}
+        left: dict[int, int] = {}
+        came: dict[int, int] = {}
+        events = []
+        before = []
+        uses: Counter[tuple[str, int]] = Counter()
+        for track, name, start, end in spans:
+            if track in (DEPARTURE, ARRIVAL):
+                (left if track == DEPARTURE else came)[number(name)] = start
+            elif end <= start_ns:
+                before.append(Event(track, name, "compute", start, end))
+            else:
+                exchange = exchanges.get((track, f"start/{name.removeprefix('start/')}"))
+                if exchange is not None:
+                    events.append(
+                        Event(track, name, "compute", start, end, None, exchange.bytes,
+                              exchange=exchange)
+                    )  # fmt: skip
+                else:
+                    events.append(_event(track, name, start, end, edges, uses))
+        for key in left.keys() & came.keys():
+            edge, use = key & (2**EDGE_BITS - 1), key >> EDGE_BITS
+            if edge in edges:
+                events.append(_transfer(edge, use, edges[edge], left[key], came[key]))
+        if before and self.steps and self.steps[-1].start <= before[0].start:
+            last = self.steps[-1]
+            self.steps[-1] = replace(last, events=tuple(_sorted((*last.events, *before))))
+        events = _sorted(events)
+        self.steps.append(
+            Step(step, start_ns, end_ns, tuple(events), dict(peak or {}), dict(errors or {}))
+        )
+
+    @property
+    def edges(self) -> Traffic:
+        """For each cut edge: bytes, latency (median and 95 %), rate, and how long its reader
+        waited; those first that were waited for longest."""
+        return Traffic.of(self.steps)
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """For each collective over several devices: bytes, and how long it took once all took
+        part; those first that took longest."""
+        return Exchanges.of(self.steps)
+
+    def _parts(self) -> list[Traffic | Exchanges]:
+        """What there is to show; that there was nothing is said once."""
+        found: list[Traffic | Exchanges] = [self.edges] if self.steps else []
+        if self.exchanges:
+            found = [*(part for part in found if part), self.exchanges]
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join([self._headline, *map(str, self._parts())])
+
+    def __repr__(self) -> str:
+        return f"<Trace: {self._headline}>"
+
+    def _repr_html_(self) -> str:
+        body = "".join(part._repr_html_() for part in self._parts())
+        return f"<p>{escape(self._headline)}</p>{body}"
+
+    @property
+    def _headline(self) -> str:
+        if not self.steps:
+            return "no step was traced"
+        took = median(step.end - step.start for step in self.steps) * 1e-9
+        count = len(self.steps)
+        known = [error for step in self.steps for error in step.errors.values() if error > 0]
+        worst = max(known, default=0.0)
+        clocks = ""
+        if worst:
+            bound = "unknown bounds" if math.isinf(worst) else f"± {show_seconds(worst)}"
+            clocks = f", times of workers on one clock to {bound}"
+        return f"{counted(count, 'traced step')}, median {show_seconds(took)}{clocks}"
+
+    def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
+        """The traced steps as a plan shows them: the median step, its timeline from its own start.
+
+        Args:
+            peak_memory: bytes per device; default: the most that any traced step reported.
+
+        Raises:
+            SessionError: no step was traced.
+        """
+        from graphflow.placement.plans.plan_records import Interval, Measured
+
+        if not self.steps:
+            raise SessionError("nothing was measured: no step ran while the trace was on")
+        ranked = sorted(self.steps, key=lambda step: (step.end - step.start, step.number))
+        middle = ranked[(len(ranked) - 1) // 2]
+        other = ranked[len(ranked) // 2]
+        peak: dict[str, int] = dict(peak_memory or {})
+        if peak_memory is None:
+            for step in self.steps:
+                for device, size in step.peak.items():
+                    peak[device] = max(size, peak.get(device, 0))
+        timeline = tuple(
+            Interval(
+                event.track,
+                event.name,
+                max(0.0, (event.start - middle.start) * 1e-9),
+                max(0.0, (event.end - middle.start) * 1e-9),
+                event.kind,
+            )
+            for event in middle.events
+        )
+        makespan = (middle.end - middle.start + other.end - other.start) / 2 * 1e-9
+        return Measured(makespan, timeline, peak, len(self.steps))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The Trace Event Format: times in µs from the start of the first traced step."""
+        return trace_events(self.steps)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON that https://ui.perfetto.dev and chrome://tracing open; whole or not at all.
+
+        Raises:
+            SessionError: the file cannot be written.
+        """
+        target = Path(path)
+        scratch = None
+        try:
+            handle, scratch = _scratch(target)
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump(self.to_dict(), file, ensure_ascii=True, allow_nan=False)
+            os.chmod(scratch, 0o666 & ~_umask())
+            os.replace(scratch, target)
+        except OSError as error:
+            if scratch is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(scratch)
+            raise _unwritable(target, error) from None
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Find out before steps run whether their trace can be written to a file.
+
+    Raises:
+        ArgumentError: no path.
+        SessionError: the file cannot be written.
+    """
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path) or not os.fspath(path):
+        raise ArgumentError(f"a trace is written to a path, such as 'trace.json', not {path!r}")
+    target = Path(path)
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        handle, scratch = _scratch(target)
+        os.close(handle)
+        os.unlink(scratch)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+
+
+def _scratch(target: Path) -> tuple[int, str]:
+    """A file beside the target, which it becomes once it is whole."""
+    return tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+
+
+def _unwritable(target: Path, error: OSError) -> SessionError:
+    return SessionError(
+        f"cannot write the trace to {str(target)!r}: {error.strerror or error}; "
+        "give a path in a folder that exists and is writable"
+    )
+
+
+def _umask() -> int:
+    """What new files of this process lack; only setting it tells."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def link(source: str, target: str) -> str:
+    """Name of the track of a link."""
+    return f"{source} → {target}"
+
+
+def _sorted(events: Iterable[Event]) -> list[Event]:
+    return sorted(events, key=lambda event: (event.start, event.end, event.track, event.name))
+
+
+def _event(
+    track: str,
+    name: str,
+    start: int,
+    end: int,
+    edges: Mapping[int, Edge],
+    uses: Counter[tuple[str, int]],
+) -> Event:
+    """A span on a device; one that sends or waits knows of which edge."""
+    kind = "wait" if name.startswith(WAIT) else "send" if name.startswith(SEND) else "compute"
+    edge = number(name.rpartition("/")[2])
+    if kind == "compute" or edge not in edges:
+        return Event(track, name, "compute" if kind == "send" else kind, start, end)
+    tensor, source, target, size = edges[edge]
+    if name.count("/") == 1:  # in a loop, where only numbers are known
+        name = f"{name.partition('/')[0]}/{tensor}/{edge}"
+    use = uses[kind, edge]
+    uses[kind, edge] += 1
+    return Event(track, name, kind, start, end, edge, size, source, target, use)
+
+
+def _transfer(number: int, use: int, edge: Edge, left: int, came: int) -> Event:
+    tensor, source, target, size = edge
+    return Event(
+        link(source, target), tensor, "transfer", left, max(left, came),
+        number, size, source, target, use,
+    )  # fmt: skip
+
+
+def _worker(device: str) -> int:
+    """The index in "/worker:1/cpu:0"; -1 for what is not on a worker."""
+    return number(device.removeprefix("/worker:").partition("/")[0])

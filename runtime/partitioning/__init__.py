@@ -1,0 +1,1 @@
+"""A placed graph cut into one partition for each device."""

@@ -1,0 +1,356 @@
+"""Spread: nodes whose bodies are pinned to several devices, cut into one node for each device.
+
+Each device of such a node runs its own part of the same loop or branch: a node of the same op whose
+bodies hold what is pinned there, and sends and receives for what crosses. Everything without a pin
+of its own is at the node's home, which has all results. A device carries a copy of each state that
+it reads, brought up to date at the end of an iteration; each has the predicate, so that all take
+the same way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import DeviceError
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.graph import Body, Graph, bodies
+from graphflow.ir.op import REGISTRY, Node, Tensor
+from graphflow.ir.spec import TensorSpec
+from graphflow.ops.control_flow.control import FREE, cond, scan
+from graphflow.passes.bodies import spread as is_spread
+
+FIRST_EDGE = 1 << 24
+"""Edges inside bodies have numbers from here on, those of the graph below."""
+
+
+class Spread(NamedTuple):
+    """A graph of nodes that are on one device each, whatever they hold; devices, and order."""
+
+    graph: Graph
+    devices: dict[Node, str]
+    order: list[Node]
+
+
+def spread_bodies(
+    graph: Graph,
+    devices: Mapping[Node, str],
+    order: Sequence[Node],
+    available: Sequence[str],
+    pinned: Meaning,
+) -> Spread:
+    """Cut the nodes whose bodies are pinned to several devices.
+
+    Args:
+        available: the devices of the cluster, from which partial pins choose.
+        pinned: what a pin means there, where workers may have been lost.
+
+    Raises:
+        DeviceError: a pin in a body matches no device.
+    """
+    cutter = _Cutter([DeviceName.parse(name) for name in available], pinned)
+    placed = cutter.expand(graph, devices, order)
+    outputs = [placed.mapped[t] for t in graph.outputs]
+    if placed.effects:
+        effects = tuple(t for _, t in placed.effects)
+        group = _node(REGISTRY["group"], effects, {}, effects[0].node)
+        outputs.append(group.outputs[0])
+        placed.names[group] = "bodies"
+    return Spread(Graph(outputs, placed.names), placed.devices, list(placed.devices))
+
+
+Meaning = Callable[[DeviceName], DeviceName]
+"""What the user's pins mean on a cluster, see `Cluster.pinned`."""
+
+
+@dataclass
+class _Expanded:
+    """Nodes of one device each: what stands for each tensor, and parts that are run for their
+    effect, with their devices."""
+
+    mapped: dict[Tensor, Tensor] = field(default_factory=dict)
+    devices: dict[Node, str] = field(default_factory=dict)
+    effects: list[tuple[str, Tensor]] = field(default_factory=list)
+    names: dict[Node, str] = field(default_factory=dict)
+
+
+def _node(op: Any, inputs: tuple[Tensor, ...], attrs: dict[str, Any], like: Node) -> Node:
+    specs = op.infer(*(t.spec for t in inputs), **attrs)
+    return Node(
+        op, inputs, attrs, (specs,) if isinstance(specs, TensorSpec) else specs, name=like.name,
+        device=like.device, location=like.location, origin=like.origin,
+    )  # fmt: skip
+
+
+@dataclass
+class _Side:
+    """What of a body one device computes, while it grows."""
+
+    body: Body
+    twins: dict[Tensor, Tensor] = field(default_factory=dict)
+    sends: list[Tensor] = field(default_factory=list)
+    coming: dict[Tensor, dict[str, Any]] = field(default_factory=dict)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """A tensor's twin here; parameters and constants are everywhere.
+
+        It is received where it is first read: before that, this device may have its own part in
+        the making of it.
+        """
+        if tensor.node.op.name in FREE:
+            return tensor
+        if tensor not in self.twins:
+            recv = _node(REGISTRY["recv"], (), self.coming[tensor], tensor.node)
+            self.twins[tensor] = recv.outputs[0]
+        return self.twins[tensor]
+
+    def result(self, wanted: Sequence[Tensor], parameters: Sequence[Node]) -> Body:
+        """A body with some results, and the sends for their effect."""
+        outputs = [self.local(t) for t in wanted]
+        return Body(
+            tuple(parameters), Graph([*outputs, *self.sends]), len(outputs),
+            bindings=self.body.bindings,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Placed:
+    """A body whose nodes are on one device each."""
+
+    body: Body
+    places: Mapping[Node, str]
+    effects: Sequence[tuple[str, Tensor]]
+
+
+class _Cutter:
+    """Cuts nodes; numbers the edges inside bodies."""
+
+    def __init__(self, available: Sequence[DeviceName], pinned: Meaning) -> None:
+        self._available = available
+        self._pinned = pinned
+        self._edges: Iterator[int] = itertools.count(FIRST_EDGE)
+
+    def expand(self, graph: Graph, devices: Mapping[Node, str], order: Sequence[Node]) -> _Expanded:
+        """Replace nodes that are spread by their parts; the home's stands for the node."""
+        result = _Expanded()
+        position = {node: i for i, node in enumerate(order)}
+        last = len(position)
+
+        def place(node: Node) -> tuple[int, int]:
+            return position.get(node, last if node.inputs else -1), node.serial
+
+        for node in sorted(graph.nodes, key=place):
+            inputs = tuple(result.mapped[t] for t in node.inputs)
+            home = devices.get(node, "")
+            if home and bodies(node) and is_spread(node):
+                parts = self._parts(node, inputs, home)
+            else:
+                same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
+                parts = {home: node if same else node.with_inputs(inputs)}
+            for device, part in parts.items():
+                if home:
+                    result.devices[part] = device
+                result.names[part] = graph.names[node] + ("" if device == home else f"@{device}")
+                if device != home:
+                    result.effects.append((device, part.outputs[0]))
+            result.mapped.update(zip(node.outputs, parts[home].outputs, strict=True))
+        return result
+
+    def _parts(self, node: Node, inputs: tuple[Tensor, ...], home: str) -> dict[str, Node]:
+        """Device -> its part of the node, the home first. Other parts yield a token at least."""
+        placed = {
+            name: self._place(value, home)
+            for name, value in node.attrs.items()
+            if isinstance(value, Body)
+        }
+        used = (d for p in placed.values() for d in p.places.values())
+        devices = list(dict.fromkeys((home, *used)))
+        if node.op is cond:
+            return self._cond(node, inputs, home, placed, devices)
+        return self._loop(node, inputs, home, placed, devices)
+
+    def _place(self, body: Body, home: str) -> _Placed:
+        """Choose a device for each node of a body; what it holds in turn may be spread, too."""
+        chosen = {
+            inner: self._matching(inner, home)
+            for inner in body.graph.nodes
+            if inner.op.name not in FREE
+        }
+        expanded = self.expand(body.graph, chosen, tuple(chosen))
+        outputs = [expanded.mapped[t] for t in body.outputs]
+        everything = Graph([*outputs, *(t for _, t in expanded.effects)], expanded.names)
+        inner = Body(body.inputs, everything, len(outputs), bindings=body.bindings)
+        return _Placed(inner, expanded.devices, expanded.effects)
+
+    def _matching(self, node: Node, home: str) -> str:
+        """The home if the pin allows it, else the first device that it does."""
+        pin = self._pinned(node.device)
+        if pin.matches(DeviceName.parse(home)):
+            return home
+        for device in self._available:
+            if pin.matches(device):
+                return str(device)
+        raise DeviceError(
+            f"{node.op.name} {node.name!r} (made at {node.location}) is pinned to "
+            f"{str(node.device)!r} inside a body, and the cluster has only "
+            f"{', '.join(map(str, self._available))}"
+        )
+
+    def _sides(self, placed: _Placed, wanted: Mapping[str, Sequence[Tensor]]) -> dict[str, _Side]:
+        """Cut a body so that each device has the results that are wanted there."""
+        sides = {device: _Side(placed.body) for device in wanted}
+        readers: dict[Tensor, dict[str, None]] = {}
+        for node, device in placed.places.items():
+            for tensor in node.inputs:
+                readers.setdefault(tensor, {})[device] = None
+        for device, tensors in wanted.items():
+            for tensor in tensors:
+                readers.setdefault(tensor, {})[device] = None
+        for node, device in placed.places.items():
+            side = sides[device]
+            twin = node.with_inputs(tuple(side.local(t) for t in node.inputs))
+            side.twins.update(zip(node.outputs, twin.outputs, strict=True))
+            for tensor in node.outputs:
+                for target in readers.get(tensor, ()):
+                    if target != device:
+                        self._cross(tensor, side, device, sides[target], target)
+        for device, tensor in placed.effects:
+            sides[device].sends.append(sides[device].local(tensor))
+        return sides
+
+    def _cross(self, tensor: Tensor, source: _Side, here: str, target: _Side, there: str) -> None:
+        edge = next(self._edges)
+        like = tensor.node
+        send = _node(
+            REGISTRY["send"], (source.twins[tensor],), {"edge": edge, "target": there}, like
+        )
+        attrs = {
+            "edge": edge, "source": here, "shape": tensor.shape, "dtype": tensor.dtype.name
+        }  # fmt: skip
+        source.sends.append(send.outputs[0])
+        target.coming[tensor] = attrs
+
+    def _cond(
+        self,
+        node: Node,
+        inputs: tuple[Tensor, ...],
+        home: str,
+        placed: Mapping[str, _Placed],
+        devices: Sequence[str],
+    ) -> dict[str, Node]:
+        made: dict[str, dict[str, Body]] = {device: {} for device in devices}
+        for name, each in placed.items():
+            body = each.body
+            wanted = {d: body.outputs if d == home else (_token(node),) for d in devices}
+            for device, side in self._sides(each, wanted).items():
+                made[device][name] = side.result(wanted[device], body.inputs)
+        return {d: _trimmed(node, inputs, made[d], kept=1, lead=1) for d in devices}
+
+    def _loop(
+        self,
+        node: Node,
+        inputs: tuple[Tensor, ...],
+        home: str,
+        placed: Mapping[str, _Placed],
+        devices: Sequence[str],
+    ) -> dict[str, Node]:
+        """Each device carries the states that it reads, or that pass through one it reads."""
+        body, test = placed["body"].body, placed.get("test")
+        counter = "carries" if node.op is scan else "states"
+        count: int = node.attrs[counter]
+        stacks = node.op is scan or node.attrs["limit"] is not None
+        states = {d: _states(placed, d, count) for d in devices}
+        states[home] = list(range(count))
+        wanted: dict[str, Sequence[Tensor]] = {
+            d: [body.outputs[i] for i in states[d]] or [_token(node)] * stacks for d in devices
+        }
+        wanted[home] = body.outputs
+        sides = self._sides(placed["body"], wanted)
+        verdicts: dict[str, _Side] = {}
+        if test is not None:
+            verdicts = self._sides(test, dict.fromkeys(devices, test.body.outputs))
+        lead = int(bool(node.attrs.get("counted")))
+        parts: dict[str, Node] = {}
+        for device in devices:
+            held = states[device]
+            attrs: dict[str, Any] = {counter: len(held)}
+            part = sides[device].result(wanted[device], body.inputs)
+            attrs["body"] = _kept_parameters(part, held, count)
+            if test is not None:
+                verdict = verdicts[device].result(test.body.outputs, test.body.inputs)
+                attrs["test"] = _kept_parameters(verdict, held, count)
+            operands = (*inputs[:lead], *(inputs[lead + i] for i in held), *inputs[lead + count :])
+            parts[device] = _trimmed(
+                node, operands, attrs, kept=lead + len(held), lead=lead,
+                items=node.attrs.get("items", 0),
+            )  # fmt: skip
+        return parts
+
+
+def _states(placed: Mapping[str, _Placed], device: str, count: int) -> list[int]:
+    """Indices of the states that a device carries."""
+    needed: set[int] = set()
+    for each in placed.values():
+        numbers = {p.outputs[0]: i for i, p in enumerate(each.body.inputs[:count])}
+        for inner, at in each.places.items():
+            if at == device:
+                needed.update(numbers[t] for t in inner.inputs if t in numbers)
+        if "test" in placed:  # every device computes or receives the verdict, perhaps a state
+            outputs = placed["test"].body.outputs
+            needed.update(numbers[t] for t in outputs if t in numbers)
+    body = placed["body"].body
+    numbers = {p.outputs[0]: i for i, p in enumerate(body.inputs[:count])}
+    while True:  # a state that comes back as another needs that one
+        further = {numbers[body.outputs[i]] for i in needed if body.outputs[i] in numbers}
+        if further <= needed:
+            return sorted(needed)
+        needed |= further
+
+
+def _kept_parameters(body: Body, states: Sequence[int], count: int) -> Body:
+    inputs = (*(body.inputs[i] for i in states), *body.inputs[count:])
+    return Body(inputs, body.graph, body.results, bindings=body.bindings)
+
+
+def _trimmed(
+    node: Node,
+    operands: tuple[Tensor, ...],
+    changed: Mapping[str, Any],
+    kept: int,
+    lead: int,
+    items: int = 0,
+) -> Node:
+    """A part of the node without the operands that its bodies do not read.
+
+    Args:
+        kept: operands at the front that stay: predicate or count, and states.
+        lead: of these, how many have no parameter (predicate or count).
+        items: operands after those, of which a scan takes rows.
+    """
+    attrs = {**node.attrs, **changed}
+    read = {
+        i
+        for value in attrs.values()
+        if isinstance(value, Body)
+        for i, parameter in enumerate(value.inputs, start=lead)
+        if parameter in value.graph.names
+    }
+    keep = [i for i in range(len(operands)) if i < kept or i in read]
+    for name, value in attrs.items():
+        if isinstance(value, Body):
+            inputs = tuple(value.inputs[i - lead] for i in keep if i >= lead)
+            attrs[name] = Body(inputs, value.graph, value.results, bindings=value.bindings)
+    if node.op is scan:
+        attrs["items"] = sum(kept <= i < kept + items for i in keep)
+    return _node(node.op, tuple(operands[i] for i in keep), attrs, node)
+
+
+def _token(node: Node) -> Tensor:
+    """Something for a part to return that has no result."""
+    value = np.zeros((), np.bool_)
+    return _node(REGISTRY["constant"], (), {"value": value}, node).outputs[0]

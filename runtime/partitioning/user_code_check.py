@@ -1,0 +1,65 @@
+"""What of a program is the user's own code, and so must be there already where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from graphflow.errors import ModuleNotAllowed
+from graphflow.ir.op import Node, owner
+from graphflow.ops.host_calls.host_call import foreign_functions
+from graphflow.runtime.partitioning.partition import Partition
+
+
+def check_modules(partitions: Mapping[int, Sequence[Partition]], ops: Collection[str]) -> None:
+    """Refuse what workers cannot run: users' ops and functions whose modules they do not import.
+
+    Args:
+        ops: the modules that the workers of the session import.
+
+    Raises:
+        ModuleNotAllowed: names the node, its line, the module and what to do.
+    """
+    for mine in partitions.values():
+        for partition in mine:
+            for node in partition.graph.walk():
+                _check(node, ops)
+
+
+def is_foreign(node: Node) -> bool:
+    """Whether a node runs the user's own code."""
+    return owner(node.op) is not None or bool(foreign_functions(node.attrs))
+
+
+def _check(node: Node, ops: Collection[str]) -> None:
+    module = owner(node.op)
+    if module is not None and module not in ops:
+        raise ModuleNotAllowed(f"{node.op.name} {_place(node)} is an op of {_remedy(module)}")
+    for function in foreign_functions(node.attrs):
+        if function.module is None:
+            raise ModuleNotAllowed(
+                f"{node.op.name} {_place(node)} calls {function.name}, which is in this process "
+                "only, and the cluster's devices are in others: put the function into a module of "
+                "its own and give that to the session, gf.Session(cluster, ops=[...]), or compute "
+                "the value before the step and feed it"
+            )
+        if function.module not in ops:
+            raise ModuleNotAllowed(
+                f"{node.op.name} {_place(node)} calls {function.name} of {_remedy(function.module)}"
+            )
+
+
+def _place(node: Node) -> str:
+    return f"{node.name!r} (made at {node.location})"
+
+
+def _remedy(module: str) -> str:
+    if module == "__main__":
+        return (
+            "this script, which workers cannot import: put it into a module of its own, and give "
+            "that to the session, gf.Session(cluster, ops=['my_ops'])"
+        )
+    return (
+        f"{module!r}, which the workers of this session do not import: open it with "
+        f"gf.Session(cluster, ops=[{module!r}]), and start workers of your own with "
+        f"`graphflow worker --allow-ops {module} ...`"
+    )

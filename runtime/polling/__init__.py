@@ -1,0 +1,1 @@
+"""Which thread polls the sockets, and how others wake it."""

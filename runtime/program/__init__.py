@@ -1,0 +1,1 @@
+"""Partitions compiled to straight-line Python over planned buffers."""

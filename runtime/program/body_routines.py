@@ -1,0 +1,75 @@
+"""Routines: how a node runs the bodies that it holds, once these are code. As native calls where
+they are generated kernels throughout; else each one is a function of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from graphflow.ir.op import Node, Tensor
+from graphflow.ops.kernels.jit.call_table_driver import copy_task
+from graphflow.runtime.native_calls.native_segments import Call, Place
+from graphflow.runtime.program.body_loops import Carried, runner
+from graphflow.runtime.program.generated_call_support import LOOPS, Channel, going_on
+from graphflow.runtime.program.native_loops import NativeBody, native_runner
+
+
+class Routine:
+    """A body, compiled: arrays in, results out, which are good until it runs again.
+
+    Args:
+        run: the body as a function (arrays, step, draws).
+        explained: an error with the node of the failing line.
+    """
+
+    def __init__(
+        self, run: Callable[..., Any], explained: Callable[[Exception], Exception]
+    ) -> None:
+        self._run = run
+        self._explained = explained
+
+    def __call__(self, arrays: Sequence[Any], step: int, draws: int) -> Any:
+        try:
+            return self._run(arrays, step, draws)
+        except Exception as error:
+            raise self._explained(error) from error
+
+
+def running(
+    node: Node,
+    attrs: Mapping[str, Any],
+    natives: Sequence[NativeBody | None],
+    routines: Callable[[], Sequence[Routine]],
+    carried: Carried,
+    copyto: Callable[[Any, Any], None],
+    channel: Channel,
+) -> Callable[..., None]:
+    """What a line calls to run a node of bodies.
+
+    Args:
+        natives: the bodies as native calls, where they are.
+        routines: the bodies by Python, if it comes to that.
+    """
+    proceed = channel.proceed if node.op.name in LOOPS else going_on
+    known = [native for native in natives if native is not None]
+    if node.op.name in LOOPS and len(known) == len(natives):
+        return native_runner(node, attrs, known, carried, copyto, proceed)
+    return runner(node, attrs, routines(), carried, copyto, proceed)
+
+
+def inlined(node: Node, body: NativeBody, place: Callable[[Tensor], Place]) -> list[Call]:
+    """The calls of a body with what it is called with in place of its parameters."""
+    given = {
+        parameter.outputs[0]: place(tensor)
+        for parameter, tensor in zip(body.body.inputs, node.inputs, strict=True)
+    }
+
+    def placed(place: Place) -> Place:
+        return place if isinstance(place, int) else given[place]  # type: ignore[index]
+
+    calls = [Call(node, each.task, tuple(placed(p) for p in each.places)) for each in body.calls]
+    calls += [
+        Call(node, copy_task(size), (placed(source), place(tensor)))
+        for tensor, source, size in zip(node.outputs, body.results, body.nbytes, strict=True)
+    ]
+    return [each for each in calls if each.task.rows]

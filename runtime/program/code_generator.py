@@ -1,0 +1,490 @@
+"""Code: writes a partition as straight-line Python over buffers at fixed places.
+
+A line is one node, so a failure's line number names the node and the user's line; generated kernels
+that stand together are one line, a native call (`native_segments.py`), which cannot fail.
+
+    nodes ─Code→ lines (`program_part.py`) over operands (`operand_table.py`) ─Text→ Python
+    functions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.graph import Body, bind_attrs, bodies
+from graphflow.ir.half_precision import any_half
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import nbytes
+from graphflow.ops.control_flow.control import call
+from graphflow.ops.kernels.fusion.multi_tensor_updates import Sweep
+from graphflow.ops.kernels.fusion.region_kernels import SHARED, Launch, enabled, kernel_of
+from graphflow.ops.kernels.jit.call_table_driver import copy_task
+from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.runtime.collectives.rank_buffers import Collective
+from graphflow.runtime.memory.backend import Backend, require_dtype
+from graphflow.runtime.memory.memory_layout import Layout
+from graphflow.runtime.native_calls.native_segments import Call, Fed, Place, Segment
+from graphflow.runtime.partitioning.partition import Partition
+from graphflow.runtime.program.body_routines import Routine, inlined, running
+from graphflow.runtime.program.generated_call_support import (
+    Arrival,
+    Channel,
+    carried_buffers,
+    compile_ahead,
+    explained,
+    writing,
+)
+from graphflow.runtime.program.loop_edge_flow_control import InLoops
+from graphflow.runtime.program.native_loops import NativeBody
+from graphflow.runtime.program.nonfinite_check import EVERY, RESULTS, Results, Watch
+from graphflow.runtime.program.operand_table import Operands
+from graphflow.runtime.program.program_part import Line, Part
+from graphflow.runtime.program.source_text import Text
+
+_EDGES = ("send", "recv")
+
+
+class Code:
+    """A program of a partition: its lines, over names bound to buffers and kernels.
+
+    Args:
+        memory: of the arena.
+        loops: of the program of which this is a body.
+        keys: of a body: what its parameters are fed by.
+
+    Attributes:
+        alone: nodes that their ops' own kernels compute.
+        codes: of the bodies that its nodes hold.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        bindings: Mapping[str, int],
+        layout: Layout,
+        variables: Mapping[str, Any],
+        backend: Backend,
+        channel: Channel,
+        memory: Any,
+        loops: InLoops | None = None,
+        keys: Mapping[Node, int] | None = None,
+    ) -> None:
+        self.partition = partition
+        self.device = DeviceName.parse(partition.device)
+        self.inside = loops is not None
+        self.channel = channel
+        self.loops = loops if loops is not None else InLoops(channel)
+        ends: Any = self.loops if self.inside else channel
+        self.graph = partition.graph
+        self.layout = layout
+        self.backend = backend
+        self.bindings = bindings
+        self.plain = not enabled()
+        self.scope: dict[str, Any] = {
+            "send": ends.send, "recv": ends.recv, "copy": backend.xp.copy,
+            "copyto": backend.xp.copyto, "kept": {},
+        }  # fmt: skip
+        self.numbers = {node: i for i, node in enumerate(self.graph.nodes)}
+        threads = 1 if self.inside else backend.threads
+        self.compute = Part(threads)
+        self.commit = Part(threads)
+        self._swept: list[tuple[Node, Task, Sequence[Place]]] = []
+        self.variables: dict[str, Any] = {}
+        self.alone: list[Node] = []
+        self.codes: list[Code] = []
+        self.assigned = {assign.inputs[0] for assign in layout.commits}
+        self._feeds: list[Line] = []
+        self._keys = keys
+        if not self.inside:
+            compile_ahead(layout)
+        self.memory = memory
+        self._operands = Operands(
+            layout, backend, self.memory, self.scope, self.numbers, self.compute.line
+        )
+        every = partition.checks == EVERY
+        watch = Watch(backend.xp, partition.device, layout.specs, self.inside) if every else None
+        # An update may write straight to a variable that is made after it: variables come first.
+        for node in sorted(self.graph.nodes, key=lambda n: n.op.name != "variable"):
+            self._add(node, variables)
+            if watch is not None and watch.watches(node):
+                self._look(node, watch.looking(node), watch.watches(node))
+        if partition.checks == RESULTS and not self.inside:
+            self._look_at_results()
+        self.compute.flush()
+        for assign in layout.commits if watch is None else ():
+            self._commit_line(assign)
+        self._sweep()
+        self.commit.flush()
+        self._lead()
+
+    # Nodes --------------------------------------------------------------------------------------
+
+    def _add(self, node: Node, variables: Mapping[str, Any]) -> None:
+        number = self.numbers[node]
+        for tensor in node.outputs:
+            require_dtype(self.backend.xp, tensor.dtype)
+        match node.op.name:
+            case "constant":
+                self._operands.bind(node.outputs[0], self.backend.to_device(node.attrs["value"]))
+            case "variable":
+                value = variables[node.name]
+                self._operands.check(node, value)
+                self._operands.bind(node.outputs[0], value)
+                self.variables[node.name] = value
+            case "placeholder":
+                self._feed(node, number)
+            case "recv":
+                self._receive(node, number)
+            case "send":
+                self._send(node, number)
+            case "collective_start":
+                self._exchange(node, number)
+            case "collective_finish":
+                member = f"m{self.numbers[node.inputs[0].node]}"
+                self._line(node, f"{member}.finish(step)")
+            case "assign":
+                self._stage(node)
+            case "group":
+                pass
+            case _ if node.op.alias:
+                pass  # an array where a line reads it
+            case _ if node in self.layout.inner:
+                self._bodies(node, number)
+            case _ if node in self.layout.regions:
+                self._member(node, number)
+            case _:
+                self._kernel(node, number)
+
+    def _feed(self, node: Node, number: int) -> None:
+        tensor = node.outputs[0]
+        fed = self._operands.fed[tensor] = Fed(self.layout.specs[tensor], self.backend.to_device)
+        self.scope[f"k{number}"] = fed
+        name = self._operands.names[tensor] = f"b{number}_0"
+        if self._keys is None:
+            self.scope[f"f{number}"] = self.graph.names[node]
+            key = f"f{number}"
+        else:
+            key = str(self._keys[node])
+        self._feeds.append((node, f"{name} = k{number}(feeds[{key}])"))
+
+    def _receive(self, node: Node, number: int) -> None:
+        tensor = node.outputs[0]
+        spec = self.layout.specs[tensor]
+        fed = self._operands.fed[tensor] = Fed(spec, self.backend.to_device)
+        self.scope[f"k{number}"] = fed
+        self.scope[f"a{number}"] = Arrival(node, spec)
+        name = self._operands.names[tensor] = f"b{number}_0"
+        edge = int(node.attrs["edge"])
+        self._line(node, f"{name} = k{number}(a{number}(recv(step, {edge})))")
+
+    def _send(self, node: Node, number: int) -> None:
+        target = str(node.attrs["target"])
+        value = self._operands.name(node.inputs[0])
+        near = DeviceName.parse(target).worker == self.device.worker
+        if self.inside:
+            value = f"copy({value})"  # the next iteration writes its buffer
+        elif near and self.layout.roots[node.inputs[0]] in self.assigned:
+            value = f"copy({value})"  # handed over by reference, and its reader may commit after us
+        self.scope[f"t{number}"] = target
+        self._line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
+
+    # Checks -------------------------------------------------------------------------------------
+
+    def _look(self, node: Node, look: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+        """A line that looks whether tensors are finite."""
+        names = [self._operands.name(t) for t in tensors]
+        self.scope[f"w{self.numbers[node]}"] = look
+        self._line(node, f"w{self.numbers[node]}({', '.join(names)})")
+
+    def _look_at_results(self) -> None:
+        look = Results(self.backend.xp, self.partition, self.layout)
+        if look.tensors:
+            self._look(look.tensors[-1].node, look, look.tensors)
+
+    def _exchange(self, node: Node, number: int) -> None:
+        """Take part in an exchange, which goes on while other lines run."""
+        what = Collective.of(bind_attrs(node.attrs, self.bindings))
+        name = f"{node.name.partition('/')[2]!r} (made at {node.location})"
+        self.scope[f"m{number}"] = self.channel.member(what, name)
+        fixed = all(isinstance(self._operands.place(t), int) for t in node.inputs)
+        given = self._operands.name(node.inputs[0]) if node.inputs else "None"
+        result = self._operands.name(node.outputs[0])
+        rank = int(node.attrs["rank"])
+        following = islice(self.graph.nodes, number + 1, None)
+        after = next((n.op.name for n in following if n.op.name != "collective_start"), "")
+        self._line(
+            node,
+            f"m{number}.start(step, {rank}, {given}, {result}, "
+            f"fixed={fixed}, meanwhile={after != 'collective_finish'})",
+        )
+
+    # Bodies -------------------------------------------------------------------------------------
+
+    def _bodies(self, node: Node, number: int) -> None:
+        """A node of bodies, each over its part of the node's memory: where they are generated
+        kernels throughout, as native calls; else as a line that runs routines."""
+        inner = self.layout.inner[node]
+        start = self.layout.arena.offsets[self.layout.scratch[node]]
+        own = self.memory[start : start + inner.nbytes]
+        codes = [
+            Code(
+                part, self.bindings, layout, {}, self.backend, self.channel,
+                own[place : place + layout.arena.nbytes], self.loops,
+                {parameter: i for i, parameter in enumerate(body.inputs)},
+            )
+            for body, (part, layout), place in zip(
+                bodies(node), inner.parts, inner.places, strict=True
+            )
+        ]  # fmt: skip
+        self.codes += codes  # native calls have the addresses of their constants
+        natives = [code.native(body) for body, code in zip(bodies(node), codes, strict=True)]
+        if node.op is call and natives[0] is not None:
+            self.compute.add(inlined(node, natives[0], self._operands.place))
+            return
+        self.scope[f"k{number}"] = running(
+            node,
+            bind_attrs(node.attrs, self.bindings),
+            natives,
+            lambda: [Routine(code.computing("routine"), code.explained) for code in codes],
+            carried_buffers(inner, own),
+            self.backend.xp.copyto,
+            self.channel,
+        )
+        outs = "".join(f"{self._operands.name(t)}, " for t in node.outputs)
+        given = "".join(f"{self._operands.name(t)}, " for t in node.inputs)
+        self._line(node, f"k{number}(({outs}), {given}step=step, draws=draws)")
+
+    def native(self, body: Body) -> NativeBody | None:
+        """This code, of a body, as calls; None where it has lines of Python."""
+        if not all(isinstance(line, Segment) for line in self.compute.lines) or self.plain:
+            return None
+        if self.backend.xp is not np:
+            return None
+        return NativeBody(
+            body,
+            tuple(c for segment in self.compute.segments for c in segment.calls),
+            tuple(self._operands.place(t) for t in body.outputs),
+            tuple(nbytes(self.layout.specs[t]) for t in body.outputs),
+        )
+
+    # Kernels ------------------------------------------------------------------------------------
+
+    def _member(self, node: Node, number: int) -> None:
+        """A node of a region: the last one stands for all."""
+        fused = self.layout.regions[node]
+        if node.op.refuse is not None:
+            self._refusal(node, number)
+        if node is not fused.last:
+            return
+        task = kernel_of(fused.region).task(fused.sizes)
+        part = self.commit if node in self.layout.deferred else self.compute
+        tensors = (*fused.operands, *fused.results)
+        if not self._is_shared(task):
+            self._call(part, node, task, tensors, len(fused.results))
+            return
+        places = [self._operands.place(t) for t in tensors]
+        if part is self.commit and not task.scratch and _stays(places):
+            self._swept.append((node, task, places))
+            return
+        launch = Launch(
+            kernel_of(fused.region),
+            fused.sizes,
+            [p if isinstance(p, int) else None for p in places],
+        )
+        self.scope[f"k{number}"] = launch.callable()
+        moving = [
+            self._operands.name(t)
+            for t, p in zip(tensors, places, strict=True)
+            if not isinstance(p, int)
+        ]
+        if part is self.commit:
+            moving = [self._kept(node, name) for name in moving]
+        part.line(node, f"k{number}({', '.join(moving)})")
+
+    def _sweep(self) -> None:
+        """The updates of variables that are worth sharing, as one call a thread, together with
+        the small ones."""
+        if not self._swept:
+            return
+        small = [c for c in self.commit.calls if not c.task.scratch and _stays(c.places)]
+        self.commit.calls = [c for c in self.commit.calls if c not in small]
+        calls: list[Any] = [(task, places) for _, task, places in self._swept]
+        calls += [(call.task, call.places) for call in small]
+        self.scope["sweep"] = Sweep(calls, self.backend.threads)
+        self.commit.line(self._swept[-1][0], "sweep()")
+
+    def _refusal(self, node: Node, number: int) -> None:
+        """A line that looks for values that the op does not take: labels that are no class."""
+        assert node.op.refuse is not None
+        attrs = bind_attrs(node.attrs, self.bindings)
+        arrays = []
+        for i, tensor in enumerate(node.inputs):
+            if tensor.dtype.kind == "f":  # what counts is its shape
+                self.scope[f"c{number}_{i}"] = self.layout.specs[tensor]
+                arrays.append(f"c{number}_{i}")
+            else:
+                arrays.append(self._operands.name(tensor))
+        self.scope[f"c{number}"] = partial(node.op.refuse, self.backend.xp, **attrs)
+        self._line(node, f"c{number}({', '.join(arrays)})")
+
+    def _is_shared(self, task: Task) -> bool:
+        """Whether threads share the work of a task."""
+        return task.nanoseconds > SHARED and self.backend.threads > 1
+
+    def _call(
+        self, part: Part, node: Node, task: Task, tensors: Sequence[Tensor], results: int
+    ) -> None:
+        """A call of a task with operands and, last of them, so many results."""
+        if not task.rows:
+            return
+        order = [*task.order, *range(len(task.order), len(tensors))]
+        tensors = [tensors[i] for i in order]
+        places = [self._operands.place(t) for t in tensors]
+        sizes = [nbytes(self.layout.specs[t]) for t in tensors]
+        if task.scratch:
+            places.append(
+                self._operands.base + self.layout.arena.offsets[self.layout.scratch[node]]
+            )
+            sizes.append(task.scratch)
+        part.add([Call(node, task, tuple(places), tuple(sizes), len(tensors) - results)])
+
+    def _kernel(self, node: Node, number: int) -> None:
+        """A line that runs the node's kernel into its buffers."""
+        deferred = self.layout.deferred.get(node)
+        task = self.layout.tasks.get(node)
+        if task is not None and deferred is None and not self._is_shared(task):
+            tensors = (*node.inputs, *node.outputs)
+            self._call(self.compute, node, task, tensors, len(node.outputs))
+            return
+        inputs = [self._operands.name(t, native=task is not None) for t in node.inputs]
+        if deferred is not None:
+            inputs = [self._kept(node, name) for name in inputs]
+        names = [self._operands.name(t) for t in node.outputs]
+        attrs = bind_attrs(node.attrs, self.bindings)
+        specs = [t.spec for t in node.inputs]
+        half = not node.op.halves and any_half(specs)
+        if node.op.ufunc is not None and not attrs and not self.plain and not half:
+            self.scope[f"k{number}"] = getattr(self.backend.xp, node.op.ufunc)
+            line = f"k{number}({', '.join(inputs)}, out={names[0]})"
+        else:
+            self.scope[f"k{number}"] = writing(node.op, self.backend.xp, specs, attrs, self.plain)
+            self.alone.append(node)
+            out = names[0] if len(names) == 1 else f"({', '.join(names)})"
+            step = ", step=draws" if node.op.random else ""
+            line = f"k{number}({', '.join([out, *inputs])}{step})"
+        if deferred is not None:
+            self.commit.line(node, line)
+        else:
+            self._line(node, line)
+
+    # The commit part ------------------------------------------------------------------------------
+
+    def _stage(self, node: Node) -> None:
+        """Copy a value that is another variable's memory, which this step's commits may change."""
+        if node in self.layout.staged and not self._copied(
+            self.compute, node, node.inputs[1], node.outputs[0]
+        ):
+            value = self._operands.name(node.inputs[1])
+            self._line(node, f"copyto({self._operands.name(node.outputs[0])}, {value})")
+
+    def _commit_line(self, assign: Node) -> None:
+        variable, value = assign.inputs[0], assign.outputs[0]
+        if assign.inputs[1].node in self.layout.deferred:
+            return
+        if not self._copied(self.commit, assign, value, variable):
+            kept = self._kept(assign, self._operands.name(value))
+            self.commit.line(assign, f"copyto({self._operands.names[variable]}, {kept})")
+
+    def _copied(self, part: Part, node: Node, source: Tensor, target: Tensor) -> bool:
+        """Whether a value is copied as generated kernels are run."""
+        size = nbytes(self.layout.specs[target])
+        if self.plain or self.backend.xp is not np:
+            return False
+        places = (self._operands.place(source), self._operands.place(target))
+        if size:
+            part.add([Call(node, copy_task(size), places, (size, size), 1)])
+        return True
+
+    def _kept(self, node: Node, name: str) -> str:
+        """A name that the commit part can use: feeds, recvs and their aliases are local to the
+        compute part."""
+        if name in self.scope:
+            return name
+        self._line(node, f"kept[{name!r}] = {name}")
+        return f"kept[{name!r}]"
+
+    def _lead(self) -> None:
+        """Let pointers lead to what comes; what the commit part reads is kept until then."""
+        for part in (self.compute, self.commit):
+            for segment in part.segments:
+                for slot, which in segment.slots.items():
+                    assert isinstance(slot, Tensor)
+                    if slot in self._operands.fed:
+                        self._operands.fed[slot].lead(segment, which)
+                    if part is self.commit:
+                        self._kept(slot.node, self._operands.names[slot])
+
+    # The text -----------------------------------------------------------------------------------
+
+    def _line(self, node: Node, line: str) -> None:
+        self.compute.line(node, line)
+
+    @cached_property
+    def _text(self) -> Text:
+        names = [self._operands.name(t) for t in self.partition.fetches.values()]
+        result = "(" + "".join(f"{name}, " for name in names) + ")"  # may take lines for aliases
+        lines = [*self._feeds, *self.compute.lines]
+        return Text(self.scope, lines, self.commit.lines, result)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is generated kernels throughout, and edges."""
+        lines = (*self._text.lines[len(self._feeds) :], *self.commit.lines)
+        return self.backend.xp is np and all(
+            isinstance(line, Segment) or (isinstance(line, tuple) and line[0].op.name in _EDGES)
+            for line in lines
+        )
+
+    def computing(self, name: str = "compute") -> Callable[..., Any]:
+        """The compute part as a function (feeds, step, draws) -> fetched values."""
+        return self._text.computing(name)
+
+    def committing(self) -> Callable[[], None]:
+        """The commit part as a function."""
+        return self._text.committing()
+
+    def traced(self) -> tuple[Callable[..., Any], list[Node]]:
+        """The compute part with a fourth argument, which is told after each node by the number of
+        its line; and the node of each line."""
+        return self._text.traced()
+
+    def explained(self, error: BaseException) -> Exception:
+        """An error with the node of the failing line, unless it says already what went wrong."""
+        return explained(error, self._text.failed(error), self.layout, self.partition)
+
+    @property
+    def commits(self) -> bool:
+        """Whether there is anything to assign."""
+        return bool(self.commit.lines)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that ops took for themselves: on a cpu nobody counts them."""
+        return 0
+
+    def release(self) -> None:
+        """Let go of the buffers: the program does not run again."""
+        if not self.inside:
+            self.channel.close()
+        self.scope.clear()  # its functions and itself refer to each other
+
+
+def _stays(places: Sequence[Place]) -> bool:
+    """Whether addresses are known before a program runs."""
+    return all(isinstance(place, int) for place in places)

@@ -1,0 +1,49 @@
+"""Rehearsal: kernels of a program run once ahead of its first step, each by itself on zeros, so
+that what they compile when they first run (convolutions, pooling, attention…) is compiled by then.
+
+Nothing of the program itself runs: no loop, no op with a side effect, no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from graphflow.ir.graph import bind_attrs
+from graphflow.ir.op import Node
+from graphflow.ir.spec import TensorSpec
+from graphflow.runtime.program.code_generator import Code
+from graphflow.runtime.program.generated_call_support import writing
+
+
+def rehearse(code: Code) -> None:
+    """Run each kind of kernel that lines of Python run, and those of bodies, once."""
+    done: set[str] = set()
+    for part, node in _kernels(code):
+        inputs = [part.layout.specs[t] for t in node.inputs]
+        attrs = bind_attrs(node.attrs, part.bindings)
+        key = f"{node.op.name} {inputs} {sorted(attrs.items(), key=str)}"
+        if key in done:
+            continue
+        done.add(key)
+        kernel = writing(node.op, np, inputs, attrs, part.plain)
+        outs = tuple(_zeros(part.layout.specs[t]) for t in node.outputs)
+        try:
+            kernel(outs if len(outs) > 1 else outs[0], *map(_zeros, inputs))
+        except Exception:  # zeros are no values for it: a singular matrix
+            continue
+
+
+def _kernels(code: Code) -> Iterator[tuple[Code, Node]]:
+    for node in code.alone:
+        if node.op.pure and not node.op.random and (node.op.into or node.op.kernel):
+            yield code, node
+    for body in code.codes:
+        yield from _kernels(body)
+
+
+def _zeros(spec: TensorSpec) -> np.ndarray[Any, Any]:
+    """Concrete as the layout has it."""
+    return np.zeros(spec.shape, spec.dtype)

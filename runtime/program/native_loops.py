@@ -1,0 +1,220 @@
+"""Native loops: a scan or a while loop whose bodies are generated kernels throughout runs without
+returning to Python between its iterations.
+
+An iteration reads what the loop carries from one set of buffers and copies what it computed there
+at its end. Rows of what is scanned, and of what is stacked, are pointers that move on. After some
+milliseconds of iterations it is asked whether the step was given up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Body
+from graphflow.ir.op import Node
+from graphflow.ops.control_flow.control import indices, scan
+from graphflow.ops.kernels.fusion.region_kernels import FREED
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver, frame
+from graphflow.runtime.native_calls.native_segments import LONGEST, Call, Place, Segment, Slot
+from graphflow.runtime.program.body_loops import Carried, Proceed, told
+
+_MOST = 1 << 40
+"""Iterations of a loop without a bound."""
+_CALL = 10.0
+"""Nanoseconds that a call takes beside its work."""
+
+
+@dataclass(frozen=True)
+class NativeBody:
+    """A body that is generated kernels throughout.
+
+    Attributes:
+        calls: what it does.
+        results: where its results are; a parameter that is a result is where the parameter is.
+        nbytes: of each result.
+    """
+
+    body: Body
+    calls: tuple[Call, ...]
+    results: tuple[Place, ...]
+    nbytes: tuple[int, ...]
+
+    @property
+    def parameters(self) -> list[Slot]:
+        return [node.outputs[0] for node in self.body.inputs]
+
+
+def native_runner(
+    node: Node,
+    attrs: Mapping[str, Any],
+    parts: Sequence[NativeBody],
+    carried: Carried,
+    copyto: Callable[[Any, Any], None],
+    proceed: Proceed,
+) -> Callable[..., None]:
+    """As `loops.runner`, of a scan or a while loop over native bodies."""
+    if node.op is scan:
+        return _scanning(node, attrs, parts[0], carried, copyto, proceed)
+    return _looping(node, attrs, parts[0], parts[1], carried, copyto, proceed)
+
+
+class _Iterations:
+    """One iteration as calls, and how they find what they work on.
+
+    Args:
+        tests: how many of the calls come before `pred` is looked at.
+        pred: where it is, if there is one.
+    """
+
+    def __init__(self, calls: Sequence[Call], tests: int = 0, pred: Place | None = None) -> None:
+        self._segment = Segment(calls)
+        self._pred = pred
+        known = pred if isinstance(pred, int) else 0
+        self._frame = frame(address(self._segment.entries), tests, len(calls), 0, 0, known)
+        self._at = ctypes.c_void_p(address(self._frame))
+        self._work = max(1.0, self._segment.nanoseconds + _CALL * len(calls))
+        self._rounds = max(1, int(LONGEST / self._work))
+
+    def lead(self, slot: Slot, place: int) -> None:
+        """Say where something is in all iterations."""
+        slots = self._segment.slots.get(slot)
+        if slots is not None:
+            self._segment.pointers[slots] = place
+        if self._pred is slot:
+            self._frame[5] = place
+
+    def moves(self, slot: Slot, first: int, stride: int) -> list[tuple[int, int, int]]:
+        """That something is elsewhere in each iteration, by so many bytes."""
+        return [(self._segment.slot(i), first, stride) for i in self._segment.slots.get(slot, ())]
+
+    def run(
+        self, count: int, moves: Sequence[tuple[int, int, int]], proceed: Callable[[int], None]
+    ) -> int:
+        """Iterations up to `count`, or until the test fails; how many there were."""
+        table = np.array(moves or [(0, 0, 0)], np.int64)
+        self._frame[3], self._frame[4] = address(table), len(moves)
+        done = 0
+        while done < count:
+            proceed(done)
+            stop = min(count, done + self._rounds)
+            is_long = (stop - done) * self._work > FREED
+            function = driver().loop.freed if is_long else driver().loop.held
+            function(self._at, None, done, stop)
+            done = int(self._frame[6])
+            if done < stop:
+                break
+        return done
+
+
+def _copies(node: Node, part: NativeBody, carried: Carried) -> list[Call]:
+    """Calls that stack what is stacked, and then carry the others over."""
+
+    def copy(k: int, source: Place, target: Place) -> Call:
+        return Call(node, copy_task(part.nbytes[k]), (source, target))
+
+    count = len(carried.here)
+    here, there = ([address(a) for a in arrays] for arrays in (carried.here, carried.there))
+    stacked = [
+        copy(k, part.results[k], ("row", k - count)) for k in range(count, part.body.results)
+    ]
+    # One that is a parameter might be overwritten before it is copied: all go by way of others.
+    parameters = set(part.parameters)
+    if any(not isinstance(place, int) and place in parameters for place in part.results[:count]):
+        way = [copy(k, part.results[k], there[k]) for k in range(count)]
+        return [*stacked, *way, *(copy(k, there[k], here[k]) for k in range(count))]
+    return [*stacked, *(copy(k, part.results[k], here[k]) for k in range(count))]
+
+
+def _rows(iterations: _Iterations, stacks: Sequence[Any], first: int, way: int) -> list[Any]:
+    """Moves of the rows of stacks."""
+    return [
+        move
+        for k, stack in enumerate(stacks)
+        for step in [stack.nbytes // max(len(stack), 1)]
+        for move in iterations.moves(("row", k), address(stack) + first * step, way * step)
+    ]
+
+
+def _scanning(
+    node: Node,
+    attrs: Mapping[str, Any],
+    part: NativeBody,
+    carried: Carried,
+    copyto: Callable[[Any, Any], None],
+    proceed: Proceed,
+) -> Callable[..., None]:
+    loop = told(node)
+    carries, items = attrs["carries"], attrs["items"]
+    length, reverse, counted = attrs["length"], attrs["reverse"], attrs["counted"]
+    way = -1 if reverse else 1
+    iterations = _Iterations([*part.calls, *_copies(node, part, carried)])
+    slots = part.parameters
+    for slot, array in zip(slots, carried.here, strict=False):
+        iterations.lead(slot, address(array))
+
+    def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
+        given = arrays[counted:]
+        order = indices(length, int(arrays[0]) if counted else None, reverse)
+        count, first = len(order), order[0] if order else 0
+        of = f" of {count}"
+        for held, value in zip(carried.here, given, strict=False):
+            copyto(held, value)
+        moves = _rows(iterations, outs[carries:], first, way)
+        for k in range(carries, len(given)):
+            array = given[k]
+            if k < carries + items:
+                size = array.nbytes // max(len(array), 1)
+                moves += iterations.moves(slots[k], address(array) + first * size, way * size)
+            else:
+                iterations.lead(slots[k], address(array))
+        if count < length:
+            for stack in outs[carries:]:
+                stack[...] = 0
+        iterations.run(count, moves, lambda done: proceed(step, loop, done, of))
+        for out, value in zip(outs, carried.here, strict=False):
+            copyto(out, value)
+
+    return run
+
+
+def _looping(
+    node: Node,
+    attrs: Mapping[str, Any],
+    test: NativeBody,
+    body: NativeBody,
+    carried: Carried,
+    copyto: Callable[[Any, Any], None],
+    proceed: Proceed,
+) -> Callable[..., None]:
+    loop = told(node)
+    states, limit = attrs["states"], attrs["limit"]
+    calls = [*test.calls, *body.calls, *_copies(node, body, carried)]
+    iterations = _Iterations(calls, len(test.calls), test.results[0])
+    for part in (test, body):
+        for slot, array in zip(part.parameters, carried.here, strict=False):
+            iterations.lead(slot, address(array))
+
+    def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
+        stacks = outs[1 + states :]
+        for held, value in zip(carried.here, arrays, strict=False):
+            copyto(held, value)
+        for part in (test, body):
+            for slot, array in zip(part.parameters[states:], arrays[states:], strict=True):
+                iterations.lead(slot, address(array))
+        most = _MOST if limit is None else limit
+        count = iterations.run(
+            most, _rows(iterations, stacks, 0, 1), lambda done: proceed(step, loop, done, "")
+        )
+        outs[0][...] = count
+        for stack in stacks:
+            stack[count:] = 0
+        for out, value in zip(outs[1:], carried.here, strict=False):
+            copyto(out, value)
+
+    return run

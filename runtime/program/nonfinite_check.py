@@ -1,0 +1,148 @@
+"""Finite: whether the results of a step are numbers, and where those that are none came from.
+
+A program that checks its `RESULTS` looks, before anything is committed, at what is fetched and what
+is assigned. Where one is not finite, the step is undone and runs once more in a program that looks
+at `EVERY` node: node by node, without fusion, with the same bits. It names the first node that made
+NaN or infinity of what was neither, and commits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphflow.errors import NonFiniteError
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import TensorSpec, is_inexact
+
+if TYPE_CHECKING:
+    from graphflow.runtime.memory.memory_layout import Layout
+    from graphflow.runtime.partitioning.partition import Partition
+
+RESULTS = "results"
+EVERY = "every"
+CHECKS = ("", RESULTS, EVERY)
+"""What partitions may ask for; "" is nothing."""
+
+_INF, _NAN = 1, 2  # flaws, as bits
+_SOURCES = ("variable", "constant")
+_BROUGHT = ("placeholder", "recv")
+
+
+def flaws(xp: Any, array: Any) -> int:
+    """Whether an array holds infinities and NaNs, as bits.
+
+    One sum tells of most arrays that they hold neither: what is not finite stays so in a sum.
+    """
+    wide = np.float32 if array.dtype.itemsize <= 2 else None
+    total = xp.sum(array, dtype=wide)
+    if np.isfinite(complex(total)):
+        return 0
+    return _INF * bool(xp.isinf(array).any()) + _NAN * bool(xp.isnan(array).any())
+
+
+class Results:
+    """Looks at the results of a program.
+
+    Attributes:
+        tensors: what is looked at: fetches and new values of variables, as far as they may be not
+            finite.
+    """
+
+    def __init__(self, xp: Any, partition: Partition, layout: Layout) -> None:
+        assigned = (assign.outputs[0] for assign in layout.commits)
+        wanted = dict.fromkeys((*partition.fetches.values(), *assigned))
+        self.tensors = [t for t in wanted if is_inexact(t.dtype) and layout.specs[t].size]
+        self._xp = xp
+        self._device = partition.device
+
+    def __call__(self, *arrays: Any) -> None:
+        """Look.
+
+        Raises:
+            NonFiniteError: one is not finite; names it.
+        """
+        for tensor, array in zip(self.tensors, arrays, strict=True):
+            if flaws(self._xp, array):
+                raise NonFiniteError(
+                    f"{_named(tensor.node)} on {self._device} gave {_counted(self._xp, array)}"
+                )
+
+
+class Watch:
+    """Follows, node by node, where values that are not finite come from.
+
+    Args:
+        inside: whether the nodes are a body's: then its parameters are looked at elsewhere.
+    """
+
+    def __init__(self, xp: Any, device: str, specs: Mapping[Tensor, TensorSpec], inside: bool):
+        self._xp = xp
+        self._device = device
+        self._specs = specs
+        self._inside = inside
+        self._known: dict[Tensor, int] = {}
+
+    def watches(self, node: Node) -> list[Tensor]:
+        """The outputs of a node that are to be looked at when it has run."""
+        if node.op.name == "collective_finish":
+            return [node.inputs[0]] if is_inexact(node.inputs[0].dtype) else []
+        if node.op.name in ("send", "assign", "group", "collective_start") or node.op.alias:
+            return []
+        return [t for t in node.outputs if is_inexact(t.dtype) and self._specs[t].size]
+
+    def looking(self, node: Node) -> Callable[..., None]:
+        """What looks at these outputs."""
+        tensors = self.watches(node)
+
+        def look(*arrays: Any) -> None:
+            before = 0
+            for tensor in node.inputs:
+                before |= self._known.get(_origin(tensor), 0)
+            for tensor, array in zip(tensors, arrays, strict=True):
+                found = self._known[tensor] = flaws(self._xp, array)
+                if self._blames(node, found, before):
+                    raise NonFiniteError(self._told(node, array))
+
+        return look
+
+    def _blames(self, node: Node, found: int, before: int) -> bool:
+        """Whether a node is where it began. Infinities that are given may be meant: masks."""
+        if node.op.name == "recv" or (self._inside and node.op.name == "placeholder"):
+            return False
+        if node.op.name == "collective_finish":  # a NaN came from a rank, where it is blamed
+            return found != 0 and not found & _NAN
+        if node.op.name in (*_SOURCES, *_BROUGHT):
+            return bool(found & _NAN)
+        return bool(found & _NAN & ~before) or (found != 0 and before == 0)
+
+    def _told(self, node: Node, array: Any) -> str:
+        found = _counted(self._xp, array)
+        where = f"{_named(node)} on {self._device}"
+        if node.op.name in (*_SOURCES, *_BROUGHT):
+            return f"{where} holds {found} already as the step begins; the step was undone"
+        specs = ", ".join(str(self._specs[t]) for t in node.inputs)
+        return (
+            f"{where} was the first to give what is not finite: {found}; its inputs are [{specs}]; "
+            "the step was undone"
+        )
+
+
+def _origin(tensor: Tensor) -> Tensor:
+    """The tensor whose values an alias shows."""
+    while tensor.node.op.alias:
+        tensor = tensor.node.inputs[0]
+    return tensor
+
+
+def _named(node: Node) -> str:
+    name = node.name.rpartition("/")[2] if node.op.name == "recv" else node.name
+    return f"{node.op.name} {name!r} (made at {node.location})"
+
+
+def _counted(xp: Any, array: Any) -> str:
+    nans, infinities = (int(look(array).sum()) for look in (xp.isnan, xp.isinf))
+    found = [f"{n} {what}" for n, what in ((nans, "NaN"), (infinities, "infinity")) if n]
+    return f"{' and '.join(found)} among {array.size} values"

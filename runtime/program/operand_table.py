@@ -1,0 +1,122 @@
+"""Operands: where the tensors of a program are, for those who compute with them.
+
+Generated kernels take addresses, or what will say them in each step; lines of Python take names of
+arrays. A buffer becomes an array only where a line asks for its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import OpError
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import nbytes
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.runtime.memory.backend import Backend
+from graphflow.runtime.memory.memory_layout import Layout
+from graphflow.runtime.native_calls.native_segments import Fed, Place
+from graphflow.runtime.program.generated_call_support import Reshaped
+
+_COMING = ("placeholder", "recv")
+"""Ops whose value is elsewhere in each step."""
+
+
+class Operands:
+    """Places and names of tensors.
+
+    Args:
+        memory: of the arena.
+        scope: what the names mean; aliases and views are added to it.
+        numbers: of the nodes, for names.
+        line: takes a line that has to run before those that use a name.
+
+    Attributes:
+        base: address of the memory; 0 where it is not this processor's.
+        names: of arrays, as far as anything asked.
+        fed: what becomes of values that come in each step.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        backend: Backend,
+        memory: Any,
+        scope: dict[str, Any],
+        numbers: Mapping[Node, int],
+        line: Callable[[Node, str], None],
+    ) -> None:
+        self.base = address(memory) if backend.xp is np else 0
+        self.names: dict[Tensor, str] = {}
+        self.fed: dict[Tensor, Fed] = {}
+        self.scope = scope
+        self._layout = layout
+        self._memory = memory
+        self._numbers = numbers
+        self._line = line
+        self._places: dict[Tensor, int] = {}
+
+    def bind(self, tensor: Tensor, value: Any) -> str:
+        """Name an array that stays where it is."""
+        name = f"b{self._numbers[tensor.node]}_{tensor.index}"
+        self.scope[name] = value
+        self.names[tensor] = name
+        return name
+
+    def place(self, tensor: Tensor) -> Place:
+        """Where a tensor is: an address, or what will say it."""
+        deferred = self._layout.deferred.get(tensor.node)
+        if deferred is not None:
+            tensor = deferred
+        root = tensor if tensor in self._layout.blocks else self._layout.roots[tensor]
+        kind = root.node.op.name
+        if kind in _COMING:
+            return root
+        if kind in ("constant", "variable"):
+            place = self._places.get(root)
+            if place is None:
+                place = self._places[root] = address(self.scope[self.names[root]])
+            return place
+        return self.base + self._layout.offset(root)
+
+    def name(self, tensor: Tensor, native: bool = False) -> str:
+        """The name of an array, for a line of Python that reads it; `native`: by a generated kernel
+        that threads share, for which it may be anywhere."""
+        deferred = self._layout.deferred.get(tensor.node)
+        if deferred is not None:
+            return self.names[deferred]
+        root = tensor if tensor in self._layout.blocks else self._layout.roots[tensor]
+        if root in self.fed and not native:
+            self.fed[root].read = True
+        known = self.names.get(tensor)
+        if known is not None:
+            return known
+        if tensor.node.op.name == "assign" and tensor not in self._layout.blocks:
+            return self.name(tensor.node.inputs[1], native)
+        shape = self._layout.specs[tensor].shape
+        kind = root.node.op.name
+        if kind in ("constant", "variable"):
+            return self.bind(tensor, self.scope[self.names[root]].reshape(shape))
+        if kind in _COMING:
+            number = self._numbers[tensor.node]
+            self.scope[f"k{number}"] = Reshaped(shape)
+            name = self.names[tensor] = f"b{number}_0"
+            self._line(tensor.node, f"{name} = k{number}({self.names[root]})")
+            return name
+        return self.bind(tensor, self._buffer(tensor))
+
+    def _buffer(self, tensor: Tensor) -> Any:
+        spec = self._layout.specs[tensor]
+        offset = self._layout.offset(tensor)
+        return self._memory[offset : offset + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
+
+    def check(self, node: Node, array: Any) -> None:
+        """A native function trusts its pointers, so a variable must be what the graph says."""
+        spec = self._layout.specs[node.outputs[0]]
+        if array.shape != spec.shape or array.dtype != spec.dtype or not array.flags.c_contiguous:
+            raise OpError(
+                f"{node.name!r} (made at {node.location}) is {array.dtype}{array.shape} in "
+                f"memory, but {spec} in the graph; do two variables have one name?"
+            )

@@ -1,0 +1,250 @@
+"""Executor: a partition -> a Program, straight-line Python over preallocated buffers.
+
+Compiling fixes the sizes of symbols, plans one arena, binds every kernel to its buffers, and writes
+two functions: `compute`, which changes no state, and `commit`, where assignments happen in place
+once every partition has computed. A line of the generated code is one node, so a failure's line
+number names the node and the user's line.
+
+Elementwise nodes run as fused, generated kernels (`fusion.py`). With GRAPHFLOW_JIT=off in the
+environment, a program runs each op's plain kernel instead and copies the result to its buffer: the
+way to debug. The last bits of exp and its like may then differ.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import cached_property
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.gc_pause import without_collection
+from graphflow.base.interrupts import is_interrupt
+from graphflow.errors import DeviceOutOfMemory
+from graphflow.ir.graph import bind_attrs
+from graphflow.ir.op import Node
+from graphflow.placement.calibration.roofline import work
+from graphflow.runtime.collectives.shared_memory_transport import any_mapped
+from graphflow.runtime.memory.arenas import Arena, Arenas
+from graphflow.runtime.memory.backend import Backend
+from graphflow.runtime.memory.memory_layout import plan_layout
+from graphflow.runtime.memory.memory_use import Taken, memory_use
+from graphflow.runtime.partitioning.partition import Partition
+from graphflow.runtime.program.code_generator import Code
+from graphflow.runtime.program.generated_call_support import Channel, short
+from graphflow.runtime.program.kernel_warmup import rehearse
+
+Span = tuple[str, str, int, int]
+"""Track, name, start and end in nanoseconds of the monotonic clock."""
+clock: ContextVar[Callable[[], int]] = ContextVar("clock", default=monotonic_ns)
+"""Nanoseconds by which the nodes of traced steps are timed."""
+
+
+class Program:
+    """A partition compiled for concrete sizes of its symbols.
+
+    Args:
+        bindings: sizes of the symbols of the graph's shapes.
+        variables: the device's state by variable name; buffers are shared with it.
+        arenas: of the device, where other programs of its have theirs.
+
+    Attributes:
+        arena: the memory that its buffers lie in; it may be that of others, too.
+        commits: whether there is anything to assign.
+        commits_at_once: whether that is one native call, so that nothing comes in between.
+        is_free: whether its memory is gone.
+    """
+
+    @without_collection
+    def __init__(
+        self,
+        partition: Partition,
+        bindings: Mapping[str, int],
+        variables: Mapping[str, Any],
+        backend: Backend,
+        channel: Channel,
+        arenas: Arenas | None = None,
+    ) -> None:
+        self.partition = partition
+        self._backend = backend
+        self._channel = channel
+        self._names = partition.graph.names
+        self._bindings = bindings
+        self._layout = plan_layout(partition, bindings)
+        self._fetched = tuple(partition.fetches)
+        write = Code if backend.xp is np else _gpu_code()
+        try:
+            arena = (arenas or Arenas(backend)).of(
+                self._layout.arena.nbytes, any_mapped(partition.graph, bindings)
+            )
+            if arena.segment is not None:
+                channel.lie_in(arena.segment)
+            code = write(
+                partition, bindings, self._layout, variables, backend, channel, arena.memory
+            )
+        except DeviceOutOfMemory as error:
+            raise short(error, self._layout, partition) from None
+        self.arena: Arena | None = arena
+        self.memory = memory_use(partition, self._layout)
+        self._taken = 0  # most that kernels were seen to take
+        self._code = code
+        self._compute = code.computing()
+        self._commit = code.committing()
+        self._to_hosts = backend.to_hosts
+        self._is_native = code.is_native
+        self.commits = code.commits
+        self.commits_at_once = (
+            isinstance(code, Code) and code.is_native and len(code.commit.lines) == 1
+        )
+        self.is_free = False
+
+    @property
+    def peak(self) -> int:
+        """Bytes of its device's memory that it needs, and that ops took besides: as they were
+        counted, else as they are known to."""
+        taken = max(self._taken, self._code.workspace)
+        return self.memory.held + (taken or self.memory.workspace)
+
+    @cached_property
+    def _traced(self) -> tuple[Callable[..., Any], list[Node]]:
+        return self._code.traced()
+
+    def compute(
+        self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None = None
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Run the compute part; returns fetches, as arrays that the caller owns. Changes no state.
+
+        Args:
+            step: the key under which tensors are sent and received.
+            draws: the step number that random ops draw from.
+
+        Raises:
+            OpError: a kernel failed; names the node and the user's line.
+            GraphflowError: a wait was given up.
+        """
+        return dict(zip(self._fetched, self.run(feeds, step, draws, spans), strict=True))
+
+    def run(
+        self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None = None
+    ) -> list[np.ndarray[Any, Any]]:
+        """As `compute`; the fetches without their names."""
+        if self._is_native and spans is None:  # nothing in it that numpy or BLAS would do
+            return self._values(feeds, step, draws, None)
+        with self._backend.active(), np.errstate(all="ignore"):
+            return self._values(feeds, step, draws, spans)
+
+    def _values(
+        self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None
+    ) -> list[np.ndarray[Any, Any]]:
+        try:
+            if spans is None:
+                values = self._compute(feeds, step, draws)
+            else:
+                values = self._run_traced(feeds, step, draws, spans)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            raise self._code.explained(error) from error
+        return self._to_hosts(values, self._backend.keep)
+
+    def commit(self, spans: list[Span] | None = None) -> None:
+        """Run the assignments, in place; `spans` get what each node's share of it took."""
+        if not self.commits:
+            return
+        now = clock.get()
+        start = now()
+        if self._is_native:
+            self._commit()
+        else:
+            with self._backend.active(), np.errstate(all="ignore"):
+                self._commit()
+        if spans is not None:
+            self._backend.synchronize()
+            spans += self._divided(start, now(), self._late)
+
+    def _divided(self, start: int, end: int, shares: Sequence[tuple[Node, float]]) -> list[Span]:
+        """A time as spans of several nodes, one after the other."""
+        spans, at = [], start
+        for node, share in shares:
+            here = min(at + round(share * (end - start)), end)
+            spans.append((self.partition.device, self._names[node], at, here))
+            at = here
+        return spans
+
+    @cached_property
+    def _late(self) -> Sequence[tuple[Node, float]]:
+        """The nodes that the commit part runs, and about how much of its time is each one's."""
+        layout = self._layout
+        late: dict[Node, None] = {}
+        for node in layout.deferred:
+            fused = layout.regions.get(node)
+            late |= dict.fromkeys((node,) if fused is None else fused.nodes)
+        late |= {a: None for a in layout.commits if a.inputs[1].node not in layout.deferred}
+        return self._by_flops(list(late))
+
+    def rehearse(self) -> None:
+        """Let kernels that compile something when they first run do so now."""
+        if isinstance(self._code, Code):
+            with self._backend.active(), np.errstate(all="ignore"):
+                rehearse(self._code)
+
+    def rest(self) -> None:
+        """Let go of what it has in common with other workers; they agree anew when it runs."""
+        self._channel.rest()
+
+    def free(self) -> None:
+        """Let go of the buffers at once; the program does not run again."""
+        self.is_free = True
+        self._code.release()
+        self.arena = None
+        self.__dict__.pop("_traced", None)
+
+    def _run_traced(
+        self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span]
+    ) -> Any:
+        traced, nodes = self._traced
+        taken = Taken() if tracemalloc.is_tracing() else None
+        now = clock.get()
+        start = now()
+
+        def mark(line: int) -> None:
+            nonlocal start
+            self._backend.synchronize()
+            if taken is not None:
+                taken.line(nodes[line])
+                self._taken = max(self._taken, taken.most)
+            end = now()
+            spans.extend(self._divided(start, end, self._shares(nodes[line])))
+            start = end
+
+        def inside(name: str, began: int) -> None:
+            spans.append((self.partition.device, name, began, monotonic_ns()))
+
+        with self._code.loops.told(inside):
+            return traced(feeds, step, draws, mark)
+
+    def _shares(self, node: Node) -> Sequence[tuple[Node, float]]:
+        """The nodes that a line runs, and about how much of its time is each one's."""
+        fused = self._layout.regions.get(node)
+        if fused is None or len(fused.nodes) == 1:
+            return ((node, 1.0),)
+        return self._by_flops(fused.nodes)
+
+    def _by_flops(self, nodes: Sequence[Node]) -> Sequence[tuple[Node, float]]:
+        specs = self._layout.specs
+        flops = [
+            work(n.op, [specs[t] for t in n.inputs], [specs[t] for t in n.outputs],
+                 bind_attrs(n.attrs, self._bindings)).flops
+            for n in nodes
+        ]  # fmt: skip
+        return [(n, f / max(sum(flops), 1.0)) for n, f in zip(nodes, flops, strict=True)]
+
+
+def _gpu_code() -> Any:
+    """The twin of `Code`, which only a GPU needs."""
+    from graphflow.runtime.program.gpu_program import GpuCode
+
+    return GpuCode

@@ -1,0 +1,394 @@
+"""NVIDIA's libraries for single ops on a GPU, where they are installed.
+
+nvmath-python multiplies matrices by cuBLAS (`cublas.py`), for our own kernels, too;
+cudnn-frontend convolves, gradients too, and attends in 16 bits. All add 16 bits in float32 and
+round once, as our ops say. Which kernel an op gets depends on its attributes, dtypes and sizes
+only, never on its neighbours, so placement changes no bits; that is why bias and activation stay
+with the fused kernels and are no epilogues of products. A library's kernel of an op is used after
+it agreed with our own on random numbers of the same sizes; one that fails or disagrees is left,
+with one line in the log. GRAPHFLOW_GPU_LIBRARIES=off leaves both out: CuPy multiplies then, which
+ends a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.environment import is_on
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import CompileError, DeviceOutOfMemory
+from graphflow.ir.op import Op
+from graphflow.ir.spec import TensorSpec, is_half, kind
+from graphflow.ops.kernels.cuda.cupy_module import imported_cupy, name_of
+from graphflow.runtime.gpu.cuda_graphs import graphs_enabled
+from graphflow.runtime.program.generated_call_support import writing
+from graphflow.runtime.telemetry.logs import Log
+
+_log = Log("graphflow.gpu")
+_SIXTEEN = ("float16", "bfloat16")
+_told: set[tuple[str, str]] = set()
+_MODULE = "module"  # among a GPU's kernels, what those written for numpy are given
+Kernel = Callable[..., None]
+"""(out or outs, *arrays)."""
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Which libraries there are: those that Python finds, unless they are switched off."""
+
+    nvmath: bool
+    cudnn: bool
+
+    def __str__(self) -> str:
+        have = {"nvmath-python": self.nvmath, "cudnn-frontend": self.cudnn}
+        return ", ".join(f"{name}{'' if found else ' not'} found" for name, found in have.items())
+
+
+def libraries() -> Libraries:
+    """What is installed here."""
+    wanted = is_on("GRAPHFLOW_GPU_LIBRARIES")
+    return Libraries(wanted and _is_there("nvmath"), wanted and _is_there("cudnn"))
+
+
+def gpu_lines() -> list[str]:
+    """What is said of each of this machine's GPUs: its name, and what computes on it; nothing where
+    CuPy sees none."""
+    try:
+        cupy = imported_cupy()
+        runtime = cupy.cuda.runtime
+        found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
+    except Exception:  # no CuPy, no driver, no device: CuPy's own errors
+        return []
+    graphs = "on" if graphs_enabled() else "off"
+    return [
+        f"gpu:{i} is {name_of(each)}, compute capability {each['major']}.{each['minor']}; "
+        f"CuPy {cupy.__version__}, CUDA graphs {graphs}; {libraries()}"
+        for i, each in enumerate(found)
+    ]
+
+
+@cache
+def _is_there(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def library_kernel(
+    backend: Any, op: Op, specs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> Kernel | None:
+    """A library's kernel of an op for these inputs; None where ours is as good, or the only one."""
+    have = libraries()
+    makers = {**(_PRODUCTS if have.nvmath else {}), **(_CUDNN if have.cudnn else {})}
+    make = makers.get(op.name)
+    if make is None or not all(prod(_sizes(s)) for s in specs):
+        return None
+    key = op.name, tuple(specs), repr(sorted(attrs.items()))
+    if key not in backend.kernels:  # nodes that are alike share one, and what it works in
+        backend.kernels[key] = _made(make, backend, op, specs, attrs)
+    found: Kernel | None = backend.kernels[key]
+    return found
+
+
+def _made(
+    make: Callable[..., Kernel | None],
+    backend: Any,
+    op: Op,
+    specs: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+) -> Kernel | None:
+    outs = op.infer(*specs, **attrs)
+    results = (outs,) if isinstance(outs, TensorSpec) else outs
+    try:
+        kernel = make(backend, specs, results, attrs)
+        if kernel is not None:
+            with suppress(DeviceOutOfMemory):  # which kernel it is depends on sizes, not on room
+                _agree(backend, op, specs, results, attrs, kernel)
+    except Exception as error:  # of any library, for any reason: there is our own kernel
+        _tell(backend, op.name, ", ".join(map(str, specs)), error)
+        return None
+    return kernel
+
+
+def _tell(backend: Any, op: str, shapes: str, error: Exception) -> None:
+    """That a library is left, once for a reason."""
+    key = (op, type(error).__name__)
+    if key not in _told:
+        _told.add(key)
+        _log.tell(
+            "gpu.fallback", device=f"gpu:{backend.index}", op=op, shapes=shapes,
+            error=type(error).__name__, reason=str(error),
+        )  # fmt: skip
+
+
+def kernels_module(backend: Any) -> Any:
+    """What kernels that are written for numpy are given: CuPy, with products of cuBLAS's own, which
+    can be captured, where nvmath-python is there."""
+    if not libraries().nvmath:
+        return backend.xp
+    if _MODULE not in backend.kernels:
+        try:
+            backend.kernels[_MODULE] = backend.cublas.module()
+        except Exception as error:
+            _tell(backend, "matmul", "any", error)
+            backend.kernels[_MODULE] = backend.xp
+    return backend.kernels[_MODULE]
+
+
+def _agree(
+    backend: Any,
+    op: Op,
+    specs: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+    kernel: Kernel,
+) -> None:
+    """Compare a library's kernel with ours on random numbers.
+
+    Raises:
+        CompileError: they disagree.
+        DeviceOutOfMemory: there is no room for it.
+    """
+    xp = backend.xp
+    with backend.active():
+        block = xp.asarray(np.random.default_rng(0).normal(size=_BLOCK).astype("float32"))
+        arrays = [_filled(backend, s, block) for s in specs]
+        found = []
+        for run in (writing(op, xp, specs, attrs, False), kernel):
+            outs = [_buffer(backend, s) for s in results]
+            run(outs[0] if len(outs) == 1 else tuple(outs), *arrays)
+            found.append(outs)
+        for wanted, have, spec in zip(*found, results, strict=True):
+            wide = "complex128" if kind(spec.dtype) == "complex" else "float64"
+            wanted = wanted.astype(wide)
+            scale = max(float(xp.max(xp.abs(wanted))), 1e-6)
+            off = float(xp.max(xp.abs(wanted - have.astype(wide)))) / scale
+            if not off <= (2e-2 if is_half(specs[0].dtype) else 1e-4):
+                raise CompileError(f"the library's {spec} is off by {off:.1e} of its largest value")
+
+
+_BLOCK = 99_991  # a prime: no row is like another
+
+
+def _filled(backend: Any, spec: TensorSpec, block: Any) -> Any:
+    """An array of random numbers, the same ones again and again."""
+    array = _buffer(backend, spec)
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        backend.xp.copyto(flat[start : start + _BLOCK], block[: flat.size - start])
+    return array
+
+
+def _buffer(backend: Any, spec: TensorSpec) -> Any:
+    size = prod(_sizes(spec)) * spec.dtype.itemsize
+    return backend.empty(size).view(spec.dtype).reshape(spec.shape)
+
+
+def _sizes(spec: TensorSpec) -> tuple[int, ...]:
+    return spec.shape  # type: ignore[return-value]
+
+
+def _row_major(shape: Sequence[int]) -> list[int]:
+    return [prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+# cuBLAS -----------------------------------------------------------------------------------------
+
+
+def _matmul(
+    backend: Any,
+    specs: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+) -> Kernel | None:
+    """A product in 16 bits; our own is one in float32."""
+    if any(spec.dtype != results[0].dtype for spec in specs) or not is_half(results[0].dtype):
+        return None
+    cublas = backend.cublas
+
+    def kernel(out: Any, x: Any, y: Any, added: bool = False) -> None:
+        x = x.swapaxes(-1, -2) if attrs.get("transpose_a") else x
+        y = y.swapaxes(-1, -2) if attrs.get("transpose_b") else y
+        cublas.multiply(out, x, y, added)
+
+    return kernel
+
+
+def _accumulate(
+    backend: Any,
+    specs: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+) -> Kernel | None:
+    add = _matmul(backend, specs, results, attrs)
+    if add is None:
+        return None
+
+    def kernel(out: Any, c: Any, x: Any, y: Any) -> None:
+        if out.data.ptr != c.data.ptr:
+            backend.xp.copyto(out, c)
+        add(out, x, y, added=True)
+
+    return kernel
+
+
+# cuDNN ------------------------------------------------------------------------------------------
+
+
+_ROUNDING = (
+    "TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD",
+    "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13",
+)  # fmt: skip
+"""What costs float32 more of its digits than sums in another order: TF32, say."""
+
+
+class Cudnn:
+    """A handle of cuDNN's that works on the stream of one GPU, which is active.
+
+    Raises:
+        Exception: cuDNN is not there, or fails.
+    """
+
+    def __init__(self, stream: int) -> None:
+        import cudnn
+
+        self.handle = cudnn.create_handle()
+        cudnn.set_stream(self.handle, stream)
+
+    def close(self) -> None:
+        import cudnn
+
+        cudnn.destroy_handle(self.handle)
+
+
+class _CudnnGraph:
+    """A graph of cuDNN's over contiguous arrays: built once, run with any addresses.
+
+    Args:
+        node: (graph, *input tensors) -> output tensors.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        specs: Sequence[TensorSpec],
+        results: Sequence[tuple[tuple[int, ...], np.dtype[Any]]],
+        node: Callable[..., Sequence[Any]],
+    ) -> None:
+        import cudnn
+
+        self._backend = backend
+        dtypes = cudnn.data_type
+        kinds = {
+            "float16": dtypes.HALF, "bfloat16": dtypes.BFLOAT16, "float32": dtypes.FLOAT,
+        }  # fmt: skip
+        with backend.active():
+            self._handle = backend.cudnn.handle
+            self._graph = graph = cudnn.pygraph(
+                io_data_type=kinds[specs[0].dtype.name],
+                intermediate_data_type=dtypes.FLOAT,
+                compute_data_type=dtypes.FLOAT,
+                handle=self._handle,
+            )
+            self._inputs = [
+                graph.tensor(
+                    dim=list(_sizes(s)), stride=_row_major(_sizes(s)),
+                    data_type=kinds[s.dtype.name], name=f"in{i}",
+                )
+                for i, s in enumerate(specs)
+            ]  # fmt: skip
+            self._outputs = list(node(graph, *self._inputs))
+            for tensor, (shape, dtype) in zip(self._outputs, results, strict=True):
+                tensor.set_output(True).set_dim(list(shape)).set_stride(_row_major(shape))
+                tensor.set_data_type(kinds[dtype.name])
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+            notes, refused = cudnn.numerical_note, ["NONDETERMINISTIC"]
+            if specs[0].dtype == np.float32:
+                refused += _ROUNDING
+            graph.deselect_numeric_notes([getattr(notes, n) for n in refused if hasattr(notes, n)])
+            graph.check_support()
+            graph.build_plans()
+            self._workspace = backend.empty(max(int(graph.get_workspace_size()), 1))
+
+    def __call__(self, out: Any, *arrays: Any) -> None:
+        outs = out if isinstance(out, tuple) else (out,)
+        places = dict(
+            zip(
+                (*self._inputs, *self._outputs),
+                (int(array.data.ptr) for array in (*arrays, *outs)),
+                strict=True,
+            )
+        )
+        self._graph.execute(places, int(self._workspace.data.ptr), handle=self._handle)
+
+
+def _convolution(name: str, first: str, second: str) -> Callable[..., Kernel | None]:
+    """The maker of a convolution, or one of its gradients, of two operands."""
+
+    def make(
+        backend: Any,
+        specs: Sequence[TensorSpec],
+        results: Sequence[TensorSpec],
+        attrs: Mapping[str, Any],
+    ) -> Kernel | None:
+        fits = specs[0].dtype.name in (*_SIXTEEN, "float32") and specs[0].dtype == specs[1].dtype
+        if not fits or specs[0].rank != 4 or attrs.get("groups", 1) != 1:
+            return None
+        before, after = ([pair[side] for pair in attrs["padding"]] for side in (0, 1))
+
+        def node(graph: Any, a: Any, b: Any) -> Sequence[Any]:
+            return (
+                getattr(graph, name)(
+                    **{first: a, second: b},
+                    pre_padding=before, post_padding=after,
+                    stride=list(attrs["stride"]), dilation=list(attrs["dilation"]),
+                ),
+            )  # fmt: skip
+
+        return _CudnnGraph(backend, specs, [(_sizes(results[0]), results[0].dtype)], node)
+
+    return make
+
+
+def _attention(
+    backend: Any,
+    specs: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+) -> Kernel | None:
+    plain = attrs["left"] is None and attrs["softcap"] is None and attrs["offset"] == 0
+    if len(specs) != 3 or not plain or attrs["right"] not in (None, 0):
+        return None
+    q, k, _ = specs
+    if q.rank != 4 or q.dtype.name not in _SIXTEEN or _sizes(q)[1] != _sizes(k)[1]:
+        return None
+
+    def node(graph: Any, q: Any, k: Any, v: Any) -> Sequence[Any]:
+        found: Sequence[Any] = graph.sdpa(
+            q=q, k=k, v=v, attn_scale=attrs["scale"], generate_stats=True,
+            use_causal_mask=attrs["right"] == 0, name="attention",
+        )  # fmt: skip
+        return found
+
+    out, logs = results
+    shapes = [(_sizes(out), out.dtype), ((*_sizes(logs), 1), logs.dtype)]
+    return _CudnnGraph(backend, specs, shapes, node)
+
+
+_PRODUCTS: dict[str, Callable[..., Kernel | None]] = {
+    "matmul": _matmul,
+    "accumulate_product": _accumulate,
+}
+_CUDNN: dict[str, Callable[..., Kernel | None]] = {
+    "conv": _convolution("conv_fprop", "image", "weight"),
+    "conv_transpose": _convolution("conv_dgrad", "loss", "filter"),
+    "conv_weight_grad": _convolution("conv_wgrad", "image", "loss"),
+    "attention": _attention,
+}

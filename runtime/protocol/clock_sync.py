@@ -1,0 +1,170 @@
+"""Clocks: how another process's monotonic clock stands to ours, by round trips, without I/O.
+
+A ping leaves at `sent`, the other side reads its clock, the answer comes at `came`: so its clock
+was read somewhere in between, and the offset lies within half of the round trip around the middle.
+Each round trip is such an interval; all of them, each widened by what the clocks may have drifted
+apart since, have a common part, whose middle is the estimate and whose half width is the bound of
+its error. The quickest round trips decide, as in NTP's filter; no path is assumed symmetric.
+
+Source: Marzullo, Maintaining the Time in a Distributed System, 1984; Mills, RFC 5905, section 10.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from graphflow.base.lazy_dataclass import dataclass
+
+DRIFT = 2e-4
+"""Seconds a second that two clocks may drift apart; RFC 5905 allows 5e-4, quartz has less than
+1e-4, and the kernel keeps to what NTP disciplines."""
+WANDER = 1e-6
+"""Seconds a second by which a drift, once measured, may change: with the temperature."""
+BURST = 8
+"""Pings that follow each other at once when a session opens: its first trace has a clock."""
+
+_RECENT = 8  # round trips that are kept whatever they took
+_SPAN = 30.0  # seconds of which only the quickest round trip is kept later
+_SPANS = 32
+
+Span = tuple[str, str, int, int]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is known of another clock around a moment of ours.
+
+    Attributes:
+        offset: theirs minus ours, in seconds, at our time `at`.
+        drift: by how much the offset grows, in seconds a second.
+        error: the offset is off by at most this; infinite where nothing is known.
+    """
+
+    at: float
+    offset: float
+    drift: float
+    error: float
+
+    def ours(self, theirs_ns: int) -> int:
+        """A time of theirs on our clock, in ns."""
+        # In integers, for a clock that has run for a year has more ns than a float has digits.
+        since = theirs_ns * 1e-9 - self.offset - self.at
+        return theirs_ns - round(self.offset * 1e9) - round(self.drift * since * 1e9)
+
+    def shifted(self, spans: Sequence[Span]) -> list[Span]:
+        """Spans of theirs on our clock."""
+        if self.offset == 0 and self.drift == 0:
+            return list(spans)
+        return [
+            (track, name, self.ours(start), self.ours(end)) for track, name, start, end in spans
+        ]
+
+
+UNKNOWN = Reading(0.0, 0.0, 0.0, math.inf)
+
+
+@dataclass(frozen=True)
+class _Trip:
+    at: float
+    offset: float
+    error: float
+
+
+class Clock:
+    """Another process's monotonic clock. Times are in seconds; not safe for threads.
+
+    Args:
+        home: which clock ours is, see `identity`; "" if that is unknown.
+    """
+
+    def __init__(self, home: str = "") -> None:
+        self._home = home
+        self._is_same = bool(home)
+        self._recent: deque[_Trip] = deque(maxlen=_RECENT)
+        self._kept: deque[_Trip] = deque(maxlen=_SPANS)
+        self.trips = 0
+
+    def add(self, sent: float, theirs: float, came: float, home: str = "") -> None:
+        """A round trip: `theirs` is what the other clock showed between two times of ours. One
+        that goes backwards, or is no number, is left out."""
+        trip = _Trip((sent + came) / 2, theirs - (sent + came) / 2, (came - sent) / 2)
+        if not (trip.error >= 0 and math.isfinite(theirs)):
+            return
+        self.trips += 1
+        # Two clocks of one home are one, unless a round trip says otherwise: a copied machine.
+        self._is_same = self._is_same and home == self._home and abs(trip.offset) <= trip.error
+        kept = [*self._kept, *self._recent]
+        if kept and not _agree(trip, kept[-1]):  # a machine that slept: its clock has jumped
+            self._kept.clear()
+            self._recent.clear()
+        elif len(self._recent) == _RECENT:
+            self._keep(self._recent[0])
+        self._recent.append(trip)
+
+    def _keep(self, trip: _Trip) -> None:
+        last = self._kept[-1] if self._kept else None
+        if last is None or trip.at // _SPAN != last.at // _SPAN:
+            self._kept.append(trip)
+        elif trip.error < last.error:
+            self._kept[-1] = trip
+
+    @property
+    def round_trip(self) -> float:
+        """The quickest of the last round trips, in seconds; infinite before the first."""
+        return 2 * min((trip.error for trip in self._recent), default=math.inf)
+
+    def reading(self, at: float) -> Reading:
+        """What is known of the other clock around our time `at`."""
+        trips = [*self._kept, *self._recent]
+        if not trips:
+            return UNKNOWN
+        if self._is_same:
+            return Reading(at, 0.0, 0.0, 0.0)
+        drift, doubt = _drift(trips)
+        low, high = -math.inf, math.inf
+        for trip in reversed(trips):  # what contradicts younger ones is out of date
+            middle = trip.offset + drift * (at - trip.at)
+            reach = trip.error + doubt * abs(at - trip.at)
+            if middle - reach > high or middle + reach < low:
+                break
+            low, high = max(low, middle - reach), min(high, middle + reach)
+        return Reading(at, (low + high) / 2, drift, (high - low) / 2)
+
+
+def _agree(one: _Trip, other: _Trip) -> bool:
+    """Whether both round trips may be of one clock that drifts."""
+    apart = abs(one.offset - other.offset)
+    return apart <= one.error + other.error + DRIFT * abs(one.at - other.at)
+
+
+def _drift(trips: Sequence[_Trip]) -> tuple[float, float]:
+    """The drift and how far it may be off: the line through the quickest round trips of the first
+    and of the second half."""
+    half = len(trips) // 2
+    if not half:
+        return 0.0, DRIFT
+    first = min(trips[:half], key=lambda trip: trip.error)
+    last = min(trips[half:], key=lambda trip: trip.error)
+    apart = last.at - first.at
+    if apart <= 0:
+        return 0.0, DRIFT
+    doubt = (first.error + last.error) / apart + WANDER
+    if doubt >= DRIFT:  # too little time has passed to see it
+        return 0.0, DRIFT
+    drift = (last.offset - first.offset) / apart
+    return max(-DRIFT, min(DRIFT, drift)), doubt
+
+
+def identity() -> str:
+    """Which monotonic clock this process reads: the same text for all processes that share one,
+    which are those of a boot and of a time namespace; "" where the system does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        space = str(Path("/proc/self/ns/time").readlink())
+    except (OSError, UnicodeError):
+        return ""
+    return hashlib.blake2b(f"{boot}{space}".encode(), digest_size=8).hexdigest()

@@ -1,0 +1,45 @@
+"""Errors as messages: a class of `graphflow.errors` by name, its text, and where it was raised."""
+
+from __future__ import annotations
+
+import traceback
+
+from graphflow import errors
+from graphflow.errors import GraphflowError, OpError, StepTimeout, sendable, told, unbroken
+from graphflow.runtime.wire.messages import Failed
+from graphflow.runtime.wire.msgpack_codec import TEXT_CAP
+
+
+def failed(request: int, error: BaseException) -> Failed:
+    """The message that tells a coordinator of an error."""
+    known = isinstance(error, GraphflowError) and hasattr(errors, type(error).__name__)
+    kind = type(error).__name__ if known else OpError.__name__
+    text = told(error) if known else f"{type(error).__name__}: {told(error)}"
+    trace = sendable("".join(traceback.format_exception(error)))
+    awaits = error.worker if isinstance(error, StepTimeout) else None
+    return Failed(
+        request, kind, text[:TEXT_CAP], trace[-TEXT_CAP:], -1 if awaits is None else awaits
+    )
+
+
+def error_of(kind: str, text: str) -> GraphflowError:
+    """The error of a class by name; an OpError where there is no such class."""
+    found = getattr(errors, kind, None)
+    if not (isinstance(found, type) and issubclass(found, GraphflowError)):
+        found = OpError
+    return found(text)
+
+
+def raised(message: Failed, where: str) -> GraphflowError:
+    """The error that a worker told of; the worker's traceback is attached as a note. Neither gives
+    orders to the terminal that shows it."""
+    error = error_of(message.error, harmless(message.text))
+    if isinstance(error, StepTimeout) and message.awaits >= 0:
+        error.worker = message.awaits
+    error.add_note(f"Traceback on {where}:\n{harmless(message.traceback)}")
+    return error
+
+
+def harmless(text: str) -> str:
+    """A text of another process, line by line without what does not print."""
+    return "\n".join(map(unbroken, text.split("\n")))

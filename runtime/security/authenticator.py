@@ -1,0 +1,255 @@
+"""The guard of a process's sockets: its own key, who may connect, and as what.
+
+CURVE encrypts and proves who holds a key, but by itself lets everybody in who knows the server's
+public key; ZAP asks us (RFC 27) at each handshake. A worker trusts the keys of its keyring, and
+for as long as a session is open the keys of the other workers that its coordinator named.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import zmq
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import KeyFileError, NotAuthorised
+from graphflow.runtime.polling.wakeup import Bell
+from graphflow.runtime.security.keys import (
+    CLIENT,
+    COORDINATOR,
+    WORKER,
+    KeyPair,
+    Keyring,
+    PublicKey,
+    lacks_descriptors,
+)
+from graphflow.runtime.telemetry.logs import Log
+from graphflow.runtime.wire.messages import COORDINATOR as ORIGIN
+from graphflow.runtime.wire.messages import (
+    Ack,
+    Chunk,
+    Envelope,
+    Hello,
+    Message,
+    Resend,
+    Share,
+    Status,
+    Tensor,
+)
+
+_ENDPOINT = "inproc://zeromq.zap.01"
+_DOMAIN = b"graphflow"
+_GRACE = 5.0  # seconds that an unknown key is kept waiting: a peer's session may be about to open
+_WAITING = 100  # connections that wait at a time; beyond, the one that came first is refused
+_LOOK_MS = 50
+_AGAIN = 0.5  # seconds until files are read again: one that is written over leaves its folder as is
+_REMEMBERED = 1000  # refused keys, each told once
+
+UNTRUSTED = "a key that is not trusted any more"
+
+_BETWEEN_WORKERS = (Chunk, Tensor, Share, Ack, Resend)
+"""What a worker may send to the other workers of a session."""
+
+_log = Log("graphflow.security")
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What ZAP asks: whether who shows a key (in hexadecimal digits; "" for none) may connect."""
+
+    route: Sequence[bytes]
+    head: Sequence[bytes]  # version and number of the request
+    address: str
+    key: str
+    came: float
+
+    @staticmethod
+    def read(frames: Sequence[bytes], now: float) -> _Request:
+        at = list(frames).index(b"") + 1
+        body = frames[at:]
+        curve = len(body) == 7 and body[5] == b"CURVE"
+        address = body[3].decode(errors="replace") if len(body) > 3 else "?"
+        return _Request(frames[:at], body[:2], address, body[6].hex() if curve else "", now)
+
+    def answer(self, known: bool) -> list[bytes]:
+        """Status, text, the user (its key), and no metadata."""
+        said = (b"200", b"OK", self.key.encode(), b"")
+        refusal = (b"400", b"this key is not trusted", b"", b"")
+        return [*self.route, *self.head, *(said if known else refusal)]
+
+
+class Guard:
+    """Keys for the sockets of one ZeroMQ context. Thread-safe.
+
+    Args:
+        pair: this process's own key.
+        ring: where the keys are that it trusts.
+    """
+
+    def __init__(self, context: zmq.Context[Any], pair: KeyPair, ring: Keyring) -> None:
+        self.pair = pair
+        self._ring = ring
+        self._lock = threading.Lock()
+        self._version, self._read = -1, 0.0
+        self._roles: dict[str, str] = {}
+        self._vouched: dict[str, tuple[str, frozenset[str]]] = {}  # by session: by whom, for whom
+        self._told: OrderedDict[str, None] = OrderedDict()
+        self._roles_now()  # a folder that cannot be used is an error now
+        self._context = context
+        self._end: Bell | None = None
+        self._thread: threading.Thread | None = None
+
+    # Sockets --------------------------------------------------------------------------------------
+
+    def listens(self, sock: zmq.Socket[bytes]) -> None:
+        """Let only those connect to a socket who are trusted; before it is bound."""
+        if self._thread is None:
+            self._start()
+        sock.setsockopt(zmq.CURVE_SERVER, 1)
+        sock.setsockopt(zmq.CURVE_SECRETKEY, self.pair.secret)
+        sock.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+
+    def connects(self, sock: zmq.Socket[bytes], key: str) -> None:
+        """Have a socket talk only to who holds a key; before it is connected."""
+        sock.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(key))
+        sock.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(self.pair.public.key))
+        sock.setsockopt(zmq.CURVE_SECRETKEY, self.pair.secret)
+
+    # Who may what ---------------------------------------------------------------------------------
+
+    def vouch(self, session: str, by: str, keys: Sequence[str]) -> None:
+        """Let the workers of a session connect, until it is closed, or who opened it is trusted no
+        more."""
+        with self._lock:
+            self._vouched[session] = by, frozenset(keys) - {""}
+
+    def forget(self, session: str) -> None:
+        """The session is closed."""
+        with self._lock:
+            self._vouched.pop(session, None)
+
+    def role(self, key: str) -> str | None:
+        """What a key may act as, by now: a revoked one as nothing."""
+        roles = self._roles_now()
+        if key in roles:
+            return roles[key]
+        with self._lock:
+            vouched = [keys for by, keys in self._vouched.values() if roles.get(by) == COORDINATOR]
+        return WORKER if any(key in keys for keys in vouched) else None
+
+    def revoked(self) -> list[str]:
+        """The sessions that a key has opened which is not trusted any more; none where nobody knows
+        for now who is."""
+        try:
+            roles = self._roles_now()
+        except KeyFileError:
+            return []
+        with self._lock:
+            return [name for name, (by, _) in self._vouched.items() if roles.get(by) != COORDINATOR]
+
+    def check(self, key: str, envelope: Envelope, message: Message) -> str:
+        """Whether who holds a key may send a message; what the key may act as.
+
+        Raises:
+            NotAuthorised: its role does not allow it, it was revoked, or whom this process trusts
+                cannot be read any more, for another reason than a lack of file descriptors.
+        """
+        try:
+            role = self.role(key)
+        except KeyFileError as error:
+            raise NotAuthorised(f"nobody is trusted for now: {error}") from error
+        between_workers = isinstance(message, _BETWEEN_WORKERS) and envelope.origin != ORIGIN
+        allowed = {
+            COORDINATOR: not between_workers,
+            WORKER: between_workers,
+            CLIENT: isinstance(message, Hello | Status),
+            None: False,
+        }[role]
+        if role is None or not allowed:
+            who = f"a {role}'s key" if role else UNTRUSTED
+            raise NotAuthorised(f"{who} does not allow {type(message).__name__}")
+        return role
+
+    def _roles_now(self) -> dict[str, str]:
+        version, now = self._ring.version, monotonic()
+        if version != self._version or now > self._read + _AGAIN:
+            self._roles = {key.key: key.role for key in self._trusted_now()}
+            self._version, self._read = version, now
+        return self._roles
+
+    def _trusted_now(self) -> list[PublicKey]:
+        """Where a lack of file descriptors keeps the keys from being read, which is soon over and
+        nobody's fault, those that were read before count, as long as nobody touches their files."""
+        try:
+            return self._ring.trusted()
+        except KeyFileError as error:
+            if self._version < 0 or not lacks_descriptors(error):
+                raise
+            _log.tell("keys.unreadable", reason=str(error))
+            return self._ring.as_they_were()
+
+    # The other side of ZAP ------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Answer for the context's sockets, on a thread."""
+        answers: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        answers.setsockopt(zmq.LINGER, 0)
+        answers.bind(_ENDPOINT)
+        self._end = end = Bell()
+        self._thread = threading.Thread(
+            target=self._serve, args=(answers, end), name="guard", daemon=True
+        )
+        self._thread.start()
+
+    def _serve(self, answers: zmq.Socket[bytes], end: Bell) -> None:
+        poller = zmq.Poller()
+        poller.register(answers, zmq.POLLIN)
+        poller.register(end.fileno(), zmq.POLLIN)
+        waiting: deque[_Request] = deque()
+        try:
+            while True:
+                ready = dict(poller.poll(_LOOK_MS if waiting else None))
+                if end.fileno() in ready:
+                    return
+                if answers in ready:
+                    waiting.append(_Request.read(answers.recv_multipart(), monotonic()))
+                for _ in range(len(waiting)):
+                    request = waiting.popleft()
+                    known = self._is_known(request.key)
+                    late = monotonic() > request.came + _GRACE or len(waiting) >= _WAITING
+                    if known or late or not request.key:
+                        answers.send_multipart(request.answer(known))
+                        if not known:
+                            self._tell(request)
+                    else:
+                        waiting.append(request)
+        finally:
+            answers.close(linger=0)
+
+    def _is_known(self, key: str) -> bool:
+        try:
+            return bool(key) and self.role(key) is not None
+        except KeyFileError as error:
+            _log.tell("keys.unreadable", reason=str(error))
+            return False
+
+    def _tell(self, request: _Request) -> None:
+        """Log a refused key, once, unless many others came since."""
+        key = request.key
+        if key not in self._told:
+            self._told[key] = None
+            if len(self._told) > _REMEMBERED:
+                self._told.popitem(last=False)
+            _log.tell("key.refused", address=request.address, key=key or "none")
+
+    def close(self) -> None:
+        """End the thread; nobody can connect from now on. Idempotent."""
+        end, self._end = self._end, None
+        if end is not None and self._thread is not None:
+            end.ring()
+            self._thread.join()
+            end.close()

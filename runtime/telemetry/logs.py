@@ -1,0 +1,344 @@
+"""Structured logs: one event is one line, with a stable name and key=value fields.
+
+    Log.tell("worker.lost", worker=1, …) → a record of `logging` → text or JSON, where asked for
+
+Every event that the runtime can tell of is declared in `EVENTS`, with its level and its fields, so
+that whoever reads logs with a program can rely on them. The records go through the standard
+library's loggers ("graphflow.worker" and so on); a handler is installed only by `configure`, which
+the command line calls, and sessions where `GRAPHFLOW_LOG` asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from graphflow.base.environment import word
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError, unbroken
+
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+TEXT_CAP = 4000
+"""Characters of a field; what is longer is cut."""
+
+_WINDOW = 10.0  # seconds in which an event with a limit is told that many times for a peer
+_PEERS = 1000  # peers whose counts are kept
+_SHOWN = 16  # digits of keys, tokens and names of sessions
+_DIGITS = re.compile(r"[0-9a-fA-F]{32,}")
+_BARE = re.compile(r"[^\s\"=\\]+")
+
+
+@dataclass(frozen=True)
+class Event:
+    """What an event tells.
+
+    Attributes:
+        fields: the names that it may carry, in the order in which they are written.
+        limit: lines in ten seconds for one value of its first field, and ten times as many for
+            all of them; 0: no limit. For what a stranger could cause as often as he likes.
+    """
+
+    level: int
+    meaning: str
+    fields: tuple[str, ...]
+    limit: int = 0
+
+
+def _event(level: int, meaning: str, fields: str, limit: int = 0) -> Event:
+    return Event(level, meaning, tuple(fields.split()), limit)
+
+
+_D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
+
+EVENTS: Mapping[str, Event] = {
+    # Workers
+    "worker.listening": _event(_I, "a worker serves", "address devices version pid key"),
+    "worker.stopped": _event(_I, "a worker has ended", "address seconds"),
+    "session.opened": _event(
+        _I, "a session begins on a worker", "session epoch worker workers address", limit=20
+    ),
+    "session.closed": _event(
+        _I, "a session is over on a worker", "session seconds steps", limit=20
+    ),
+    "session.broken": _event(_W, "a worker gave a session up", "session reason", limit=5),
+    "step.computed": _event(_D, "a worker computed its part of a step", "session step seconds"),
+    "step.failed": _event(
+        _W, "a worker's part of a step failed", "session step seconds error reason"
+    ),
+    "step.cancelled": _event(
+        _D, "a worker gave a step up, as it was told to", "session step seconds error reason"
+    ),
+    "answer.unsent": _event(_W, "an answer cannot travel", "session reason", limit=5),
+    # Coordinators
+    "cluster.waiting": _event(_I, "workers have not answered yet", "session seconds workers"),
+    "cluster.ready": _event(_I, "all workers are ready", "session workers seconds"),
+    "program.loaded": _event(
+        _D, "workers have taken a program", "session program workers bytes seconds"
+    ),
+    "step.committed": _event(_D, "a step is decided", "session step seconds"),
+    "step.aborted": _event(_W, "a step changed nothing", "session step seconds error reason"),
+    "worker.unfit": _event(
+        _W,
+        "a worker is back, and not one that the session can go on with",
+        "session address reason",
+    ),
+    "worker.lost": _event(_W, "a worker does not answer any more", "session worker address reason"),
+    "session.ended": _event(_I, "a coordinator closed its session", "session seconds steps"),
+    "session.unconfirmed": _event(_I, "not every worker confirmed the end", "session reason"),
+    "loop.failed": _event(_E, "an I/O thread ended by a mistake of ours", "session reason"),
+    "placement.changed": _event(_I, "a session went over to a better placement", "text"),
+    "placement.kept": _event(_D, "a session looked for a better placement in vain", "text"),
+    "trial.ended": _event(_D, "steps tried in this process ended early", "reason"),
+    # Checkpoints and recovery
+    "checkpoint.written": _event(_I, "a checkpoint is there", "step folder seconds"),
+    "checkpoint.failed": _event(_W, "a checkpoint could not be written", "step reason"),
+    "checkpoint.skipped": _event(
+        _W,
+        "a checkpoint is due while one is still being written",
+        "folder step writing seconds",
+        limit=5,
+    ),
+    "checkpoint.ignored": _event(_W, "a checkpoint cannot be used, an older one is", "reason"),
+    "checkpoint.partial": _event(
+        _W, "a checkpoint lacks variables, which begin with values of their own", "folder missing"
+    ),
+    "checkpoint.cleaned": _event(_I, "what a crash left is put in order", "folder what"),
+    "session.resumed": _event(_I, "a session goes on from a checkpoint", "folder step"),
+    "session.recovering": _event(_W, "a session lost a worker and begins anew", "step reason"),
+    "session.recovered": _event(_W, "a session goes on", "step epoch workers replayed seconds"),
+    "session.drained": _event(_W, "a session was asked to end, and did", "step folder"),
+    "recovery.lost": _event(
+        _W, "steps since the last checkpoint could not be done again", "step reason"
+    ),
+    # Peers
+    "message.refused": _event(_W, "a message is not valid", "peer reason", limit=5),
+    "key.refused": _event(_W, "a connection showed no trusted key", "address key", limit=5),
+    "connection.dropped": _event(
+        _W,
+        "a connection is too many, silent, or sends what is not valid",
+        "address reason",
+        limit=5,
+    ),
+    "key.forbidden": _event(_W, "a key's role does not allow this", "key reason", limit=5),
+    "keys.unreadable": _event(
+        _W, "the keys cannot be read: nobody new can connect", "reason", limit=5
+    ),
+    # Looking in
+    "metrics.listening": _event(_I, "metrics are served", "address"),
+    "metrics.refused": _event(_W, "a request for metrics is refused", "peer reason", limit=5),
+    # GPUs
+    "gpu.fallback": _event(
+        _W, "a GPU library failed; our own kernel is used", "device op shapes error reason"
+    ),
+    "gpu.uncaptured": _event(
+        _I, "work that runs outside of CUDA graphs", "program what error reason"
+    ),
+    "nccl.met": _event(_D, "a GPU has met the others of a group in NCCL", "device rank of seconds"),
+    "nccl.refused": _event(
+        _W, "GPUs do not meet in NCCL: they exchange by the host", "device rank error reason"
+    ),
+}
+
+
+class Log:
+    """Where one part of the runtime tells its events; `name` is that of the standard logger."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def hears(self, event: str) -> bool:
+        """Whether anybody listens to an event: for those whose fields cost something."""
+        return self._logger.isEnabledFor(EVENTS[event].level)
+
+    def tell(self, event: str, /, *, raised: BaseException | None = None, **fields: Any) -> None:
+        """One event; fields that are None or "" are left out, and `raised` adds its traceback.
+
+        Raises:
+            ArgumentError: no such event is declared, or it has no such field.
+        """
+        told = EVENTS.get(event)
+        if told is None or not fields.keys() <= set(told.fields):
+            raise ArgumentError(f"event {event!r} with fields {sorted(fields)} is not in EVENTS")
+        if not self._logger.isEnabledFor(told.level):
+            return
+        if told.limit:
+            mine = _LIMITS.silenced(event, str(fields.get(told.fields[0])), told.limit)
+            silenced = _LIMITS.silenced(event, "", 10 * told.limit) if mine is not None else None
+            if mine is None or silenced is None:
+                return
+            fields["silenced"] = mine + silenced or None
+        order = (*told.fields, "silenced")
+        kept = {name: _plain(fields[name]) for name in order if fields.get(name) not in (None, "")}
+        self._logger.log(
+            told.level, "%s", Told(event, kept), exc_info=raised, extra={"event": event},
+            stacklevel=2,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event that happened, as the argument of a record: its text is one line."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return " ".join([self.event, *(f"{k}={quoted(v)}" for k, v in self.fields.items())])
+
+
+class _Limits:
+    """How often events with a limit were told, by event and peer. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: OrderedDict[tuple[str, str], tuple[float, int, int]] = OrderedDict()
+
+    def silenced(self, event: str, peer: str, limit: int) -> int | None:
+        """How many were not told since the last that was; None if this one is not, either."""
+        now = time.monotonic()
+        with self._lock:
+            since, told, silent = self._seen.pop((event, peer), (now, 0, 0))
+            if now - since >= _WINDOW:
+                since, told = now, 0
+            tells = told < limit
+            self._seen[event, peer] = (since, told + tells, 0 if tells else silent + 1)
+            while len(self._seen) > _PEERS:
+                self._seen.popitem(last=False)
+        return silent if tells else None
+
+
+_LIMITS = _Limits()
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, without what must not be known: long runs of hexadecimal digits,
+    which are keys, tokens and names of sessions, are cut to their first."""
+    if isinstance(value, bool | int) or value is None:
+        return value
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    text = _DIGITS.sub(lambda found: found[0][:_SHOWN] + "…", str(value))
+    return text if len(text) <= TEXT_CAP else text[:TEXT_CAP] + "…"
+
+
+def quoted(value: Any) -> str:
+    """A field's value in a line of text: bare where it can be, else quoted, with every character
+    escaped that could end the line, move the cursor or turn the direction of writing."""
+    if isinstance(value, list):
+        value = ",".join(str(item) for item in value)
+    text = str(value)
+    if text.isprintable() and _BARE.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + unbroken(escaped) + '"'
+
+
+class TextFormat(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z warning graphflow.worker session.broken session=… reason="…"`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_when(record)} {record.levelname.lower()} {record.name} "
+        told = _told(record)
+        # What other code logs under our name is no event: all of it is one field's value.
+        line += str(told) if told is not None else f"message text={quoted(record.getMessage())}"
+        trace = _traceback(record)
+        return f"{line} traceback={quoted(trace)}" if trace else line
+
+
+class JsonFormat(logging.Formatter):
+    """One JSON object a line: time, level, logger, event, and the event's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = _told(record) or Told("message", {"text": _plain(record.getMessage())})
+        line = {
+            "time": _when(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": told.event,
+            **told.fields,
+        }
+        if trace := _traceback(record):
+            line["traceback"] = trace
+        return json.dumps(line, ensure_ascii=True, allow_nan=True)
+
+
+def _told(record: logging.LogRecord) -> Told | None:
+    arguments = record.args
+    if isinstance(arguments, tuple) and arguments and isinstance(arguments[0], Told):
+        return arguments[0]
+    return None
+
+
+def _when(record: logging.LogRecord) -> str:
+    """In UTC: what happened on several machines is read side by side."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{whole}.{int(record.msecs):03d}Z"
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    if not record.exc_info:
+        return ""
+    text = logging.Formatter().formatException(record.exc_info)
+    return str(_plain(text[-TEXT_CAP:]))
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Ours, so that `configure` finds the one that it installed before; of its own accord it writes
+    to what stderr is by then, which notebooks and test runners replace."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__(stream)
+        self._follows = stream is None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._follows and sys.stderr is not None:
+            self.stream = sys.stderr
+        super().emit(record)
+
+
+def configure(format: str = "text", level: str = "info", stream: TextIO | None = None) -> None:
+    """Write graphflow's events to a stream, one line each; a second call replaces the first.
+
+    Args:
+        format: "text" or "json".
+        level: "debug", "info", "warning" or "error".
+        stream: default: stderr.
+
+    Raises:
+        ArgumentError: another format or level.
+    """
+    if format not in FORMATS:
+        raise ArgumentError(f"logs are written as {' or '.join(FORMATS)}, not {format!r}")
+    if level not in LEVELS:
+        raise ArgumentError(f"a level of logs is one of {', '.join(LEVELS)}, not {level!r}")
+    root = logging.getLogger("graphflow")
+    for handler in [each for each in root.handlers if isinstance(each, _Handler)]:
+        root.removeHandler(handler)
+    handler = _Handler(stream)
+    handler.setFormatter(JsonFormat() if format == "json" else TextFormat())
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    root.propagate = False
+
+
+def configure_by_environment(format: str | None = None, level: str | None = None) -> None:
+    """As `configure`, with what is None from `GRAPHFLOW_LOG` ("text" or "json") and
+    `GRAPHFLOW_LOG_LEVEL`; nothing where neither asks for logs.
+
+    Raises:
+        ArgumentError: another format or level; it says where it came from.
+    """
+    told = word("GRAPHFLOW_LOG", FORMATS) if format is None else format
+    wanted = word("GRAPHFLOW_LOG_LEVEL", LEVELS) if level is None else level
+    if told is not None or wanted is not None:
+        configure(told or "text", wanted or "info")

@@ -1,0 +1,277 @@
+"""Metrics: what a process has counted, for whoever looks in: `graphflow status`, or Prometheus.
+
+    Meters.add, .set, .observe, .watch → Meters.samples → endpoint → Prometheus
+
+Counting is always on, where a step takes a way that costs a hundred times more, and nothing is
+counted on the short way of a step inside one process. Every metric is declared in `METRICS`.
+Names of sessions are no labels: they are random, and would never come again.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from graphflow._version import __version__
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError
+
+BUCKETS = (
+    1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0,
+)  # fmt: skip
+"""Upper bounds of the histograms' buckets, in seconds."""
+LATE = 64
+"""Counts that may wait for somebody to ask."""
+SERIES = 500
+"""Combinations of labels that a metric keeps; what comes later is counted as "other"."""
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a metric counts; a counter only grows, a gauge is what it is now."""
+
+    kind: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+METRICS: Mapping[str, Metric] = {
+    # Of a worker, and of a session over workers alike
+    "graphflow_info": Metric(GAUGE, "always 1", ("role", "address", "version", "python")),
+    "graphflow_uptime_seconds": Metric(GAUGE, "since the process or session began"),
+    "graphflow_resident_bytes": Metric(GAUGE, "memory of the process"),
+    "graphflow_resident_peak_bytes": Metric(GAUGE, "the most that it was"),
+    "graphflow_steps_total": Metric(COUNTER, "steps by what became of them", ("outcome",)),
+    "graphflow_step_seconds": Metric(
+        HISTOGRAM, "a session: whole steps; a worker: its part of them"
+    ),
+    "graphflow_queued_messages": Metric(GAUGE, "messages that sockets do not take yet"),
+    "graphflow_refused_messages_total": Metric(COUNTER, "messages that are not valid"),
+    "graphflow_resent_messages_total": Metric(COUNTER, "messages sent once more", ("peer",)),
+    # Of a worker
+    "graphflow_sessions": Metric(GAUGE, "open sessions"),
+    "graphflow_queued_jobs": Metric(GAUGE, "orders that wait for those before them"),
+    "graphflow_arena_bytes": Metric(GAUGE, "memory for the buffers of programs", ("device",)),
+    "graphflow_forbidden_messages_total": Metric(
+        COUNTER, "messages that their sender's key does not allow"
+    ),
+    "graphflow_variable_bytes": Metric(GAUGE, "memory for variables", ("device",)),
+    "graphflow_connections": Metric(GAUGE, "connections to the worker's address"),
+    "graphflow_sent_bytes_total": Metric(COUNTER, "tensors to other workers", ("peer", "edge")),
+    "graphflow_sent_tensors_total": Metric(COUNTER, "tensors to other workers", ("peer", "edge")),
+    "graphflow_received_bytes_total": Metric(
+        COUNTER, "tensors from other workers", ("peer", "edge")
+    ),
+    "graphflow_received_tensors_total": Metric(
+        COUNTER, "tensors from other workers", ("peer", "edge")
+    ),
+    # Of a session
+    "graphflow_workers": Metric(GAUGE, "workers by whether they answer", ("state",)),
+    "graphflow_workers_lost_total": Metric(COUNTER, "workers that do not answer any more"),
+    "graphflow_recoveries_total": Metric(COUNTER, "times that the session resumed"),
+    "graphflow_feed_bytes_total": Metric(COUNTER, "fed to steps"),
+    "graphflow_fetch_bytes_total": Metric(COUNTER, "fetched from steps"),
+    "graphflow_round_trip_seconds": Metric(GAUGE, "the shortest of the last pings", ("worker",)),
+    "graphflow_clock_error_seconds": Metric(
+        GAUGE, "how far times of a worker in traces may be off", ("worker",)
+    ),
+    "graphflow_checkpoints_total": Metric(COUNTER, "checkpoints by outcome", ("outcome",)),
+    "graphflow_checkpoint_age_seconds": Metric(GAUGE, "since the last whole checkpoint"),
+}
+
+
+@dataclass
+class Histogram:
+    """Counts by bucket, the last one for what is above all bounds, and their sum in seconds."""
+
+    counts: list[int]
+    total: float = 0.0
+
+
+Values = float | Mapping[tuple[str, ...], float]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One metric's values at a moment, by their labels."""
+
+    name: str
+    metric: Metric
+    values: Mapping[tuple[str, ...], float | Histogram]
+
+
+class Meters:
+    """The metrics of one process, or of one session. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, dict[tuple[str, ...], float]] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._watched: dict[str, Callable[[], Values]] = {}
+        self._late: deque[tuple[Callable[[list[Any]], None], Any]] = deque()
+
+    def later(self, count: Callable[[list[Any]], None], what: Any) -> None:
+        """Let `count` have something, together with its like, when somebody asks, or after many
+        others: for who counts where somebody waits for what is done."""
+        self._late.append((count, what))
+        if len(self._late) >= LATE:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        found: dict[Callable[[list[Any]], None], list[Any]] = {}
+        with suppress(IndexError):
+            while True:
+                count, what = self._late.popleft()
+                found.setdefault(count, []).append(what)
+        for count, all_of_it in found.items():
+            count(all_of_it)
+
+    def add(self, name: str, value: float = 1, *labels: str) -> None:
+        """Count. Labels come in the order in which the metric declares them.
+
+        Raises:
+            ArgumentError: no such metric, or other labels.
+        """
+        with self._lock:
+            series = self._values.get(name)
+            if series is not None and labels in series:  # nearly always: each step comes by here
+                series[labels] += value
+                return
+        _declared(name, COUNTER, labels)
+        with self._lock:
+            series = self._values.setdefault(name, {})
+            if labels not in series and len(series) >= SERIES:
+                labels = ("other",) * len(labels)
+            series[labels] = series.get(labels, 0) + value
+
+    def add_all(self, counts: Mapping[str, float], *labels: str) -> None:
+        """Count several things with the same labels; raises as `add`."""
+        with self._lock:
+            for name, value in counts.items():
+                series = self._values.get(name)
+                if series is None or labels not in series:
+                    break
+                series[labels] += value
+            else:
+                return
+        counted = list(counts).index(name)
+        for left in list(counts)[counted:]:
+            self.add(left, counts[left], *labels)
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Say what a gauge is now.
+
+        Raises:
+            ArgumentError: no such metric, or other labels.
+        """
+        _declared(name, GAUGE, labels)
+        with self._lock:
+            self._values.setdefault(name, {})[labels] = value
+
+    def observe(self, name: str, *seconds: float) -> None:
+        """Count durations.
+
+        Raises:
+            ArgumentError: no such metric.
+        """
+        found = self._histograms.get(name)
+        if found is None:
+            _declared(name, HISTOGRAM, ())
+            with self._lock:
+                empty = Histogram([0] * (len(BUCKETS) + 1))
+                found = self._histograms.setdefault(name, empty)
+        with self._lock:
+            for each in seconds:
+                found.counts[bisect_left(BUCKETS, each)] += 1
+            found.total += sum(seconds)
+
+    def watch(self, name: str, read: Callable[[], Values]) -> None:
+        """Let a metric be read when somebody asks: a number, or one for each tuple of labels. What
+        raises OSError or is replaced meanwhile is left out.
+
+        Raises:
+            ArgumentError: no such metric.
+        """
+        _declared(name, None, None)
+        with self._lock:
+            self._watched[name] = read
+
+    def value(self, name: str, *labels: str) -> float:
+        """What was counted so far, over all labels where none are given."""
+        self._catch_up()
+        with self._lock:
+            series = self._values.get(name, {})
+            return series.get(labels, 0) if labels else sum(series.values())
+
+    def series(self, name: str) -> dict[tuple[str, ...], float]:
+        """What was counted so far, by labels."""
+        self._catch_up()
+        with self._lock:
+            return dict(self._values.get(name, {}))
+
+    def samples(self) -> Iterator[Sample]:
+        """All that there is now, in the order of `METRICS`."""
+        self._catch_up()
+        with self._lock:
+            values: dict[str, dict[tuple[str, ...], float | Histogram]] = {
+                name: dict(series) for name, series in self._values.items()
+            }
+            for name, found in self._histograms.items():
+                values[name] = {(): Histogram(list(found.counts), found.total)}
+            watched = dict(self._watched)
+        for name, read in watched.items():
+            with suppress(OSError):
+                now = read()
+                values[name] = {(): now} if isinstance(now, int | float) else dict(now)
+        for name, metric in METRICS.items():
+            if values.get(name):
+                yield Sample(name, metric, values[name])
+
+
+def _declared(name: str, kind: str | None, labels: tuple[str, ...] | None) -> None:
+    metric = METRICS.get(name)
+    if metric is None or (kind is not None and metric.kind != kind):
+        raise ArgumentError(f"{name} is no {kind or 'metric'} in METRICS")
+    if labels is not None and len(labels) != len(metric.labels):
+        raise ArgumentError(f"{name} has the labels {metric.labels}, not {labels}")
+
+
+def watch_process(meters: Meters, role: str, address: str) -> None:
+    """Let meters tell of this process: what it is, since when, and its memory."""
+    started = time.monotonic()
+    labels = (role, address, __version__, platform.python_version())
+    meters.set("graphflow_info", 1, *labels)
+    meters.watch("graphflow_uptime_seconds", lambda: time.monotonic() - started)
+    meters.watch("graphflow_resident_bytes", resident)
+    meters.watch("graphflow_resident_peak_bytes", resident_peak)
+
+
+def resident() -> int:
+    """Bytes of memory of this process now; its most where the system does not tell."""
+    return _resident() or resident_peak()
+
+
+def resident_peak() -> int:
+    """The most bytes of memory that this process had, of which the kernel tells a little late."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max(most if sys.platform == "darwin" else most << 10, _resident())
+
+
+def _resident() -> int:
+    """Bytes of memory now; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * resource.getpagesize()

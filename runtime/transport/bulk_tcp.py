@@ -1,0 +1,366 @@
+"""Pipes: what one worker sends another over a TCP connection of its own, beside ZeroMQ.
+
+ZeroMQ hands a piece of an array to a thread that sends it, at the other end a thread to one that
+reads it, and that one copies it to where it stays. A pipe is written by who sends, and read by who
+waits, straight to where the bytes stay, while they come. It takes half of the time.
+
+Who sends offers a pipe in a message of the session, by a port, a secret and its own address; who
+receives connects, if that is the address by which it knows the sender, so that none leads past a
+proxy. Nothing in it is encrypted: between workers with keys there is none. A pipe that ends, or
+brings what is no message, is no loss: ZeroMQ stays, and what was on its way is asked for again.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hmac import compare_digest
+from typing import Any
+
+import xxhash
+
+from graphflow.errors import ProtocolError, TransportError
+from graphflow.ops.kernels.jit.array_address import fresh
+from graphflow.runtime.transport.tcp import check
+from graphflow.runtime.transport.unix_socket import Beside
+from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP
+
+WORD = "pipe"
+"""What the token of an offer begins with."""
+
+MOST = 64
+"""Pipes that a process reads from: each may hold a message that is not whole."""
+
+_TOKEN = re.compile(WORD + r" (\d{1,5}) ([0-9a-f]{64}) (tcp://\S{1,250})")
+_SECRET = 64  # characters
+_OFFERED = 5.0  # seconds for which an offer stands
+_GREETING = 1.0  # seconds for who connects to show the secret
+_HEAD = struct.Struct("<II")  # bytes of the first frame, and of the second; `_ONE`: there is none
+_ONE = 0xFFFFFFFF
+_SEAL = 8  # bytes after the frames, by which damage is seen
+_PIECE = 512 << 10  # bytes that are sent at once: what a second-level cache holds
+_WAIT = struct.pack("@ll", 0, 2000)  # 2 ms, for a connection that takes or brings nothing more
+_TAKEN_WITHIN = 2000  # milliseconds for the other end to take what was sent: as ZeroMQ's silence
+_CLOSED = 1.0  # seconds for the thread that writes to end
+
+
+class Pipe(Beside):
+    """One end of a pipe: the one that `send`s, or the one that `receive`s.
+
+    Sending is for one thread at a time; what the connection does not take at once, a thread writes.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, way, _WAIT)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TAKEN_WITHIN)
+        self._socket = sock
+        self.ended = False
+        """Whether it takes nothing any more."""
+        self._left: deque[memoryview] = deque()  # for the thread that writes
+        self._changed = threading.Condition()
+        self._writer: threading.Thread | None = None
+        self._head = memoryview(bytearray(_HEAD.size))
+        self._tail = memoryview(bytearray(_SEAL))
+        self._frames: list[Any] = []  # of the message that comes
+        self._pieces: list[list[memoryview]] = []  # of these, that are not whole
+        self._seal = xxhash.xxh3_64()  # of those that are
+        self._wanted: list[memoryview] = [self._head]  # where its next bytes go
+
+    # Sending -------------------------------------------------------------------------------------
+
+    def send(self, frames: Sequence[Any]) -> bool:
+        """Sends the frames of a message, which are not written to before it is acknowledged; False
+        if it has to go another way. Waits for some milliseconds at most."""
+        head = frames[0]
+        data = memoryview(frames[1]) if len(frames) > 1 else None
+        sizes = _HEAD.pack(len(head), _ONE if data is None else len(data))
+        seal = xxhash.xxh3_64(head)
+        if data is None:
+            return self._put(sizes, head, seal.digest())
+        # Piece by piece, so that each is in the caches when it is looked at, at both ends at once.
+        before: tuple[Any, ...] = (sizes, head)
+        last = max(0, len(data) - 1) // _PIECE * _PIECE
+        for start in range(0, last, _PIECE):
+            piece = data[start : start + _PIECE]
+            seal.update(piece)
+            if not self._put(*before, piece):
+                return False  # a message of which a part has come is none
+            before = ()
+        seal.update(data[last:])
+        return self._put(*before, data[last:], seal.digest())
+
+    def _put(self, *given: Any) -> bool:
+        """Sends some bytes, now or later; False if the pipe has ended."""
+        if self.ended:
+            return False
+        parts = [memoryview(each) for each in given]
+        if not self._left:
+            try:
+                parts = _rest(parts, self._socket.sendmsg(parts))
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.ended = True
+                return False
+        if parts:
+            self._write_later(parts)
+        return True
+
+    def _write_later(self, parts: Sequence[memoryview]) -> None:
+        with self._changed:
+            self._left += parts
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write, name="pipe", daemon=True)
+                self._writer.start()
+            self._changed.notify()
+
+    def _write(self) -> None:
+        """Writes what the connection did not take at once."""
+        while not self.ended:
+            with self._changed:
+                while not (self._left or self.ended):
+                    self._changed.wait()
+            try:
+                while self._left and not self.ended:
+                    part = self._left[0]
+                    sent = self._socket.send(part)
+                    # Only now may others write: what waits is in the order of the messages.
+                    if sent == len(part):
+                        self._left.popleft()
+                    else:
+                        self._left[0] = part[sent:]
+            except BlockingIOError:
+                continue
+            except OSError:
+                self.ended = True
+
+    # Receiving -----------------------------------------------------------------------------------
+
+    def receive(self) -> list[Any] | None:
+        """The frames of the next message; None if it is not whole yet, after some milliseconds in
+        which nothing came.
+
+        Raises:
+            TransportError: the pipe has ended.
+            ProtocolError: what came is no message.
+        """
+        while True:
+            try:
+                count = self._socket.recvmsg_into(self._wanted, 0, socket.MSG_WAITALL)[0]
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise TransportError(f"the pipe has ended: {error.strerror}") from error
+            if not count:
+                raise TransportError("the other process has ended its pipe")
+            self._wanted = _rest(self._wanted, count)
+            if self._wanted:
+                return None
+            if not self._frames:
+                self._make_room(*_HEAD.unpack(self._head))
+            else:
+                for piece in self._pieces[0]:
+                    self._seal.update(piece)
+                del self._pieces[0]
+                if not self._pieces:
+                    return self._whole()
+            self._wanted = (
+                self._pieces[0] if len(self._pieces) > 1 else [*self._pieces[0], self._tail]
+            )
+
+    def _make_room(self, first: int, second: int) -> None:
+        """For the frames that follow."""
+        two = second != _ONE
+        if not 0 < first <= CONTROL_CAP or (two and second > CHUNK_BYTES):
+            raise ProtocolError(f"a message of a pipe says that it has {first} and {second} bytes")
+        head = bytearray(first)
+        self._frames, self._pieces = [head], [[memoryview(head)]]
+        self._seal = xxhash.xxh3_64()
+        if two:
+            data = fresh(second).data
+            self._frames.append(data)
+            self._pieces[0].append(data[:_PIECE])
+            self._pieces += [[data[at : at + _PIECE]] for at in range(_PIECE, second, _PIECE)]
+
+    def _whole(self) -> list[Any]:
+        """The message that has come."""
+        frames, self._frames, self._wanted = self._frames, [], [self._head]
+        if self._tail != self._seal.digest():
+            raise ProtocolError("a message of a pipe is not what was sent")
+        return frames
+
+    def close(self) -> None:
+        """Ends it."""
+        self.ended = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who writes
+        with self._changed:
+            self._changed.notify()
+        if self._writer is not None:
+            self._writer.join(_CLOSED)
+        self._socket.close()
+
+
+def _rest(parts: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What is left of some parts after so many bytes."""
+    for index, part in enumerate(parts):
+        if count < part.nbytes:
+            return [part[count:], *parts[index + 1 :]]
+        count -= part.nbytes
+    return []
+
+
+class Outlet:
+    """Where a link to another worker gets a pipe from.
+
+    Args:
+        address: where this worker listens, as it knows itself.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._pipe: Pipe | None = None
+        self._offer: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def pipe(self) -> Pipe | None:
+        """The pipe, if there is one that has not ended."""
+        pipe = self._pipe
+        if pipe is not None and pipe.ended:
+            self._pipe = None
+            pipe.close()
+            return None
+        return pipe
+
+    def offer(self) -> str:
+        """The token of an offer, which stands for some seconds; "" while one does, and where there
+        can be none."""
+        if self._pipe is not None or (self._thread is not None and self._thread.is_alive()):
+            return ""
+        host = check(self._address, insecure=True, listening=True).host
+        if host == "*":
+            return ""  # whose own address is not known
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listening = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            return ""  # no more file descriptors: what cannot do without will tell
+        try:
+            listening.bind((host, 0))
+            listening.listen(1)
+        except OSError:
+            listening.close()
+            return ""
+        secret = secrets.token_hex(_SECRET // 2)
+        self._offer = listening
+        self._thread = threading.Thread(
+            target=self._await, args=(listening, secret), name="pipe-offer", daemon=True
+        )
+        self._thread.start()
+        return f"{WORD} {listening.getsockname()[1]} {secret} {self._address}"
+
+    def _await(self, listening: socket.socket, secret: str) -> None:
+        """Waits for who knows the secret."""
+        until = time.monotonic() + _OFFERED
+        with listening:
+            while (left := until - time.monotonic()) > 0:
+                try:
+                    listening.settimeout(left)
+                    sock, _ = listening.accept()
+                except OSError:
+                    return  # nobody came, or it was closed
+                try:
+                    if compare_digest(_told(sock), secret.encode()):
+                        self._pipe = Pipe(sock)
+                        return
+                except OSError:
+                    pass  # it went away, or said nothing
+                sock.close()
+
+    def close(self) -> None:
+        """Ends the pipe, or the offer."""
+        if self._offer is not None:
+            with suppress(OSError):
+                self._offer.shutdown(socket.SHUT_RDWR)  # wakes who waits there
+        if self._thread is not None:
+            self._thread.join(_GREETING + _CLOSED)
+        if self._pipe is not None:
+            self._pipe.close()
+
+
+def _told(sock: socket.socket) -> bytes:
+    """What somebody says who has connected."""
+    until = time.monotonic() + _GREETING
+    said = b""
+    while len(said) < _SECRET:
+        sock.settimeout(max(1e-3, until - time.monotonic()))
+        more = sock.recv(_SECRET - len(said))
+        if not more:
+            break
+        said += more
+    return said
+
+
+def join(token: str, known: str, admit: Callable[[Pipe], None]) -> None:
+    """Takes an offer, on a thread of its own; nothing happens if that cannot be.
+
+    Args:
+        known: the address of who offers, as this process knows it.
+        admit: takes the end that receives.
+    """
+    parts = _TOKEN.fullmatch(token)
+    if parts is None or parts[3] != known:
+        return
+    host = check(known, insecure=True, listening=False).host
+    place, secret = (host, int(parts[1])), parts[2].encode()
+
+    def connect() -> None:
+        try:
+            sock = socket.create_connection(place, _GREETING)
+        except OSError:
+            return  # a firewall, or who offered is gone
+        try:
+            sock.sendall(secret)
+            admit(Pipe(sock))
+        except OSError:
+            sock.close()
+
+    threading.Thread(target=connect, name="pipe-join", daemon=True).start()
+
+
+class Pipes:
+    """The ends that a process reads from, each of a session. For one thread only."""
+
+    def __init__(self) -> None:
+        self._pipes: dict[bytes, tuple[str, Pipe]] = {}
+        self._count = 0
+
+    def take_in(self, session: str, pipe: Pipe) -> bytes | None:
+        """The route that a pipe has from now on; None if there are as many as can be."""
+        if len(self._pipes) >= MOST:
+            pipe.close()
+            return None
+        self._count += 1
+        route = b"pipe %d" % self._count
+        self._pipes[route] = session, pipe
+        return route
+
+    def of(self, session: str) -> list[bytes]:
+        """The routes of those of a session."""
+        return [route for route, (owner, _) in self._pipes.items() if owner == session]
+
+    def drop(self, route: bytes) -> Pipe | None:
+        """Forgets the pipe of a route, if it is one, which is to be closed."""
+        return self._pipes.pop(route, ("", None))[1]

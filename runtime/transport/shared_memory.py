@@ -1,0 +1,244 @@
+"""Memory that two processes of one host share, and that neither can leave behind.
+
+A segment is an anonymous file (`memfd_create`): it has no name in /dev/shm, so the kernel frees it
+when the last process that holds it ends, whatever ended it. A peer finds it by a token, through
+/proc/<pid>/fd. A token comes from the wire and is taken as hostile: what it points to is looked at
+without being opened, must be a segment whose size is sealed (one that is cut short kills whoever
+reads beyond its end), and must begin with the token's own random words, before it is mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import struct
+import sys
+import weakref
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.environment import is_on
+from graphflow.errors import TransportError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_NAME = "graphflow"
+_HEADER = struct.Struct("<16sQ32s")  # magic, bytes of memory, nonce
+_HEADER_BYTES = 4096  # one page, so that the memory behind it is aligned
+_MAGIC = b"graphflow-shm-1\0"
+_LARGEST = 1 << 46  # bytes; more is no size of a segment but a mistake
+_SHARE = 0.9  # of the memory that is free, which one segment may take
+_TOKEN = re.compile(r"memfd:([0-9a-f-]{36}):(\d{1,20}):(\d{1,10}):(\d{1,10}):([0-9a-f]{64})")
+
+
+class Segment:
+    """Shared memory: made by one process, attached to by others of the same user and host.
+
+    Attributes:
+        memory: a flat uint8 array, aligned to 64 bytes and zero at first. Views of it stay valid
+            after `close`; the memory goes with the last of them.
+        token: what a peer attaches by.
+    """
+
+    def __init__(self, fd: int, nbytes: int, nonce: bytes, *, writable: bool) -> None:
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        try:
+            mapped = mmap.mmap(fd, _HEADER_BYTES + nbytes, mmap.MAP_SHARED, access)
+        except (OSError, ValueError, OverflowError) as error:
+            raise TransportError(
+                f"{nbytes} bytes of shared memory cannot be mapped: {error}"
+            ) from error
+        self.memory: Array = np.frombuffer(mapped, np.uint8)[_HEADER_BYTES:]
+        self.token = f"memfd:{_boot()}:{_namespace()}:{os.getpid()}:{fd}:{nonce.hex()}"
+        self._fd = fd
+        self._close = weakref.finalize(self, _close, fd)
+
+    @staticmethod
+    def create(nbytes: int, *, empty: bool = False) -> Segment:
+        """Makes a segment of `nbytes` bytes, all of which are there from the start.
+
+        Args:
+            empty: take no memory yet; `reserve` does, before a part is touched.
+
+        Raises:
+            TransportError: this system has no such memory, or not as much.
+        """
+        if not 0 < nbytes <= _LARGEST:
+            raise TransportError(f"a segment has 1 to {_LARGEST} bytes, not {nbytes}")
+        if not is_possible():
+            raise TransportError("this system has no anonymous shared memory; tcp serves instead")
+        if not empty:
+            _check_room(nbytes)
+        try:
+            fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise TransportError(f"shared memory cannot be made: {error}") from error
+        try:
+            nonce = secrets.token_bytes(32)
+            os.ftruncate(fd, _HEADER_BYTES + nbytes)
+            os.posix_fallocate(fd, 0, _HEADER_BYTES + (0 if empty else nbytes))
+            os.pwrite(fd, _HEADER.pack(_MAGIC, nbytes, nonce), 0)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _seals())
+            return Segment(fd, nbytes, nonce, writable=True)
+        except OSError as error:
+            os.close(fd)
+            raise TransportError(f"no {nbytes} bytes of shared memory: {error}") from error
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @staticmethod
+    def attach(token: str, *, writable: bool = True) -> Segment:
+        """Maps the segment that a token of another process, or of this one, names.
+
+        Raises:
+            TransportError: it names none, or one that this process cannot reach.
+        """
+        if not shared_memory_possible(token):
+            raise TransportError("the token is not of a process that shares memory with this one")
+        match = _TOKEN.fullmatch(token)
+        assert match is not None
+        pid, number, nonce = int(match[3]), int(match[4]), bytes.fromhex(match[5])
+        fd = _open(f"/proc/{pid}/fd/{number}", writable)
+        try:
+            return Segment(fd, _checked(fd, nonce), nonce, writable=writable)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def reserve(self, start: int, nbytes: int) -> None:
+        """Takes the memory of a part, for the process that made the segment: touching what is not
+        there would kill it if there is none.
+
+        Raises:
+            TransportError: there is not as much.
+        """
+        _check_room(nbytes)
+        try:
+            os.posix_fallocate(self._fd, _HEADER_BYTES + start, nbytes)
+        except OSError as error:
+            raise TransportError(f"no {nbytes} bytes of shared memory: {error}") from error
+
+    def close(self) -> None:
+        """Lets go of it; peers that are attached keep it. Idempotent."""
+        if self._close.alive:
+            self._close()
+            self.memory = self.memory[:0].copy()
+
+
+def _check_room(nbytes: int) -> None:
+    left = memory_left()
+    if nbytes > left * _SHARE:
+        raise TransportError(
+            f"{nbytes} bytes of shared memory are too many: {left} bytes of memory are free"
+        )
+
+
+def is_possible() -> bool:
+    """Whether processes of this system can share memory in this way, and may: unless
+    GRAPHFLOW_SHARED_MEMORY=off."""
+    if not is_on("GRAPHFLOW_SHARED_MEMORY"):
+        return False
+    return sys.platform == "linux" and hasattr(os, "memfd_create") and bool(_namespace())
+
+
+def shared_memory_possible(token: str) -> bool:
+    """Whether a token is of a process that may share memory with this one: of the same start of
+    the same host, and of the same namespace of processes. `attach` may still find that it cannot,
+    as for another user's process."""
+    match = _TOKEN.fullmatch(token)
+    return bool(
+        match and is_possible() and (match[1], match[2]) == (_boot(), _namespace())
+    )  # fmt: skip
+
+
+def memory_left() -> int:
+    """Bytes of memory that are free on this host, or in the container around this process."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        (line,) = (s for s in _read("/proc/meminfo").splitlines() if s.startswith("MemAvailable:"))
+        free = int(line.split()[1]) * 1024
+        with contextlib.suppress(OSError, ValueError):
+            folder = "/sys/fs/cgroup"
+            most, used = _read(f"{folder}/memory.max"), _read(f"{folder}/memory.current")
+            free = min(free, max(0, int(most) - int(used)))
+        return free
+    return _LARGEST
+
+
+# What a token points to ------------------------------------------------------------------------
+
+
+def _open(path: str, writable: bool) -> int:
+    """The segment at a path, opened once it is known to be one. Opening something else could block
+    (a pipe) or have effects (a device), so it is looked at through a handle that opens nothing."""
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        raise TransportError(f"shared memory cannot be attached: {error.strerror}") from error
+    try:
+        mine = f"/proc/self/fd/{handle}"
+        found, status = os.readlink(mine), os.fstat(handle)
+        if not found.startswith(f"/memfd:{_NAME}") or status.st_nlink:
+            raise TransportError("the token names what is no shared memory of ours")
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        return os.open(mine, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise TransportError(f"shared memory cannot be attached: {error.strerror}") from error
+    finally:
+        os.close(handle)
+
+
+def _checked(fd: int, nonce: bytes) -> int:
+    """The size of an open segment's memory, once all that it says of itself has been verified."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        size = os.fstat(fd).st_size
+        head = os.pread(fd, _HEADER.size, 0)
+    except OSError as error:
+        raise TransportError(f"the token names what is no shared memory: {error}") from error
+    if seals & _seals() != _seals():
+        raise TransportError("the size of the shared memory is not sealed: it could be cut short")
+    if len(head) != _HEADER.size or not _HEADER_BYTES < size <= _HEADER_BYTES + _LARGEST:
+        raise TransportError(f"shared memory of {size} bytes is none of ours")
+    magic, nbytes, found = _HEADER.unpack(head)
+    if magic != _MAGIC or _HEADER_BYTES + nbytes != size:
+        raise TransportError("the shared memory does not begin as ours does")
+    if not secrets.compare_digest(found, nonce):
+        raise TransportError("the token is not of this shared memory, but of one before it")
+    return int(nbytes)
+
+
+def _seals() -> int:
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@cache
+def _boot() -> str:
+    return _read("/proc/sys/kernel/random/boot_id").strip()
+
+
+@cache
+def _namespace() -> str:
+    """The inode of the process's namespace; "" where /proc is not of that namespace."""
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return ""
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="ascii")
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""Messages as bytes: frames, field checks, chunking, graphs and tensors."""

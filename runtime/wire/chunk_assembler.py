@@ -1,0 +1,224 @@
+"""Assembler: arrays that arrive in pieces, put together within budgets of memory.
+
+A piece's header is checked against itself and against the pieces before it; only then is memory
+allocated, or a byte copied.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
+from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, fresh
+from graphflow.runtime.wire.frame_codec import (
+    BUDGET,
+    CHUNK_BYTES,
+    FAR_CHUNK_BYTES,
+    Borrowed,
+    Buffer,
+    dtype_of,
+    nbytes_of,
+)
+from graphflow.runtime.wire.messages import Array, Chunk, Key
+
+_HEADERS = 1024  # of arrays that are remembered
+ENTRIES = 1 << 17  # arrays that one session may have under way to one process
+
+
+def check_header(chunk: Chunk) -> np.dtype[Any]:
+    """The dtype of an array of which a chunk says what is consistent.
+
+    Raises:
+        ProtocolError: it is not.
+    """
+    return _checked(chunk.dtype, tuple(chunk.shape), tuple(chunk.axes), chunk.nbytes)
+
+
+@lru_cache(_HEADERS)
+def _checked(name: str, shape: tuple[int, ...], axes: tuple[int, ...], told: int) -> np.dtype[Any]:
+    dtype = dtype_of(name)
+    nbytes = nbytes_of(shape, dtype)
+    if sorted(axes) != list(range(len(shape))):
+        raise ProtocolError(f"axes {list(axes)} are no order of {len(shape)} axes")
+    if nbytes != told:
+        raise ProtocolError(
+            f"an array of shape {list(shape)} and dtype {name} has {nbytes} bytes, "
+            f"but its header says {told}"
+        )
+    return dtype
+
+
+def _check_piece(chunk: Chunk, data: Buffer) -> None:
+    """Looks at how many bytes come with a chunk.
+
+    Raises:
+        ProtocolError: they are not those that belong at its place.
+    """
+    if isinstance(data, Borrowed):
+        if chunk.offset:
+            raise ProtocolError(f"an array that is lent starts at byte {chunk.offset}")
+        return
+    left = chunk.nbytes - chunk.offset
+    if not any(
+        len(data) == min(size, left) and chunk.offset % size == 0
+        for size in (CHUNK_BYTES, FAR_CHUNK_BYTES)
+    ):
+        raise ProtocolError(
+            f"a chunk of {len(data)} bytes at byte {chunk.offset} of {chunk.nbytes} has the wrong "
+            "size"
+        )
+
+
+@dataclass
+class _Partial:
+    header: Chunk
+    array: Array
+    memory: Array  # the same bytes, flat
+    filled: int
+
+
+def _given(chunk: Chunk, data: Buffer) -> Array | None:
+    """The memory of a whole array that comes with its first piece: one that is lent, or the piece
+    itself, which is nobody else's, where it begins where a buffer may."""
+    if isinstance(data, Borrowed):
+        return data.borrow()
+    if len(data) < chunk.nbytes or not isinstance(data, memoryview) or data.readonly:
+        return None
+    memory = np.frombuffer(data, np.uint8)
+    return memory if address(memory) % ALIGNMENT == 0 else None
+
+
+def _is_of(header: Chunk, chunk: Chunk) -> bool:
+    """Whether a chunk is of the array that another one is of."""
+    return (
+        chunk.nbytes == header.nbytes
+        and chunk.dtype == header.dtype
+        and chunk.shape == header.shape
+        and chunk.axes == header.axes
+    )
+
+
+class Purse:
+    """Bytes that may be under way to one process, all sessions and peers together."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.held = 0
+
+
+class Assembler:
+    """Puts the chunks of one session's arrays together, within budgets of bytes.
+
+    An array counts against them from its first chunk until it is taken.
+
+    Args:
+        budget: for each peer that sends.
+        entries: arrays, of all peers.
+        purse: what the process's other sessions share.
+    """
+
+    def __init__(
+        self, budget: int = BUDGET, entries: int = ENTRIES, purse: Purse | None = None
+    ) -> None:
+        self._budget = budget
+        self._entries = entries
+        self._purse = purse or Purse(1 << 62)
+        self._held: dict[int, int] = {}  # by origin
+        self._partial: dict[tuple[int, str, int, Key], _Partial] = {}
+        self._whole: dict[tuple[int, str, int, Key], Array] = {}
+
+    def add(self, origin: int, chunk: Chunk, data: Buffer) -> bool:
+        """Takes in one chunk from `origin`; whether its array is now whole.
+
+        Raises:
+            ProtocolError: the chunk contradicts itself or those before it.
+            MessageTooLarge: the array does not fit in the budget.
+        """
+        key = (origin, chunk.purpose, chunk.number, chunk.name)
+        _check_piece(chunk, data)
+        partial = self._partial.get(key)
+        if partial is None:
+            partial = self._start(key, chunk, data)
+        elif not _is_of(partial.header, chunk) or chunk.offset != partial.filled:
+            raise ProtocolError(
+                f"a chunk of {chunk.purpose} {chunk.name} does not continue the one before it"
+            )
+        if partial.filled < chunk.nbytes:
+            assert not isinstance(data, Borrowed)
+            end = partial.filled + len(data)
+            partial.memory[partial.filled : end] = np.frombuffer(data, np.uint8)
+            partial.filled = end
+        if partial.filled < chunk.nbytes:
+            return False
+        del self._partial[key]
+        self._whole[key] = partial.array
+        return True
+
+    def _start(self, key: tuple[int, str, int, Key], chunk: Chunk, data: Buffer) -> _Partial:
+        dtype = check_header(chunk)
+        if chunk.offset:
+            raise ProtocolError(f"{chunk.purpose} {chunk.name} starts at byte {chunk.offset}")
+        if key in self._whole:
+            raise ProtocolError(f"{chunk.purpose} {chunk.name} arrives a second time")
+        held = self._held.get(key[0], 0)
+        purse = self._purse
+        if held + chunk.nbytes > self._budget or purse.held + chunk.nbytes > purse.budget:
+            error = GraphLimitError if chunk.purpose == "part" else MessageTooLarge
+            raise error(
+                f"{chunk.purpose} {chunk.name} of {chunk.nbytes} bytes exceeds what is left of the "
+                f"budget: {held} of {self._budget} bytes of its sender are under way, and "
+                f"{purse.held} of {purse.budget} of all"
+            )
+        if len(self._partial) + len(self._whole) >= self._entries:
+            raise MessageTooLarge(f"more than {self._entries} arrays are under way in a session")
+        try:
+            memory = _given(chunk, data)
+            filled = 0 if memory is None else chunk.nbytes
+            memory = fresh(chunk.nbytes) if memory is None else memory
+        except MemoryError:
+            raise MessageTooLarge(f"no memory for an array of {chunk.nbytes} bytes") from None
+        array = memory.view(dtype).reshape([chunk.shape[axis] for axis in chunk.axes])
+        if chunk.axes != sorted(chunk.axes):
+            array = array.transpose(np.argsort(chunk.axes))
+        self._hold(key[0], chunk.nbytes)
+        self._partial[key] = partial = _Partial(chunk, array, memory, filled)
+        return partial
+
+    def take(self, origin: int, purpose: str, number: int, name: Key) -> Array:
+        """Hands a whole array over.
+
+        Raises:
+            ProtocolError: it has not arrived.
+        """
+        array = self._whole.pop((origin, purpose, number, name), None)
+        if array is None:
+            raise ProtocolError(f"{purpose} {name} of request {number} was announced but not sent")
+        self._hold(origin, -array.nbytes)
+        return array
+
+    def _hold(self, origin: int, nbytes: int) -> None:
+        self._held[origin] = self._held.get(origin, 0) + nbytes
+        self._purse.held += nbytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has arrived that was not taken."""
+        return not (self._partial or self._whole)
+
+    def forget(self, purpose: str, number: int) -> None:
+        """Drops what has arrived for a request or step."""
+        for key in [key for key in self._partial if key[1:3] == (purpose, number)]:
+            self._hold(key[0], -self._partial.pop(key).header.nbytes)
+        for key in [key for key in self._whole if key[1:3] == (purpose, number)]:
+            self._hold(key[0], -self._whole.pop(key).nbytes)
+
+    def clear(self) -> None:
+        """Drops all that has arrived; the session is over."""
+        self._partial.clear()
+        self._whole.clear()
+        self._purse.held -= sum(self._held.values())
+        self._held.clear()

@@ -1,0 +1,242 @@
+"""The fields of what travels: made from the types that a class declares, to and from plain data.
+
+A class of frozen values says what each of its fields holds (`messages`); from that follow the list
+that is sent for it and what refuses anything else. A list's types are looked at together first:
+nearly always they are the declared ones, and only what a type alone does not tell is checked then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from operator import attrgetter, itemgetter
+from types import UnionType
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from graphflow.base.argument_checks import shown
+from graphflow.errors import ProtocolError
+
+Check = Callable[[Any, str], Any]
+T = TypeVar("T")
+
+DEPTH_CAP = 8  # nesting of plain data
+END = 1 << 63  # of integers
+
+_PLAIN = "plain data"
+
+
+class Fields(Generic[T]):
+    """The fields of a class of frozen values, or of named tuples, in the order in which it declares
+    them."""
+
+    def __init__(self, kind: type[T]) -> None:
+        hints = get_type_hints(kind, include_extras=True)
+        self.names = tuple(hints)
+        self._kind = kind
+        self._checks = [(name, check_of(hints[name])) for name in self.names]
+        types = [_types_of(hints[name]) for name in self.names]
+        self._usual = frozenset(product(*types))
+        counts = [at for at, name in enumerate(self.names) if _is_count(hints[name])]
+        integers = [at for at, name in enumerate(self.names) if hints[name] is int]
+        self._counts = _several(counts)
+        self._integers = _several(integers)
+        self._inner = [
+            (at, name, check)
+            for at, (name, check) in enumerate(self._checks)
+            if at not in (*counts, *integers) and hints[name] not in (str, bool, bytes)
+        ]
+        self.of = _getter(kind, self.names)
+        """What is sent for a value: its fields in order."""
+        self._made = _maker(kind, self.names)
+
+    def build(self, values: Sequence[Any]) -> T:
+        """The value with these fields.
+
+        Raises:
+            ProtocolError: they are too many or too few, or one is not what the class declares.
+        """
+        if tuple(map(type, values)) not in self._usual:
+            return self._made(self._checked(values))
+        if self._counts is not None:
+            counts = self._counts(values)
+            if min(counts) < 0 or max(counts) >= END:
+                self._checked(values)
+        if self._integers is not None and max(self._integers(values)) >= END:
+            self._checked(values)
+        if self._inner:
+            values = list(values)
+            for at, name, check in self._inner:
+                values[at] = check(values[at], name)
+        return self._made(values)
+
+    def from_map(self, body: Mapping[str, Any]) -> T:
+        """The value with the fields that a map names; raises as `build`."""
+        if set(body) != set(self.names):
+            raise self._unlike(f"the fields {shown(sorted(body), 200)}")
+        return self.build(tuple(body[name] for name in self.names))
+
+    def _checked(self, values: Sequence[Any]) -> list[Any]:
+        if len(values) != len(self.names):
+            raise self._unlike(f"{len(values)} fields")
+        return [check(v, name) for v, (name, check) in zip(values, self._checks, strict=True)]
+
+    def _unlike(self, what: str) -> ProtocolError:
+        return ProtocolError(f"{self._kind.__name__} has {what}, not {list(self.names)}")
+
+
+def _several(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
+    """What gets the numbers at some places as a tuple; None where there are no places."""
+    return itemgetter(*places, places[-1]) if places else None
+
+
+def _getter(kind: type[T], names: Sequence[str]) -> Callable[[T], Sequence[Any]]:
+    if issubclass(kind, tuple):
+        return lambda value: value  # type: ignore[return-value]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: [getattr(value, name) for name in names]
+
+
+def _maker(kind: type[T], names: Sequence[str]) -> Callable[[Sequence[Any]], T]:
+    """Makes values of fields whose number is right."""
+    if issubclass(kind, tuple):
+        return partial(tuple.__new__, kind)
+    return lambda values: made(kind, zip(names, values, strict=True))
+
+
+def made(kind: type[T], fields: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> T:
+    """A frozen value of all its fields, which are right: in a fraction of the time that its class
+    takes to make it."""
+    value = object.__new__(kind)
+    value.__dict__.update(fields)
+    return value
+
+
+def _is_count(hint: Any) -> bool:
+    return get_origin(hint) is Annotated and get_args(hint)[1] != _PLAIN
+
+
+def _types_of(hint: Any) -> tuple[type, ...]:
+    """The types that a field's value nearly always has; none if it may be any plain data."""
+    if get_origin(hint) is Annotated:
+        return () if get_args(hint)[1] == _PLAIN else (int,)
+    if hint in (str, bool, bytes, int, float):
+        return (hint,)
+    origin = get_origin(hint)
+    if origin is UnionType:
+        return tuple(get_args(hint))
+    return (dict,) if origin is dict else (tuple,)
+
+
+def check_of(hint: Any) -> Check:
+    """What refuses all but the values of a type, and turns lists into what it declares."""
+    if get_origin(hint) is Annotated:
+        return _check_plain if not _is_count(hint) else _check_count
+    if hint in (str, bool, bytes):
+        return _check_exactly(hint)
+    if hint is int:
+        return _check_int
+    if hint is float:
+        return _check_float
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is list:
+        return _check_list(arguments[0])
+    if origin is tuple:
+        return _check_tuple([check_of(argument) for argument in arguments])
+    if origin is dict:
+        return _check_dict(check_of(arguments[1]))
+    if origin is UnionType and set(arguments) == {int, str}:
+        return _check_key
+    raise ProtocolError(f"no message field can have the type {hint}")
+
+
+def _wrong(value: Any, name: str, expected: str) -> ProtocolError:
+    return ProtocolError(f"field {name} is {shown(value, 80)}, not {expected}")
+
+
+def _check_exactly(kind: type) -> Check:
+    def check(value: Any, name: str) -> Any:
+        if type(value) is not kind:
+            raise _wrong(value, name, f"a {kind.__name__}")
+        return value
+
+    return check
+
+
+def _check_int(value: Any, name: str) -> Any:
+    if type(value) is not int or not -END <= value < END:
+        raise _wrong(value, name, "an integer of 64 bits")
+    return value
+
+
+def _check_count(value: Any, name: str) -> Any:
+    if type(value) is not int or not 0 <= value < END:
+        raise _wrong(value, name, "zero or more, of 63 bits")
+    return value
+
+
+def _check_float(value: Any, name: str) -> Any:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise _wrong(value, name, "a finite number")
+    return float(value)
+
+
+def _check_key(value: Any, name: str) -> Any:
+    return value if type(value) is str else _check_int(value, name)
+
+
+def _check_counts(value: Any, name: str) -> Any:
+    if type(value) is not tuple:
+        raise _wrong(value, name, "a list")
+    for item in value:
+        if type(item) is not int or not 0 <= item < END:
+            raise _wrong(item, name, "zero or more, of 63 bits")
+    return list(value)
+
+
+def _check_list(hint: Any) -> Check:
+    if _is_count(hint):
+        return _check_counts
+    check = check_of(hint)
+    alike = {frozenset((hint,))} if hint in (str, bytes) else set()
+
+    def check_items(value: Any, name: str) -> Any:
+        if type(value) is not tuple:
+            raise _wrong(value, name, "a list")
+        if not value or frozenset(map(type, value)) in alike:
+            return list(value)
+        return [check(item, name) for item in value]
+
+    return check_items
+
+
+def _check_tuple(checks: list[Check]) -> Check:
+    def check_items(value: Any, name: str) -> Any:
+        if type(value) is not tuple or len(value) != len(checks):
+            raise _wrong(value, name, f"a list of {len(checks)}")
+        return tuple([check(item, name) for check, item in zip(checks, value, strict=True)])
+
+    return check_items
+
+
+def _check_dict(check: Check) -> Check:
+    def check_values(value: Any, name: str) -> Any:
+        if type(value) is not dict:
+            raise _wrong(value, name, "a map")
+        return {key: check(item, name) for key, item in value.items()}
+
+    return check_values
+
+
+def _check_plain(value: Any, name: str, depth: int = 0) -> Any:
+    if depth > DEPTH_CAP:
+        raise ProtocolError(f"field {name} is nested deeper than {DEPTH_CAP}")
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is tuple:
+        return [_check_plain(item, name, depth + 1) for item in value]
+    if type(value) is dict:
+        return {key: _check_plain(item, name, depth + 1) for key, item in value.items()}
+    raise _wrong(value, name, "plain data")

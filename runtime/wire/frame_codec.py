@@ -1,0 +1,419 @@
+"""Frames: between the messages of the protocol and the bytes that a transport carries.
+
+A message is one frame, of msgpack or `packed`; a `Chunk` has the bytes of a piece of an array in a
+second one. Everything that arrives is taken as hostile: a frame is measured before it is decoded, a
+value is checked against the type that its field declares, and an array's header is checked before a
+byte of memory is allocated for it. Only the message classes and dtypes that are listed here exist.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from graphflow.base.argument_checks import shown
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import MessageTooLarge, ProtocolError
+from graphflow.ops.kernels.jit.array_address import fresh
+from graphflow.runtime.wire.field_checks import END, Fields, check_of, made
+from graphflow.runtime.wire.messages import (
+    KINDS,
+    Array,
+    Chunk,
+    Count,
+    Envelope,
+    Key,
+    Message,
+    Small,
+)
+from graphflow.runtime.wire.msgpack_codec import read, write
+from graphflow.runtime.wire.step_frame_codec import MARK, pack, unpack
+
+WIRE_VERSION = 12
+CONTROL_CAP = 1 << 20  # bytes of a control frame
+CHUNK_BYTES = 1 << 20  # bytes of an array in one frame
+FAR_CHUNK_BYTES = 256 << 10  # the same, to another host
+SMALL_BYTES = 16 << 10  # arrays below this size go inside messages
+SMALL_TOGETHER = 256 << 10  # of all arrays that go inside one message, about
+DIRECT_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
+BUDGET = 4 << 30  # bytes that one peer may have under way to one process in a session
+SPANS_A_MESSAGE = 2048
+
+_HEADER_CAP = 1 << 10  # bytes of the header of an array inside a message
+_RANK_CAP = 32
+
+_INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_FLOATS = {"float16", "float32", "float64", "complex64", "complex128"}
+_NUMPY_DTYPES = {name: np.dtype(name) for name in {"bool"} | _INTEGERS | _FLOATS}
+
+_HEADERS = 1024  # of arrays inside messages, that are remembered
+
+_UNCHANGED = ("Hello", "Welcome")  # maps in all versions; the bodies of others are lists
+
+_PREFIX = struct.Struct("<QH")  # of an array inside a message: checksum, length of its header
+_SUMMED = 8  # the bytes of the checksum, before those that it is of
+_INSIDE_CAP = SMALL_BYTES + _HEADER_CAP + _PREFIX.size  # bytes of an array inside a message
+
+_HEAD = Fields(Envelope)
+_check_header = check_of(tuple[Key, str, list[Count]])
+
+
+class _Known(dict[str, Fields[Message]]):
+    """The fields of each kind of message, made when the first of a kind travels."""
+
+    def __missing__(self, kind: str) -> Fields[Message]:
+        self[kind] = Fields(KINDS[kind])
+        return self[kind]
+
+
+_FIELDS = _Known()
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """The bytes of an array that lies in memory of its sender, to be looked at when it is known
+    that the message is to be believed.
+
+    Attributes:
+        borrow: hands them over, perhaps before the last of them are there, which who reads them
+            waits for; to be called once.
+    """
+
+    borrow: Callable[[], Array]
+
+    def __len__(self) -> int:
+        return 0  # bytes that came with the message
+
+
+def give_back(data: Buffer | None) -> None:
+    """Returns what is lent by a message that came in time for nothing."""
+    if isinstance(data, Borrowed):
+        data.borrow()
+
+
+Buffer = bytes | memoryview | Borrowed
+
+
+# Messages --------------------------------------------------------------------------------------
+
+
+def encode(envelope: Envelope, message: Message) -> bytes:
+    """The control frame of a message.
+
+    Raises:
+        MessageTooLarge: the frame exceeds CONTROL_CAP bytes.
+        ProtocolError: a field holds what cannot be sent.
+    """
+    packed = pack(envelope, message)
+    frame = _frame_of(envelope, message) if packed is None else packed
+    if len(frame) > CONTROL_CAP:
+        raise MessageTooLarge(
+            f"a {type(message).__name__} message has {len(frame)} bytes, a control frame at most "
+            f"{CONTROL_CAP}"
+        )
+    return frame
+
+
+def _frame_of(envelope: Envelope, message: Message) -> bytes:
+    kind = type(message).__name__
+    known = _FIELDS[kind]
+    body: Any = known.of(message)
+    if kind in _UNCHANGED:
+        body = dict(zip(known.names, body, strict=True))
+    return write((kind, envelope, body), f"a {kind} message")
+
+
+def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
+    """The message in a control frame.
+
+    Raises:
+        MessageTooLarge: the frame exceeds CONTROL_CAP bytes; it is not decoded.
+        ProtocolError: the frame is not a message of this protocol.
+    """
+    if len(frame) > CONTROL_CAP:
+        raise MessageTooLarge(f"a control frame has {len(frame)} bytes, the cap is {CONTROL_CAP}")
+    if len(frame) and frame[0] == MARK:
+        return unpack(frame)
+    parts = read(frame, _INSIDE_CAP)
+    if type(parts) is not tuple or len(parts) != 3:
+        raise ProtocolError("a control frame holds a kind, an envelope and a body")
+    kind, head, body = parts
+    if type(kind) is not str or kind not in KINDS:
+        raise ProtocolError(f"unknown kind of message {shown(kind, 40)}")
+    known = _FIELDS[kind]
+    if type(head) is not tuple:
+        raise ProtocolError(f"the envelope of a {kind} message is malformed")
+    if kind in _UNCHANGED:
+        if type(body) is not dict:
+            raise ProtocolError(f"the body of a {kind} message is not a map")
+        return _HEAD.build(_fitted(head)), known.from_map(body)
+    if type(body) is not tuple:
+        raise ProtocolError(f"the body of a {kind} message is not a list")
+    return _envelope(head), known.build(body)
+
+
+def _envelope(head: tuple[Any, ...]) -> Envelope:
+    """As `_HEAD.build`, for what comes with every message."""
+    if len(head) == 7:
+        session, epoch, origin, step, sequence, acknowledged, token = head
+        if (
+            type(epoch) is type(origin) is type(step) is type(sequence) is type(acknowledged) is int
+            and type(session) is type(token) is str
+            and 0 <= epoch < END and -END <= origin < END and 0 <= step < END
+            and 0 <= sequence < END and 0 <= acknowledged < END
+        ):  # fmt: skip
+            return tuple.__new__(Envelope, head)
+    return _HEAD.build(head)
+
+
+def _fitted(head: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An envelope of another version, so that versions that differ can still tell each other:
+    what is added to envelopes comes last, and has a default."""
+    names = _HEAD.names
+    defaults = Envelope._field_defaults
+    added = [defaults[name] for name in names[len(head) :] if name in defaults]
+    return (*head[: len(names)], *added)
+
+
+def decode_frames(
+    frames: Sequence[bytes | memoryview],
+) -> tuple[Envelope, Message, Buffer | None]:
+    """The message in the frames of one multipart, with the bytes of its second frame, if any."""
+    if not 1 <= len(frames) <= 2:
+        raise ProtocolError(f"a message has 1 or 2 frames, not {len(frames)}")
+    envelope, message = decode(frames[0])
+    data = frames[1] if len(frames) == 2 else None
+    if (type(message) is Chunk and not message.slot) != (data is not None):
+        raise ProtocolError("a chunk that is not lent, and nothing else, has a second frame")
+    return envelope, message, data
+
+
+# Arrays ----------------------------------------------------------------------------------------
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """XXH3 of 64 bits without the lowest, never 0; ten times as quick as a CRC."""
+    return xxhash.xxh3_64_intdigest(data) >> 1 or 1
+
+
+def chunks(
+    purpose: str,
+    number: int,
+    name: Key,
+    array: Array,
+    *,
+    checked: bool = True,
+    far: bool = False,
+) -> Iterator[tuple[Chunk, memoryview[Any]]]:
+    """The pieces of an array in the order of its memory, without a copy where it is contiguous
+    in some order of its axes; any other array is copied into C order first.
+
+    Args:
+        checked: each piece has a checksum; what shares memory needs none.
+        far: in small pieces, for a receiver on another host: a link counts as dead if nothing
+            comes for seconds, and nothing else comes before the end of a piece. Or for one that
+            has to decrypt them.
+
+    Raises:
+        ProtocolError: the array's dtype has no name on the wire.
+    """
+    array, dtype = _named(array)
+    compact, axes = _compact(array)
+    raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
+    size = min(CHUNK_BYTES, FAR_CHUNK_BYTES) if far else CHUNK_BYTES
+    for offset in range(0, max(raw.nbytes, 1), size):
+        piece = raw[offset : offset + size]
+        yield (
+            Chunk(
+                purpose, number, name, dtype, list(array.shape), axes, raw.nbytes, offset,
+                checksum(piece) if checked else 0,
+            ),
+            piece,
+        )  # fmt: skip
+
+
+def small(name: Key, array: Array) -> Small | None:
+    """An array that goes inside a message: one string of bytes, of which the header (name, dtype,
+    shape) is nearly always one that the receiver has seen before. None for an array that is too
+    large for that.
+
+    Raises:
+        ProtocolError: the array's dtype has no name on the wire.
+    """
+    if array.nbytes >= SMALL_BYTES:
+        return None
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    header = _header(name, array.dtype, array.shape)
+    if len(header) > _HEADER_CAP:
+        return None
+    body = header + array.tobytes()
+    return checksum(body).to_bytes(_SUMMED, "little") + body
+
+
+def intact(sent: Small) -> bool:
+    """Whether an array in a message is what was sent."""
+    if len(sent) < _PREFIX.size:
+        return False
+    sealed: int = _PREFIX.unpack_from(sent)[0]
+    return checksum(memoryview(sent)[_SUMMED:]) == sealed
+
+
+def array_of(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
+    """The array in a message, and its name.
+
+    Args:
+        aligned: it lies where a buffer may start; else where numpy puts it, in half of the time.
+
+    Raises:
+        ProtocolError: it contradicts itself, or is not what was sent.
+    """
+    if len(sent) < _PREFIX.size:
+        raise ProtocolError(f"an array in a message has {len(sent)} bytes")
+    seal, length = _PREFIX.unpack_from(sent)
+    end = _PREFIX.size + length
+    name, shape, dtype, nbytes = _parsed(sent[_PREFIX.size : end])
+    if nbytes != len(sent) - end:
+        raise ProtocolError(
+            f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has "
+            f"{len(sent) - end} bytes"
+        )
+    if checksum(sent[_SUMMED:]) != seal:
+        raise ProtocolError(f"array {str(name)[:40]} is not what was sent")
+    found: Array = np.ndarray(shape, dtype, sent, end)
+    if not aligned:
+        return name, found.copy()
+    array: Array = np.ndarray(shape, dtype, fresh(nbytes))
+    array[...] = found
+    return name, array
+
+
+@lru_cache(_HEADERS)
+def _header(name: Key, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    header = write((name, _name_of(dtype), shape))
+    return _PREFIX.pack(0, len(header))[_SUMMED:] + header
+
+
+@lru_cache(_HEADERS)
+def _parsed(header: bytes) -> tuple[Key, tuple[int, ...], np.dtype[Any], int]:
+    """Name, shape, dtype and bytes of an array in a message."""
+    if len(header) > _HEADER_CAP:
+        raise ProtocolError(f"the header of an array in a message has {len(header)} bytes")
+    name, told, shape = _check_header(read(header), "small")
+    dtype = dtype_of(told)
+    return name, tuple(shape), dtype, nbytes_of(shape, dtype)
+
+
+def nbytes_of(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
+    """The bytes of an array that numpy can make, even where one of its sizes is zero.
+
+    Raises:
+        ProtocolError: it has too many axes, or its other sizes are beyond any memory.
+    """
+    if len(shape) > _RANK_CAP:
+        raise ProtocolError(f"an array has {len(shape)} axes, at most {_RANK_CAP} may travel")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if 0 < nbytes < 1 << 48:
+        return nbytes
+    if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 1 << 48:
+        raise ProtocolError(f"an array has the shape {str(list(shape))[:100]}")
+    return nbytes
+
+
+Announce = Callable[[int, int], None]
+Lend = Callable[[memoryview, Announce | None], tuple[int, int] | None]
+"""Copies bytes to where the receiver sees them: the slot and its turn, or None without room; tells
+of these while the last are copied."""
+
+
+def lent(
+    purpose: str,
+    number: int,
+    name: Key,
+    array: Array,
+    lend: Lend,
+    announce: Callable[[Chunk], None] | None = None,
+) -> Chunk | None:
+    """An array that the receiver borrows, in place of `chunks`; None if `lend` has no room.
+
+    Args:
+        announce: sends the same while the last bytes are copied.
+
+    Raises:
+        ProtocolError: the array's dtype has no name on the wire.
+    """
+    array, dtype = _named(array)
+    compact, axes = _compact(array)
+    raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
+    header = {
+        "purpose": purpose, "number": number, "name": name, "dtype": dtype,
+        "shape": list(array.shape), "axes": axes, "nbytes": raw.nbytes, "offset": 0, "checksum": 0,
+    }  # fmt: skip
+
+    def at(slot: int, turn: int) -> Chunk:
+        return made(Chunk, header | {"slot": slot, "turn": turn})
+
+    found = lend(raw, None if announce is None else lambda *place: announce(at(*place)))
+    return None if found is None else at(*found)
+
+
+def pieces(
+    purpose: str, number: int, name: Key, array: Array | Chunk, *, far: bool = False
+) -> list[tuple[Chunk, memoryview[Any] | None]]:
+    """What is sent of an array, or of one that is lent already."""
+    if isinstance(array, Chunk):
+        return [(array, None)]
+    return list(chunks(purpose, number, name, array, far=far))
+
+
+def is_far(address: str) -> bool:
+    """Whether an address may be on another host."""
+    return not address.startswith(("tcp://127.", "tcp://localhost:", "tcp://[::1]:"))
+
+
+def _named(array: Array) -> tuple[Array, str]:
+    """An array in this machine's byte order, and the name of its dtype on the wire."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array, _name_of(array.dtype)
+
+
+@cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    if dtype != dtype_of(dtype.name):
+        raise ProtocolError(f"an array of dtype {dtype} cannot be sent")
+    return dtype.name
+
+
+def _compact(array: Array) -> tuple[Array, list[int]]:
+    axes = list(range(array.ndim))
+    if array.flags.c_contiguous:
+        return array, axes
+    slowest_first = sorted(axes, key=lambda axis: -array.strides[axis])
+    turned = array.transpose(slowest_first)
+    if turned.flags.c_contiguous:
+        return turned, slowest_first
+    return np.ascontiguousarray(array), axes
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype of that name, if it is one that may travel.
+
+    Raises:
+        ProtocolError: it is not.
+    """
+    known = _NUMPY_DTYPES.get(name)
+    if known is not None:
+        return known
+    if name == "bfloat16":
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    raise ProtocolError(f"dtype {name[:40]!r} may not travel between processes")

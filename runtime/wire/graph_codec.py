@@ -1,0 +1,490 @@
+"""Codec: partitions as a msgpack header and raw buffers, and back, verified.
+
+A graph from the wire names registered ops only; every node goes through its op's shape rule again,
+inputs come before consumers (so there is no cycle), and counts and bytes are limited before
+anything is built. Whether a loop ends cannot be told of every one: one that cannot end is refused,
+any other ends by the deadline of its step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.user_modules import admitted_function
+from graphflow.errors import (
+    GraphError,
+    GraphflowError,
+    GraphLimitError,
+    ProtocolError,
+)
+from graphflow.init import Initializer, Part
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.graph import Body, Graph, bodies
+from graphflow.ir.op import REGISTRY, Location, Node, Tensor
+from graphflow.ir.spec import Dim, TensorSpec, as_dtype
+from graphflow.ops.host_calls.host_call import HostFunction
+from graphflow.placement.clusters.host_facts import host_memory
+from graphflow.runtime.partitioning.partition import FORMS, Partition
+from graphflow.runtime.program.nonfinite_check import CHECKS
+from graphflow.runtime.wire.frame_codec import BUDGET
+from graphflow.runtime.wire.graph_limits import MOST_ITERATIONS, Limits
+
+MAX_DEPTH = 32  # of bodies in bodies
+MAX_RANK = 64  # numpy's
+MAX_LENGTH = 4096  # entries of a tuple
+MAX_TERMS = 256  # of the number of elements of a tensor, a polynomial in the sizes of the feeds
+
+_NODE_BYTES = 256  # of a header, for each node that may be in it; where it was made takes most
+_NODE_PARTS = 12  # lists and maps, likewise
+_FREE_PARTS = 100_000
+
+Header = dict[str, Any]
+
+
+LIMITS = Limits()
+
+
+def encode(partitions: Sequence[Partition]) -> tuple[bytes, list[np.ndarray[Any, Any]]]:
+    """The partitions of one worker as a header and the arrays it refers to.
+
+    Raises:
+        GraphLimitError: it has more nodes than workers take by default, or larger constants than
+            may be under way at a time.
+        GraphError: an attribute cannot travel.
+    """
+    for each in partitions:
+        if len(each.graph.nodes) > LIMITS.nodes:
+            raise GraphLimitError(
+                f"the part of {each.device} has {len(each.graph.nodes)} nodes, and workers take "
+                f"{LIMITS.nodes}; put what repeats into gf.function, gf.scan or gf.while_loop"
+            )
+    buffers: list[np.ndarray[Any, Any]] = []
+    header = [_encode_partition(p, buffers) for p in partitions]
+    nbytes = sum(buffer.nbytes for buffer in buffers)
+    if nbytes > BUDGET:
+        raise GraphLimitError(
+            f"the constants of a graph take {nbytes / 1e9:.3g} GB, and {BUDGET / 1e9:.3g} GB may "
+            "be under way to a worker; feed them, or make them variables and set these"
+        )
+    return msgpack.packb(header), buffers
+
+
+def _encode_partition(partition: Partition, buffers: list[np.ndarray[Any, Any]]) -> Header:
+    graph = partition.graph
+    reference = _numbered(graph.nodes)
+    return {
+        "device": partition.device,
+        "nodes": _encode_nodes(graph.nodes, graph.names, reference, buffers),
+        "outputs": [reference(t) for t in graph.outputs],
+        "feeds": list(partition.feeds),
+        "fetches": {name: reference(t) for name, t in partition.fetches.items()},
+        "checks": partition.checks,
+        "forms": partition.forms,
+    }
+
+
+def _numbered(nodes: Sequence[Node]) -> Callable[[Tensor], list[int]]:
+    """Tensors as pairs of their node's number and their index."""
+    number = {node: i for i, node in enumerate(nodes)}
+    return lambda tensor: [number[tensor.node], tensor.index]
+
+
+def _encode_nodes(
+    nodes: Sequence[Node],
+    names: Mapping[Node, str],
+    reference: Callable[[Tensor], list[int]],
+    buffers: list[np.ndarray[Any, Any]],
+) -> list[Any]:
+    return [
+        [
+            node.op.name,
+            [reference(t) for t in node.inputs],
+            {name: _pack(value, buffers) for name, value in node.attrs.items()},
+            node.name,
+            names.get(node, node.name),
+            [node.location.file, node.location.line],
+        ]
+        for node in nodes
+    ]
+
+
+def _encode_body(body: Body, buffers: list[np.ndarray[Any, Any]]) -> Header:
+    """A body; parameters that its graph does not need are nodes, too."""
+    nodes = tuple(dict.fromkeys((*body.inputs, *body.graph.nodes)))
+    reference = _numbered(nodes)
+    return {
+        "nodes": _encode_nodes(nodes, body.graph.names, reference, buffers),
+        "inputs": [reference(node.outputs[0])[0] for node in body.inputs],
+        "outputs": [reference(t) for t in body.graph.outputs],
+        "results": body.results,
+    }
+
+
+def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, Part):
+        value = value()
+    if isinstance(value, np.ndarray):
+        buffers.append(value)
+        return {"array": len(buffers) - 1}
+    if isinstance(value, tuple):
+        return [_pack(v, buffers) for v in value]
+    if isinstance(value, Dim):
+        terms = [[[_pack(a, buffers) for a in m], c] for m, c in value.terms.items()]
+        return {"dim": terms}
+    if isinstance(value, Initializer):
+        return {
+            "init": [
+                value.kind, list(value.shape), value.dtype, value.a, value.b, list(value.stream)
+            ]
+        }  # fmt: skip
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Body):
+        return {"body": _encode_body(value, buffers)}
+    if isinstance(value, HostFunction) and value.place is not None:
+        return {"host": value.place}
+    raise GraphError(f"an attribute of type {type(value).__name__} cannot be sent to a worker")
+
+
+def decode(
+    header: bytes, buffers: Sequence[np.ndarray[Any, Any]], limits: Limits = LIMITS
+) -> list[Partition]:
+    """Partitions from the wire.
+
+    Raises:
+        GraphLimitError: too many nodes, bytes or iterations, a loop that cannot end, or an op that
+            is not registered here.
+        ProtocolError: malformed in any other way.
+    """
+    budget = host_memory() if limits.nbytes is None else limits.nbytes
+    try:
+        partitions = [
+            _decode_partition(each, _Wire(buffers, budget, limits))
+            for each in _unpacked(header, limits.nodes)
+        ]
+    except ProtocolError:
+        raise
+    except GraphflowError as error:
+        raise ProtocolError(f"a graph from the wire does not verify: {error}") from error
+    except Exception as error:  # whatever a shape rule makes of attributes nobody built
+        raise ProtocolError(f"malformed graph from the wire: {error!r}") from error
+    variables = [node.specs[0].nbytes for p in partitions for node in p.graph.variables]
+    _check_bytes("its variables take", sum(variables), budget)
+    return partitions
+
+
+def _unpacked(header: bytes, nodes: int) -> Any:
+    """The plain data of a header, which takes little memory beyond its own length."""
+    if len(header) > nodes * _NODE_BYTES + _FREE_PARTS:
+        raise GraphLimitError(
+            f"the header of a graph from the wire has {len(header)} bytes; the limit for {nodes} "
+            f"nodes is {nodes * _NODE_BYTES + _FREE_PARTS}"
+        )
+    left = nodes * _NODE_PARTS + _FREE_PARTS
+
+    def counted(part: list[Any]) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise GraphLimitError(f"the header of a graph for {nodes} nodes has too many parts")
+        return part
+
+    def once(pairs: list[tuple[Any, Any]]) -> Any:
+        made = dict(counted(pairs))
+        if len(made) != len(pairs):
+            raise ProtocolError("a map in a graph from the wire holds a key twice")
+        return made
+
+    try:
+        return msgpack.unpackb(
+            header, strict_map_key=True, max_ext_len=0, max_bin_len=0,
+            max_array_len=max(nodes, _FREE_PARTS), max_map_len=_FREE_PARTS,
+            list_hook=counted, object_pairs_hook=once,
+        )  # fmt: skip
+    except ValueError as error:
+        too_long = "exceeds max_array_len" in str(error)
+        kind = GraphLimitError if too_long else ProtocolError
+        raise kind(f"malformed graph from the wire: {error!r}") from error
+
+
+def _check_bytes(what: str, nbytes: Any, budget: int) -> None:
+    if isinstance(nbytes, int) and nbytes > budget:
+        raise GraphLimitError(
+            f"a graph from the wire is refused: {what} {nbytes / 1e9:.3g} GB, the limit is "
+            f"{budget / 1e9:.3g} GB; use more workers"
+        )
+
+
+def _decode_partition(header: Header, wire: _Wire) -> Partition:
+    device = wire.device = DeviceName.parse(header["device"])
+    nodes, names = wire.nodes(header["nodes"])
+    wire.loops(nodes)
+    outputs = [_tensor(nodes, reference) for reference in header["outputs"]]
+    fetches = {_text(name): _tensor(nodes, r) for name, r in header["fetches"].items()}
+    feeds = tuple(map(_text, header["feeds"]))
+    graph = Graph(outputs, names).verify()
+    if not {t.node for t in fetches.values()} <= set(graph.nodes):
+        raise ProtocolError("a graph from the wire fetches what its outputs do not need")
+    if sorted(feeds) != sorted(graph.names[node] for node in graph.placeholders):
+        raise ProtocolError("the feeds of a graph from the wire are not its placeholders")
+    if header["checks"] not in CHECKS:
+        raise ProtocolError(f"a graph from the wire asks for unknown checks {header['checks']!r}")
+    forms = header["forms"]
+    if type(forms) is not int or forms not in FORMS:
+        raise ProtocolError(
+            f"a graph from the wire is to be kept for {forms!r} combinations of sizes; they are "
+            f"{FORMS[0]} to {FORMS[-1]}"
+        )
+    return Partition(str(device), graph, feeds, fetches, header["checks"], forms)
+
+
+def _tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:
+    node, output = reference
+    if _index(node) >= len(nodes):
+        raise GraphLimitError(
+            f"a graph from the wire refers to node {node} before it, or without it: a cycle?"
+        )
+    return nodes[_index(node)].outputs[_index(output)]
+
+
+@dataclass
+class _Wire:
+    """What nodes from the wire are made with, and how many there were, at which depth of bodies."""
+
+    buffers: Sequence[np.ndarray[Any, Any]]
+    budget: int
+    limits: Limits
+    device: DeviceName = field(default_factory=DeviceName)
+    count: int = 0
+    depth: int = 0
+    iterations: dict[int, int] = field(default_factory=dict)  # of the loops in a body, by its id
+
+    def nodes(self, entries: Sequence[Any]) -> tuple[list[Node], dict[Node, str]]:
+        self.count += len(entries)
+        if self.count > self.limits.nodes or self.depth > MAX_DEPTH:
+            raise GraphLimitError(
+                f"a graph from the wire has over {self.limits.nodes} nodes, or bodies {MAX_DEPTH} "
+                "deep"
+            )
+        nodes: list[Node] = []
+        names: dict[Node, str] = {}
+        for entry in entries:
+            node = self._node(entry, nodes)
+            _check_node(node, self.budget)
+            names[node] = _text(entry[4])
+            nodes.append(node)
+        return nodes, names
+
+    def _node(self, entry: Sequence[Any], nodes: Sequence[Node]) -> Node:
+        op_name, references, attrs, name, _, (file, line) = entry
+        if "\0" in _text(file):  # it becomes part of the name of a program's text
+            raise ProtocolError("a place in a graph from the wire is no file's name")
+        if op_name not in REGISTRY:
+            raise GraphLimitError(
+                f"the graph names an op that is not registered here: {op_name!r}; if it is your "
+                "own, give its module to the session, gf.Session(cluster, ops=[...])"
+            )
+        op = REGISTRY[op_name]
+        inputs = tuple(_tensor(nodes, reference) for reference in references)
+        values = {_text(key): self._attribute(value) for key, value in attrs.items()}
+        specs = op.infer(*(t.spec for t in inputs), **values)
+        return Node(
+            op,
+            inputs,
+            values,
+            (specs,) if isinstance(specs, TensorSpec) else specs,
+            name=_text(name),
+            device=self.device,
+            location=Location(_text(file), int(line)),
+        )
+
+    def _attribute(self, value: Any) -> Any:
+        if isinstance(value, Mapping) and tuple(value) == ("body",):
+            return self._body(value["body"])
+        return _unpack(value, self.buffers)
+
+    def _body(self, header: Header) -> Body:
+        """A graph of parameters; state is no part of it."""
+        self.depth += 1
+        nodes, names = self.nodes(header["nodes"])
+        self.depth -= 1
+        graph = Graph([_tensor(nodes, reference) for reference in header["outputs"]], names)
+        inputs = tuple(nodes[_index(number)] for number in header["inputs"])
+        results = _index(header["results"])
+        stateful = [n for n in nodes if n.op.name in ("variable", "assign", "group")]
+        if stateful or results > len(graph.outputs):
+            raise ProtocolError("a body from the wire holds state, or lacks results")
+        if len(set(inputs)) < len(inputs) or not set(graph.placeholders) <= set(inputs):
+            raise ProtocolError("a body from the wire does not have its placeholders as parameters")
+        if any(node.op.name != "placeholder" for node in inputs):
+            raise ProtocolError("a parameter of a body from the wire is no placeholder")
+        body = Body(inputs, graph.verify(), results)
+        self.iterations[id(body)] = self.loops(nodes)
+        return body
+
+    def loops(self, nodes: Sequence[Node]) -> int:
+        """How often the loops among some nodes run a body, at most; those without a bound once.
+
+        Raises:
+            GraphLimitError: more often than the limit, or one of them cannot end.
+        """
+        total = 0
+        for node in nodes:
+            held = bodies(node)
+            if not held:
+                continue
+            times = node.attrs.get("length", node.attrs.get("limit"))
+            if node.op.name == "while_loop" and times is None:
+                self._check_end(node)
+            once = node.op.name not in ("scan", "while_loop") or not isinstance(times, int)
+            inner = sum(self.iterations[id(body)] for body in held)
+            total += inner if once else max(0, times) * (1 + inner)
+            most = self.limits.iterations or MOST_ITERATIONS
+            if total > most:
+                raise GraphLimitError(
+                    f"{node} at {node.location} and the loops before it run {total:,} times in "
+                    f"all; the limit is {most:,}"
+                )
+        return total
+
+    def _check_end(self, loop: Node) -> None:
+        if self.limits.iterations is not None:
+            raise GraphLimitError(
+                f"{loop} at {loop.location} has no bound, and this worker wants one: give it "
+                "max_iterations"
+            )
+        if _never_changes(loop.attrs["test"], loop.attrs["body"], loop.attrs["states"]):
+            raise GraphLimitError(
+                f"{loop} at {loop.location} cannot end: its condition depends on nothing that its "
+                "body changes"
+            )
+
+
+def _never_changes(test: Body, body: Body, states: int) -> bool:
+    """Whether a loop's condition has the same value before each iteration."""
+    nodes = test.graph.nodes
+    if not all(node.op.pure or node.op.name == "placeholder" for node in nodes):
+        return False  # random, or by a function of the user's
+    kept = [
+        before.outputs[0] is after
+        for before, after in zip(body.inputs[:states], body.outputs, strict=False)
+    ]
+    changed = {node for node, same in zip(test.inputs, kept, strict=False) if not same}
+    return not changed & set(nodes)
+
+
+def _check_node(node: Node, budget: int) -> None:
+    """What the executor takes for granted, and no shape rule sees."""
+    for spec in node.specs:
+        _check_shape(spec.shape)
+        _check_bytes(f"{node.op.name} {node.name!r} takes", spec.nbytes, budget)
+    match node.op.name:
+        case "variable":
+            initial = node.attrs["initial"]
+            if not isinstance(initial, np.ndarray | Initializer) or (
+                TensorSpec(tuple(initial.shape), np.dtype(initial.dtype)) != node.specs[0]
+            ):
+                raise ProtocolError(f"{node} from the wire does not begin as {node.specs[0]}")
+        case "assign":
+            if node.inputs[0].node.op.name != "variable":
+                raise ProtocolError(f"{node} from the wire assigns to what is no variable")
+        case "send" | "recv":
+            DeviceName.parse(node.attrs["target" if node.op.name == "send" else "source"])
+            _index(node.attrs["edge"])
+
+
+def _check_shape(shape: Sequence[Any]) -> None:
+    """Refuse what is no shape, or one whose elements would take long to count."""
+    for size in shape:
+        if not isinstance(size, Dim):
+            _index(size.item() if isinstance(size, np.integer) else size)
+    terms = math.prod(len(size.terms) for size in shape if isinstance(size, Dim))
+    if len(shape) > MAX_RANK or terms > MAX_TERMS:
+        raise GraphLimitError(
+            f"a shape from the wire has {len(shape)} axes and {terms} terms; "
+            f"the limits are {MAX_RANK} and {MAX_TERMS}"
+        )
+
+
+def _unpack(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
+    if isinstance(value, list):
+        if len(value) > MAX_LENGTH:
+            raise GraphLimitError(f"an attribute from the wire has {len(value)} entries")
+        values = tuple(_unpack(v, buffers) for v in value)
+        _check_shape([v for v in values if isinstance(v, Dim)])
+        return values
+    if not isinstance(value, Mapping):
+        return value
+    ((kind, content),) = value.items()
+    match kind:
+        case "array":
+            array = buffers[_index(content)]
+            as_dtype(array.dtype)
+            return array
+        case "dim":
+            return _dim(content)
+        case "init":
+            return _initializer(*content)
+        case "host":
+            return HostFunction(admitted_function(_text(content)), content)
+        case "complex":
+            return complex(*map(float, content))
+    raise ProtocolError(f"an attribute from the wire is of an unknown kind {kind!r}")
+
+
+def _dim(content: Any) -> Dim:
+    terms = {tuple(map(_atom, monomial)): _integer(factor) for monomial, factor in content}
+    if len(terms) > MAX_TERMS or any(len(monomial) > MAX_RANK for monomial in terms):
+        raise GraphLimitError(f"a size from the wire has {len(terms)} terms")
+    return Dim(terms)
+
+
+def _atom(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    function, *operands = content
+    if function not in ("floordiv", "min", "max") or len(operands) != 2:
+        raise ProtocolError(f"a size from the wire is made with {function!r}")
+    return (
+        function,
+        *(_dim(o["dim"]) if isinstance(o, Mapping) else _integer(o) for o in operands),
+    )
+
+
+def _initializer(
+    kind: str, shape: Sequence[int], dtype: str, a: float, b: float, stream: Sequence[int]
+) -> Initializer:
+    seed, number = map(_index, stream)
+    if kind not in ("constant", "uniform", "normal") or not math.isfinite(b - a):
+        raise ProtocolError(f"an initializer from the wire is {kind!r} of {a!r} and {b!r}")
+    sizes = tuple(map(_index, shape))
+    return Initializer(kind, sizes, as_dtype(dtype).name, float(a), float(b), (seed, number))
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise ProtocolError(f"a number in a graph from the wire is no integer: {value!r}")
+    return value
+
+
+def _index(value: Any) -> int:
+    if _integer(value) < 0:
+        raise ProtocolError(f"a number in a graph from the wire is negative: {value}")
+    return value  # type: ignore[no-any-return]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ProtocolError(f"a name in a graph from the wire is no text: {value!r}")
+    return value

@@ -1,0 +1,32 @@
+"""What a worker takes on of graphs from the wire, whoever sends them."""
+
+from __future__ import annotations
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError
+
+MOST_ITERATIONS = 10**12
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on each device's part of a graph.
+
+    Attributes:
+        nodes: those of bodies included.
+        nbytes: of the variables together, and of any one tensor; None: the memory of this host.
+        iterations: of all loops, those of nested ones multiplied; then loops must have a bound
+            (`max_iterations`). None: 10**12, and loops may be without.
+    """
+
+    nodes: int = 1_000_000
+    nbytes: int | None = None
+    iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "nbytes", "iterations"):
+            value = getattr(self, name)
+            if value is None and name != "nodes":
+                continue
+            if type(value) is not int or value < 1:
+                raise ArgumentError(f"a limit on {name} is a whole number from 1 on, not {value!r}")

@@ -1,0 +1,92 @@
+"""Plain data as bytes: msgpack, of which nothing is believed before it has been looked at.
+
+Lists come as tuples, keys are strings, and there are bounds to how much of anything there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from graphflow.base.argument_checks import shown
+from graphflow.errors import ProtocolError
+
+TEXT_CAP = 1 << 16  # characters of an error's text or traceback
+_LENGTH_CAP = 1 << 16  # entries of a list or dict
+_MAPS_CAP = 1 << 12  # dicts in one frame
+
+
+def write(data: Any, what: str = "a message") -> bytes:
+    """The bytes of plain data; numpy's scalars count as Python's.
+
+    Args:
+        what: it is, for errors.
+
+    Raises:
+        ProtocolError: it holds what cannot be sent.
+    """
+    try:
+        written: bytes = msgpack.packb(data, default=_plain_scalar)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"{what} holds what cannot be sent: {error}") from error
+    return written
+
+
+def _plain_scalar(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise ProtocolError(f"{type(value).__name__} is not plain data")
+
+
+def read(data: bytes | memoryview, bytes_cap: int = 0) -> Any:
+    """The plain data in bytes from the wire.
+
+    Args:
+        bytes_cap: how many bytes in a row may be among it.
+
+    Raises:
+        ProtocolError: they hold none, or more than the caps.
+    """
+    dict_of = _dict_of if len(data) <= _MAPS_CAP else _few_dicts()
+    try:
+        return msgpack.unpackb(
+            data, raw=False, use_list=False, strict_map_key=True, object_pairs_hook=dict_of,
+            ext_hook=_refuse_extension, max_ext_len=0, max_str_len=4 * TEXT_CAP,
+            max_bin_len=bytes_cap, max_array_len=_LENGTH_CAP, max_map_len=_LENGTH_CAP,
+        )  # fmt: skip
+    except ProtocolError:
+        raise
+    except msgpack.ExtraData:
+        raise ProtocolError("bytes follow the end of a control frame") from None
+    except Exception as error:  # msgpack raises a dozen kinds of its own and of the interpreter's
+        raise ProtocolError(f"a control frame is not valid msgpack: {shown(error, 200)}") from error
+
+
+def _dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ProtocolError("a map of a control frame holds a key twice")
+    if result and {*map(type, result)} != {str}:
+        raise ProtocolError("a key of a map is not a string")
+    return result
+
+
+def _few_dicts() -> Callable[[list[tuple[Any, Any]]], dict[str, Any]]:
+    """As `_dict_of`, for the maps of one frame that might hold very many."""
+    left = _MAPS_CAP
+
+    def dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ProtocolError(f"a control frame holds more than {_MAPS_CAP} maps")
+        return _dict_of(pairs)
+
+    return dict_of
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ProtocolError(f"a control frame holds the msgpack extension type {code}")

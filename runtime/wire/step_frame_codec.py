@@ -1,0 +1,393 @@
+"""What steps send: messages as frames that are looked up rather than parsed.
+
+A process that has just woken up finds nothing of what it does in the processor's caches, so what
+reads any message, field by field, takes ten times as long as in a loop. In these frames numbers
+have fixed places, and what is the same in all steps (who sends, which program, the names of sizes
+and feeds, which array a piece is of) is a string of bytes that the receiver nearly always has seen
+before. A message that holds anything beyond that goes as all others do, see `wire`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from math import isfinite
+from sys import intern
+from typing import Any, NamedTuple
+
+from graphflow.errors import ProtocolError
+from graphflow.runtime.wire.field_checks import check_of, made
+from graphflow.runtime.wire.messages import (
+    COORDINATOR,
+    Chunk,
+    Compute,
+    Count,
+    Done,
+    Envelope,
+    Key,
+    Message,
+    Small,
+    Tensor,
+)
+from graphflow.runtime.wire.msgpack_codec import read, write
+
+MARK = 0xC1
+"""The first byte of these frames; no msgpack begins with it."""
+
+_FIRST = struct.Struct("<BBH")  # mark, kind, bytes about the sender
+_HEAD = struct.Struct(f"{_FIRST.format}qqq")  # these, step, sequence, acknowledged
+_COMPUTE = struct.Struct("<qqqdBHH")  # request, commits, follows, deadline, flags, sizes, template
+_CHUNK = struct.Struct("<qqqqq")  # number, offset, checksum, slot, turn; then what it is a piece of
+_REQUEST = struct.Struct("<q")
+_COUNT = struct.Struct("<H")  # of small arrays
+_NONE = _COUNT.pack(0)
+_SIZE = struct.Struct("<I")  # of each, before its bytes
+_ONE = struct.Struct("<HI")
+_TRACE, _FREE = 1, 2  # flags of a step
+_SAME_CAP = 1 << 10  # bytes of what is the same in all steps
+_KNOWN = 1024  # of these that are remembered
+
+_check_sender = check_of(tuple[str, Count, int, str])
+_check_template = check_of(tuple[str, list[str], list[str]])
+_check_whole = check_of(tuple[str, Key, str, list[Count], list[Count], Count])
+
+
+def pack(envelope: Envelope, message: Message) -> bytes | None:
+    """The frame of a message; None for one that goes as others do."""
+    writer = _WRITERS.get(type(message))
+    body = writer(message) if writer is not None else None
+    if body is None:
+        return None
+    session, epoch, origin, step, sequence, acknowledged, token = envelope
+    try:
+        sender = _sender_bytes(session, epoch, origin, token)
+        if len(sender) > _SAME_CAP:
+            return None
+        kind = _KINDS[type(message)]
+        head = _HEAD.pack(MARK, kind, len(sender), step, sequence, acknowledged)
+    except (struct.error, OverflowError, TypeError, ValueError):
+        return None
+    return b"".join((head, sender, body))
+
+
+def unpack(frame: bytes | memoryview) -> tuple[Envelope, Message]:
+    """The message in such a frame.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    if type(frame) is not bytes:
+        frame = bytes(frame)
+    try:
+        _, kind, size, step, sequence, acknowledged = _HEAD.unpack_from(frame)
+        start = _HEAD.size + size
+        session, epoch, origin, token = _sender(frame[_HEAD.size : start])
+        if kind >= len(_READERS) or step < 0 or sequence < 0 or acknowledged < 0:
+            raise ProtocolError(f"a packed frame of kind {kind} is none of this protocol")
+        said = (session, epoch, origin, step, sequence, acknowledged, token)
+        return tuple.__new__(Envelope, said), _READERS[kind](frame, start)
+    except struct.error as error:
+        raise ProtocolError(f"a packed frame ends too early: {error}") from None
+
+
+# Who sends ---------------------------------------------------------------------------------------
+
+
+@lru_cache(_KNOWN)
+def _sender_bytes(session: str, epoch: int, origin: int, token: str) -> bytes:
+    return write((session, epoch, origin, token))
+
+
+@lru_cache(_KNOWN)
+def _sender(packed: bytes) -> tuple[str, int, int, str]:
+    session, epoch, origin, token = _check_sender(_plain(packed), "sender")
+    return session, epoch, origin, intern(token)  # that its receiver knows by sight
+
+
+def _plain(packed: bytes) -> Any:
+    if len(packed) > _SAME_CAP:
+        raise ProtocolError(f"what steps have in common takes {len(packed)} bytes of a frame")
+    return read(packed)
+
+
+# Compute -----------------------------------------------------------------------------------------
+
+
+@lru_cache(_KNOWN)
+def _template_bytes(program: str, sizes: tuple[str, ...], feeds: tuple[str, ...]) -> bytes:
+    return write((program, sizes, feeds))
+
+
+@lru_cache(_KNOWN)
+def _template(packed: bytes) -> tuple[str, list[str], list[str]]:
+    template: tuple[str, list[str], list[str]] = _check_template(_plain(packed), "template")
+    if len({*template[1]}) != len(template[1]):
+        raise ProtocolError("a step has a size twice")
+    return template
+
+
+@lru_cache(_KNOWN)
+def _integers(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}q")
+
+
+def _write_compute(message: Compute) -> bytes | None:
+    sizes = message.bindings
+    try:
+        template = _template_bytes(message.program, tuple(sizes), tuple(message.feeds))
+        if len(template) > _SAME_CAP:
+            return None
+        flags = (_TRACE if message.trace else 0) | (_FREE if message.free else 0)
+        numbers = _COMPUTE.pack(
+            message.request, message.commits, message.follows, message.deadline, flags, len(sizes),
+            len(template),
+        )  # fmt: skip
+        values = _integers(len(sizes)).pack(*sizes.values())
+        return b"".join((numbers, template, values, _joined(message.small)))
+    except (struct.error, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _read_compute(frame: bytes, start: int) -> Compute:
+    request, commits, follows, deadline, flags, count, size = _COMPUTE.unpack_from(frame, start)
+    start += _COMPUTE.size
+    end = start + size
+    program, names, feeds = _template(frame[start:end])
+    values = _integers(count).unpack_from(frame, end)
+    if request < 0 or len(names) != count or flags > _TRACE | _FREE or not isfinite(deadline):
+        raise ProtocolError("a packed order contradicts itself")
+    return made(Compute, {
+        "request": request, "program": program, "feeds": feeds, "deadline": deadline,
+        "bindings": dict(zip(names, values, strict=True)), "trace": bool(flags & _TRACE),
+        "commits": commits, "small": _parted(frame, end + 8 * count),
+        "follows": follows, "free": bool(flags & _FREE),
+    })  # fmt: skip
+
+
+# Done, Tensor ------------------------------------------------------------------------------------
+
+
+def _write_done(message: Done) -> bytes | None:
+    if message.fetches or message.peak:
+        return None
+    try:
+        return _REQUEST.pack(message.request) + _joined(message.small)
+    except (struct.error, TypeError):
+        return None
+
+
+def _read_done(frame: bytes, start: int) -> Done:
+    (request,) = _REQUEST.unpack_from(frame, start)
+    if request < 0:
+        raise ProtocolError(f"a packed answer is to request {request}")
+    small = _parted(frame, start + _REQUEST.size)
+    return made(Done, {"request": request, "fetches": [], "peak": {}, "small": small})
+
+
+def _write_tensor(message: Tensor) -> bytes:
+    return message.array
+
+
+def _read_tensor(frame: bytes, start: int) -> Tensor:
+    return made(Tensor, {"array": frame[start:]})
+
+
+# Chunk -------------------------------------------------------------------------------------------
+
+
+@lru_cache(_KNOWN)
+def _whole_bytes(
+    purpose: str, name: Key, dtype: str, shape: tuple[int, ...], axes: tuple[int, ...], nbytes: int
+) -> bytes:
+    return write((purpose, name, dtype, shape, axes, nbytes))
+
+
+@lru_cache(_KNOWN)
+def _whole(packed: bytes) -> tuple[str, Key, str, list[int], list[int], int]:
+    """The array that a chunk is a piece of."""
+    whole: tuple[str, Key, str, list[int], list[int], int]
+    whole = _check_whole(_plain(packed), "chunk")
+    return whole
+
+
+def _write_chunk(message: Chunk) -> bytes | None:
+    try:
+        whole = _whole_bytes(
+            message.purpose, message.name, message.dtype, tuple(message.shape),
+            tuple(message.axes), message.nbytes,
+        )  # fmt: skip
+        if len(whole) > _SAME_CAP:
+            return None
+        numbers = _CHUNK.pack(
+            message.number, message.offset, message.checksum, message.slot, message.turn
+        )
+        return numbers + whole
+    except (struct.error, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _read_chunk(frame: bytes, start: int) -> Chunk:
+    number, offset, checksum, slot, turn = _CHUNK.unpack_from(frame, start)
+    if number < 0 or offset < 0 or checksum < 0 or slot < 0 or turn < 0:
+        raise ProtocolError("a packed piece of an array has a number below 0")
+    purpose, name, dtype, shape, axes, nbytes = _whole(frame[start + _CHUNK.size :])
+    return made(Chunk, {
+        "purpose": purpose, "number": number, "name": name, "dtype": dtype, "shape": shape,
+        "axes": axes, "nbytes": nbytes, "offset": offset, "checksum": checksum, "slot": slot,
+        "turn": turn,
+    })  # fmt: skip
+
+
+# Small arrays ------------------------------------------------------------------------------------
+
+
+def _joined(small: list[Small]) -> bytes:
+    if len(small) == 1:  # nearly always
+        return _ONE.pack(1, len(small[0])) + small[0]
+    parts = [_COUNT.pack(len(small))]
+    for each in small:
+        parts += (_SIZE.pack(len(each)), each)
+    return b"".join(parts)
+
+
+def _parted(frame: bytes, start: int) -> list[Small]:
+    (count,) = _COUNT.unpack_from(frame, start)
+    start += _COUNT.size
+    small = []
+    for _ in range(count):
+        (size,) = _SIZE.unpack_from(frame, start)
+        start += _SIZE.size
+        small.append(frame[start : start + size])
+        start += size
+    if start != len(frame):
+        raise ProtocolError(f"a packed frame has {len(frame)} bytes, and says {start}")
+    return small
+
+
+# Between two who know each other -----------------------------------------------------------------
+
+
+class Dialogue:
+    """The orders and answers of steps, between the coordinator of a session in one epoch and a
+    worker: the frames of `pack`, written and read in half of its time, for it is known who speaks.
+
+    Only what is as in nearly every step goes this way: orders of steps that are not traced, follow
+    no other and bring their feeds along, and answers with all results in them.
+    """
+
+    def __init__(self, asks: bytes, answers: bytes) -> None:
+        self._asks, self._answers = asks, answers
+        self._asked = _FIRST.pack(MARK, _KINDS[Compute], len(self._asks))
+        self._answered = _FIRST.pack(MARK, _KINDS[Done], len(self._answers))
+        self._order = struct.Struct(f"<4sqqq{len(self._asks)}s{_COMPUTE.format[1:]}")
+        self._answer = struct.Struct(f"<4sqqq{len(self._answers)}s{_REQUEST.format[1:]}")
+
+    @staticmethod
+    def between(session: str, epoch: int, worker: int, token: str) -> Dialogue | None:
+        """The one of a session's coordinator and a worker; None if what tells them from others is
+        too long for packed frames."""
+        asks = _sender_bytes(session, epoch, COORDINATOR, token)
+        answers = _sender_bytes(session, epoch, worker, token)
+        return Dialogue(asks, answers) if max(len(asks), len(answers)) <= _SAME_CAP else None
+
+    def order(
+        self,
+        step: int,
+        sequence: int,
+        acknowledged: int,
+        request: int,
+        commits: int,
+        small: list[Small],
+        same: SameOrder,
+    ) -> bytes:
+        """The frame of an order. `same` is what it has in common with those to other workers."""
+        deadline, sizes, template, body = same
+        head = self._order.pack(
+            self._asked, step, sequence, acknowledged, self._asks,
+            request, commits, -1, deadline, 0, sizes, template,
+        )  # fmt: skip
+        return b"".join((head, body, _joined(small) if small else _NONE))
+
+    def read_order(self, frame: bytes) -> tuple[int, int, int, Compute] | None:
+        """Step, number, the number that is acknowledged, and the order."""
+        order = self._order
+        try:
+            (
+                first, step, sequence, acknowledged, sender,
+                request, commits, follows, deadline, flags, count, size,
+            ) = order.unpack_from(frame)  # fmt: skip
+            if first != self._asked or sender != self._asks or flags or follows != -1:
+                return None
+            start = order.size
+            end = start + size
+            program, names, feeds = _template(frame[start:end])
+            values = _integers(count).unpack_from(frame, end)
+            small = _parted(frame, end + 8 * count)
+        except (struct.error, ProtocolError):
+            return None
+        if feeds or len(names) != count or not isfinite(deadline):
+            return None
+        if step < 0 or sequence < 0 or acknowledged < 0 or request < 0:
+            return None
+        return step, sequence, acknowledged, made(Compute, {
+            "request": request, "program": program, "feeds": [], "deadline": deadline,
+            "bindings": dict(zip(names, values, strict=True)), "trace": False, "commits": commits,
+            "small": small, "follows": -1, "free": False,
+        })  # fmt: skip
+
+    def answer(
+        self, step: int, sequence: int, acknowledged: int, request: int, small: list[Small]
+    ) -> bytes:
+        """The frame of an answer."""
+        head = self._answer.pack(
+            self._answered, step, sequence, acknowledged, self._answers, request
+        )
+        return head + (_joined(small) if small else _NONE)
+
+    def read_answer(self, frame: bytes) -> tuple[int, int, int, int, list[Small]] | None:
+        """Step, number, the number that is acknowledged, the request, and the arrays."""
+        answer = self._answer
+        try:
+            first, step, sequence, acknowledged, sender, request = answer.unpack_from(frame)
+            if first != self._answered or sender != self._answers:
+                return None
+            small = _parted(frame, answer.size)
+        except (struct.error, ProtocolError):
+            return None
+        if step < 0 or sequence < 0 or acknowledged < 0 or request < 0:
+            return None
+        return step, sequence, acknowledged, request, small
+
+
+class SameOrder(NamedTuple):
+    """What is the same in the orders of a step to all workers."""
+
+    deadline: float
+    sizes: int
+    template: int  # bytes
+    body: bytes
+
+    @staticmethod
+    def of(message: Compute) -> SameOrder | None:
+        """What is the same in orders like this one; None if they go as others do."""
+        sizes = message.bindings
+        try:
+            template = _template_bytes(message.program, tuple(sizes), ())
+            values = _integers(len(sizes)).pack(*sizes.values())
+        except (struct.error, OverflowError, TypeError, ValueError):
+            return None
+        if len(template) > _SAME_CAP or message.feeds or not isfinite(message.deadline):
+            return None
+        said = (message.deadline, len(sizes), len(template), template + values)
+        return tuple.__new__(SameOrder, said)
+
+
+_Writer = Callable[[Any], bytes | None]
+_WRITERS: dict[type[Message], _Writer] = {
+    Compute: _write_compute, Done: _write_done, Tensor: _write_tensor, Chunk: _write_chunk,
+}  # fmt: skip
+_KINDS = {kind: number for number, kind in enumerate(_WRITERS)}
+_READERS: list[Callable[[bytes, int], Message]] = [
+    _read_compute, _read_done, _read_tensor, _read_chunk,
+]  # fmt: skip

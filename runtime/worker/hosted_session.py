@@ -1,0 +1,469 @@
+"""One session on one worker: its `Host`, the thread that runs its jobs, its links to other workers.
+
+The protocol decides what is to be done, this does it: jobs one after the other on a thread of the
+session's own, so that the worker's I/O thread never waits for a computation. Tensors for other
+workers go out on the thread that made them, straight into the socket of their link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphflow.base.user_modules import admit
+from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, TransportError
+from graphflow.runtime.checkpoint.remote import write_under
+from graphflow.runtime.diagnostics.crash_recorder import computing
+from graphflow.runtime.observability.activity import Activity
+from graphflow.runtime.polling.io_driver import LINGER
+from graphflow.runtime.protocol.reliable_stream import Outbound
+from graphflow.runtime.protocol.worker_events import Beat, Cut, Finished, Heard, Offer, Outcome, Run
+from graphflow.runtime.security.authenticator import Guard
+from graphflow.runtime.telemetry.metrics import Meters
+from graphflow.runtime.transport import transport_of
+from graphflow.runtime.transport.array_lending import Loans
+from graphflow.runtime.transport.bulk_tcp import WORD, Outlet, Pipe, join
+from graphflow.runtime.transport.shared_memory_arrays import LENT_FROM, Borrower, is_whole
+from graphflow.runtime.transport.unix_socket import Lane
+from graphflow.runtime.wire.frame_codec import Borrowed
+from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.wire.messages import (
+    Abort,
+    Array,
+    Chunk,
+    Close,
+    Commit,
+    Compute,
+    Computed,
+    Forget,
+    Key,
+    Load,
+    Measure,
+    Meet,
+    Open,
+    Parcel,
+    Prepare,
+    Probe,
+    Read,
+    Save,
+    Saved,
+    Usage,
+    Write,
+    step_of,
+)
+from graphflow.runtime.wire.tensor_mailbox import Carried
+from graphflow.runtime.worker.link_probe import Attend, Echoes
+from graphflow.runtime.worker.peer_link import Link
+
+_SILENT = frozenset((Commit, Abort, Save))
+
+
+class HostLike(Protocol):
+    """What a session needs of a `Host`: it runs the partitions of one worker's devices.
+
+    `cancel` and `deliver` come from other threads, and may come before the step's `compute`, or,
+    while a thread of the host that waits calls what `attend` gave it, from that one.
+    """
+
+    def open(self, session: str) -> None: ...
+    def close(self, session: str) -> None: ...
+    def load(self, session: str, program: str, header: bytes, buffers: list[Array]) -> None: ...
+    def prepare(self, session: str, program: str, bindings: dict[str, int]) -> None: ...
+    def compute(
+        self,
+        session: str,
+        program: str,
+        step: int,
+        bindings: dict[str, int],
+        feeds: dict[str, Array],
+        trace: bool,
+        deadline: float,
+    ) -> Computed: ...
+    def commit(self, session: str, step: int) -> None: ...
+    def abort(self, session: str, step: int) -> None: ...
+    def deliver(self, session: str, step: int, edge: Key, array: Array) -> None: ...
+    def attend(
+        self,
+        session: str,
+        attend: Attend,
+        wake: Callable[[], None],
+        carried: Carried,
+        keep: Callable[[Array], Array | None],
+    ) -> None: ...
+    def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
+    def read(self, session: str, variable: str) -> Array: ...
+    def snapshot(self, session: str) -> dict[str, Array]: ...
+    def write(self, session: str, variable: str, value: Array) -> None: ...
+    def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None: ...
+    def usage(self, session: str) -> Usage: ...
+    def measure(self) -> dict[str, Any]: ...
+
+
+HostFactory = Callable[[int, Sequence[str], int | None, Callable[[Parcel], None]], HostLike]
+
+
+class HostedSession:
+    """Runs the jobs of one session. `report` is told of each that ended, from any thread."""
+
+    def __init__(
+        self,
+        opening: Run,
+        *,
+        context: Any,
+        devices: Sequence[str],
+        threads: int | None,
+        insecure: bool,
+        guard: Guard | None,
+        factory: HostFactory,
+        allow_ops: Collection[str],
+        report: Callable[[Finished | Offer | Cut], None],
+        attend: Attend,
+        wake: Callable[[], None] = lambda: None,
+        meters: Meters | None = None,
+        checkpoints: str | None = None,
+        listens: str = "",
+        admit: Callable[[Pipe], None] = Pipe.close,
+    ) -> None:
+        message = opening.job
+        assert isinstance(message, Open)
+        self._session = opening.session
+        self._epoch = opening.epoch
+        self._token = opening.token
+        self._index = message.worker
+        self.is_trial = message.trial
+        self.meters = meters if meters is not None and not message.trial else Meters()
+        self._addresses = message.peers
+        self.activity = Activity(
+            self._session, self._epoch, self._index, self.meters, self._addresses
+        )
+        self._listens = listens  # where, as this process knows it
+        self._admit = admit
+        self._context = context
+        self._devices = [f"/worker:{message.worker}/{name}" for name in devices]
+        self._threads = threads
+        self._insecure = insecure
+        self._guard = guard
+        self._keys = message.keys
+        self._factory = factory
+        self._ops = message.ops
+        self._allowed = allow_ops
+        self._report = report
+        self._attend = attend
+        self._wake = wake
+        self._checkpoints = checkpoints
+        self._host: HostLike | None = None
+        self._links: dict[int, Link] = {}
+        session = opening.session  # and not self: what is lent would go with a cycle, late
+        self._loans = Loans(lambda token: report(Offer(session, token)))  # to the coordinator
+        self._borrowers: dict[int, Borrower] = {}
+        self._idle = False  # its thread has no job, and drives the sockets
+        self._given, self._done = 1, 0  # jobs; while they are as many, its thread sends nothing
+        self._uncounted: int | None = None  # a step that has committed: nobody waits for that
+        self._cancelled = -1  # every step up to this one
+        self._until = 0.0  # when the step's deadline passes
+        self._lasts = True  # what it sends is not written to before the step is decided
+        self._closing = threading.Event()
+        self._jobs: queue.SimpleQueue[Run] = queue.SimpleQueue()
+        name = f"session-{opening.session[:8]}"
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._echoes = Echoes(
+            self._index, self._addresses, self._links, attend, self._closing, f"{name}-echo"
+        )
+        self._thread.start()
+        self._jobs.put(opening)
+
+    # From the I/O thread: none of these waits ----------------------------------------------------
+
+    def submit(self, run: Run) -> None:
+        """Queues a job."""
+        kind = type(run.job)
+        if kind is Close:
+            self._closing.set()
+        if kind is not Chunk or (self._idle and threading.get_ident() == self._thread.ident):
+            self._given += 1
+            self._jobs.put(run)
+        elif self._given > self._done or not self._echoes.goes_at_once(run):
+            self._echoes.queue(run)
+
+    def deliver(self, step: int, edge: Key, array: Array, origin: int) -> None:
+        """Hands a tensor of another worker, `origin`, to the host."""
+        if self._host is not None:
+            self._host.deliver(self._session, step, edge, array)
+        self.activity.carried("received", origin, edge, array.nbytes)
+
+    @property
+    def queued(self) -> int:
+        """Orders that wait for those before them."""
+        return self._jobs.qsize()
+
+    def usage(self) -> Usage:
+        """What the session takes, and waits for; from any thread."""
+        host = self._host
+        return host.usage(self._session) if host is not None else Usage()
+
+    def attach(self, origin: int, token: str) -> None:
+        """Makes use of memory that the coordinator or another worker shares, if it is of this
+        host; whoever shares it sees that. Or takes the pipe that another worker offers."""
+        if token.startswith(WORD):
+            if origin >= 0 and not self._keys:
+                join(token, self._addresses[origin], self._admit)
+            return
+        with contextlib.suppress(TransportError):
+            self._borrowers[origin] = Borrower(token)
+
+    def borrowed(self, origin: int, chunk: Chunk) -> Borrowed | None:
+        """The bytes of an array that somebody lends; None for one of whom nothing is known."""
+        borrower = self._borrowers.get(origin)
+        if borrower is None:
+            return None
+        return borrower.offered(chunk.slot, chunk.turn, chunk.nbytes)
+
+    def heard(self, heard: Heard) -> None:
+        """Another worker said what it has of ours, or of its own."""
+        link = self._links.get(heard.worker)
+        if link is not None:
+            before = link.repeats
+            link.heed(heard)
+            if again := link.repeats - before:
+                peer = self._addresses[heard.worker]
+                self.meters.add("graphflow_resent_messages_total", again, peer)
+
+    def beat(self, beat: Beat) -> None:
+        """Time for the links to say what they have sent and received."""
+        for worker, link in list(self._links.items()):
+            link.beat(owed=worker in beat.owed)
+            link.look()
+            if (untaken := link.untaken()) is not None:
+                asked, (step, edge) = untaken
+                self._report(Cut(self._session, worker, step, edge, asked))
+
+    def echoed(self, request: int, origin: int, array: Array) -> None:
+        """An echo has come back from another worker."""
+        self._echoes.came(request, origin, array)
+
+    def wake(self, step: int, error: GraphflowError) -> None:
+        """Cancels a step, whether it runs or is still queued."""
+        self._cancelled = step
+        host = self._host
+        if host is not None:
+            host.cancel(self._session, step, error)
+
+    def join(self, seconds: float) -> bool:
+        """Waits for the session's thread, which ends after Close; whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    # On the session's thread ---------------------------------------------------------------------
+
+    def _work(self) -> None:
+        computing.set(self._session)
+        while True:
+            run = self._next()
+            job, step = run.job, run.step
+            self.activity.begin(job, step)
+            cancelled = False
+            try:
+                outcome = self._do(run)
+            except BaseException as error:  # the coordinator is told, whatever it was
+                outcome, cancelled = error, step <= self._cancelled
+            # Nobody waits for these, and waking the I/O thread costs more than most commits. What
+            # writes a file reports from a thread of its own.
+            if outcome is not None or type(job) not in _SILENT:
+                self._report(Finished(self._session, job, step, self._epoch, outcome))
+            if self._uncounted is not None:
+                self.activity.commits(self._uncounted)
+                self._uncounted = None
+            self.activity.end(job, step, outcome, cancelled=cancelled)
+            self._done += 1
+            if type(job) is Close:
+                return
+
+    def _next(self) -> Run:
+        """The next job. This thread drives the worker's sockets for a while, so that an order that
+        follows soon needs no other thread."""
+        if self._jobs.empty() and not self._closing.is_set():
+            self._idle = True
+            self._attend(self._has_job, LINGER)
+            self._idle = False
+        return self._jobs.get()
+
+    def _has_job(self) -> bool:
+        return not self._jobs.empty()
+
+    def _do(self, run: Run) -> Outcome:
+        job, session, host = run.job, self._session, self._host
+        if type(job) is Compute and host is not None:  # these two nearly always
+            if run.commits >= 0:
+                self._commit(host, run.commits)
+            return self._compute(host, run, job)
+        if type(job) is Commit and host is not None:
+            host.commit(session, run.step)
+            return None
+        if isinstance(job, Open):
+            self._open()
+            return None
+        if isinstance(job, Close):
+            self._close()
+            return None
+        if host is None:
+            raise ProtocolError("the session could not be opened")
+        match job:
+            case Load():
+                parts = [run.arrays[index] for index in range(job.parts)]
+                host.load(session, job.program, parts[0].tobytes(), parts[1:])
+            case Prepare():
+                host.prepare(session, job.program, job.bindings)
+            case Abort():
+                host.abort(session, run.step)
+            case Read():
+                value = np.asarray(host.read(session, job.variable))
+                return Computed({job.variable: self._handed(job.request, job.variable, value)})
+            case Write():
+                host.write(session, job.variable, run.arrays[job.variable])
+            case Save():
+                self._save(run, job, host.snapshot(session))
+            case Forget():
+                host.forget(session, job.programs, job.variables)
+            case Measure():
+                return host.measure()
+            case Meet():
+                return self._echoes.meet(job)
+            case Chunk():
+                self._echoes.send_back(run)
+            case Probe():
+                return self._echoes.probe(job)
+        return None
+
+    def _open(self) -> None:
+        admit(self._ops, self._allowed)
+        for worker, address in enumerate(self._addresses):
+            if worker != self._index:
+                channel = transport_of(address).Channel(
+                    self._context, address, insecure=self._insecure, watch=True, guard=self._guard,
+                    key=self._keys[worker] if self._keys else "",
+                )  # fmt: skip
+                outbound = Outbound(self._session, self._epoch, self._index, self._token)
+                lane = None if self._keys else Lane.to(address)
+                outlet = Outlet(self._listens) if self._listens and not self._keys else None
+                sealed = bool(self._keys)
+                self._links[worker] = Link(channel, outbound, lane, outlet, sealed=sealed)
+        self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
+        self._host.open(self._session)
+        keep = self._loans.keep
+        self._host.attend(self._session, self._attend, self._wake, self.activity.carried, keep)
+
+    def _close(self) -> None:
+        self._echoes.close()
+        try:
+            if self._host is not None:
+                self._host.close(self._session)
+        finally:
+            for link in self._links.values():
+                link.close()
+            self._loans.close()
+            # A worker has little reason to look for cycles: what is large goes at once.
+            self._host = None
+            self._borrowers.clear()
+
+    def _commit(self, host: HostLike, step: int) -> None:
+        """Commits a step of which the order of the next one told."""
+        try:
+            host.commit(self._session, step)
+            self._uncounted = step
+        except BaseException as error:  # that ends the session here, the next step with it
+            self._report(Finished(self._session, Commit(), step, self._epoch, error))
+            raise
+
+    def _compute(self, host: HostLike, run: Run, job: Compute) -> Computed:
+        if run.step <= self._cancelled:
+            raise StepTimeout(f"step {step_of(run.step)} was cancelled before it started here")
+        feeds: Any = run.arrays  # by name
+        self._lasts = not job.free
+        self._until = time.monotonic() + job.deadline
+        for name in job.feeds:  # what came before the order may be lent
+            self._await_feed(run.step, name, feeds[name])
+        computed = host.compute(
+            self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
+        )
+        if feeds:  # what is lent goes back before anybody hears of the end, who may need it next
+            feeds.clear()
+        for array in computed.fetches.values():
+            if array.nbytes >= LENT_FROM:
+                break
+        else:
+            return computed
+        handed = {n: self._handed(job.request, n, each) for n, each in computed.fetches.items()}
+        return computed._replace(fetches=handed)
+
+    def _await_feed(self, step: int, name: Key, array: Array) -> None:
+        """Waits for the last of a feed that the session was still copying when it told of it."""
+        while not is_whole(array):
+            if step <= self._cancelled or time.monotonic() > self._until:
+                late = f"step {step_of(step)}: feed {name} did not come before the deadline"
+                raise StepTimeout(late)
+
+    def _handed(self, request: int, name: str, array: Array) -> Array | Chunk:
+        return self._loans.lend("fetch", request, name, array)
+
+    def _save(self, run: Run, job: Save, copies: dict[str, Array]) -> None:
+        """Writes copies of all variables while other jobs go on."""
+
+        def write() -> None:
+            try:
+                shard = write_under(self._checkpoints, job.folder, job.file, copies, job.of)
+                outcome: Outcome = Computed(copies)
+                if shard is not None:
+                    outcome = Saved(job.request, shard.sha256, shard.nbytes or 0, [])
+            except BaseException as error:  # the coordinator is told, whatever it was
+                outcome = error
+            self._report(Finished(self._session, job, run.step, self._epoch, outcome))
+
+        threading.Thread(target=write, name=f"{self._thread.name}-save", daemon=True).start()
+
+    # Between workers -----------------------------------------------------------------------------
+
+    def _outbox(self, parcel: Parcel) -> None:
+        """Sends a tensor of a step; called by the threads of the host's devices."""
+        if parcel.target_worker == self._index:
+            if self._host is not None:
+                self._host.deliver(self._session, parcel.step, parcel.edge, parcel.array)
+            return
+        target = parcel.target_worker
+        self._echoes.link(target).send(
+            "edge", parcel.step, parcel.edge, parcel.array, parcel.owned and self._lasts,
+            partial(self._still_computes, parcel, self._until),
+        )  # fmt: skip
+        self.activity.carried("sent", target, parcel.edge, parcel.array.nbytes)
+
+    def _still_computes(self, parcel: Parcel, until: float) -> bool:
+        """Whether a tensor that another worker has no room for is still to be sent."""
+        if time.monotonic() > until:
+            target = parcel.target_worker
+            raise StepTimeout(
+                f"step {step_of(parcel.step)}: worker {target} at {self._addresses[target]} did "
+                f"not take edge {parcel.edge} before the deadline; can it be reached from there?",
+                worker=target,
+            )
+        return parcel.step > self._cancelled and not self._closing.is_set()
+
+
+def default_factory(
+    worker: int,
+    devices: Sequence[str],
+    threads: int | None,
+    outbox: Callable[[Parcel], None],
+    *,
+    limits: Limits | None = None,
+) -> HostLike:
+    """A real `Host`; its libraries load with the first session."""
+    from graphflow.runtime.host.host import Host
+
+    host: HostLike = Host(worker, devices, threads, outbox, limits, alone=True)
+    return host

@@ -1,0 +1,345 @@
+"""Status: what a worker tells of itself to whoever may ask, and how it is asked.
+
+    graphflow status ─Status→ worker ─StatusReport→ a table
+
+A worker answers outside of sessions, between two messages of others, from numbers that it keeps
+anyway. What a session is called is shown to nobody in full: its first digits are enough to tell
+sessions apart. What nodes and lines of a model are called is shown to coordinators' keys only, and
+where no keys are used at all; a client's key sees numbers, devices and addresses.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import (
+    GraphflowError,
+    ProtocolError,
+    RendezvousTimeout,
+    TransportError,
+    VersionMismatch,
+)
+from graphflow.runtime.protocol.reliable_stream import Version
+from graphflow.runtime.protocol.remote_errors import raised
+from graphflow.runtime.security.authenticator import Guard
+from graphflow.runtime.security.keys import CLIENT, KeyPair, Keyring
+from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
+from graphflow.runtime.security.receive_accounting import UNDER_WAY
+from graphflow.runtime.telemetry.metrics import Meters, resident, resident_peak
+from graphflow.runtime.transport import transport_of
+from graphflow.runtime.transport.tcp import ENDED, unknown
+from graphflow.runtime.wire.frame_codec import decode_frames, encode
+from graphflow.runtime.wire.messages import (
+    COORDINATOR,
+    Envelope,
+    Failed,
+    Hello,
+    Message,
+    Status,
+    StatusReport,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    from graphflow.runtime.worker.hosted_session import HostedSession
+
+WAITS = 20
+"""Tensors that a session waits for of which a report tells; of more, only how many."""
+_TEXT = 200  # characters of what is waited for
+_SESSION = 8  # digits of a session's name
+_LOOK_MS = 50  # between two looks at how much has come
+_BATCH = 64  # messages taken from one worker before the others have their turn, and the deadline
+
+Report = Mapping[str, Any]
+
+# What a report holds: types, [one] for a list of such, {str: one} for a mapping of names. It comes
+# from whoever answers, of whatever version, so it is looked at before it is shown.
+_LINK = {"peer": str, "sent": int, "received": int}
+_SESSION_FORM = {
+    "session": str, "worker": int, "epoch": int, "age": float, "programs": int, "step": int,
+    "committed": int, "steps_per_second": float, "last_step_seconds": float, "doing": str,
+    "doing_seconds": float, "parked": bool, "queued": int, "arenas": {str: int},
+    "variables": {str: int}, "waiting": int, "waits": [(str, float)],
+}  # fmt: skip
+_FORM = {
+    "version": str, "wire": int, "python": str, "host": str, "pid": int, "devices": [str],
+    "uptime": float, "resident": int, "resident_peak": int, "refused": int, "links": [_LINK],
+    "sessions": [_SESSION_FORM],
+}  # fmt: skip
+
+
+# The worker's side --------------------------------------------------------------------------------
+
+
+def report(
+    *,
+    started: float,
+    devices: Sequence[str],
+    sessions: Sequence[HostedSession],
+    parked: Sequence[str],
+    meters: Meters,
+    names: bool,
+) -> dict[str, Any]:
+    """What a worker does, as plain data: bytes, and seconds of its own clock.
+
+    Args:
+        started: when it did, on the monotonic clock.
+        parked: sessions whose coordinator is silent.
+        names: whether the one who asks may see what nodes and lines of models are called.
+    """
+    own = Version.own()
+    return {
+        "version": own.version,
+        "wire": own.wire,
+        "python": platform.python_version(),
+        "host": socket.gethostname()[:_TEXT],
+        "pid": os.getpid(),
+        "devices": list(devices),
+        "uptime": time.monotonic() - started,
+        "resident": resident(),
+        "resident_peak": resident_peak(),
+        "refused": int(
+            meters.value("graphflow_refused_messages_total")
+            + meters.value("graphflow_forbidden_messages_total")
+        ),
+        "links": _links(meters),
+        "sessions": [_session(each, each.activity.session in parked, names) for each in sessions],
+    }
+
+
+def _session(hosted: HostedSession, is_parked: bool, names: bool) -> dict[str, Any]:
+    usage = hosted.usage()
+    waits = sorted(usage.waits.items(), key=lambda each: -each[1])
+    told = hosted.activity.report()
+    return {
+        **told,
+        "session": told["session"][:_SESSION],
+        "parked": is_parked,
+        "queued": hosted.queued,
+        "arenas": dict(usage.arenas),
+        "variables": dict(usage.variables),
+        "waiting": len(waits),
+        "waits": [
+            [(what if names else _without_names(what))[:_TEXT], seconds]
+            for what, seconds in waits[:WAITS]
+        ],
+    }
+
+
+def _without_names(what: str) -> str:
+    """Of "edge 3 from /worker:1/cpu:0 ('tanh', made at model.py:7)" what names no node or line."""
+    return what.partition(" (")[0]
+
+
+def _links(meters: Meters) -> list[dict[str, Any]]:
+    """Bytes to and from each other worker, over all sessions so far."""
+    found: dict[str, dict[str, int]] = {}
+    for way in ("sent", "received"):
+        for (peer, _), count in meters.series(f"graphflow_{way}_bytes_total").items():
+            link = found.setdefault(peer, {"sent": 0, "received": 0})
+            link[way] += int(count)
+    return [{"peer": peer, **link} for peer, link in sorted(found.items())]
+
+
+def misfit(told: Any) -> str | None:
+    """What in a report that came is not as it must be; None where all is."""
+    return _misfit(told, _FORM, "report")
+
+
+def _misfit(value: Any, form: Any, where: str) -> str | None:
+    """What in a value is not of a form; None where all is."""
+    match form:
+        case dict() if str in form:
+            if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+                return where
+            parts = [(each, form[str], f"{where}.{name}") for name, each in value.items()]
+        case dict():
+            if not isinstance(value, dict) or form.keys() != value.keys():
+                return where
+            parts = [(value[name], each, f"{where}.{name}") for name, each in form.items()]
+        case list():
+            if not isinstance(value, list):
+                return where
+            parts = [(each, form[0], f"{where}[]") for each in value]
+        case tuple():
+            if not isinstance(value, list) or len(value) != len(form):
+                return where
+            parts = [(each, kind, f"{where}[]") for each, kind in zip(value, form, strict=True)]
+        case _:
+            number = type(value) in (int, float) and abs(value) < 2**63  # no infinity, no NaN
+            fits = number if form is float else type(value) is form and (form is not int or number)
+            return None if fits else where
+    found = (_misfit(*part) for part in parts)
+    return next((wrong for wrong in found if wrong is not None), None)
+
+
+# The side of who asks -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a worker listens, and its public key; "" where it has none."""
+
+    address: str
+    key: str = ""
+
+
+def own_pair(ring: Keyring, name: str | None) -> KeyPair:
+    """The key to ask with: of a name, else the only one of a client, else of a coordinator.
+
+    Raises:
+        KeyFileError: there is none, or more than one.
+    """
+    roles = {key.name: key.role for key in ring.pairs()}
+    if name is not None and name in roles:
+        return ring.own(name, roles[name] if roles[name] == COORDINATOR_KEY else CLIENT)
+    role = CLIENT if CLIENT in roles.values() or COORDINATOR_KEY not in roles.values() else None
+    return ring.own(name, role or COORDINATOR_KEY)
+
+
+def ask(
+    workers: Sequence[Address],
+    *,
+    seconds: float,
+    insecure: bool = False,
+    pair: KeyPair | None = None,
+    ring: Keyring | None = None,
+) -> list[Report | GraphflowError]:
+    """What each worker reports, in their order, or why it does not; all are asked at once.
+
+    Args:
+        seconds: for all of them.
+        insecure: ask addresses beyond loopback without a key.
+        pair: our own key, where the workers have any.
+
+    Raises:
+        TransportError: an address is malformed, or insecure.
+    """
+    context: zmq.Context[Any] = zmq.Context()
+    guard = None if pair is None else Guard(context, pair, ring or Keyring())
+    asked: list[_Asked] = []
+    try:
+        for worker in workers:
+            asked.append(_Asked(context, worker, insecure=insecure, guard=guard))
+        until = time.monotonic() + seconds
+        while waiting := [each for each in asked if each.outcome is None]:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            poller = zmq.Poller()
+            for each in waiting:
+                poller.register(each.channel.socket, zmq.POLLIN)
+            poller.poll(max(1, min(_LOOK_MS, int(left * 1000))))
+            for each in waiting:
+                each.look()
+        return [each.outcome or each.silence(seconds) for each in asked]
+    finally:
+        for each in asked:
+            each.channel.close()
+        if guard is not None:
+            guard.close()
+        context.destroy(linger=0)
+
+
+class _Asked:
+    """One worker that was asked."""
+
+    def __init__(
+        self, context: Any, worker: Address, *, insecure: bool, guard: Guard | None
+    ) -> None:
+        self._address = worker.address
+        self._keyed = bool(worker.key)
+        self._linked = False  # the handshake was done, once
+        self.outcome: Report | GraphflowError | None = None
+        transport = transport_of(worker.address)
+        parts = transport.check(
+            worker.address, insecure=insecure or bool(worker.key), listening=False
+        )
+        self.channel = transport.Channel(
+            context, worker.address, insecure=insecure, watch=True, guard=guard, key=worker.key
+        )
+        try:
+            socket.getaddrinfo(parts.host, parts.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            self.outcome = TransportError(unknown(parts, error))
+            return
+        own = Version.own()
+        for message in (Hello(1, own.version, own.wire, own.python), Status(2)):
+            self.channel.send([encode(Envelope("", 0, COORDINATOR, 0, message.request), message)])
+
+    def look(self) -> None:
+        """Takes in what has come, up to what tells the outcome."""
+        self._watch()
+        if self.channel.under_way(time.monotonic()) > UNDER_WAY:
+            self.outcome = ProtocolError(
+                f"{self._address} sends a message without an end: it is no graphflow worker"
+            )
+            self.channel.close()
+        for _ in range(_BATCH):
+            frames = self.channel.receive() if self.outcome is None else None
+            if frames is None:
+                return
+            try:
+                _, message, _ = decode_frames(frames)
+            except ProtocolError as error:
+                self.outcome = ProtocolError(f"{self._address} sent what is not valid: {error}")
+                return
+            self.outcome = self._of(message) or self.outcome
+
+    def _watch(self) -> None:
+        self._linked |= any(self.channel.changes())
+
+    def _of(self, message: Message) -> Report | GraphflowError | None:
+        if isinstance(message, StatusReport):
+            return self._checked(message.report)
+        if isinstance(message, Failed):
+            return raised(message, f"worker at {self._address}")
+        if isinstance(message, Welcome) and Version.of(message) != Version.own():
+            return VersionMismatch(
+                f"{self._address} runs {Version.of(message)}, this is {Version.own()}; ask with "
+                "the version that it runs"
+            )
+        return None
+
+    def _checked(self, told: Any) -> Report | GraphflowError:
+        wrong = misfit(told)
+        if wrong is not None:
+            return ProtocolError(f"{self._address} sent a report that is not valid: {wrong}")
+        return dict(told)
+
+    def silence(self, seconds: float) -> GraphflowError:
+        """Why it may not have answered."""
+        self._watch()
+        if self.channel.refused and not self._keyed:
+            return RendezvousTimeout(
+                f"{self._address} {ENDED}; look there, or give its --worker-key"
+            )
+        if self.channel.refused:
+            return RendezvousTimeout(
+                f"somebody listens at {self._address}, but there are keys that are not trusted: "
+                "there, run `graphflow keys add` with the .public file of this machine's key; here,"
+                " check the worker's key; or it shows none, has too many connections, or hangs"
+            )
+        if self.channel.silent:
+            return RendezvousTimeout(
+                f"somebody listens at {self._address}, but said nothing within {seconds:g} s: a "
+                "worker that is frozen or overloaded, or no graphflow worker; look there"
+            )
+        if self._linked:
+            return RendezvousTimeout(
+                f"{self._address} took the connection, but did not answer within {seconds:g} s: an "
+                "op holds its Python interpreter, or it has too much to do; give it a longer "
+                "--timeout, or look there"
+            )
+        return RendezvousTimeout(
+            f"nobody answered at {self._address} within {seconds:g} s; "
+            "is `graphflow worker --listen ADDRESS` running there?"
+        )

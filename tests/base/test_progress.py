@@ -1,0 +1,93 @@
+"""What takes long is told on a terminal, and nowhere else."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import pytest
+
+from graphflow.base import progress
+from graphflow.base.progress import telling, waiting
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def told(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, nodes: int, silent: float) -> str:
+    """What appears while work goes on until something does, or for a moment."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "SILENT", silent)
+    monkeypatch.setenv("TERM", "xterm")
+    with telling("placing", nodes):
+        deadline = time.monotonic() + (10.0 if silent == 0 else 0.05)
+        while not stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.001)
+    return stream.getvalue()
+
+
+def test_long_work_on_a_large_graph_is_told_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "LARGE", 1)
+    text = ""
+    for _ in range(3):  # a first frame may still be on its way when the work ends
+        text += told(monkeypatch, Terminal(), 12_345, 0.0)
+    assert "placing 12,345 nodes" in text
+
+
+@pytest.mark.parametrize(
+    ("stream", "nodes", "silent"),
+    [(io.StringIO(), 100_000, 0.0001), (Terminal(), 10, 0.0001), (Terminal(), 100_000, 60.0)],
+    ids=["a file", "a small graph", "quick work"],
+)
+def test_nothing_is_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, nodes: int, silent: float
+) -> None:
+    assert told(monkeypatch, stream, nodes, silent) == ""
+
+
+def test_an_error_ends_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with pytest.raises(KeyError), telling("placing", 100_000):
+        raise KeyError("no")
+
+
+def test_a_wait_tells_what_it_still_waits_for_each_second_until_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, heard = Terminal(), list[float]()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "SILENT", 0.01)
+    monkeypatch.setenv("TERM", "xterm")
+    until = time.monotonic() + 20.0
+    with waiting(lambda s: "waiting for [worker 2] at tcp://h:1", heard.append):
+        while (len(heard) < 2 or "[worker 2]" not in stream.getvalue()) and (
+            time.monotonic() < until
+        ):
+            time.sleep(0.01)
+    count = len(heard)
+    assert count >= 2 and heard[1] - heard[0] >= 0.9
+    assert "waiting for [worker 2] at tcp://h:1" in stream.getvalue()
+
+
+def test_a_short_wait_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    heard = list[float]()
+    with waiting(lambda s: "never", heard.append):
+        pass
+    assert heard == []
+
+
+def test_without_a_terminal_only_the_listener_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, heard = io.StringIO(), list[float]()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "SILENT", 0.01)
+    until = time.monotonic() + 20.0
+    with waiting(lambda s: "x", heard.append):
+        while not heard and time.monotonic() < until:
+            time.sleep(0.01)
+    assert heard and stream.getvalue() == ""

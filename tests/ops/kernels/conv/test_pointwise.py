@@ -1,0 +1,79 @@
+"""Convolutions by windows of one element against sums of products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphflow.ir.op import REGISTRY
+from graphflow.ops.kernels.conv import pointwise
+from graphflow.ops.windows.window_arguments import Windows
+from tests.ops.kernels.sharing import check_threads
+
+
+@given(
+    dtype=st.sampled_from(["float32", "float64"]),
+    images=st.integers(1, 3),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 70),
+    axes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 3)), min_size=1, max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_values_and_gradients_are_products_of_matrices(
+    dtype: str, images: int, inputs: int, outputs: int, axes: list[tuple[int, int]]
+) -> None:
+    sizes, stride = zip(*axes, strict=True)
+    if np.prod(sizes) > 900:
+        sizes = tuple(min(n, 9) for n in sizes)
+    rank = len(sizes)
+    seen = tuple(slice(None, None, s) for s in stride)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(images, inputs, *sizes)).astype(dtype)
+    w = rng.normal(size=(outputs, inputs, *(1,) * rank)).astype(dtype)
+    g = rng.normal(size=(images, outputs, *x[(0, 0, *seen)].shape)).astype(dtype)
+    windows = Windows((1,) * rank, stride, (0,) * rank, (1,) * rank, g.shape[2:])
+    attrs: dict[str, Any] = {
+        "stride": stride, "padding": ((0, 0),) * rank, "dilation": (1,) * rank, "groups": 1,
+    }  # fmt: skip
+    assert pointwise.fits(np, x, windows, 1)
+    assert not pointwise.fits(np, x, windows._replace(before=(1,) * rank), 1)
+    assert not pointwise.fits(np, x, windows, 2)
+    matrix, part = w.reshape(outputs, inputs).astype("float64"), x[(..., *seen)].astype("float64")
+    back = np.zeros(x.shape)
+    back[(..., *seen)] = np.einsum("oc,no...->nc...", matrix, g)
+    flat = [a.reshape(images, a.shape[1], -1) for a in (g, part)]
+    wanted = (
+        np.einsum("oc,nc...->no...", matrix, part),
+        back,
+        np.einsum("nop,ncp->oc", *flat).reshape(w.shape),
+    )
+    have = (
+        REGISTRY["conv"].run(np, [x, w], attrs)[0],
+        REGISTRY["conv_transpose"].run(np, [g, w], {**attrs, "sizes": sizes})[0],
+        REGISTRY["conv_weight_grad"].run(np, [x, g], {**attrs, "kernel": (1,) * rank})[0],
+    )
+    near = 1e-5 if dtype == "float32" else 1e-12
+    for a, b in zip(have, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=near, atol=near * max(1.0, np.abs(b).max()))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_bits_do_not_depend_on_threads(stride: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 96, 30, 30)).astype("float32")
+    w = rng.normal(size=(130, 96, 1, 1)).astype("float32")
+    g = rng.normal(size=(5, 130, 30 // stride, 30 // stride)).astype("float32")
+    windows = Windows((1, 1), (stride,) * 2, (0, 0), (1, 1), g.shape[2:])
+
+    def results() -> list[Any]:
+        outs = [np.empty_like(a) for a in (g, x, w)]
+        pointwise.convolve(outs[0], x, w, windows)
+        pointwise.convolve_turned(outs[1], g, w, windows)
+        pointwise.convolve_weights(outs[2], x, g, windows)
+        return outs
+
+    check_threads(results, results())

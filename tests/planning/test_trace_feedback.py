@@ -1,0 +1,270 @@
+"""Learning: traced steps correct a calibration that is wrong, and a step's own cost is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.execution.compiled_fetches import Compiled
+from graphflow.frontend.pytree import bind
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor
+from graphflow.passes import optimize
+from graphflow.placement.calibration import calibrate
+from graphflow.placement.calibration.calibrate import seconds_beyond
+from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.plans.plan import Plan, devices_of, plan_graph
+from graphflow.planning.trace_feedback import idle, learn, mark_seconds, step_cost
+from graphflow.runtime.client import cluster_survey as survey
+from graphflow.runtime.client.cluster_survey import Survey
+from tests.placement.speeds import profile
+
+ONE, TWO = Cluster.here(threads=1), Cluster.local(workers=2, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is measured, and nothing is kept where users keep it."""
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibrate, "profile", lambda *a, **k: profile())
+    monkeypatch.setattr(survey, "profile", profile)
+    yield
+
+
+def mlp() -> tuple[Tensor, list[Tensor]]:
+    x = gf.placeholder("float32", (None, 96), name="x")
+    h = x
+    for i in range(3):
+        h = gf.nn.relu(h @ gf.variable(np.eye(96, dtype="float32"), name=f"w{i}"))
+    loss = gf.mean(gf.square(h))
+    return x, [loss, gf.optim.SGD(0.1, momentum=0.9).minimize(loss)]
+
+
+def recurrent() -> tuple[Tensor, list[Tensor]]:
+    x = gf.placeholder("float32", (None, 16, 96), name="x")
+    w = gf.variable(np.eye(96, dtype="float32"), name="w")
+
+    def body(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        new = gf.tanh(carry @ w + row)
+        return new, new
+
+    last, rows = gf.scan(body, gf.zeros((16, 96)), x)
+    return x, [gf.sum(last), gf.mean(rows)]
+
+
+def wrong(factor: float) -> dict[str, Any]:
+    """The made-up machine, all of it too fast by a factor."""
+    right = profile()["devices"]["cpu"]
+
+    def faster(points: Sequence[Sequence[float]]) -> list[list[float]]:
+        return [[amount, seconds / factor] for amount, seconds in points]
+
+    def entries(known: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+        return {
+            name: {**e, "launch": e["launch"] / factor, "rate": e["rate"] * factor}
+            for name, e in known.items()
+        }
+
+    return profile(
+        links={"process": [1e-4 / factor, 1e9 * factor], "thread": [1e-5 / factor, None]},
+        launch=right["launch"] / factor,
+        traffic=faster(right["traffic"]),
+        matmul={name: faster(points) for name, points in right["matmul"].items()},
+        ops=entries(right["ops"]),
+        classes=entries(right["classes"]),
+    )
+
+
+def traced(model: Callable[[], tuple[Tensor, list[Tensor]]], size: int, cluster: Cluster) -> Any:
+    """A set of fetches whose traced steps took what the right profile says."""
+    x, fetches = model()
+    source = Graph(fetches)
+    compiled = Compiled(tuple(fetches), source, optimize(source))
+    shapes: dict[Node, tuple[int, ...]] = {
+        x.node: (size, *(s for s in x.shape[1:] if isinstance(s, int)))
+    }
+    compiled.sizes = shapes
+    bindings = bind(source, shapes)
+    truth = plan_graph(compiled.graph, cluster, shapes, bindings)
+    compiled.devices = devices_of(truth, compiled.graph)
+    spans = [
+        (n.device, n.name, round(n.start * 1e9), round(n.finish * 1e9 + mark_seconds() * 1e9))
+        for n in truth.nodes
+        if n.finish > n.start and n.op != "assign"
+    ]
+    edges = {}
+    for t in truth.transfers:
+        if t.edge >= 0:
+            edges[t.edge] = (t.tensor, t.source, t.target, t.bytes)
+            took = (t.start, t.finish)
+            for track, at in zip(("departure", "arrival"), took, strict=True):
+                spans.append((track, str(t.edge), round(at * 1e9), round(at * 1e9)))
+    for number in range(3):
+        compiled.trace.add_step(number, 0, round(truth.makespan * 1e9), spans, edges)
+        compiled.traced.append(bindings)
+
+    def planned(learned: Learned, profiles: Mapping[int, Any]) -> Plan:
+        return plan_graph(
+            compiled.graph, cluster, shapes, bindings, profiles=profiles, learned=learned
+        )
+
+    return compiled, truth, planned
+
+
+@pytest.mark.parametrize("cluster", [ONE, TWO], ids=["embedded", "two workers"])
+@pytest.mark.parametrize(("model", "size"), [(mlp, 4), (mlp, 512), (recurrent, 20)])
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+def test_a_calibration_wrong_by_three_is_put_right_by_traced_steps(
+    cluster: Cluster, model: Any, size: int, factor: float
+) -> None:
+    compiled, truth, planned = traced(model, size, cluster)
+    profiles = {worker.index: wrong(factor) for worker in cluster.workers}
+    before = planned(Learned(), profiles).makespan
+    known = Learned()
+    learn(known, cluster, Survey(profiles), compiled)
+    after = planned(known, profiles).makespan
+    assert abs(after - truth.makespan) < abs(before - truth.makespan)
+    assert after == pytest.approx(truth.makespan, rel=0.2)
+
+
+def test_a_node_with_bodies_is_one_op_with_a_bucket_of_its_own() -> None:
+    compiled, _, _ = traced(recurrent, 20, ONE)
+    known = Learned()
+    learn(known, ONE, Survey({0: wrong(3.0)}), compiled)
+    scans = [b for b in known._nodes if b.op == "scan"]
+    assert len(scans) == 1
+    assert known.factor(scans[0]) == pytest.approx(3.0, rel=0.1)
+
+
+# What a step costs ----------------------------------------------------------------------------
+
+
+def test_each_further_worker_costs_what_the_second_did() -> None:
+    assert [seconds_beyond((1.0, 1.5), units) for units in (0, 1, 2, 4)] == [1.0, 1.0, 1.5, 2.5]
+
+
+def test_what_links_take_is_not_counted_again_in_a_steps_own_cost() -> None:
+    asked = []
+
+    def timed(devices: Sequence[str]) -> float:
+        asked.append(tuple(devices))
+        return 1e-3 * len(devices)
+
+    one, two = step_cost(TWO, Survey(), timed)
+    assert asked == [TWO.devices[:1], TWO.devices]
+    assert (one, two) == pytest.approx((1e-3 - 2e-4, 2e-3 - 2e-4))  # twice the client's latency
+    assert step_cost(ONE, Survey(), timed) == pytest.approx((1e-3, 1e-3))
+
+
+def test_a_steps_own_cost_is_kept_with_the_calibration_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = {**profile(), "key": calibrate.machine_key()}
+    saved: list[Any] = []
+    monkeypatch.setattr(calibrate, "profile", lambda *a, **k: saved[-1] if saved else real)
+    monkeypatch.setattr(calibrate, "write_whole", lambda path, made, indent: saved.append(made))
+    cost = step_cost(TWO, Survey(), lambda devices: 1e-3 * len(devices))
+    assert saved[-1]["steps"] == {"process": list(cost)}
+    assert step_cost(TWO, Survey(), lambda devices: pytest.fail("measured again")) == cost
+
+
+def test_a_steps_own_cost_is_part_of_the_prediction_and_of_every_baseline() -> None:
+    compiled, bare, _ = traced(mlp, 64, TWO)
+    given = (compiled.graph, TWO, compiled.sizes, bind(compiled.source, compiled.sizes))
+    made = plan_graph(*given, steps=(1e-3, 3e-3))
+    assert made.overhead in (1e-3, 3e-3)
+    assert made.makespan - made.overhead == pytest.approx(made.model.timeline.makespan)
+    for name in TWO.devices:
+        key = f"one device: {name}"
+        assert made.baselines[key] == pytest.approx(bare.baselines[key] + 1e-3)
+    assert made.makespan <= min(made.baselines.values()) * (1 + 1e-9)
+    assert Plan.load(made.save(Path(calibrate.cache_folder()) / "p.json")).overhead == made.overhead
+
+
+def test_a_second_worker_must_save_more_than_it_costs() -> None:
+    x = gf.placeholder("float32", (512, 256), name="x")
+    fetches = []
+    for i in range(2):
+        h = x
+        for j in range(4):
+            h = gf.tanh(h @ gf.variable(np.eye(256, dtype="float32"), name=f"w{i}{j}"))
+        fetches.append(gf.sum(h))
+    graph = optimize(Graph(fetches))
+    shapes: dict[Node, tuple[int, ...]] = {x.node: (512, 256)}
+    cheap = plan_graph(graph, TWO, shapes, {}, steps=(1e-5, 2e-5))
+    dear = plan_graph(graph, TWO, shapes, {}, steps=(1e-5, 1.0))
+    assert len({n.device for n in cheap.nodes if n.finish > n.start}) == 2
+    assert len({n.device for n in dear.nodes if n.finish > n.start}) == 1
+    assert dear.overhead == 1e-5
+
+
+def test_idle_steps_take_nothing_but_a_node_on_each_device() -> None:
+    compiled, node = idle(TWO.devices)
+    assert set(compiled.devices.values()) == set(TWO.devices)
+    assert node.op.name == "placeholder"
+
+
+def test_a_session_measures_its_steps_without_using_up_any_random_number() -> None:
+    draws = gf.random.normal((4,))
+    with gf.Session(ONE) as plain:
+        expected = [plain.run(draws) for _ in range(3)]
+    with gf.Session(ONE) as s:
+        seen = [s.run(draws)]
+        made = s.plan()
+        seen += [s.run(draws), s.run(draws)]
+        assert made.overhead > 0
+    assert [v.tobytes() for v in seen] == [v.tobytes() for v in expected]
+
+
+def test_a_traced_block_teaches_the_next_plan_and_the_next_session() -> None:
+    x, fetches = mlp()
+    feeds = {x: np.ones((8, 96), "float32")}
+    with gf.Session(ONE) as s:
+        s.run(fetches, feeds)
+        naive = s.plan()
+        for _ in range(10):  # steps that others have disturbed teach nothing
+            with s.trace():
+                for _ in range(3):
+                    s.run(fetches, feeds)
+            assert s._planner.learned
+            taught = s._planner.plan(s._steps.last)
+            if taught.makespan != naive.makespan:
+                break
+        assert taught.makespan != naive.makespan
+    with gf.Session(ONE) as later:
+        later.run(fetches, feeds)
+        assert later.plan().makespan - later.plan().overhead == pytest.approx(
+            taught.makespan - taught.overhead
+        )
+
+
+def test_a_plan_without_a_session_knows_what_sessions_learned() -> None:
+    x, fetches = mlp()
+    shapes = {x: (8, 96)}
+    naive = gf.plan(fetches, ONE, shapes=shapes)
+    with gf.Session(ONE) as s:
+        s.run(fetches, {x: np.ones((8, 96), "float32")})
+        s.plan()
+        with s.trace():
+            s.run(fetches, {x: np.ones((8, 96), "float32")})
+    assert gf.plan(fetches, ONE, shapes=shapes).makespan != naive.makespan
+
+
+def test_calibration_keeps_what_steps_cost_in_this_process_and_over_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graphflow.cli.main import _keep_step_costs
+
+    state = {**profile(), "key": calibrate.machine_key()}
+    monkeypatch.setattr(calibrate, "profile", lambda *a, **k: state)
+    monkeypatch.setattr(survey, "profile", lambda: state)
+    monkeypatch.setattr(calibrate, "write_whole", lambda path, made, indent: state.update(made))
+    _keep_step_costs()
+    assert set(state["steps"]) == {"here", "process"}
+    assert all(0 < one <= two < 1 for one, two in state["steps"].values())

@@ -1,0 +1,81 @@
+"""What a worker tells of itself and of others is looked at before it is reckoned with."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import graphflow as gf
+from graphflow.errors import ProtocolError
+from graphflow.runtime.client.cluster_survey import survey
+from graphflow.runtime.client.handshake import LEASE, Rendezvous
+from graphflow.runtime.protocol.coordinator_events import Replies
+from graphflow.runtime.protocol.worker import LONGEST_LEASE
+from graphflow.runtime.wire.messages import Hello, Meet, Met, Open, Ready, Welcome
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> gf.Cluster:
+    file = tmp_path / "cluster.toml"
+    file.write_text('[[workers]]\naddress = "tcp://127.0.0.1:7001"\ndevices = ["cpu:0"]\n')
+    return gf.Cluster.load(file)
+
+
+@pytest.mark.parametrize("told", [None, 5, [], {}, {"cpu:0": None}, {"format": 1, "devices": {}}])
+def test_speeds_that_are_none_are_refused_by_the_workers_name(
+    told: Any, cluster: gf.Cluster
+) -> None:
+    class Hosts:
+        def measure(self) -> dict[int, Any]:
+            return {0: told}
+
+    hosts: Any = Hosts()
+    with pytest.raises(ProtocolError, match=r"worker 0 at tcp:.* tells nonsense"):
+        survey(hosts, cluster)
+
+
+@pytest.mark.parametrize("missing", [[-1], [1], [10**9, 0]])
+def test_a_worker_misses_none_but_the_sessions(missing: list[int], cluster: gf.Cluster) -> None:
+    answers = iter([Welcome(1, "", 0, "", ["cpu:0"]), Ready(2), Met(3, missing)])
+
+    def ask(request: int, orders: Any, seconds: float) -> Replies:
+        return Replies({0: next(answers)})
+
+    loop: Any = SimpleNamespace(same=list)
+    meeting = Rendezvous("s", ["tcp://127.0.0.1:7001"], [""], loop, itertools.count(1), ask)
+    with pytest.raises(ProtocolError, match="misses"):
+        meeting.meet(cluster, 1e12, 1.0, [], False)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_own_workers_wait_for_a_session_that_stands_still_and_others_for_their_lease(
+    local: bool, cluster: gf.Cluster
+) -> None:
+    found = []
+
+    def ask(request: int, orders: Any, seconds: float) -> Replies:
+        message = orders[0].message
+        if isinstance(message, Open):
+            found.append(message.lease)
+        answers = {Hello: Welcome(1, "", 0, "", ["cpu:0"]), Open: Ready(2), Meet: Met(3, [])}
+        return Replies({0: answers[type(message)]})
+
+    loop: Any = SimpleNamespace(same=list)
+    meeting = Rendezvous("s", ["tcp://127.0.0.1:7001"], [""], loop, itertools.count(1), ask)
+    where = gf.Cluster.local(workers=1) if local else cluster
+    meeting.meet(where, 1e12, 1.0, [], False)
+    assert found == [LONGEST_LEASE if local else LEASE]
+
+
+def test_a_fetch_that_no_worker_has_told_is_named() -> None:
+    fetched = gf.constant(1.0) + gf.variable(2.0, name="v")
+    with gf.Session() as s:
+        s.run(fetched)
+        compiled = s._deployment.known([fetched])
+        assert compiled is not None
+        with pytest.raises(ProtocolError, match=r"'add' at .*test_survey\.py:\d+"):
+            compiled.values({}, {})
