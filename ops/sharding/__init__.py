@@ -1,1 +1,3 @@
-"""How ops may be cut over devices: the sharding rules that op declarations use."""
+"""How ops may be cut over devices: the public path of the sharding rules (docs/extending.md)."""
+
+from graphflow.ops.sharding.rules import *  # noqa: F403
