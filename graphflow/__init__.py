@@ -19,7 +19,7 @@ from graphflow.frontend.control_flow import call, cond, scan, while_loop
 from graphflow.frontend.functions import checkpoint, custom_vjp
 from graphflow.frontend.functions import traced_once as function
 from graphflow.ir.graph import Graph
-from graphflow.ir.numpy_interop import MODULES_ELSEWHERE, mark_rooms
+from graphflow.ir.numpy_interop import MODULES_CALLED, MODULES_ELSEWHERE, mark_rooms
 from graphflow.ir.op import Cost, Node, Op, Tensor, autocast, device, name_scope, sample
 from graphflow.ir.op import register as register_op
 from graphflow.ir.spec import TensorSpec, spec
@@ -200,7 +200,7 @@ def _elsewhere(name: str) -> str:
         found = [MODULES_ELSEWHERE[name]]
     if found:
         return f"; it is {' or '.join(found)}"
-    hint = meant(name, __all__, cutoff=0.7)
+    hint = MODULES_CALLED.get(name) or meant(name, __all__, cutoff=0.7)
     return f"; {hint}" if hint else ""
 
 

@@ -135,7 +135,7 @@ MISTAKES: list[tuple[type[Exception], Any, str]] = [
 
 @pytest.mark.parametrize(("error", "wrong", "told"), MISTAKES)
 def test_a_mistake_is_told_where_it_is_made(error: type[Exception], wrong: Any, told: str) -> None:
-    with pytest.raises(error, match=r"test_build\.py:\d+: .*") as caught:
+    with pytest.raises(error, match=r"test_builders\.py:\d+: .*") as caught:
         wrong()
     assert told in str(caught.value)
 

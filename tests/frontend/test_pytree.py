@@ -116,7 +116,7 @@ def test_a_wrong_shape_names_placeholder_line_and_both_shapes(
     shape: tuple[int, ...], told: str
 ) -> None:
     x, y, graph = _matrix_graph()
-    with pytest.raises(FeedError, match=r"'x' \(made at .*test_structure.py:\d+\)") as caught:
+    with pytest.raises(FeedError, match=r"'x' \(made at .*test_pytree.py:\d+\)") as caught:
         bind(graph, {x.node: shape, y.node: (7,)})
     assert told in str(caught.value)
     assert "(n, 4)" in str(caught.value)
@@ -147,7 +147,7 @@ def test_sizes_that_an_op_equated_must_agree_and_the_op_is_named() -> None:
     b = placeholder("float32", (None,), name="b")
     graph = Graph([a + b])
     bind(graph, {a.node: (5,), b.node: (5,)})
-    with pytest.raises(FeedError, match=r"add 'add' \(made at .*test_structure") as caught:
+    with pytest.raises(FeedError, match=r"add 'add' \(made at .*test_pytree") as caught:
         bind(graph, {a.node: (5,), b.node: (6,)})
     assert "5 and 6" in str(caught.value)
     assert "'a'" in str(caught.value) and "'b'" in str(caught.value)
@@ -186,5 +186,5 @@ def test_a_size_of_a_placeholder_that_is_not_read_is_taken_from_it() -> None:
 def test_a_size_that_only_an_attribute_holds_must_be_known_too() -> None:
     rows, columns = (FUNCTIONS["arange"](3) for _ in range(2))
     place = FUNCTIONS["ravel_multi_index"]((rows, columns), ("n", 3))
-    with pytest.raises(FeedError, match=r"made at .*test_structure\.py.*a size n that no given"):
+    with pytest.raises(FeedError, match=r"made at .*test_pytree\.py.*a size n that no given"):
         bind(Graph([place]), {})

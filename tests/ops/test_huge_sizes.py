@@ -32,7 +32,7 @@ RUN: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", BUILT)
 def test_numbers_that_no_graph_holds_are_refused_where_they_are_asked_for(name: str) -> None:
-    with pytest.raises(gf.errors.ArgumentError, match=rf"{name} at .*test_huge\.py.*GiB"):
+    with pytest.raises(gf.errors.ArgumentError, match=rf"{name} at .*test_huge_sizes\.py.*GiB"):
         BUILT[name]()
 
 
@@ -49,5 +49,5 @@ def test_a_function_that_runs_out_of_memory_says_on_which_line() -> None:
     def builds(size: int) -> Any:
         return gf.constant(np.zeros(size * 2**40))
 
-    with pytest.raises(gf.errors.ArgumentError, match=r"builds at .*test_huge\.py.*PiB"):
+    with pytest.raises(gf.errors.ArgumentError, match=r"builds at .*test_huge_sizes\.py.*PiB"):
         checked(builds, "builds")(2**10)

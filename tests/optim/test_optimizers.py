@@ -274,6 +274,6 @@ def test_slots_and_updates_are_built_where_the_variable_is_pinned() -> None:
 )
 def test_mistakes_are_told_with_their_line(error: type[Exception], wrong: Any) -> None:
     w, loss, _ = _problem("float32")
-    with pytest.raises(error, match=r"test_optim\.py:\d+") as caught:
+    with pytest.raises(error, match=r"test_optimizers\.py:\d+") as caught:
         wrong(w, loss)
     assert len(str(caught.value)) > 40

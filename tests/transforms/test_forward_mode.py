@@ -96,7 +96,7 @@ def test_a_deep_graph_takes_no_recursion_and_linear_work() -> None:
     assert evaluate([tangent], {x: 1.0})[0] == pytest.approx(1.0001**3000)
 
 
-HERE = r"jvp at .*test_jvp\.py:\d+: .*"
+HERE = r"jvp at .*test_forward_mode\.py:\d+: .*"
 
 
 def test_wrong_arguments_are_told_with_the_users_line() -> None:
@@ -121,7 +121,7 @@ def test_wrong_arguments_are_told_with_the_users_line() -> None:
 def test_an_op_without_gradient_is_refused_by_name_and_line() -> None:
     opaque = Op("opaque", infer=lambda x: x, kernel=lambda xp, x: x)
     x = gf.placeholder("float32", (3,))
-    with pytest.raises(DifferentiationError, match=r"opaque.*test_jvp\.py:\d+.*stop_gradient"):
+    with pytest.raises(DifferentiationError, match=r"opaque.*forward_mode\.py:\d+.*stop_gradient"):
         gf.jvp(opaque(x), [x], [np.ones(3)])
 
 

@@ -167,7 +167,7 @@ def test_an_op_with_several_outputs_is_handed_a_cotangent_for_each() -> None:
 )
 def test_mistakes_name_the_line_and_the_remedy(call: Any, error: type, words: str) -> None:
     x, n = placeholder("float64", (3,)), placeholder("int64", (3,))
-    with pytest.raises(error, match=rf"test_autodiff\.py:\d+.*{words}"):
+    with pytest.raises(error, match=rf"test_reverse_mode\.py:\d+.*{words}"):
         call(x, n)
 
 

@@ -150,7 +150,7 @@ def test_one_head_needs_no_axis(shape: tuple[int | str | None, ...]) -> None:
 def test_attention_refuses_what_does_not_fit() -> None:
     q, k = gf.placeholder("float32", (2, 4, 3, 8)), gf.placeholder("float32", (2, 4, 5, 8))
     for few in (np.zeros((3, 8), "f"), np.float32(1)):
-        with pytest.raises(ShapeError, match=r"attention at .*test_attention.*q \(.*of one rank"):
+        with pytest.raises(ShapeError, match=r"attention at .*attention_op.*q \(.*of one rank"):
             nn.attention(few, k, k)
     with pytest.raises(ShapeError, match="known multiple"):
         nn.attention(q, k[:, :3], k[:, :3])
@@ -203,7 +203,7 @@ def test_scores_of_rotary_vectors_depend_on_their_distance_only() -> None:
 
 def test_rotary_refuses_what_does_not_fit() -> None:
     x = gf.placeholder("float32", (2, 5, 6))
-    with pytest.raises(ArgumentError, match=r"rotary at .*test_attention.*even number"):
+    with pytest.raises(ArgumentError, match=r"rotary at .*test_attention_op.*even number"):
         nn.rotary(x, size=3)
     with pytest.raises(ArgumentError, match="base"):
         nn.rotary(x, base=0)
@@ -234,7 +234,7 @@ def test_no_queries_no_keys_and_no_examples_are_sizes_like_any_other(
 @pytest.mark.parametrize("window", [(), [], (1,), (1, 2, 3)])
 def test_a_window_of_other_than_two_sides_is_refused(window: Any) -> None:
     q = gf.constant(np.ones((1, 3, 4)))
-    with pytest.raises(ArgumentError, match=r"test_attention\.py.*pair \(left, right\)"):
+    with pytest.raises(ArgumentError, match=r"test_attention_op\.py.*pair \(left, right\)"):
         nn.attention(q, q, q, window=window)
 
 

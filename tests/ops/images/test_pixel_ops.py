@@ -352,5 +352,5 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_told_with_their_line(name: str) -> None:
     call, kind, message = WRONG[name]
-    with pytest.raises(kind, match=rf"(?s)test_vision\.py:\d+.*({message})"):
+    with pytest.raises(kind, match=rf"(?s)test_pixel_ops\.py:\d+.*({message})"):
         call()

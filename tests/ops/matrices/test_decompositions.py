@@ -221,7 +221,7 @@ def test_matrices_that_lapack_refuses_are_named_with_node_and_line(
 ) -> None:
     x = gf.placeholder("float64", (None, 3, 3))
     batch = np.stack([np.eye(3), value])
-    wanted = rf"made at .*test_decompose\.py:\d+.*the matrix at index \(1,\).*{words}"
+    wanted = rf"made at .*test_decompositions\.py:\d+.*the matrix at index \(1,\).*{words}"
     with gf.Session() as session, pytest.raises(CheckError, match=wanted):
         session.run(build(x), {x: batch})
 
@@ -241,7 +241,7 @@ def test_matrices_that_lapack_refuses_are_named_with_node_and_line(
     ],
 )
 def test_mistakes_name_the_line_and_the_numbers(call: Any, error: type, words: str) -> None:
-    with pytest.raises(error, match=rf"test_decompose\.py:\d+.*{words}"):
+    with pytest.raises(error, match=rf"test_decompositions\.py:\d+.*{words}"):
         call()
 
 
@@ -250,5 +250,5 @@ def test_mistakes_name_the_line_and_the_numbers(call: Any, error: type, words: s
 )
 def test_a_qr_without_gradient_says_why(shape: Any, mode: str, words: str) -> None:
     x = gf.placeholder("float64", shape)
-    with pytest.raises(DifferentiationError, match=rf"test_decompose\.py:\d+.*{words}"):
+    with pytest.raises(DifferentiationError, match=rf"test_decompositions\.py:\d+.*{words}"):
         gf.gradients(gf.linalg.qr(x, mode=mode)[1], [x])

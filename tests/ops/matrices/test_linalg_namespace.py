@@ -86,5 +86,5 @@ def test_multi_dot_is_numpys(sizes: list[int], row: bool, column: bool) -> None:
     ],
 )
 def test_mistakes_name_the_line_and_the_numbers(call: Any, error: type, words: str) -> None:
-    with pytest.raises(error, match=rf"test_linear_algebra\.py:\d+.*{words}"):
+    with pytest.raises(error, match=rf"test_linalg_namespace\.py:\d+.*{words}"):
         call()

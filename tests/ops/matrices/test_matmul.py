@@ -229,7 +229,7 @@ def test_costs_count_two_flops_a_multiplication() -> None:
 )
 def test_mistakes_name_the_line_and_the_numbers(a: Any, b: Any, error: type, words: str) -> None:
     x, y = placeholder("float32", a), placeholder("float32", b)
-    with pytest.raises(error, match=rf"matmul at .*test_linalg\.py:\d+.*{words}"):
+    with pytest.raises(error, match=rf"matmul at .*test_matmul\.py:\d+.*{words}"):
         x @ y
 
 

@@ -153,7 +153,7 @@ def test_floats_of_16_bits_are_summed_in_32(dtype: str) -> None:
     ],
 )
 def test_mistakes_name_the_line_and_the_numbers(call: Any, error: type, words: str) -> None:
-    with pytest.raises(error, match=rf"test_magnitude\.py:\d+.*{words}"):
+    with pytest.raises(error, match=rf"test_norms\.py:\d+.*{words}"):
         call()
 
 

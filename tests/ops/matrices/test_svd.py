@@ -173,9 +173,7 @@ def test_a_matrix_of_nan_has_no_singular_values_and_is_named() -> None:
     x = gf.placeholder("float64", (None, 3, 3))
     batch = np.stack([np.eye(3), np.full((3, 3), np.nan)])
     for build in (gf.linalg.svdvals, gf.linalg.pinv, lambda x: gf.linalg.svd(x)[1]):
-        wanted = (
-            r"made at .*test_singular\.py:\d+.*the matrix at index \(1,\).*singular values.*NaN"
-        )
+        wanted = r"made at .*test_svd\.py:\d+.*the matrix at index \(1,\).*singular values.*NaN"
         with gf.Session() as session, pytest.raises(CheckError, match=wanted):
             session.run(build(x), {x: batch})
 
@@ -196,11 +194,11 @@ def test_a_matrix_of_nan_has_no_singular_values_and_is_named() -> None:
     ],
 )
 def test_mistakes_name_the_line_and_the_numbers(call: Any, error: type, words: str) -> None:
-    with pytest.raises(error, match=rf"test_singular\.py:\d+.*{words}"):
+    with pytest.raises(error, match=rf"test_svd\.py:\d+.*{words}"):
         call()
 
 
 def test_vectors_that_are_not_unique_have_no_gradient() -> None:
     x = gf.placeholder("float64", (4, 2))
-    with pytest.raises(DifferentiationError, match=r"test_singular\.py:\d+.*full_matrices=False"):
+    with pytest.raises(DifferentiationError, match=r"test_svd\.py:\d+.*full_matrices=False"):
         gf.gradients(gf.linalg.svd(x)[0], [x])

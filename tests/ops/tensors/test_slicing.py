@@ -122,5 +122,5 @@ def test_nonnegativity_of_symbolic_sizes_is_seen_where_it_is_certain() -> None:
 )
 def test_mistakes_name_the_line_and_the_numbers(call: Any, error: type, words: str) -> None:
     x = placeholder("float32", (2, 3, 4))
-    with pytest.raises(error, match=rf"(?s)test_window\.py:\d+.*{words}"):
+    with pytest.raises(error, match=rf"(?s)test_slicing\.py:\d+.*{words}"):
         call(x)

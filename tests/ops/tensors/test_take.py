@@ -119,5 +119,5 @@ def test_one_hot_marks_the_class() -> None:
     ],
 )
 def test_mistakes_name_the_line_and_the_numbers(call: Any, error: type, words: str) -> None:
-    with pytest.raises(error, match=rf"test_index\.py:\d+.*{words}"):
+    with pytest.raises(error, match=rf"test_take\.py:\d+.*{words}"):
         call()

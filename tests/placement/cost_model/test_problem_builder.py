@@ -314,8 +314,9 @@ def test_a_variable_and_its_assign_with_different_pins_are_an_error_that_names_b
     with device("/worker:1"):
         update = assign(w, w + 1, name="update")
     chain = (
-        r"variable 'w' \(made at .*test_cost\.py:\d+\) may be on /worker:0/cpu:0 only "
-        r"\(pinned by gf\.device\('/worker:0'\)\); assign 'update' \(made at .*test_cost\.py:\d+\) "
+        r"variable 'w' \(made at .*test_problem_builder\.py:\d+\) may be on /worker:0/cpu:0 only "
+        r"\(pinned by gf\.device\('/worker:0'\)\); assign 'update' "
+        r"\(made at .*test_problem_builder\.py:\d+\) "
         r"may be on /worker:1/cpu:0 only .*and assigns to it.*one pin"
     )
     with pytest.raises(DeviceError, match=chain):

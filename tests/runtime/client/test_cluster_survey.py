@@ -77,5 +77,5 @@ def test_a_fetch_that_no_worker_has_told_is_named() -> None:
         s.run(fetched)
         compiled = s._deployment.known([fetched])
         assert compiled is not None
-        with pytest.raises(ProtocolError, match=r"'add' at .*test_survey\.py:\d+"):
+        with pytest.raises(ProtocolError, match=r"'add' at .*test_cluster_survey\.py:\d+"):
             compiled.values({}, {})
