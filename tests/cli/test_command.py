@@ -29,9 +29,10 @@ def test_ctrl_c_while_it_loads_ends_it_without_a_word_unless_it_is_ignored(
     tmp_path: Path, interrupted: bool, ignored: bool, status: int
 ) -> None:
     package = tmp_path / "graphflow"
-    package.mkdir()
+    (package / "cli").mkdir(parents=True)
     (package / "__init__.py").write_text(LOADING if interrupted else "")
-    (package / "main.py").write_text(LOADED)
+    (package / "cli" / "__init__.py").touch()
+    (package / "cli" / "main.py").write_text(LOADED)
     command = [sys.executable, "-c", SCRIPT]
     if ignored:  # as shells start what runs in the background
         command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]

@@ -288,7 +288,7 @@ def test_what_is_delivered_twice_is_applied_once(
 # A worker whose pipes lose, break or damage every few messages what they say they have sent.
 BREAKING = """
 import os, socket, xxhash
-from graphflow.runtime.transport import pipe
+from graphflow.runtime.transport import bulk_tcp as pipe
 
 send, count = pipe.Pipe.send, 0
 

@@ -276,7 +276,7 @@ def test_a_signal_at_any_moment_ends_the_process_with_a_checkpoint(
 OPENING = """
 import os, signal, sys, time, graphflow as gf
 from contextlib import ExitStack
-from graphflow.runtime import membership
+from graphflow.runtime.client import worker_membership as membership
 from graphflow.runtime.launch import local
 cluster, folder, how = sys.argv[1:]
 count = gf.variable(0.0, name="count")
@@ -384,7 +384,7 @@ def test_two_sessions_of_a_process_both_write_their_last_checkpoint(tmp_path: Pa
 AGAIN = """
 import os, signal, sys, time, graphflow as gf
 from contextlib import nullcontext
-from graphflow import draining
+from graphflow.recovery import graceful_shutdown as draining
 draining.AGAIN = float(sys.argv[2])
 class Last:
     def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
