@@ -150,7 +150,8 @@ def test_one_head_needs_no_axis(shape: tuple[int | str | None, ...]) -> None:
 def test_attention_refuses_what_does_not_fit() -> None:
     q, k = gf.placeholder("float32", (2, 4, 3, 8)), gf.placeholder("float32", (2, 4, 5, 8))
     for few in (np.zeros((3, 8), "f"), np.float32(1)):
-        with pytest.raises(ShapeError, match=r"attention at .*attention_op.*q \(.*of one rank"):
+        told = r"attention at .*test_attention_op.*q \(.*of one rank"
+        with pytest.raises(ShapeError, match=told):
             nn.attention(few, k, k)
     with pytest.raises(ShapeError, match="known multiple"):
         nn.attention(q, k[:, :3], k[:, :3])

@@ -171,7 +171,7 @@ def test_a_pin_inside_a_body_that_fits_no_device_names_the_line() -> None:
     c, _ = gf.scan(body, gf.zeros((3,)), length=3)
     with (
         gf.Session() as s,
-        pytest.raises(errors.DeviceError, match=r"sin.*body_partition\.py:\d+"),
+        pytest.raises(errors.DeviceError, match=r"sin.*test_body_partition\.py:\d+"),
     ):
         s.run(c)
 
