@@ -148,7 +148,7 @@ MODULES_CALLED = {
     "control": "gf.cond, gf.while_loop and gf.scan do", "running": "s.run(fetches, feeds) runs",
     "spec": "gf.spec(dtype, shape) does", "dtypes": 'a dtype is a word, such as "float32"',
 }  # fmt: skip
-"""What stands for a module that was called as if it were a function."""
+"""What to use instead of a module that is called, or that is looked for by such a name."""
 
 
 class Room(ModuleType):
@@ -164,8 +164,8 @@ class Room(ModuleType):
         raise AttributeError(f"{told}; {hint}" if hint else told, name=name, obj=self)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        name = self.__name__.rpartition(".")[2]
-        name = {"linear_algebra": "linalg"}.get(name, name)
+        shown = vars(sys.modules["graphflow"]).items()  # a file's name may be another
+        name = next((n for n, m in shown if m is self), self.__name__.rpartition(".")[2])
         public = getattr(self, "__all__", ())
         hint = MODULES_CALLED.get(name)
         if hint is None and public:
