@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 import ml_dtypes  # 6 ms; with it numpy knows "bfloat16" by name
 import numpy as np
 
+from graphflow.base.argument_checks import meant
 from graphflow.errors import DTypeError
 
 _SIGNED = ("int8", "int16", "int32", "int64")
@@ -38,8 +38,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
             f"{', '.join(DTYPES)}"
         )
     if result is None or dtype is None or result.name not in DTYPES:
-        near = get_close_matches(dtype, DTYPES, 1) if isinstance(dtype, str) else []
-        hint = f"did you mean {near[0]!r}?" if near else ""
+        hint = meant(dtype, DTYPES) if isinstance(dtype, str) else ""
         if isinstance(dtype, int | np.integer):
             hint = "a shape is one argument, such as (4, 2), and before the dtype it is a tuple;"
         told = f"{hint} use" if hint else "use"
