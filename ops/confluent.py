@@ -9,7 +9,7 @@ those of V·f(w)·Vᴴ are. A function that does depend on the choice has no der
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -18,7 +18,8 @@ from graphflow.errors import GraphflowError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Tensor
 from graphflow.ir.spec import real_dtype
-from graphflow.ops.matrices.matrix_rules import columns, identity, rows
+from graphflow.ops.base.shape_rules import conj
+from graphflow.ops.matrices.matrix_rules import columns, identity, rows, times
 
 _VALUES = {"eigh": 0, "eigvalsh": 0, "eig": 0, "svd": 1, "svdvals": 0}
 """Ops that give values, and the output that holds them."""
@@ -85,14 +86,14 @@ def slopes(x: Tensor, gs: Sequence[Tensor], equal: Sequence[Tensor]) -> list[Ten
     if len(nodes) > _MANY:
         return [FUNCTIONS["where"](some, u, 0) for u in unknown]
 
-    def moved() -> tuple[Tensor, ...]:
+    def differentiate() -> tuple[Tensor, ...]:
         return tuple(FUNCTIONS["jvp"](list(gs), found, [moving(v) for v in found]))
 
-    def still() -> tuple[Tensor, ...]:
+    def give_zeros() -> tuple[Tensor, ...]:
         return tuple(FUNCTIONS["zeros_like"](g) for g in gs)
 
     try:
-        results: Sequence[Tensor] = FUNCTIONS["cond"](some, moved, still)
+        results: Sequence[Tensor] = FUNCTIONS["cond"](some, differentiate, give_zeros)
     except GraphflowError:  # an op on the way has no tangent
         return [FUNCTIONS["where"](some, u, 0) for u in unknown]
     return list(results)
@@ -111,3 +112,30 @@ def quotient(
     is_zero = FUNCTIONS["abs"](top) <= scale * epsilon(top) ** 0.5
     limit = 0.0 if moved is None else moved / where(equal, apart, 1)
     return where(equal, where(is_zero, limit, float("nan")), regular)  # type: ignore[no-any-return]
+
+
+def divide_by_gaps(
+    x: Tensor,
+    values: Tensor,
+    vectors: Tensor,
+    g: Tensor,
+    turn: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return turn(g) divided by the gaps between eigenvalues, (…, n, n).
+
+    Args:
+        x: the matrices.
+        values, vectors: their eigenvalues (…, n) and eigenvectors (…, n, n).
+        g: the cotangent of the vectors.
+        turn: linear; makes the dividend of a cotangent of the vectors.
+    """
+    gaps, equal = pairs(values)
+    moved = slopes(x, [g], [equal])
+    return quotient(
+        turn(g),
+        conj(gaps),
+        equal,
+        turn(moved[0]) if moved else None,
+        pairs(moving(values))[0],
+        scale_of(times(vectors, g, adjoint_a=True)),
+    )

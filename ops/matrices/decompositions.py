@@ -13,7 +13,7 @@ from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register
 from graphflow.ir.spec import TensorSpec, complex_dtype, minimum, real_dtype, spec
 from graphflow.ops import confluent
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import conj, is_zeros
+from graphflow.ops.base.shape_rules import is_zeros
 from graphflow.ops.matrices.matmul import tril, triu
 from graphflow.ops.matrices.matrix_rules import (
     adjoint,
@@ -248,16 +248,7 @@ def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> 
             half: Tensor = (turned - adjoint(turned)) * 0.5
             return half
 
-        gaps, equal = confluent.pairs(values)
-        moved = confluent.slopes(x, [g_vectors], [equal])
-        turned = confluent.quotient(
-            skew(g_vectors),
-            gaps,
-            equal,
-            skew(moved[0]) if moved else None,
-            confluent.pairs(confluent.moving(values))[0],
-            confluent.scale_of(times(vectors, g_vectors, adjoint_a=True)),
-        )
+        turned = confluent.divide_by_gaps(x, values, vectors, g_vectors, skew)
         result = result + times(times(vectors, turned), vectors, adjoint_b=True)
     return (in_kind_of(symmetric_part(result), x),)
 
@@ -353,16 +344,7 @@ def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> t
             rest: Tensor = turned - gram * columns(lengths)
             return rest
 
-        gaps, equal = confluent.pairs(values)
-        moved = confluent.slopes(x, [g_vectors], [equal])
-        inner = inner + confluent.quotient(
-            across(g_vectors),
-            conj(gaps),
-            equal,
-            across(moved[0]) if moved else None,
-            confluent.pairs(confluent.moving(values))[0],
-            confluent.scale_of(times(vectors, g_vectors, adjoint_a=True)),
-        )
+        inner = inner + confluent.divide_by_gaps(x, values, vectors, g_vectors, across)
     solved: Tensor = solve_op(vectors, times(inner, vectors, adjoint_b=True), adjoint=True)
     return (in_kind_of(solved, x),)
 
