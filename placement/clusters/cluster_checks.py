@@ -51,31 +51,25 @@ def suggested(word: Any, known: Iterable[str]) -> str:
 
 def _check_addresses(cluster: Cluster) -> None:
     addresses = [worker.address for worker in cluster.workers]
+    seen: dict[str, int] = {}
     for worker in cluster.workers:
         if cluster.kind == "remote" and worker.address is None:
             raise ClusterError(
                 f"worker {worker.index} has no address; the others do: give it 'tcp://host:port'"
             )
-        other = same_address(addresses[: worker.index], worker.address)
-        if other is not None:
-            raise ClusterError(shared(other, worker.index, addresses))
+        if isinstance(worker.address, str):
+            other = seen.setdefault(normalize_address(worker.address), worker.index)
+            if other != worker.index:
+                raise ClusterError(describe_shared_address(other, worker.index, addresses))
 
 
-def same_address(addresses: Sequence[str | None], address: str | None) -> int | None:
-    """Return which of some addresses leads where another one does, as localhost and 127.0.0.1."""
-    if not isinstance(address, str):
-        return None
-    known = [_plain(each) if isinstance(each, str) else None for each in addresses]
-    return known.index(_plain(address)) if _plain(address) in known else None
-
-
-def _plain(address: str) -> str:
-    """An address with this machine's names for itself as a number."""
+def normalize_address(address: str) -> str:
+    """Return an address with this machine's names for itself, such as localhost, as a number."""
     host, colon, port = address.lower().removeprefix("tcp://").rpartition(":")
     return f"{'127.0.0.1' if host in _OWN else host}{colon}{port.lstrip('0')}"
 
 
-def shared(one: int, other: int, addresses: Sequence[str | None]) -> str:
+def describe_shared_address(one: int, other: int, addresses: Sequence[str | None]) -> str:
     """Return what is wrong where two workers are the same one."""
     a, b = addresses[one], addresses[other]
     named = f"the address {a}" if a == b else f"a place: {a} and {b} are the same worker"

@@ -55,7 +55,7 @@ from typing import Any, NoReturn
 from graphflow.base.argument_checks import meant
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.clusters.cluster_checks import same_address, shared
+from graphflow.placement.clusters.cluster_checks import describe_shared_address, normalize_address
 from graphflow.placement.clusters.devices import CLIENT, MOST, Device, Link, Worker, local_kind
 from graphflow.placement.clusters.hardware_catalog import product
 from graphflow.placement.clusters.host_facts import device_memory
@@ -148,10 +148,13 @@ class Reader:
                 "workers", index, None,
             )  # fmt: skip
         addresses = [worker.address for worker in workers]
+        seen: dict[str, int] = {}
         for index, address in enumerate(addresses):
-            other = same_address(addresses[:index], address)
-            if other is not None:
-                self.fail(shared(other, index, addresses), "workers", index, "address")
+            if isinstance(address, str):
+                other = seen.setdefault(normalize_address(address), index)
+                if other != index:
+                    told = describe_shared_address(other, index, addresses)
+                    self.fail(told, "workers", index, "address")
         result = {
             "kind": "remote" if all(addressed) else "hypothetical",
             "insecure": insecure,
