@@ -51,8 +51,8 @@ def is_foreign(value: Any) -> bool:
     return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "toarray"))
 
 
-def narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
-    """An array in another dtype.
+def cast_in_range(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array in another dtype.
 
     Raises:
         OverflowError: a finite element is beyond the floats of that dtype, or an integer beyond its

@@ -54,13 +54,13 @@ class Pages(mmap.mmap):
 _all: weakref.WeakSet[Pages] = weakref.WeakSet()
 
 
-def are_there() -> bool:
-    """Whether this system has files without a name."""
+def is_supported() -> bool:
+    """Return True if this system has files without a name."""
     return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
-def rounded(nbytes: int) -> int:
-    """Bytes of whole pages."""
+def round_to_pages(nbytes: int) -> int:
+    """Return a number of bytes, rounded up to whole pages."""
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -98,4 +98,4 @@ class Private:
         return None
 
 
-__all__ = ["SMALL", "Pages", "Private", "are_there", "rounded"]
+__all__ = ["SMALL", "Pages", "Private", "is_supported", "round_to_pages"]

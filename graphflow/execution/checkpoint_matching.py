@@ -109,7 +109,7 @@ def check_rename(strict: Any, rename: Any, *, again: bool = False) -> Rename:
             "rename is a dict from names in the checkpoint to names of variables, such as "
             f"{{'encoder/w': 'enc/w'}}, not {shown(rename)}"
         )
-    twice = [new for new in rename.values() if again and _renamed(new, rename) != new]
+    twice = [new for new in rename.values() if again and _rename(new, rename) != new]
     if twice:
         raise ArgumentError(
             f"rename: {twice[0]!r} is a new name and would be renamed again at the next start; "
@@ -118,13 +118,13 @@ def check_rename(strict: Any, rename: Any, *, again: bool = False) -> Rename:
     return dict(rename)
 
 
-def renamed(found: Mapping[str, T], rename: Rename, source: object) -> dict[str, T]:
-    """What a checkpoint has, under the names of the model.
+def rename_variables(found: Mapping[str, T], rename: Rename, source: object) -> dict[str, T]:
+    """Give what a checkpoint has the names of the model.
 
     A key of `rename` is a variable or a scope: `{"encoder": "enc"}` renames "encoder/w" to "enc/w",
     and an optimiser's "train/encoder/w/adam_mean" with it. The longest key that matches counts. A
-    key that matches nothing is accepted where the new name
-    is there already, so that a session may be started with the same `rename` again.
+    key that matches nothing is accepted where the new name is there already, so that a session may
+    be started with the same `rename` again.
 
     Raises:
         CheckpointError: a key matches nothing, or two variables would have one name.
@@ -139,7 +139,7 @@ def renamed(found: Mapping[str, T], rename: Rename, source: object) -> dict[str,
     result: dict[str, T] = {}
     origins: dict[str, str] = {}
     for name, value in found.items():
-        new = _renamed(name, rename, found)
+        new = _rename(name, rename, found)
         if new in result:
             raise CheckpointError(
                 f"rename: checkpoint {source} would have two variables {new!r}, from "
@@ -210,7 +210,7 @@ def suggest_rename(
         short |= {before: after} if clear else {old: new}
     for old in sorted(short, key=len, reverse=True):  # a slot is renamed with its variable
         rest = {key: value for key, value in short.items() if key != old}
-        if all(_renamed(key, rest, there) == new for key, new in found.items()):
+        if all(_rename(key, rest, there) == new for key, new in found.items()):
             short = rest
     return short
 
@@ -222,10 +222,10 @@ def load(folder: Path, rename: Rename = MappingProxyType({})) -> Checkpoint:
         CheckpointError: it cannot be read, or a name of `rename` is not in it.
     """
     checkpoint = checkpoints.load(folder)
-    return Checkpoint(renamed(checkpoint.variables, rename, folder), checkpoint.step)
+    return Checkpoint(rename_variables(checkpoint.variables, rename, folder), checkpoint.step)
 
 
-def _renamed(name: str, rename: Rename, found: Container[str] = ()) -> str:
+def _rename(name: str, rename: Rename, found: Container[str] = ()) -> str:
     old = max((old for old in rename if _is_in(name, old)), key=len, default=None)
     if old is not None:
         return rename[old] + name[len(old) :]
@@ -233,7 +233,7 @@ def _renamed(name: str, rename: Rename, found: Container[str] = ()) -> str:
     stem, _, slot = name.rpartition("/")
     for start in (0, *(i + 1 for i, letter in enumerate(stem) if letter == "/")):
         if stem[start:] in found:
-            return f"{stem[:start]}{_renamed(stem[start:], rename)}/{slot}"
+            return f"{stem[:start]}{_rename(stem[start:], rename)}/{slot}"
     return name
 
 

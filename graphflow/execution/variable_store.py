@@ -290,9 +290,8 @@ class State:
             if (name in there or strict) and there.get(name) != kind
         ]
 
-    @property
-    def loaded(self) -> Loaded | None:
-        """What is in use of the checkpoint that was loaded last; None if there was none."""
+    def report_loaded(self) -> Loaded | None:
+        """Report what is in use of the checkpoint that was loaded last; None if there was none."""
         return self._origin.report(self._logical()) if self._origin is not None else None
 
     def _take(self, values: Mapping[str, Array]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.argument_checks import spelt
-from graphflow.base.array_conversion import NoArrayError, array_of, is_foreign, narrowed
+from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range, is_foreign
 from graphflow.errors import ArgumentError, DTypeError, VariableError
 from graphflow.frontend.feeds import cast
 from graphflow.init import Initializer
@@ -94,7 +94,7 @@ def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
         wanted = wanted or np.dtype(PLAIN[array.dtype.name])
     given = as_dtype(array.dtype)
     try:
-        array = narrowed(array, given if wanted is None else wanted)
+        array = cast_in_range(array, given if wanted is None else wanted)
     except OverflowError as error:
         raise DTypeError(f"the initial value: {error}; give a larger dtype") from None
     array = np.array(array, order="C")

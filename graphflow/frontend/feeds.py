@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.argument_checks import meant
-from graphflow.base.array_conversion import NoArrayError, array_of, narrowed
+from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range
 from graphflow.errors import FeedError, GraphflowError
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.ir.spec import (
@@ -147,7 +147,7 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
             remedy = f"np.asarray(value, {name})" if plain else f"value.astype({name})"
             raise error(f"{told}, which does not convert safely; give {remedy}")
         try:
-            array = narrowed(array, spec.dtype)
+            array = cast_in_range(array, spec.dtype)
         except OverflowError as cause:
             raise error(
                 f"{what} is {spec.dtype}, and the given value {cause}; scale it, clip it, or make "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from graphflow.base.argument_checks import shown
-from graphflow.base.array_conversion import NoArrayError, array_of, narrowed
+from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range
 from graphflow.base.source_location import told, user_location
 from graphflow.errors import DTypeError, GraphError, VariableError
 from graphflow.ir import numpy_interop as numpy_names
@@ -286,7 +286,7 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     if kind(given) == "complex" and kind(wanted) != "complex":
         raise DTypeError(f"complex numbers do not fit {wanted}; take gf.real or gf.abs of them")
     try:
-        array = narrowed(array, wanted)
+        array = cast_in_range(array, wanted)
     except OverflowError as error:
         raise DTypeError(f"a constant: {error}; give dtype={given.name!r}, or scale it") from None
     array.flags.writeable = False

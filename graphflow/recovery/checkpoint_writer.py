@@ -21,7 +21,7 @@ import numpy as np
 from graphflow.base.argument_checks import plain, seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, CheckpointError, GraphflowError, StaleEpoch
-from graphflow.execution.checkpoint_matching import Rename, check_rename, renamed
+from graphflow.execution.checkpoint_matching import Rename, check_rename, rename_variables
 from graphflow.execution.step_executor import Steps
 from graphflow.execution.variable_store import State
 from graphflow.runtime.checkpoint import Checkpoint, Manifest, files, load, save
@@ -224,7 +224,7 @@ class Saver:
         if found is None:
             return None
         folder, checkpoint = found
-        values = renamed(checkpoint.variables, rename, folder)
+        values = rename_variables(checkpoint.variables, rename, folder)
         self._state.load(Checkpoint(values, checkpoint.step), str(folder), strict=strict)
         self._steps.committed = self.saved = self._looked = checkpoint.step
         _log.tell("session.resumed", folder=str(folder), step=checkpoint.step)
@@ -378,14 +378,14 @@ def read(
     else:
         found = _newest(state, source, strict=strict, rename=rename)
     place, checkpoint = found
-    return place, Checkpoint(renamed(checkpoint.variables, rename, place), checkpoint.step)
+    return place, Checkpoint(rename_variables(checkpoint.variables, rename, place), checkpoint.step)
 
 
 def _newest(state: State, source: Path, *, strict: bool, rename: Rename) -> tuple[Path, Checkpoint]:
     """The newest checkpoint of a directory that is whole and fits."""
 
     def misfit(manifest: Manifest) -> str:
-        return state.misfit(renamed(manifest.variables, rename, source), strict=strict)
+        return state.misfit(rename_variables(manifest.variables, rename, source), strict=strict)
 
     told: list[str] = []
     found = newest(source, told.append, misfit)

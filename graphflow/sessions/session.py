@@ -467,7 +467,7 @@ class Session:
                 return Checkpoint({**kept, **same.variables}, same.step)
 
             self._recovery.load(take, again)
-            report = state.loaded
+            report = state.report_loaded()
             assert report is not None
             return report
 
@@ -475,7 +475,7 @@ class Session:
     def loaded(self) -> Loaded | None:
         """What the session has in use of the checkpoint that it loaded last, by `load` or at its
         start; None if there was none. Print it."""
-        return self._state.loaded
+        return self._state.report_loaded()
 
     @property
     def step(self) -> int:

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphflow.base.memory_pages import SMALL, Pages, Private, are_there, rounded
+from graphflow.base.memory_pages import SMALL, Pages, Private, is_supported, round_to_pages
 
-pytestmark = pytest.mark.skipif(not are_there(), reason="there are no files without a name")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="there are no files without a name")
 
 
 def filled(*values: Any) -> list[Any]:
     """Arrays of some values, each in pages of its own."""
-    pages, start, found = Pages(sum(rounded(v.nbytes) for v in values)), 0, []
+    pages, start, found = Pages(sum(round_to_pages(v.nbytes) for v in values)), 0, []
     for value in values:
         os.pwrite(pages.descriptor, value.tobytes(), start)
         found.append(pages.view(start, value.nbytes).view(value.dtype).reshape(value.shape))
-        start += rounded(value.nbytes)
+        start += round_to_pages(value.nbytes)
     return found
 
 

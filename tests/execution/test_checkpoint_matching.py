@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, CheckpointError
-from graphflow.execution.checkpoint_matching import renamed, suggest_rename
+from graphflow.execution.checkpoint_matching import rename_variables, suggest_rename
 from graphflow.runtime.checkpoint import load
 
 X = np.linspace(-1, 1, 21, dtype="float32").reshape(3, 7)
@@ -59,7 +59,7 @@ ENTRANCES = [_at_start, _by_load, _by_file]
 
 
 @contextmanager
-def _written(folder: Path, name: str = "encoder/w", **how: Any) -> Iterator[list[float]]:
+def _write_checkpoint(folder: Path, name: str = "encoder/w", **how: Any) -> Iterator[list[float]]:
     """A checkpoint of a model, and the losses of three steps from there."""
     run, _ = _model(name, **how)
     with gf.Session(checkpoint=folder) as s:
@@ -73,7 +73,7 @@ def _written(folder: Path, name: str = "encoder/w", **how: Any) -> Iterator[list
 def test_a_renamed_variable_is_refused_with_the_rename_that_was_meant(
     opened: Callable[..., gf.Session], tmp_path: Path
 ) -> None:
-    with _written(tmp_path) as wanted:
+    with _write_checkpoint(tmp_path) as wanted:
         run, _ = _model("enc/w")
         with opened(tmp_path) as s:
             for _ in range(2):
@@ -96,7 +96,7 @@ def test_a_renamed_variable_is_refused_with_the_rename_that_was_meant(
 def test_without_strict_the_rest_is_loaded_and_told(
     opened: Callable[..., gf.Session], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with _written(tmp_path):
+    with _write_checkpoint(tmp_path):
         run, _ = _model("enc/w")
         with opened(tmp_path, strict=False) as s:
             run(s)
@@ -109,14 +109,14 @@ def test_without_strict_the_rest_is_loaded_and_told(
 
 
 def test_slots_of_another_optimiser_are_missing(tmp_path: Path) -> None:
-    with _written(tmp_path, optimizer=gf.optim.SGD):
+    with _write_checkpoint(tmp_path, optimizer=gf.optim.SGD):
         run, _ = _model("encoder/w")
         with gf.Session(checkpoint=tmp_path) as s, pytest.raises(CheckpointError, match=r"adam"):
             run(s)
 
 
 def test_shapes_and_names_that_differ_are_told_in_one_error(tmp_path: Path) -> None:
-    with _written(tmp_path):
+    with _write_checkpoint(tmp_path):
         run, _ = _model("enc/w", width=4)
         told = r"another shape or dtype: b is .*4.*5.*missing in the checkpoint: enc/w.*unexpected"
         with gf.Session(checkpoint=tmp_path) as s, pytest.raises(CheckpointError, match=told):
@@ -124,7 +124,7 @@ def test_shapes_and_names_that_differ_are_told_in_one_error(tmp_path: Path) -> N
 
 
 def test_a_variable_that_is_looked_at_first_is_refused_too(tmp_path: Path) -> None:
-    with _written(tmp_path):
+    with _write_checkpoint(tmp_path):
         _, w = _model("enc/w")
         with gf.Session(checkpoint=tmp_path) as s:
             for _ in range(2):
@@ -189,11 +189,11 @@ def test_strict_and_rename_are_for_sessions_with_checkpoints(tmp_path: Path) -> 
 def test_names_that_are_renamed_wrongly_are_refused() -> None:
     found = {"a/w": 1, "b/w": 2}
     with pytest.raises(CheckpointError, match=r"no 'a/v'; did you mean 'a/w'\?"):
-        renamed(found, {"a/v": "c"}, "c")
+        rename_variables(found, {"a/v": "c"}, "c")
     with pytest.raises(CheckpointError, match=r"two variables 'b/w', from 'a/w' and 'b/w'"):
-        renamed(found, {"a": "b"}, "c")
-    assert renamed(found, {"a": "b", "b": "a"}, "c") == {"b/w": 1, "a/w": 2}
-    assert renamed(found, {"a": "b", "a/w": "v"}, "c") == {"v": 1, "b/w": 2}
+        rename_variables(found, {"a": "b"}, "c")
+    assert rename_variables(found, {"a": "b", "b": "a"}, "c") == {"b/w": 1, "a/w": 2}
+    assert rename_variables(found, {"a": "b", "a/w": "v"}, "c") == {"v": 1, "b/w": 2}
 
 
 _NAMES = st.sampled_from(["w", "b", "encoder/w", "encoder/b", "decoder/w", "a/b/c/kernel", "head"])
@@ -208,7 +208,7 @@ def test_what_is_suggested_gives_every_variable_its_value(
     there = {f"{old}/{name}": kind for name, kind in kinds.items()}
     there |= {f"train/{name}/adam_mean": kind for name, kind in list(there.items())}
     wanted = {name.replace(old, new, 1): kind for name, kind in there.items()}
-    assert renamed(there, suggest_rename(wanted, there), "c") == wanted
+    assert rename_variables(there, suggest_rename(wanted, there), "c") == wanted
 
 
 def test_a_file_of_another_program_says_what_fits(tmp_path: Path) -> None:

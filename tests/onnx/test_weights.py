@@ -19,7 +19,7 @@ def normal(*shape: int) -> Any:
     return np.random.default_rng(0).standard_normal(shape).astype("float32")
 
 
-def loaded(nodes: Any, initializers: dict[str, Any], shape: Any = (None, 8), **how: Any) -> Any:
+def load_model(nodes: Any, initializers: dict[str, Any], shape: Any = (None, 8), **how: Any) -> Any:
     proto = model(
         nodes,
         [info("x", shape)],
@@ -42,7 +42,7 @@ def gelu() -> Any:
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_training_leaves_the_constants_of_formulas_alone(shape: Any) -> None:
     numbers = {"three": np.full(shape, 3.0), "k": np.full(shape, 0.0447)}
-    m = loaded(gelu(), {"w": normal(8, 8) * 0.3, **numbers})
+    m = load_model(gelu(), {"w": normal(8, 8) * 0.3, **numbers})
     assert set(m.variables) == {"w"}
     loss = gf.mean(m.outputs["y"] * m.outputs["y"])
     step = gf.optim.SGD(0.1).minimize(loss)
@@ -66,13 +66,13 @@ WEIGHTS = [
 
 @pytest.mark.parametrize(("op", "value", "is_weight"), WEIGHTS)
 def test_a_weight_is_told_by_its_uses(op: str, value: Any, is_weight: bool) -> None:
-    m = loaded([node(op, ["x", "c"], ["y"])], {"c": value}, (8, 8))
+    m = load_model([node(op, ["x", "c"], ["y"])], {"c": value}, (8, 8))
     assert set(m.variables) == ({"c"} if is_weight else set())
 
 
 def test_a_bias_of_one_element_is_a_weight() -> None:
     nodes = [node("MatMul", ["x", "w"], ["a"]), node("Add", ["a", "b"], ["y"])]
-    m = loaded(nodes, {"w": normal(8, 1), "b": [0.0]})
+    m = load_model(nodes, {"w": normal(8, 1), "b": [0.0]})
     assert set(m.variables) == {"w", "b"}
 
 
@@ -109,8 +109,8 @@ def test_constants_and_single_numbers_become_variables_by_name() -> None:
     w = normal(8, 8)
     constant = node("Constant", [], ["w"], value=numpy_helper.from_array(w))
     nodes = [constant, node("MatMul", ["x", "w"], ["a"]), node("Mul", ["a", "scale"], ["y"])]
-    assert not loaded(nodes, {"scale": 2.0}).variables
-    m = loaded(nodes, {"scale": 2.0}, variables=["w", "scale"])
+    assert not load_model(nodes, {"scale": 2.0}).variables
+    m = load_model(nodes, {"scale": 2.0}, variables=["w", "scale"])
     assert set(m.variables) == {"w", "scale"}
     assert all(v.node.attrs["trainable"] for v in m.variables.values())
     x = normal(2, 8)
@@ -142,7 +142,7 @@ def cut() -> Any:
         node("MatMul", ["n", "w"], ["y"]),
     ]
     two = {name: np.ones(2) for name in ("s", "b", "mean", "var")}
-    return loaded(nodes, {"v": normal(8, 8), "w": normal(2, 3), **two})
+    return load_model(nodes, {"v": normal(8, 8), "w": normal(2, 3), **two})
 
 
 def test_the_variables_of_a_model_in_several_graphs_are_complete() -> None:

@@ -64,7 +64,9 @@ def check_cut_off(build: Callable[..., Any], arrays: Sequence[Array], name: str 
     def unread(x: Tensor, at: Place) -> list[Array]:
         """Where each output stays as it is when an element of an input moves a little."""
         here = evaluate(outputs, given)
-        ends = [evaluate(outputs, given | {x: moved(given[x], at, by)}) for by in (1e-3, -1e-3)]
+        ends = [
+            evaluate(outputs, given | {x: move_element(given[x], at, by)}) for by in (1e-3, -1e-3)
+        ]
         return [
             np.logical_and.reduce([(a == b) | (np.isnan(a) & np.isnan(b)) for a in both])
             for b, *both in zip(here, *ends, strict=True)
@@ -97,7 +99,7 @@ def marks(shape: Sequence[int], at: Place) -> Array:
     return found
 
 
-def moved(array: Array, at: Place, by: float) -> Array:
+def move_element(array: Array, at: Place, by: float) -> Array:
     return np.where(marks(array.shape, at), array + by, array)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from graphflow.base.memory_pages import SMALL, Pages, are_there, rounded
+from graphflow.base.memory_pages import SMALL, Pages, is_supported, round_to_pages
 from graphflow.errors import OnnxError
 from graphflow.onnx.loading.value_kinds import Array
 
@@ -144,20 +144,20 @@ def _fields(stored: Stored, start: int, end: int) -> Iterator[_Field]:
         start = stop
 
 
-def separated(stored: Stored) -> tuple[bytes, dict[int, Array]]:
-    """A model without its large initializers, and the bytes of each, by its place among them.
+def split_off_large(stored: Stored) -> tuple[bytes, dict[int, Array]]:
+    """Split a model into itself without large initializers, and the bytes of each by its place.
 
     A model of any unusual form comes as it is: the parser says what is wrong.
     """
     if sys.byteorder == "little":
         try:
-            return _separated(stored)
+            return _split_off_large(stored)
         except (OnnxError, IndexError):
             pass
     return bytes(stored.read(0, stored.size)), {}
 
 
-def _separated(stored: Stored) -> tuple[bytes, dict[int, Array]]:
+def _split_off_large(stored: Stored) -> tuple[bytes, dict[int, Array]]:
     graphs = [f for f in _fields(stored, 0, stored.size) if f.number == _GRAPH]
     if len(graphs) != 1 or graphs[0].wire != 2:
         raise OnnxError("not one graph")
@@ -168,7 +168,7 @@ def _separated(stored: Stored) -> tuple[bytes, dict[int, Array]]:
         _delimited(_GRAPH, inner),
         stored.read(graph.end, stored.size),
     ]
-    room = Room(sum(rounded(count) for _, count in large.values()))
+    room = Room(sum(round_to_pages(count) for _, count in large.values()))
     return b"".join(parts), {at: room.array(stored, *where) for at, where in large.items()}
 
 
@@ -186,12 +186,12 @@ class Room:
         Raises:
             OnnxError: they end before.
         """
-        if count < SMALL or not are_there():
+        if count < SMALL or not is_supported():
             return stored.array(start, count)
         if self._pages is None or self._used + count > len(self._pages):
-            self._pages, self._used = Pages(max(rounded(count), self._next)), 0
+            self._pages, self._used = Pages(max(round_to_pages(count), self._next)), 0
             self._next *= 2
-        at, self._used = self._used, self._used + rounded(count)
+        at, self._used = self._used, self._used + round_to_pages(count)
         stored.copy(start, count, self._pages.descriptor, at)
         return self._pages.view(at, count)
 
@@ -236,4 +236,4 @@ def _delimited(number: int, content: bytes) -> bytes:
     return bytes(head) + content
 
 
-__all__ = ["LARGE", "PLAIN", "Room", "Stored", "separated"]
+__all__ = ["LARGE", "PLAIN", "Room", "Stored", "split_off_large"]

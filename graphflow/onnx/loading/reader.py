@@ -29,7 +29,7 @@ from onnx import (
 
 from graphflow.errors import OnnxError
 from graphflow.onnx.loading.operator_registry import normal_domain
-from graphflow.onnx.loading.payloads import PLAIN, Room, Stored, separated
+from graphflow.onnx.loading.payloads import PLAIN, Room, Stored, split_off_large
 from graphflow.onnx.loading.value_kinds import Array, onnx_dtype
 from graphflow.onnx.loading.value_kinds import dtype_name as name_of
 
@@ -84,7 +84,7 @@ def _parsed(stored: Stored, what: str, limit: int) -> tuple[ModelProto, Mapping[
         raise OnnxError(
             f"{what} has {stored.size} bytes, the limit is {limit}; raise limit= to read"
         )
-    content, large = separated(stored)
+    content, large = split_off_large(stored)
     try:
         model: ModelProto = ModelProto.FromString(content)
     except Exception as error:  # protobuf's DecodeError, which onnx does not export

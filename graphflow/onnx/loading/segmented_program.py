@@ -55,8 +55,8 @@ class Run:
             return evaluate(tensors, feeds)
         return list(self.session.run(list(tensors), feeds))
 
-    def shared(self, tensor: Tensor) -> Any:
-        """The value of a constant, or that of a variable as the step begins."""
+    def read_shared(self, tensor: Tensor) -> Any:
+        """Return the value of a constant, or that of a variable as the step begins."""
         if self.session is not None and tensor.node.op.name == "variable":
             return self.session.get(tensor)
         return evaluate([tensor])[0]
@@ -158,7 +158,7 @@ class Program:
         if isinstance(value, Known) and value.parameter is not None:
             value = self.importer.parameter(value)
         if isinstance(value, Tensor):  # a constant or a variable, which every segment shares
-            return run.shared(value)
+            return run.read_shared(value)
         if value is None:
             return None
         if isinstance(value, OnHost):

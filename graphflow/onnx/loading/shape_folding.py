@@ -91,7 +91,7 @@ def _most(call: Call, *arrays: Array) -> Any:
 
 
 @folds("Floor", "Ceil", "Round", "Abs")
-def _rounded(call: Call, a: Array) -> Any:
+def _round(call: Call, a: Array) -> Any:
     """Sizes are whole, and not negative unless something is subtracted."""
     if call.op_type == "Abs" and not all(known_nonnegative(x) for x in a.reshape(-1)):
         return None
