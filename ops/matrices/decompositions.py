@@ -11,9 +11,9 @@ from typing import Any
 from graphflow.errors import ArgumentError, DifferentiationError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import TensorSpec, complex_dtype, minimum, real_dtype, spec
-from graphflow.ops import confluent
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import is_zeros
+from graphflow.ops.matrices import confluent
 from graphflow.ops.matrices.matmul import tril, triu
 from graphflow.ops.matrices.matrix_rules import (
     adjoint,

@@ -32,9 +32,9 @@ from graphflow.ir.spec import (
     show_shape,
     spec,
 )
-from graphflow.ops import confluent
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import is_zeros, reciprocal_or_zero, unbroadcast
+from graphflow.ops.matrices import confluent
 from graphflow.ops.matrices.matrix_rules import adjoint as adjoint_of
 from graphflow.ops.matrices.matrix_rules import (
     array_adjoint,

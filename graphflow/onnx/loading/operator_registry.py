@@ -16,9 +16,9 @@ How to add an operator: write one function in its family's file in `graphflow/on
 - Return a tensor, or a list of them (None for outputs that nobody reads; see `call.wants(i)`).
 - Raise `call.unsupported("what, and what instead")` for what cannot be done.
 - Operators whose output is no tensor, or has a shape that depends on data, stand in
-`host_nodes.py`.
+  `host_nodes.py`.
 - What has no entry here but a function body in ONNX's schema is expanded by that.
-- A new file is imported in `operators/__init__.py`.
+- A new file is imported in the `__init__.py` of its folder.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from graphflow.ir.op import Tensor
 from graphflow.ir.spec import product
 from graphflow.onnx.loading.node_call import Call
 from graphflow.onnx.loading.operator_registry import Outputs, operator
-from graphflow.onnx.operators.convolution import padding_of, steps_of
+from graphflow.onnx.operators.networks.convolution import padding_of, steps_of
 from graphflow.ops.pointwise import arithmetic as elementwise
 from graphflow.ops.reductions import extrema, reduce
 from graphflow.ops.tensors.creation import arange

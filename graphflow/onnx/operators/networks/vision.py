@@ -9,7 +9,7 @@ from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Size, kind, product
 from graphflow.onnx.loading.node_call import Call
 from graphflow.onnx.loading.operator_registry import Outputs, operator
-from graphflow.onnx.operators.convolution import steps_of
+from graphflow.onnx.operators.networks.convolution import steps_of
 from graphflow.onnx.operators.quantize import saturated
 from graphflow.ops.images import deformable_conv as deform
 from graphflow.ops.images import grid_sample as grid

@@ -22,7 +22,7 @@ from graphflow.onnx.loading import host_nodes as host
 from graphflow.onnx.loading.node_call import Call, RunOnHost
 from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
 from graphflow.onnx.loading.value_kinds import Array
-from graphflow.onnx.operators.scores import transformed
+from graphflow.onnx.operators.machine_learning.post_transform import transformed
 from graphflow.ops.matrices import matmul as linalg
 from graphflow.ops.pointwise import activations, select, transcendental
 from graphflow.ops.pointwise import arithmetic as elementwise

@@ -20,7 +20,7 @@ from graphflow.onnx.loading.node_call import Call, RunOnHost
 from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
 from graphflow.onnx.loading.reader import array_of
 from graphflow.onnx.loading.value_kinds import Array
-from graphflow.onnx.operators.scores import transformed
+from graphflow.onnx.operators.machine_learning.post_transform import transformed
 from graphflow.ops.pointwise import arithmetic as elementwise
 from graphflow.ops.pointwise import select
 from graphflow.ops.pointwise.convert import astype
