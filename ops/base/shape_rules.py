@@ -170,7 +170,7 @@ def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
                 return FUNCTIONS[name](*inputs[:i], part, *inputs[i + 1 :])  # type: ignore[no-any-return]
     elif name in ("add", "subtract") and all(t.shape == y.shape for t in inputs):
         parts = [divided_out(t, y, deep - 1) for t in inputs]
-        if None not in parts:
+        if all(part is not None for part in parts):
             return FUNCTIONS[name](*parts)  # type: ignore[no-any-return]
     return None
 

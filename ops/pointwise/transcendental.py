@@ -13,7 +13,7 @@ from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, sample
 from graphflow.ir.spec import TensorSpec, kind, limits
-from graphflow.ops.base.shape_rules import conj, divided_out, over_root, same_float, same_inexact
+from graphflow.ops.base.shape_rules import conj, divided_out, same_float, same_inexact
 from graphflow.ops.pointwise.arithmetic import (
     BINARY,
     COMPLEX,
@@ -126,8 +126,9 @@ atan2 = _function("atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float)
 
 
 def _hypot_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    if divided_out(g, y) is not None:  # y² has derivatives of any order at 0, y has none
-        return over_root(g, y, a), over_root(g, y, b)
+    quotient = divided_out(g, y)
+    if quotient is not None:  # y² has derivatives of any order at 0, y has none
+        return a * quotient, b * quotient
     up, along, _, _ = _direction(y, a, b)
     return g * up, g * along
 
