@@ -22,6 +22,7 @@ from graphflow.ir.spec import Size, is_inexact
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.control_flow import control
 from graphflow.ops.control_flow.reverse_mode import substituted
+from graphflow.ops.pointwise.select import stop_gradient_unless
 
 Twin = tuple[Tensor, bool]
 """What stands for a tensor, and whether it has the batch axis."""
@@ -249,7 +250,7 @@ def _kept_to(choice: Tensor, twins: Sequence[Twin], size: Size) -> list[Twin]:
         if has:
             x = _select(choice, x, FUNCTIONS["stop_gradient"](FUNCTIONS["take"](x, rows, 0)))
         elif is_inexact(x.dtype):
-            x = FUNCTIONS["where"](some, x, FUNCTIONS["stop_gradient"](x))
+            x = stop_gradient_unless(some, x)
         kept.append((x, has))
     return kept
 

@@ -5,6 +5,7 @@ Each gives one number an element (or row), unless `reduction` is "mean" or "sum"
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
@@ -24,8 +25,15 @@ from graphflow.ir.spec import TensorSpec, equate, kind, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind, same_float
 from graphflow.ops.pointwise.activations import finite_number, sigmoid
-from graphflow.ops.pointwise.arithmetic import SCALAR, F, elementwise, square
-from graphflow.ops.pointwise.select import clip, maximum, where
+from graphflow.ops.pointwise.arithmetic import (
+    SCALAR,
+    F,
+    elementwise,
+    equal,
+    not_equal,
+    square,
+)
+from graphflow.ops.pointwise.select import clip, maximum, stop_gradient_unless, where
 from graphflow.ops.pointwise.transcendental import exp, log, sqrt
 from graphflow.ops.reductions.reduce import mean, sum
 from graphflow.ops.reductions.softmax import (
@@ -39,15 +47,32 @@ from graphflow.ops.sharding import row_ops as sharding_coupled
 _REDUCTIONS = ("none", "mean", "sum")
 
 
-def _reduced(loss: Tensor, reduction: Any, weights: Any = None) -> Tensor:
-    """The loss with its weights on, reduced; means are over the number of elements."""
+def _reduced(loss: Tensor, reduction: Any) -> Tensor:
+    """The loss reduced; means are over the number of elements."""
     if reduction not in _REDUCTIONS:
         raise ArgumentError(f"reduction is 'none', 'mean' or 'sum', not {reduction!r}")
-    if weights is not None:
-        loss = loss * _as_weights(weights, loss)
     if reduction == "none":
         return loss
     return mean(loss) if reduction == "mean" else sum(loss)
+
+
+def _weighted(
+    loss_of: Callable[..., Tensor], inputs: Sequence[Tensor], weights: Any, reduction: Any
+) -> Tensor:
+    """The losses of inputs by their weights, reduced. Inputs whose weight is 0 may hold NaN."""
+    if weights is None:
+        return _reduced(loss_of(*inputs), reduction)
+    factor = _as_weights(weights, inputs[0])
+    counts = not_equal(factor, 0)
+    loss = loss_of(*(stop_gradient_unless(counts, x) for x in inputs))
+    return _reduced(_times(factor, loss), reduction)
+
+
+def _times(factor: Tensor, x: Tensor) -> Tensor:
+    """factor·x, and 0 where the factor is 0 and x infinite or NaN."""
+    counts = FUNCTIONS["logical_or"](not_equal(factor, 0), FUNCTIONS["isfinite"](x))
+    result: Tensor = factor * where(counts, x, 0)
+    return result
 
 
 def _as_weights(weights: Any, like: Tensor) -> Tensor:
@@ -77,7 +102,8 @@ def mse_loss(prediction: Any, target: Any, weights: Any = None, reduction: str =
     """(prediction - target)².
 
     Args:
-        weights: factors of the losses, which broadcast to them.
+        weights: factors of the losses, which broadcast to them. Where one is 0, the loss and the
+            gradient are 0, even of NaN or infinity.
         reduction: "none", "mean" or "sum" of the weighted losses.
 
     Raises:
@@ -86,14 +112,14 @@ def mse_loss(prediction: Any, target: Any, weights: Any = None, reduction: str =
         ArgumentError: another reduction.
     """
     a, b = _pair(prediction, target)
-    return _reduced(square(a - b), reduction, weights)
+    return _weighted(lambda a, b: square(a - b), (a, b), weights, reduction)
 
 
 @function
 def l1_loss(prediction: Any, target: Any, weights: Any = None, reduction: str = "none") -> Tensor:
     """|prediction - target|; arguments and errors as for `mse_loss`."""
     a, b = _pair(prediction, target)
-    return _reduced(FUNCTIONS["abs"](a - b), reduction, weights)
+    return _weighted(lambda a, b: FUNCTIONS["abs"](a - b), (a, b), weights, reduction)
 
 
 def _huber_of(xp: Any, x: Any, delta: float) -> Any:
@@ -137,9 +163,9 @@ def huber_loss(
 
     Source: Huber, Ann. Math. Statist. 35, 1964.
     """
-    a, b = _pair(prediction, target)
-    return _reduced(_huber(a - b, delta=_above_zero("huber_loss", "delta", delta)), reduction,
-                    weights)  # fmt: skip
+    inputs = _pair(prediction, target)
+    delta = _above_zero("huber_loss", "delta", delta)
+    return _weighted(lambda a, b: _huber(a - b, delta=delta), inputs, weights, reduction)
 
 
 @function
@@ -149,9 +175,9 @@ def smooth_l1_loss(
     """`huber_loss` of delta = beta, over beta: of slope 1 far out; `l1_loss` for beta 0."""
     if beta == 0:
         return l1_loss(prediction, target, weights, reduction)
-    a, b = _pair(prediction, target)
+    inputs = _pair(prediction, target)
     beta = _above_zero("smooth_l1_loss", "beta", beta)
-    return _reduced(_huber(a - b, delta=beta) / beta, reduction, weights)
+    return _weighted(lambda a, b: _huber(a - b, delta=beta) / beta, inputs, weights, reduction)
 
 
 # Of probabilities -------------------------------------------------------------------------------
@@ -165,8 +191,13 @@ def _log_loss(xp: Any, p: Any, y: Any) -> Any:
 
 def _log_loss_vjp(g: Tensor, loss: Tensor, p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     slope = (p - y) / maximum(p * (1 - p), 1e-12)
-    odds = maximum(FUNCTIONS["log1p"](-p), -100.0) - maximum(log(p), -100.0)
-    return g * slope, g * odds
+    return g * slope, g * (_bounded_log(1 - p) - _bounded_log(p))
+
+
+def _bounded_log(p: Tensor) -> Tensor:
+    """log p, at least -100, of slope 0 at 0."""
+    is_zero = equal(p, 0)
+    return where(is_zero, -100.0, maximum(log(where(is_zero, 1, p)), -100.0))
 
 
 _binary_cross_entropy = elementwise(
@@ -189,11 +220,13 @@ def binary_cross_entropy(
     From logits, `binary_cross_entropy_with_logits` is more accurate. Arguments and errors as for
     `mse_loss`.
     """
-    return _reduced(_binary_cross_entropy(*_pair(prediction, target)), reduction, weights)
+    return _weighted(_binary_cross_entropy, _pair(prediction, target), weights, reduction)
 
 
 def _logit_loss(xp: Any, x: Any, y: Any) -> Any:
-    return xp.maximum(x, 0) - x * y + xp.log1p(xp.exp(-xp.abs(x)))
+    """|x| counts by the share of the class that the sign of x speaks against."""
+    size, share = xp.abs(x), xp.where(x > 0, 1 - y, y)
+    return xp.where(share == 0, 0, size * share) + xp.log1p(xp.exp(-size))  # x may be infinite
 
 
 _binary_cross_entropy_with_logits = elementwise(
@@ -222,11 +255,14 @@ def binary_cross_entropy_with_logits(
     """
     x, y = _pair(logits, target)
     if positive_weight is None:
-        return _reduced(_binary_cross_entropy_with_logits(x, y), reduction, weights)
-    factor = _as_weights(positive_weight, x)
-    # of target 0, and what target 1 adds to it: -y·w·log p - (1 - y)·log(1 - p)
-    loss = (1 - y) * x + ((factor - 1) * y + 1) * FUNCTIONS["softplus"](-x)
-    return _reduced(loss, reduction, weights)
+        return _weighted(_binary_cross_entropy_with_logits, (x, y), weights, reduction)
+    factor, softplus = _as_weights(positive_weight, x), FUNCTIONS["softplus"]
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        result: Tensor = _times(factor * y, softplus(-x)) + _times(1 - y, softplus(x))
+        return result
+
+    return _weighted(loss_of, (x, y), weights, reduction)
 
 
 @function
@@ -234,18 +270,22 @@ def kl_div(
     log_prediction: Any, target: Any, log_target: bool = False, weights: Any = None,
     reduction: str = "none",
 ) -> Tensor:  # fmt: skip
-    """target·(log target - log_prediction), 0 where the target is 0; `log_target`: the target is
-    given as its logarithm.
+    """target·(log target - log_prediction); `log_target`: the target is given as its logarithm.
+
+    Where the target is 0, the loss and its gradient are 0, even of a log_prediction of -inf.
 
     Raises:
         DTypeError, ShapeError, ArgumentError: as for `mse_loss`.
     """
-    x, t = _pair(log_prediction, target)
-    if log_target:
-        return _reduced(exp(t) * (t - x), reduction, weights)
-    some = FUNCTIONS["greater"](t, 0)
-    loss = where(some, t * log(where(some, t, 1)), 0) - t * x
-    return _reduced(loss, reduction, weights)
+
+    def loss_of(x: Tensor, t: Tensor) -> Tensor:
+        p = exp(t) if log_target else t
+        absent = equal(p, 0)
+        log_p = t if log_target else log(where(absent, 1, p))
+        loss: Tensor = p * where(absent, 0, log_p - x)
+        return loss
+
+    return _weighted(loss_of, _pair(log_prediction, target), weights, reduction)
 
 
 # Of classes -------------------------------------------------------------------------------------
@@ -293,17 +333,20 @@ _nll: Op = register(
 
 
 def _by_class(
-    loss_of: Any, x: Tensor, labels: Tensor, weights: Any, ignored: Any, reduction: Any
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Losses (0 where the label is ignored), the labels they are of, and their weights."""
-    seen = None
+    loss_of: Callable[..., Tensor], x: Tensor, labels: Tensor, weights: Any, ignored: Any
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Losses by their weights, the weights, and which labels are not ignored.
+
+    Args:
+        loss_of: of x, labels and which rows count (None: all).
+    """
+    seen = factor = None
     if ignored is not None:
         if isinstance(ignored, bool) or not isinstance(ignored, int):
             raise ArgumentError(f"ignore_index is an int, not {ignored!r}")
         require_labels(x.spec, labels.spec)
-        seen = FUNCTIONS["not_equal"](FUNCTIONS["astype"](labels, "int64"), ignored)
+        seen = not_equal(FUNCTIONS["astype"](labels, "int64"), ignored)
         labels = where(seen, labels, 0)
-    factor = None
     if weights is not None:
         table = _as_weights(weights, x)
         if table.shape != (x.shape[-1],):
@@ -313,16 +356,23 @@ def _by_class(
         factor = FUNCTIONS["take"](table, labels, 0)
     if seen is not None:
         factor = FUNCTIONS["astype"](seen, x.dtype) if factor is None else where(seen, factor, 0)
-    loss = loss_of(x, labels)
-    return loss if seen is None else where(seen, loss, 0), labels, factor
+    if factor is None:
+        return loss_of(x, labels, None), None, None
+    return _times(factor, loss_of(x, labels, not_equal(factor, 0))), factor, seen
+
+
+def _of_rows(counts: Tensor | None, x: Tensor) -> Tensor:
+    """x, whose rows pass a gradient on only where they count."""
+    if counts is None:
+        return x
+    return stop_gradient_unless(FUNCTIONS["expand_dims"](counts, -1), x)
 
 
 def _reduced_by_class(loss: Tensor, factor: Tensor | None, reduction: Any) -> Tensor:
     """Weighted losses, their sum, or their sum over that of the weights."""
-    if factor is None:
+    if factor is None or reduction != "mean":
         return _reduced(loss, reduction)
-    total = _reduced(loss * factor, "sum" if reduction == "mean" else reduction)
-    return total / sum(factor) if reduction == "mean" else total
+    return sum(loss) / sum(factor)  # type: ignore[no-any-return]
 
 
 def _classes_last(x: Tensor, axis: Any) -> Tensor:
@@ -339,7 +389,12 @@ def nll_loss(
 ) -> Tensor:  # fmt: skip
     """-log_probabilities[label] for each row; arguments and errors as for `cross_entropy`."""
     x = _classes_last(as_tensor(log_probabilities), axis)
-    loss, _, factor = _by_class(_nll, x, as_tensor(labels), weights, ignore_index, reduction)
+
+    def loss_of(x: Tensor, labels: Tensor, counts: Tensor | None) -> Tensor:
+        loss: Tensor = _nll(x, labels)  # its gradient reads no row
+        return loss
+
+    loss, factor, _ = _by_class(loss_of, x, as_tensor(labels), weights, ignore_index)
     return _reduced_by_class(loss, factor, reduction)
 
 
@@ -354,9 +409,10 @@ def cross_entropy(
     A label outside [0, classes) is an error when the step runs.
 
     Args:
-        labels: ints; or floats of the shape of the logits, the probability of each class.
+        labels: ints; or floats of the shape of the logits, the probability of each class. A class
+            of probability 0 counts nothing, even at a logit of -inf.
         weights: (classes,), factors of the losses by class.
-        ignore_index: a label whose rows count nothing, not in the mean either.
+        ignore_index: a label whose rows count nothing, not in the mean either; they may hold NaN.
         label_smoothing: share of the label's probability that is spread over all classes.
         reduction: "none", "mean" (over the sum of the weights, if there are any) or "sum".
         axis: that of the classes, such as 1 for logits (N, C, …) and labels (N, …).
@@ -374,19 +430,17 @@ def cross_entropy(
         return _soft_cross_entropy(x, labels, weights, ignore_index, smoothing, reduction, axis)
     x = _classes_last(x, axis)
 
-    def loss_of(x: Tensor, labels: Tensor) -> Tensor:
-        result: Tensor = cross_entropy_op(x, labels, name=name)
+    def loss_of(x: Tensor, labels: Tensor, counts: Tensor | None) -> Tensor:
+        result: Tensor = cross_entropy_op(_of_rows(counts, x), labels, name=name)
         return result
 
-    loss, _, factor = _by_class(loss_of, x, labels, weights, ignore_index, reduction)
+    loss, factor, seen = _by_class(loss_of, x, labels, weights, ignore_index)
     hard = _reduced_by_class(loss, factor, reduction)
     if smoothing == 0:
         return hard
-    table = None if weights is None else _as_weights(weights, x)
-    logs = log_softmax(x)
-    spread = -mean(logs if table is None else logs * table, -1)
-    if ignore_index is not None:
-        seen = FUNCTIONS["not_equal"](FUNCTIONS["astype"](labels, "int64"), ignore_index)
+    logs = log_softmax(_of_rows(seen, x))
+    spread = -mean(logs if weights is None else _times(_as_weights(weights, x), logs), -1)
+    if seen is not None:
         spread = where(seen, spread, 0)
     if reduction == "mean" and factor is not None:
         smooth = sum(spread) / sum(factor)
@@ -400,17 +454,20 @@ def _soft_cross_entropy(
     x: Tensor, target: Tensor, weights: Any, ignored: Any, smoothing: float, reduction: Any,
     axis: Any,
 ) -> Tensor:  # fmt: skip
-    """Cross entropy of probabilities; the mean is over the rows, whatever the weights."""
+    """Cross entropy of probabilities; the mean is over the rows, whatever the weights.
+
+    A class of probability 0 adds 0, and a row without any passes no gradient on.
+    """
     if ignored is not None:
         raise ArgumentError("ignore_index is for int labels; give rows a target of zeros instead")
     x, target = _pair(_classes_last(x, axis), _classes_last(target, axis))
     if smoothing:
         share = as_tensor(x.shape[-1], x.dtype)
         target = target * (1 - smoothing) + smoothing / share
-    terms = target * log_softmax(x)
     if weights is not None:
-        terms = terms * _as_weights(weights, x)
-    return _reduced(-sum(terms, -1), reduction)
+        target = target * _as_weights(weights, x)
+    logs = log_softmax(_of_rows(FUNCTIONS["any"](not_equal(target, 0), -1), x))
+    return _reduced(-sum(_times(target, logs), -1), reduction)
 
 
 # Of distances and margins -----------------------------------------------------------------------
@@ -463,12 +520,12 @@ def triplet_margin_loss(
     """max(0, margin + |anchor - positive| - |anchor - negative|), of the vectors on the last axis.
 
     Args:
-        epsilon: is added to each difference, so that the norm has a gradient.
+        epsilon: is added to each difference, so that the norm has a gradient that is not 0.
     """
     a, p = _pair(anchor, positive)
     a, n = _pair(a, negative)
     margin = finite_number("triplet_margin_loss", "margin", margin)
-    near, far = (sqrt(sum(square(a - x + epsilon), -1)) for x in (p, n))
+    near, far = (FUNCTIONS["vector_norm"](a - x + epsilon, -1) for x in (p, n))
     return _reduced(FUNCTIONS["relu"](near - far + margin), reduction)
 
 

@@ -1,6 +1,6 @@
 """Activations that are linear by pieces, and the gates made of them.
 
-Gradients at a kink are those of one side, as in torch.
+Gradients at a kink are those of one side, as in torch: of the flat one, where there is a flat one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.shape_rules import normalize_axis, same_float
 from graphflow.ops.pointwise.activations import finite_number
 from graphflow.ops.pointwise.arithmetic import ROW, SCALAR, F, elementwise, greater
-from graphflow.ops.pointwise.select import clip, clip_grad, where
+from graphflow.ops.pointwise.select import clip_grad, clip_op, where
 from graphflow.ops.reductions.extrema import argmax
 
 _INNER, _LEFT, _RIGHT = (-0.4, 0.4), (-3.9, -1.1), (1.1, 3.9)
@@ -33,16 +33,16 @@ def _with_attrs(*specs: TensorSpec, **attrs: float) -> TensorSpec:
 
 @function
 def relu6(x: Any, name: str | None = None) -> Tensor:
-    """x limited to [0, 6].
+    """x limited to [0, 6]; the gradient at both is 0.
 
     Source: Howard et al., arXiv:1704.04861.
     """
-    return clip(x, 0.0, 6.0, name=name)
+    return hard_tanh(x, 0.0, 6.0, name=name)
 
 
 @function
 def hard_tanh(x: Any, low: float = -1.0, high: float = 1.0, name: str | None = None) -> Tensor:
-    """x limited to [low, high].
+    """x limited to [low, high]; the gradient at both is 0 (`gf.clip` has 1).
 
     Raises:
         DTypeError: x is not float.
@@ -51,7 +51,8 @@ def hard_tanh(x: Any, low: float = -1.0, high: float = 1.0, name: str | None = N
     low, high = finite_number("hard_tanh", "low", low), finite_number("hard_tanh", "high", high)
     if low > high:
         raise ArgumentError(f"low {low} is above high {high}")
-    return clip(x, low, high, name=name)
+    result: Tensor = clip_op(x, min=low, max=high, ends=False, name=name)
+    return result
 
 
 _SIXTH: dict[str, Any] = {"slope": 1 / 6, "offset": 0.5}
@@ -62,7 +63,7 @@ def _ramp(xp: Any, x: Any, slope: float, offset: float) -> Any:
 
 
 def _ramp_slope(g: Tensor, x: Tensor, slope: float, offset: float) -> Tensor:
-    inside: Tensor = clip_grad(g * slope, x * slope + offset, min=0.0, max=1.0)
+    inside: Tensor = clip_grad(g * slope, x * slope + offset, min=0.0, max=1.0, ends=False)
     return inside
 
 
@@ -99,10 +100,10 @@ def _hard_swish_of(xp: Any, x: Any) -> Any:
 
 def _hard_swish_grad(g: Tensor, x: Tensor) -> Tensor:
     """The clipped cotangent is 0 where hard_swish is 0; elsewhere the product rule holds."""
-    inside = clip_grad(g, x, min=-3.0, max=None)
-    ramp = _ramp_slope(inside * clip(x, -4.0, 4.0), x, **_SIXTH)  # x may be infinite
-    slope: Tensor = inside * _hard_sigmoid(x, **_SIXTH) + ramp
-    return slope
+    inside = clip_grad(g, x, min=-3.0, max=None, ends=False)
+    slope = _hard_sigmoid(x, **_SIXTH) + _ramp_slope(x, x, **_SIXTH)
+    result: Tensor = inside * slope
+    return result
 
 
 hard_swish: Op = elementwise(

@@ -24,6 +24,7 @@ from graphflow.ops.pointwise.arithmetic import (
     F,
     elementwise,
 )
+from graphflow.ops.pointwise.convert import stop_gradient
 
 
 def _greater_grad_of(xp: Any, g: Any, a: Any, b: Any) -> Any:
@@ -98,7 +99,13 @@ def where(condition: Any, a: Any, b: Any, name: str | None = None) -> Tensor:
     return result
 
 
-def _infer_clip(x: TensorSpec, *others: TensorSpec, min: Any = None, max: Any = None) -> TensorSpec:
+def stop_gradient_unless(condition: Tensor, x: Tensor) -> Tensor:
+    """x, whose gradient is 0 where the condition does not hold, even if that of what follows is
+    NaN there."""
+    return where(condition, x, stop_gradient(x))
+
+
+def _infer_clip(x: TensorSpec, *others: TensorSpec, min: Any, max: Any, ends: bool) -> TensorSpec:
     for bound in (min, max):
         if bound is not None and kind(x.dtype) == "int":
             limits = np.iinfo(x.dtype)
@@ -109,30 +116,37 @@ def _infer_clip(x: TensorSpec, *others: TensorSpec, min: Any = None, max: Any = 
     return same_numeric(x, *others)
 
 
-def _within(x: Any, min: Any, max: Any) -> Any:
-    if min is None or max is None:
-        return x >= min if max is None else x <= max
-    return (x >= min) & (x <= max)
+def _clip_grad_of(xp: Any, g: Any, x: Any, min: Any, max: Any, ends: bool) -> Any:
+    """g where x is in [min, max], or between them if the ends do not count."""
+    above = None if min is None else x >= min if ends else x > min
+    below = None if max is None else x <= max if ends else x < max
+    inside = below if above is None else above if below is None else above & below
+    return xp.where(inside, g, 0)
 
 
-_LIMITS = ({"min": -5.0, "max": 5.0}, {"min": -5.0, "max": None}, {"min": None, "max": -3.0})
+_LIMITS: tuple[dict[str, Any], ...] = (
+    {"min": -5.0, "max": 5.0, "ends": True},
+    {"min": -5.0, "max": None, "ends": False},
+    {"min": None, "max": -3.0, "ends": True},
+)
 clip_grad: Op = elementwise(
     "clip_grad",
-    lambda xp, g, x, min, max: xp.where(_within(x, min, max), g, 0),
-    vjp=lambda h, y, g, x, min, max: (clip_grad(h, x, min=min, max=max), None),
+    _clip_grad_of,
+    vjp=lambda h, y, g, x, **limits: (clip_grad(h, x, **limits), None),
     infer=_infer_clip,
     samples=tuple(sample(F, F, **limits) for limits in _LIMITS),
     flops=3,
-    into=lambda xp, out, g, x, min, max: xp.copyto(out, xp.where(_within(x, min, max), g, 0)),
+    into=lambda xp, out, g, x, **limits: xp.copyto(out, _clip_grad_of(xp, g, x, **limits)),
 )
-_clip = elementwise(
+# `ends`: whether the gradient passes where x is a limit.
+clip_op: Op = elementwise(
     "clip",
-    lambda xp, x, min, max: xp.clip(x, min, max),
-    vjp=lambda g, y, x, min, max: (clip_grad(g, x, min=min, max=max),),
+    lambda xp, x, min, max, ends: xp.clip(x, min, max),
+    vjp=lambda g, y, x, **limits: (clip_grad(g, x, **limits),),
     infer=_infer_clip,
-    samples=(*(sample(F, **limits) for limits in _LIMITS), sample(INT, min=1, max=2)),
+    samples=(*(sample(F, **limits) for limits in _LIMITS), sample(INT, min=1, max=2, ends=True)),
     flops=2,
-    into=lambda xp, out, x, min, max: xp.clip(x, min, max, out=out),
+    into=lambda xp, out, x, min, max, ends: xp.clip(x, min, max, out=out),
 )
 
 
@@ -154,7 +168,7 @@ def clip(x: Any, min: Any = None, max: Any = None, name: str | None = None) -> T
                     raise ArgumentError("a limit is NaN; give a number, or None for no limit")
         if min is None and max is None:
             return tensor
-        result: Tensor = _clip(tensor, min=min, max=max, name=name)
+        result: Tensor = clip_op(tensor, min=min, max=max, ends=True, name=name)
         return result
     if min is not None:
         tensor = maximum(tensor, min, name=name)

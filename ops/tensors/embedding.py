@@ -13,6 +13,7 @@ from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ir.spec import kind
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.pointwise.arithmetic import not_equal
+from graphflow.ops.pointwise.select import stop_gradient_unless
 from graphflow.ops.tensors.take import as_indices, take
 
 
@@ -48,5 +49,4 @@ def embedding(ids: Any, table: Any, padding_id: int | None = None) -> Tensor:
     wanted = FUNCTIONS["reshape"](
         not_equal(ids, padding_id), (*ids.shape, *(1,) * (table.ndim - 1))
     )
-    result: Tensor = FUNCTIONS["where"](wanted, rows, FUNCTIONS["stop_gradient"](rows))
-    return result
+    return stop_gradient_unless(wanted, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,115 @@ def test_a_label_that_is_no_class_is_an_error(bad: int) -> None:
         with pytest.raises(IndexError, match=r"in \[0, 4\)"):
             value(loss(x, y, ignore_index=-100))
     assert value(nn.nll_loss(x, y, ignore_index=bad)).tolist() == [0, 0]
+
+
+# Rows that do not count, and classes of probability 0 ---------------------------------------------
+
+BAD = [np.nan, np.inf, -np.inf]
+OF_PAIRS = {
+    "mse": nn.mse_loss,
+    "l1": nn.l1_loss,
+    "huber": nn.huber_loss,
+    "smooth l1": nn.smooth_l1_loss,
+    "bce": nn.binary_cross_entropy,
+    "bce of logits": nn.binary_cross_entropy_with_logits,
+    "weighted bce of logits": lambda *a, **kw: nn.binary_cross_entropy_with_logits(
+        *a, positive_weight=2.0, **kw
+    ),
+    "kl": nn.kl_div,
+    "kl of logarithms": lambda *a, **kw: nn.kl_div(*a, log_target=True, **kw),
+}
+OF_CLASSES = {
+    "nll": lambda x, w: nn.nll_loss(x, [0, 9, 2], weights=w, ignore_index=9),
+    "cross entropy": lambda x, w: nn.cross_entropy(x, [0, 9, 2], weights=w, ignore_index=9),
+    "smoothed": lambda x, w: nn.cross_entropy(
+        x, [0, 9, 2], weights=w, ignore_index=9, label_smoothing=0.1
+    ),
+    "mean": lambda x, w: nn.cross_entropy(
+        x, [0, 9, 2], weights=w, ignore_index=9, reduction="mean"
+    ),
+    "weight 0": lambda x, w: nn.cross_entropy(x, [0, 1, 2], weights=[1.0, 0.0, 2.0, 1.0]),
+    "probabilities": lambda x, w: nn.cross_entropy(
+        x, [[0.2, 0.8, 0, 0], [0, 0, 0, 0], [0, 0, 1.0, 0]], weights=w
+    ),
+}
+
+
+def loss_and_slopes(build: Any, *arrays: Any) -> list[Any]:
+    """A loss, its gradients, and theirs."""
+    xs = [gf.placeholder(a.dtype, a.shape) for a in arrays]
+    loss = build(*xs)
+    first = gf.gradients(gf.sum(loss), xs)
+    second = gf.gradients([gf.sum(gf.sin(g)) for g in first], xs)
+    with np.errstate(all="ignore"):
+        return list(evaluate([loss, *first, *second], dict(zip(xs, arrays, strict=True))))
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("loss", OF_PAIRS.values(), ids=OF_PAIRS)
+def test_what_has_the_weight_0_may_be_nan(loss: Any, reduction: str, bad: float) -> None:
+    rng = np.random.default_rng(0)
+    w = np.array([[1.0], [0.0], [2.0]])
+    inputs = [rng.uniform(0.1, 0.9, (3, 4)) for _ in range(2)]
+
+    def build(x: Any, y: Any) -> Any:
+        return loss(x, y, weights=w, reduction=reduction)
+
+    want = loss_and_slopes(build, *inputs)
+    assert all(np.isfinite(a).all() for a in want)
+    for i in range(2):
+        spoilt = [np.where((w == 0) & (i == j), bad, a) for j, a in enumerate(inputs)]
+        for have, wanted in zip(loss_and_slopes(build, *spoilt), want, strict=True):
+            np.testing.assert_array_equal(have, wanted)
+
+
+def test_a_weight_of_0_has_the_loss_for_a_gradient(pair: Any) -> None:
+    a, b = pair
+    slope = loss_and_slopes(lambda w: nn.mse_loss(a, b, w), np.zeros((3, 4)))[1]
+    np.testing.assert_allclose(slope, (a - b) ** 2)
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("loss", OF_CLASSES.values(), ids=OF_CLASSES)
+def test_rows_that_are_ignored_may_be_nan(loss: Any, weighted: bool, bad: float) -> None:
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    spoilt = x.copy()
+    spoilt[1] = bad
+    w = [0.5, 1.0, 2.0, 0.3] if weighted else None
+    have, want = (loss_and_slopes(lambda x: loss(x, w), a) for a in (spoilt, x))
+    assert (want[1][1] == 0).all()
+    for a, b in zip(have, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_class_of_probability_0_may_have_a_logarithm_of_minus_infinity() -> None:
+    logs, p = np.array([-np.inf, np.log(0.4), np.log(0.6)]), np.array([0.0, 0.5, 0.5])
+    some = -0.5 * (logs[1:]).sum()
+    for loss, want in (
+        (lambda x: nn.cross_entropy(x, p), some),
+        (lambda x: nn.cross_entropy(x, [1.0, 0.5, 0.5], weights=[0.0, 1.0, 1.0]), some),
+        (lambda x: nn.kl_div(x, p, reduction="sum"), some + np.log(0.5)),
+        (lambda x: nn.kl_div(x, logs, log_target=True, reduction="sum"), 0.0),
+    ):
+        value, slope, curvature = loss_and_slopes(loss, logs)
+        assert value == pytest.approx(want)
+        assert slope[0] == 0 and np.isfinite(curvature).all()
+    found = loss_and_slopes(lambda p: nn.kl_div(logs, p), p)
+    assert found[0][0] == found[1][0] == 0
+    _, *slopes = loss_and_slopes(nn.binary_cross_entropy, np.array([0.0, 1]), np.array([0.0, 1]))
+    assert slopes[0].tolist() == [0, 0] and all(np.isfinite(s).all() for s in slopes)
+    for loss in ("bce of logits", "weighted bce of logits"):
+        of_logits = partial(OF_PAIRS[loss], target=[0.0, 1.0])
+        found = loss_and_slopes(of_logits, np.array([-np.inf, np.inf]))
+        assert [f.tolist() for f in found] == [[0, 0]] * 3
+
+
+def test_a_triplet_without_epsilon_has_the_gradient_0_where_two_vectors_are_one() -> None:
+    a, b = np.zeros((1, 2)), np.full((1, 2), 0.3)
+    slopes = loss_and_slopes(lambda *x: nn.triplet_margin_loss(*x, epsilon=0.0), a, a, b)
+    assert slopes[2].tolist() == [[0, 0]] and np.isfinite(slopes[1]).all()
 
 
 def test_distances_and_margins_follow_their_formulas(pair: Any) -> None:

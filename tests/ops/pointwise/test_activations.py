@@ -91,3 +91,27 @@ def test_parameters_out_of_range_are_refused() -> None:
         nn.glu(x)
     with pytest.raises(DTypeError, match="takes float"):
         nn.hardmax(np.zeros(3, "int32"))
+
+
+INF = np.inf
+ENDS = {  # function: points and slopes there, as in torch
+    "relu6": (nn.relu6, [0, 6, 3, INF, -INF, np.nan], [0, 0, 1, 0, 0, 0]),
+    "hard_tanh": (nn.hard_tanh, [-1, 1, 0.5, INF, -INF, np.nan], [0, 0, 1, 0, 0, 0]),
+    "hard_sigmoid": (nn.hard_sigmoid, [-3, 3, 0, INF, -INF], [0, 0, 1 / 6, 0, 0]),
+    "hard_swish": (nn.hard_swish, [-3, 3, 0, INF, -INF], [0, 1, 0.5, 1, 0]),
+    "clip": (lambda x: gf.clip(x, -1.0, 1.0), [-1, 1, 0.5, INF, -INF, np.nan], [1, 1, 1, 0, 0, 0]),
+    "clip below": (lambda x: gf.clip(x, -1.0), [-1, 1, INF, -INF], [1, 1, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("function, points, slopes", ENDS.values(), ids=ENDS)
+def test_limits_cut_the_gradient_off_at_their_ends_as_in_torch(
+    function: Any, points: list[float], slopes: list[float], dtype: str
+) -> None:
+    x, at = gf.placeholder(dtype, (len(points),)), np.array(points, dtype)
+    for cotangent in (1.0, INF, np.nan):
+        g = gf.gradients(function(x), [x], [np.full(len(points), cotangent, dtype)])[0]
+        want = [cotangent * slope if slope else 0 for slope in slopes]
+        with gf.Session() as session:
+            np.testing.assert_allclose(session.run(g, {x: at}), want, rtol=1e-6)
