@@ -5,6 +5,9 @@ vectors are any basis of a space. A function that does not depend on the choice 
 0 there, and the quotient has a limit: the slope of the dividend by its slope as the values move
 apart with the vectors kept. The cotangents know that slope if they are computed from the values, as
 those of V·f(w)·Vᴴ are. A function that does depend on the choice has no derivative: NaN.
+
+Where values are close, the quotient divides rounding by a small gap. The limit is better there, if
+it explains the dividend up to rounding.
 """
 
 from __future__ import annotations
@@ -27,17 +30,31 @@ _MANY = 2000
 """Nodes of a graph up to which it is differentiated along the values."""
 
 
-def moving(values: Tensor) -> Tensor:
-    """Return slopes for values that move apart: 1, 2, 3 …"""
+def moving(values: Tensor, close: Tensor | None = None) -> Tensor:
+    """Return slopes for values that move apart: 1, 2, 3 …, less their mean over `close` values."""
     steps = FUNCTIONS["arange"](1, values.shape[-1] + 1)
-    return FUNCTIONS["broadcast_to"](FUNCTIONS["astype"](steps, values.dtype), values.shape)  # type: ignore[no-any-return]
+    slopes = FUNCTIONS["broadcast_to"](FUNCTIONS["astype"](steps, values.dtype), values.shape)
+    if close is None:
+        return slopes  # type: ignore[no-any-return]
+    near = FUNCTIONS["astype"](close, values.dtype)
+    offsets = FUNCTIONS["sum"](near * (columns(slopes) - rows(slopes)), -1)
+    return -offsets / (FUNCTIONS["sum"](near, -1) + 1)  # type: ignore[no-any-return]
 
 
-def rounding(values: Tensor) -> Tensor:
-    """Return the size up to which a difference of values (…, n) is noise, (…, 1, 1)."""
+def rounding(values: Tensor) -> float:
+    """Return the rounding of values (…, n), relative to the largest."""
     n = values.shape[-1]
-    largest = _largest(values, -1)
-    return columns(largest * (epsilon(values) * (max(n, 16) if isinstance(n, int) else 16)))
+    return epsilon(values) * (max(n, 16) if isinstance(n, int) else 16)
+
+
+def largest(values: Tensor) -> Tensor:
+    """Return the size of the largest of values (…, n), (…, 1, 1)."""
+    return columns(_largest(values, -1))
+
+
+def is_close(gaps: Tensor, size: Tensor) -> Tensor:
+    """Return where a gap is so small beside `size` that dividing by it loses half of the digits."""
+    return FUNCTIONS["abs"](gaps) <= size * epsilon(gaps) ** 0.5  # type: ignore[no-any-return]
 
 
 def epsilon(x: Tensor) -> float:
@@ -58,17 +75,18 @@ def scale_of(*turned: Tensor) -> Tensor:
     return first
 
 
-def pairs(values: Tensor, sign: int = -1) -> tuple[Tensor, Tensor]:
-    """Return vⱼ - vᵢ (or sums), infinite on the diagonal, and where it is 0 but for rounding."""
+def pairs(values: Tensor, sign: int = -1) -> Tensor:
+    """Return vⱼ - vᵢ (or sums), infinite on the diagonal."""
     alone = identity(values.shape[-1], values) == 1
-    gaps: Tensor = FUNCTIONS["where"](alone, float("inf"), columns(values) + rows(values) * sign)
-    return gaps, FUNCTIONS["abs"](gaps) <= rounding(values)
+    return FUNCTIONS["where"](alone, float("inf"), columns(values) + rows(values) * sign)  # type: ignore[no-any-return]
 
 
-def slopes(x: Tensor, gs: Sequence[Tensor], equal: Sequence[Tensor]) -> list[Tensor] | None:
-    """Return how cotangents change as the values of x move apart and the vectors stay.
+def slopes(
+    x: Tensor, gs: Sequence[Tensor], close: Sequence[Tensor], apart: Tensor
+) -> list[Tensor] | None:
+    """Return how cotangents change as the values of x move `apart` and the vectors stay.
 
-    They are computed in the step only where some values are `equal`. None if the cotangents do not
+    They are computed in the step only where some values are `close`. None if the cotangents do not
     depend on the values, or on too many nodes.
     """
     nodes = Graph(gs).nodes
@@ -79,15 +97,15 @@ def slopes(x: Tensor, gs: Sequence[Tensor], equal: Sequence[Tensor]) -> list[Ten
     ]
     if not found:
         return None
-    some: Tensor = FUNCTIONS["any"](equal[0])
-    for other in equal[1:]:
+    some: Tensor = FUNCTIONS["any"](close[0])
+    for other in close[1:]:
         some = FUNCTIONS["logical_or"](some, FUNCTIONS["any"](other))
     unknown = [FUNCTIONS["full_like"](g, float("nan")) for g in gs]
     if len(nodes) > _MANY:
         return [FUNCTIONS["where"](some, u, 0) for u in unknown]
 
     def differentiate() -> tuple[Tensor, ...]:
-        return tuple(FUNCTIONS["jvp"](list(gs), found, [moving(v) for v in found]))
+        return tuple(FUNCTIONS["jvp"](list(gs), found, [apart] * len(found)))
 
     def give_zeros() -> tuple[Tensor, ...]:
         return tuple(FUNCTIONS["zeros_like"](g) for g in gs)
@@ -100,18 +118,28 @@ def slopes(x: Tensor, gs: Sequence[Tensor], equal: Sequence[Tensor]) -> list[Ten
 
 
 def quotient(
-    top: Tensor, bottom: Tensor, equal: Tensor, moved: Tensor | None, apart: Any, scale: Tensor
-) -> Tensor:
-    """Return top / bottom, and where values are `equal` the limit moved / apart.
+    top: Tensor, bottom: Tensor, moved: Tensor | None, apart: Tensor,
+    scale: Tensor, size: Tensor, error: float, condition: Any = 1.0,
+) -> Tensor:  # fmt: skip
+    """Return top / bottom, and the limit moved / apart where the bottom is 0 or close to it.
 
     There is no limit where the top is not 0 beside `scale`: then, and for the derivatives of a
     limit, the result is NaN.
+
+    Args:
+        scale, size: of what tops and bottoms are computed of.
+        error: the rounding of bottoms, relative to `size`.
+        condition: a factor of all rounding.
     """
-    where = FUNCTIONS["where"]
-    regular = top * (1 / where(equal, 0, bottom))  # infinite there, which its derivatives tell
-    is_zero = FUNCTIONS["abs"](top) <= scale * epsilon(top) ** 0.5
-    limit = 0.0 if moved is None else moved / where(equal, apart, 1)
-    return where(equal, where(is_zero, limit, float("nan")), regular)  # type: ignore[no-any-return]
+    where, size = FUNCTIONS["where"], size * condition
+    equal, close = FUNCTIONS["abs"](bottom) <= size * error, is_close(bottom, size)
+    limit = 0.0 if moved is None else moved / where(close, apart, 1)
+    rest = FUNCTIONS["abs"](top - where(close, bottom, 0) * limit)
+    noise = epsilon(top) * 4 * condition
+    explained = close & (rest <= scale * where(equal, epsilon(top) ** 0.5, noise))
+    # infinite instead of both others, which derivatives tell
+    regular = top * (1 / where(equal | explained, 0, bottom))
+    return where(explained, limit, where(equal, float("nan"), regular))  # type: ignore[no-any-return]
 
 
 def divide_by_gaps(
@@ -120,6 +148,7 @@ def divide_by_gaps(
     vectors: Tensor,
     g: Tensor,
     turn: Callable[[Tensor], Tensor],
+    condition: Any = 1.0,
 ) -> Tensor:
     """Return turn(g) divided by the gaps between eigenvalues, (…, n, n).
 
@@ -128,14 +157,19 @@ def divide_by_gaps(
         values, vectors: their eigenvalues (…, n) and eigenvectors (…, n, n).
         g: the cotangent of the vectors.
         turn: linear; makes the dividend of a cotangent of the vectors.
+        condition: that of the vectors, by which rounding grows; a number or (…, 1, 1).
     """
-    gaps, equal = pairs(values)
-    moved = slopes(x, [g], [equal])
+    gaps, size = pairs(values), largest(values)
+    close = is_close(gaps, size * condition)
+    apart = moving(values, close)
+    moved = slopes(x, [g], [close], apart)
     return quotient(
         turn(g),
         conj(gaps),
-        equal,
         turn(moved[0]) if moved else None,
-        pairs(moving(values))[0],
+        pairs(apart),
         scale_of(times(vectors, g, adjoint_a=True)),
+        size,
+        rounding(values),
+        condition,
     )

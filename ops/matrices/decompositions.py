@@ -155,14 +155,22 @@ def _qr_vjp(
 
 
 def _tall_qr_grad(gq: Tensor, gr: Tensor, q: Tensor, r: Tensor) -> Tensor:
-    """(gQ + Q·sym(M))·R⁻ᴴ with M the upper triangle of gR·Rᴴ - Qᴴ·gQ, its diagonal halved."""
+    """(gQ + Q·sym(M))·R⁻ᴴ with M the upper triangle of gR·Rᴴ - Qᴴ·gQ, its diagonal halved.
+
+    NaN where columns depend on each other: the last of them may turn to any side.
+    """
+    where = FUNCTIONS["where"]
+    diagonal = FUNCTIONS["abs"](FUNCTIONS["diagonal"](r))
+    least = confluent.scale_of(r) * confluent.rounding(diagonal)
+    dependent = FUNCTIONS["any"](columns(diagonal) <= least, axis=-1, keepdims=True)
+    r = where(dependent, identity(r.shape[-1], r), r)
     inner = times(gr, r, adjoint_b=True) - times(q, gq, adjoint_a=True)
     halved = (triu(inner) + triu(inner, k=1)) * 0.5
     whole = gq + times(q, halved + adjoint(halved))
     solved: Tensor = triangular_solve_op(
         r, adjoint(whole), lower=False, adjoint=False, unit_diagonal=False
     )
-    return adjoint(solved)
+    return where(dependent, float("nan"), adjoint(solved))  # type: ignore[no-any-return]
 
 
 qr_op = register(
@@ -190,7 +198,8 @@ def qr(x: Any, *, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """(q, r) with q @ r = x, the columns of q orthonormal, r upper triangular.
 
     Args:
-        x: matrices (…, m, n); where m > n, of full column rank for the gradient.
+        x: matrices (…, m, n). The gradient is NaN of those whose columns (the first m of them,
+            where m < n) depend on each other.
         mode: "reduced": q (…, m, k), r (…, k, n), k the smaller of m and n; "complete": q is
             square, and has a gradient only where m <= n.
 
@@ -329,6 +338,12 @@ def _eig_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
     return narrow(xp, values, wanted), narrow(xp, vectors, wanted)
 
 
+def _size(x: Tensor) -> Tensor:
+    """Return the Frobenius norms of matrices, (…, 1, 1)."""
+    squares = FUNCTIONS["square"](FUNCTIONS["abs"](x))
+    return FUNCTIONS["sqrt"](FUNCTIONS["sum"](squares, axis=(-2, -1), keepdims=True))  # type: ignore[no-any-return]
+
+
 def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
     """V⁻ᴴ·(diag(gw) + (Vᴴ·gV - VᴴV·diag(Re diag(Vᴴ·gV))) ∘ F*)·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ): the
     vectors are of length 1, which the second term keeps."""
@@ -344,7 +359,9 @@ def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> t
             rest: Tensor = turned - gram * columns(lengths)
             return rest
 
-        inner = inner + confluent.divide_by_gaps(x, values, vectors, g_vectors, across)
+        whole = identity(x.shape[-1], vectors)
+        condition = _size(vectors) * _size(solve_op(vectors, whole, adjoint=False))
+        inner = inner + confluent.divide_by_gaps(x, values, vectors, g_vectors, across, condition)
     solved: Tensor = solve_op(vectors, times(inner, vectors, adjoint_b=True), adjoint=True)
     return (in_kind_of(solved, x),)
 

@@ -18,9 +18,11 @@ from graphflow.ops.base.shape_rules import (
     require_kind,
 )
 from graphflow.ops.kernels.fusion.row_ops import over_axes
+from graphflow.ops.matrices import confluent
 from graphflow.ops.matrices.matrix_rules import in_kind_of, matrix_sizes, square_size
 from graphflow.ops.matrices.solve import inv
 from graphflow.ops.matrices.svd import svdvals
+from graphflow.ops.pointwise.select import stop_gradient_unless
 from graphflow.ops.reductions.reduce import along_slope, arguments, per_element, require_elements
 from graphflow.ops.sharding import row_ops as sharding_coupled
 from graphflow.ops.tensors.shape import expand_dims, permute_dims, squeeze
@@ -167,6 +169,9 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
             largest (least) of them, 1 (-1) the largest (least) sum of |x| down a column, inf (-inf)
             along a row.
 
+    Singular values that are 0, but for rounding, have the gradient 0, as |x| has at 0. Where the
+    largest (least) ones are equal, the gradient is that of one choice of their vectors.
+
     Raises:
         ShapeError, ArgumentError: x has no two axes, or ord is none of these.
         DTypeError: not float or complex.
@@ -183,7 +188,9 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
         return result if keepdims else squeeze(result, (-2, -1))
     if _is_order(ord, "nuc", 2, -2):
         reduce = FUNCTIONS["sum"] if ord == "nuc" else largest if ord == 2 else least
-        result = reduce(svdvals(x), axis=-1)
+        values = svdvals(x)
+        noise = squeeze(confluent.largest(values), -1) * confluent.rounding(values)
+        result = reduce(stop_gradient_unless(values > noise, values), axis=-1)
         return expand_dims(result, (-2, -1)) if keepdims else result
     raise ArgumentError(f"ord is 'fro', 'nuc', ±1, ±2 or ±inf, not {ord!r}")
 

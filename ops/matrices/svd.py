@@ -33,7 +33,7 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import is_zeros, reciprocal_or_zero, unbroadcast
+from graphflow.ops.base.shape_rules import is_zeros, unbroadcast
 from graphflow.ops.matrices import confluent
 from graphflow.ops.matrices.matrix_rules import adjoint as adjoint_of
 from graphflow.ops.matrices.matrix_rules import (
@@ -47,6 +47,7 @@ from graphflow.ops.matrices.matrix_rules import (
     matrix_sizes,
     narrow,
     regular,
+    rows,
     times,
 )
 from graphflow.ops.sharding import rules as sharding
@@ -110,27 +111,30 @@ def _svd_vjp(
     inner = identity(s.shape[-1], s) * columns(gs)
     if is_zeros(gu) and is_zeros(gvh):
         return (in_kind_of(times(times(u, inner), vh), x),)
-    gaps, equal = confluent.pairs(s)
-    sums, gone = confluent.pairs(s, 1)
-    zero = columns(s) <= confluent.rounding(s)
-    slopes = confluent.slopes(x, [gu, gvh], [equal, zero])
-    apart = confluent.moving(s)
+
+    def gaps(s: Tensor) -> list[Tensor]:
+        """What each part is divided by; sums have a diagonal where u has a phase against v."""
+        is_complex = x.dtype.kind == "c"
+        sums = columns(s) + rows(s) if is_complex else confluent.pairs(s, 1)
+        return [confluent.pairs(s), sums, columns(s), columns(s)]
+
+    size, error, bottoms = confluent.largest(s), confluent.rounding(s), gaps(s)
+    close = [confluent.is_close(b, size) for b in bottoms]
+    steps = (columns(confluent.moving(s, near)) for near in (None, close[0]))
+    apart = squeeze(FUNCTIONS["where"](close[2], *steps), -2)  # from 0, or from each other
+    slopes = confluent.slopes(x, [gu, gvh], close, apart)
     now, later = _turned(u, vh, gu, gvh), _turned(u, vh, *slopes) if slopes else None
     scale = confluent.scale_of(*now[:2])
+    aparts = gaps(apart)
 
-    def divided(i: int, bottom: Tensor, where: Tensor, apart: Tensor) -> Tensor:
-        return confluent.quotient(now[i], bottom, where, later[i] if later else None, apart, scale)
+    def divided(i: int) -> Tensor:
+        moved = later[i + 2] if later else None
+        return confluent.quotient(now[i + 2], bottoms[i], moved, aparts[i], scale, size, error)
 
-    inner = inner + divided(2, gaps, equal, confluent.pairs(apart)[0])
-    inner = inner + divided(3, sums, gone, confluent.pairs(apart, 1)[0])
-    if x.dtype.kind == "c":  # the phase of u against that of v
-        phase = FUNCTIONS["imag"](now[0]) * identity(s.shape[-1], s)
-        inner = inner + FUNCTIONS["complex"](0.0, phase * columns(reciprocal_or_zero(s)))
+    inner = inner + divided(0) + divided(1)
     result = times(times(u, inner), vh)
     if m != n:
-        result = result + times(divided(4, columns(s), zero, columns(apart)), vh)
-        beyond = divided(5, columns(s), zero, columns(apart))
-        result = result + times(u, beyond, adjoint_b=True)
+        result = result + times(divided(2), vh) + times(u, divided(3), adjoint_b=True)
     return (in_kind_of(result, x),)
 
 

@@ -183,6 +183,26 @@ def test_what_does_not_depend_on_phases_has_exact_gradients(name: str, dtype: st
     check_gradients(COMPOSED[name], [x], np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+@pytest.mark.parametrize("shape", [(4, 3), (3, 3), (3, 5)], ids=str)
+def test_qr_of_dependent_columns_has_no_gradient_and_leaves_the_rest_of_a_batch_alone(
+    shape: tuple[int, int], dtype: str
+) -> None:
+    free = drawn(0, shape, dtype)
+    summed, without = free.copy(), free.copy()
+    summed[:, 2], without[:, 1] = free[:, 0] + free[:, 1], 0
+    batch = np.stack([free, summed, without, np.zeros_like(free)])
+    x, one = gf.placeholder(dtype, batch.shape), gf.placeholder(dtype, shape)
+
+    def slope(x: Tensor) -> Any:
+        q, r = gf.linalg.qr(x)
+        return gf.gradients(gf.sum(gf.real(gf.matmul(q[..., :2], r[..., :2, :]))), [x])[0]
+
+    slopes, alone = evaluate([slope(x), slope(one)], {x: batch, one: free})
+    close(slopes[0], alone)
+    assert np.isnan(slopes[1:, :, :3]).all()
+
+
 def test_equal_eigenvalues_leave_the_gradient_of_a_projection_exact() -> None:
     rng = np.random.default_rng(3)
     basis, _ = np.linalg.qr(rng.standard_normal((4, 4)))

@@ -115,6 +115,15 @@ def test_largest_elements_that_are_equal_share_the_gradient() -> None:
     np.testing.assert_array_equal(slope_at(np.array([2.0, -2, 1]), ord=-INF), [0, 0, 1])
 
 
+@pytest.mark.parametrize("ord", ["fro", "nuc", 2, -2])
+def test_norms_by_singular_values_have_the_gradient_0_where_these_are_0(ord: Any) -> None:
+    x = gf.placeholder("float64", (2, 3, 3))
+    a = np.stack([np.zeros((3, 3)), np.outer([1.0, 2, 2], [2.0, 0, 0])])
+    (slope,) = evaluate(gf.gradients(gf.linalg.matrix_norm(x, ord=ord), [x]), {x: a})
+    least = 0 if ord == -2 else 1
+    np.testing.assert_allclose(slope, [a[0], least * a[1] / 6], atol=1e-12)
+
+
 def test_the_second_derivative_at_zero_is_nan_and_that_of_the_square_is_right() -> None:
     x = gf.placeholder("float64", (3,))
     norm = gf.linalg.vector_norm(x)
