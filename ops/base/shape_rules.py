@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,19 +152,39 @@ def reciprocal_or_zero(x: Tensor) -> Tensor:
     return result
 
 
+def product_or_zero(factor: Tensor, x: Tensor) -> Tensor:
+    """factor·x, and 0 where the factor is 0 and x infinite or NaN."""
+    counts = FUNCTIONS["logical_or"](factor != 0, FUNCTIONS["isfinite"](x))
+    result: Tensor = factor * FUNCTIONS["where"](counts, x, 0)
+    return result
+
+
 _DEEP = 8
 """Nested products in which `divided_out` looks for a factor."""
 
 
+def known_number(x: Tensor) -> Any:
+    """The number that all elements of x are by construction, or None."""
+    name, value = x.node.op.name, x.node.attrs.get("value")
+    if name == "fill":
+        return value
+    return value.item() if name == "constant" and value is not None and value.size == 1 else None
+
+
 def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
     """Return g / y without a division where g is a product that has y as a factor, else None."""
-    if g is y:
-        return FUNCTIONS["full_like"](y, 1)  # type: ignore[no-any-return]
     name, inputs = g.node.op.name, g.node.inputs
-    if not deep or g.node.serial <= y.node.serial:
+    if _is_same(g, y):
+        return FUNCTIONS["full_like"](y, 1)  # type: ignore[no-any-return]
+    if not deep or g.node.serial <= max(t.node.serial for t in y.node.inputs):
         return None
-    if name == "square" and inputs[0] is y:
+    if name == "square" and _is_same(inputs[0], y):
         return y
+    if name == "pow" and _is_same(inputs[0], y):
+        exponent = known_number(inputs[1])
+        return FUNCTIONS[name](y, exponent - 1) if exponent and exponent >= 2 else None
+    if name == "positive":
+        return divided_out(inputs[0], y, deep - 1)
     if name in ("multiply", "divide", "negative"):
         for i in range(1 if name == "divide" else len(inputs)):
             part = divided_out(inputs[i], y, deep - 1)
@@ -175,12 +197,47 @@ def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
     return None
 
 
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether a is b, or the same op of the same inputs."""
+    return a is b or (
+        a.node.op is b.node.op
+        and len(a.node.outputs) == 1
+        and len(a.node.inputs) > 0
+        and all(s is t for s, t in zip(a.node.inputs, b.node.inputs, strict=True))
+        and a.node.attrs == b.node.attrs
+    )
+
+
+_CHOICES = ("clip_grad", "greater_grad", "past_threshold", "relu_grad")
+"""Ops that keep a cotangent, their first input, where others say so."""
+
+
+def unless_masked(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor:
+    """Return y, and 1 where a choice made its cotangent g 0: y counts nothing there."""
+    off = _masked(g, deep)
+    return y if off is None else FUNCTIONS["where"](off, 1, y)
+
+
+def _masked(g: Tensor, deep: int) -> Tensor | None:
+    """Where a choice between numbers made g 0, or None if none did."""
+    op, inputs = g.node.op, g.node.inputs
+    if op.name in _CHOICES:
+        kept = op(FUNCTIONS["full_like"](inputs[0], 1), *inputs[1:], **g.node.attrs)
+        return FUNCTIONS["equal"](kept, 0)  # type: ignore[no-any-return]
+    if op.name == "where" and known_number(inputs[2]) == 0:
+        return FUNCTIONS["logical_not"](inputs[0])  # type: ignore[no-any-return]
+    if op.name in ("multiply", "divide", "negative") and deep:
+        found = (_masked(t, deep - 1) for t in inputs[: 1 if op.name == "divide" else 2])
+        return next((off for off in found if off is not None), None)
+    return None
+
+
 def over_root(
     g: Tensor, y: Tensor, x: Tensor, widen: Callable[[Tensor], Tensor] = lambda t: t
 ) -> Tensor:
     """Return x·g/y for the cotangent g of y, a root of a sum of squares of x: 0 where y is 0.
 
-    At 0 a root has no second derivative, and that of this result is NaN. The square of a root has
+    At 0 a root has no second derivative, and that of this result is NaN. Powers of a root have
     one: where g has y as a factor, as that of y² has, the factor is left out.
 
     Args:
@@ -190,9 +247,44 @@ def over_root(
     if quotient is not None:
         product: Tensor = x * widen(quotient)
         return product
-    g, y = widen(g), widen(y)
-    result: Tensor = FUNCTIONS["where"](y == 0, 0, x * (g / y))
+    where, y = FUNCTIONS["where"], unless_masked(g, y)
+    bend = where(FUNCTIONS["isnan"](g), g, _bend(y))  # NaN comes from a derivative of `bend`
+    result: Tensor = x * widen(where(y == 0, bend, g / where(y == 0, 1, y)))
     return result
+
+
+def zero_at_root(y: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+    """Return a slope of a root y along x, and 0 where y is 0; derivatives of that 0 are NaN."""
+    result: Tensor = FUNCTIONS["where"](y == 0, x * _bend(y), slope)
+    return result
+
+
+def _bend(y: Tensor) -> Tensor:
+    """Return 0 where y is 0, of infinite slope."""
+    result: Tensor = FUNCTIONS["sqrt"](FUNCTIONS["where"](y == 0, y, 1))
+    return result
+
+
+def moved_along(slope: Tensor, tangent: Tensor) -> Tensor:
+    """Return the real tangent of what has a slope: 0 where that is 0, of infinite tangents, too."""
+    moved = product_or_zero(conj(slope), tangent)
+    result: Tensor = FUNCTIONS["real"](moved) if kind(moved.dtype) == "complex" else moved
+    return result
+
+
+def along_slopes(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Tensor | None]:
+    """The jvp of an elementwise op to real numbers, by its slopes, which are its vjp of ones.
+
+    The transpose of a vjp would divide 0 by 0 where the vjp selects the slope 0.
+    """
+
+    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor) -> Tensor | None:
+        slopes = vjp(FUNCTIONS["full_like"](y, 1), y, *inputs)
+        pairs = zip(slopes, tangents, strict=True)
+        parts = [moved_along(s, t) for s, t in pairs if s is not None and t is not None]
+        return functools.reduce(operator.add, parts) if parts else None
+
+    return jvp
 
 
 BUILT = 1 << 31

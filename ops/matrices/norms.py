@@ -7,15 +7,18 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError, Untraceable
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ir.spec import TensorSpec, real_dtype, spec
+from graphflow.ir.spec import TensorSpec, kind, real_dtype, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import (
+    divided_out,
     keep_axes,
     normalize_axis,
     over_root,
     reciprocal_or_zero,
     reduced_shape,
     require_kind,
+    unless_masked,
+    zero_at_root,
 )
 from graphflow.ops.kernels.fusion.row_ops import over_axes
 from graphflow.ops.matrices import confluent
@@ -29,6 +32,8 @@ from graphflow.ops.tensors.shape import expand_dims, permute_dims, squeeze
 
 Axes = tuple[int, ...]
 INF = float("inf")
+_POWERS = (3.0, 4.0, 5.0, 6.0)
+"""Orders at which the gradient of a norm looks for a power of it."""
 
 
 # Vectors ----------------------------------------------------------------------------------------
@@ -80,21 +85,27 @@ def _norm_vjp(
     if ord == 2:
         widen = partial(keep_axes, shape=x.shape, axes=axis, keepdims=keepdims)
         return (in_kind_of(over_root(g, y, x, widen), x),)
-    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
-    where = FUNCTIONS["where"]
-    size: Tensor = FUNCTIONS["abs"](x)
+    where, size = FUNCTIONS["where"], FUNCTIONS["abs"](x)
+    quotient: Tensor | None = g if ord in _POWERS else None
+    for _ in range(int(ord) - 1 if ord in _POWERS else 0):
+        quotient = quotient if quotient is None else divided_out(quotient, y)
+    if quotient is not None:  # of a power of y no less than ord, which has derivatives at 0
+        return (x * size ** (ord - 2) * keep_axes(quotient, x.shape, axis, keepdims),)
+    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, unless_masked(g, y)))
+    if ord == 1 and kind(x.dtype) == "complex":
+        return (zero_at_root(size, x, g * (x / size)),)
     direction = x * reciprocal_or_zero(size)
     if ord == 1:
-        return (in_kind_of(where(size == 0, 0, direction * g), x),)
+        return (where(size == 0, 0, direction * g),)
     if abs(ord) == INF:
         hit = size == y
         shared = g / FUNCTIONS["sum"](
             FUNCTIONS["astype"](hit, size.dtype), axis=axis, keepdims=True
         )
         return (in_kind_of(where(hit & (size != 0), direction * shared, 0), x),)
-    ratio = where(size == 0, 1.0, size) * reciprocal_or_zero(y)
-    power = where(y == 0, 0.0, where(ratio == 0, 1.0, ratio) ** (ord - 1))
-    return (in_kind_of(direction * (g * power), x),)
+    ratio = where(size == 0, 1.0, size) / y  # of no value where y is 0, which derivatives tell
+    slope = direction * (g * where(ratio == 0, 1.0, ratio) ** (ord - 1))
+    return (in_kind_of(zero_at_root(y, x, slope), x),)
 
 
 F, CUBE = spec("float32", (3, 4)), spec("float32", (2, 3, 2))

@@ -23,7 +23,12 @@ from graphflow.ir.op import (
 )
 from graphflow.ir.spec import TensorSpec, equate, kind, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import normalize_axis, require_kind, same_float
+from graphflow.ops.base.shape_rules import (
+    normalize_axis,
+    product_or_zero,
+    require_kind,
+    same_float,
+)
 from graphflow.ops.pointwise.activations import finite_number, sigmoid
 from graphflow.ops.pointwise.arithmetic import (
     SCALAR,
@@ -65,14 +70,7 @@ def _weighted(
     factor = _as_weights(weights, inputs[0])
     counts = not_equal(factor, 0)
     loss = loss_of(*(stop_gradient_unless(counts, x) for x in inputs))
-    return _reduced(_times(factor, loss), reduction)
-
-
-def _times(factor: Tensor, x: Tensor) -> Tensor:
-    """factor·x, and 0 where the factor is 0 and x infinite or NaN."""
-    counts = FUNCTIONS["logical_or"](not_equal(factor, 0), FUNCTIONS["isfinite"](x))
-    result: Tensor = factor * where(counts, x, 0)
-    return result
+    return _reduced(product_or_zero(factor, loss), reduction)
 
 
 def _as_weights(weights: Any, like: Tensor) -> Tensor:
@@ -259,7 +257,9 @@ def binary_cross_entropy_with_logits(
     factor, softplus = _as_weights(positive_weight, x), FUNCTIONS["softplus"]
 
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
-        result: Tensor = _times(factor * y, softplus(-x)) + _times(1 - y, softplus(x))
+        result: Tensor = product_or_zero(factor * y, softplus(-x)) + product_or_zero(
+            1 - y, softplus(x)
+        )
         return result
 
     return _weighted(loss_of, (x, y), weights, reduction)
@@ -358,7 +358,7 @@ def _by_class(
         factor = FUNCTIONS["astype"](seen, x.dtype) if factor is None else where(seen, factor, 0)
     if factor is None:
         return loss_of(x, labels, None), None, None
-    return _times(factor, loss_of(x, labels, not_equal(factor, 0))), factor, seen
+    return product_or_zero(factor, loss_of(x, labels, not_equal(factor, 0))), factor, seen
 
 
 def _of_rows(counts: Tensor | None, x: Tensor) -> Tensor:
@@ -439,7 +439,7 @@ def cross_entropy(
     if smoothing == 0:
         return hard
     logs = log_softmax(_of_rows(seen, x))
-    spread = -mean(logs if weights is None else _times(_as_weights(weights, x), logs), -1)
+    spread = -mean(logs if weights is None else product_or_zero(_as_weights(weights, x), logs), -1)
     if seen is not None:
         spread = where(seen, spread, 0)
     if reduction == "mean" and factor is not None:
@@ -467,7 +467,7 @@ def _soft_cross_entropy(
     if weights is not None:
         target = target * _as_weights(weights, x)
     logs = log_softmax(_of_rows(FUNCTIONS["any"](not_equal(target, 0), -1), x))
-    return _reduced(-sum(_times(target, logs), -1), reduction)
+    return _reduced(-sum(product_or_zero(target, logs), -1), reduction)
 
 
 # Of distances and margins -----------------------------------------------------------------------

@@ -34,13 +34,18 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base.shape_rules import (
+    along_slopes,
     conj,
+    divided_out,
+    known_number,
     require_kind,
     same_float,
     same_inexact,
     same_number,
     same_numeric,
     truth,
+    unless_masked,
+    zero_at_root,
 )
 from graphflow.ops.sharding.rules import joint
 
@@ -89,6 +94,7 @@ def elementwise(
     halves: bool = False,
     doc: str = "",
     sharding: Callable[..., Sharding] | None = None,
+    jvp: Callable[..., Tensor | None] | None = None,
 ) -> Op:
     """Register an elementwise op: `expr` is a ufunc's name, or a function (xp, *scalars, **attrs).
 
@@ -113,6 +119,7 @@ def elementwise(
             ufunc=ufunc,
             into=into,
             vjp=vjp,
+            jvp=jvp,
             cost=per_element(flops),
             samples=samples,
             promotes=promotes,
@@ -210,11 +217,15 @@ remainder = elementwise(
 def _pow_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """d/da is 0 where b is 0, d/db is 0 where a is not positive (where it has no real value), or
     is 0."""
-    less = FUNCTIONS["where"](equal(b, 0), 0, b - 1)  # 0·a⁰ is 0 for an infinite a, too
+    number = known_number(b)
+    if number is None:
+        less = FUNCTIONS["where"](equal(b, 0), 0, b - 1)  # 0·a⁰ is 0 for an infinite a, too
+    else:
+        less = number and number - 1
     has_log = not_equal(a, 0) if kind(a.dtype) == "complex" else greater(a, 0)
     matters = logical_and(has_log, not_equal(y, 0))
     logarithm = FUNCTIONS["log"](FUNCTIONS["where"](matters, a, 1))
-    slopes = conj(b * _pow(a, less)), conj(y * logarithm)
+    slopes = conj(b * pow(a, less)), conj(y * logarithm)
     return g * slopes[0], g * slopes[1]
 
 
@@ -282,13 +293,24 @@ def _unless_zero(x: Tensor, g: Tensor) -> Tensor:
     return FUNCTIONS["where"](equal(x, 0), 0, g)  # type: ignore[no-any-return]
 
 
+def _abs_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    quotient = divided_out(g, y)
+    if quotient is not None:
+        return (x * quotient,)
+    if kind(x.dtype) == "complex":
+        y = unless_masked(g, y)
+        return (zero_at_root(y, x, g * (x / y)),)
+    return (_unless_zero(x, g * sign(x)),)
+
+
 abs = elementwise(
     "abs",
     "abs",
-    lambda g, y, x: (_unless_zero(x, g * sign(x)),),
+    _abs_vjp,
     lambda x: same_number(x).with_dtype(real_dtype(x.dtype)),
     (*POSITIVE, sample(F, low=-3, high=-0.3), sample(COMPLEX)),
     doc="|x|, of a complex number its size; the gradient at 0 is 0.",
+    jvp=along_slopes(_abs_vjp),
 )
 copysign = elementwise(
     "copysign",

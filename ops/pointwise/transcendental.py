@@ -13,7 +13,15 @@ from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, sample
 from graphflow.ir.spec import TensorSpec, kind, limits
-from graphflow.ops.base.shape_rules import conj, divided_out, same_float, same_inexact
+from graphflow.ops.base.shape_rules import (
+    along_slopes,
+    conj,
+    divided_out,
+    same_float,
+    same_inexact,
+    unless_masked,
+    zero_at_root,
+)
 from graphflow.ops.pointwise.arithmetic import (
     BINARY,
     COMPLEX,
@@ -48,7 +56,13 @@ def _function(
 _INSIDE = (sample(F, low=-0.8, high=0.8), sample(SCALAR, low=-0.8, high=0.8))
 _ABOVE_ONE = (sample(F, low=1.3, high=3.0), sample(SCALAR, low=1.3, high=3.0))
 
-sqrt = _function("sqrt", lambda g, y, x: (g * 0.5 / conj(y),), samples=POSITIVE, flops=4)
+
+def _sqrt_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    quotient = divided_out(g, y) if kind(y.dtype) == "float" else None
+    return (g * 0.5 / conj(y) if quotient is None else quotient * 0.5,)
+
+
+sqrt = _function("sqrt", _sqrt_vjp, samples=POSITIVE, flops=4)
 rsqrt = _function(
     "rsqrt",
     lambda g, y, x: (g * conj(y * y * y * -0.5),),
@@ -106,19 +120,17 @@ atan = _function("atan", lambda g, y, x: (g / conj(square(x) + 1),), "arctan", f
 
 def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     up, along, length, scale = _direction(hypot(a, b), a, b)
+    length = FUNCTIONS["where"](equal(length, 0), 1, length)
     part = g * scale / length
-    return part * along, -(part * up)
+    return part * (along / length), -(part * (up / length))
 
 
 def _direction(y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """a / y, b / y, y·s and s, of the hypotenuse y of a and b; s makes y finite where it is not,
-    and both quotients are 0 where y is 0."""
-    where, largest = FUNCTIONS["where"], float(limits(a.dtype)[1])
+    """a·s, b·s, y·s and s, of the hypotenuse y of a and b; s makes y finite where it is not."""
+    largest = float(limits(a.dtype)[1])
     scale = 1.0 - 0.75 * FUNCTIONS["astype"](isinf(y), y.dtype)
     a, b = (FUNCTIONS["clip"](t, -largest, largest) * scale for t in (a, b))
-    length = hypot(a, b)
-    length = where(equal(length, 0), 1, length)
-    return a / length, b / length, length, scale
+    return a, b, hypot(a, b), scale
 
 
 # The angle of the point (b, a), in (-π, π].
@@ -129,12 +141,14 @@ def _hypot_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
     quotient = divided_out(g, y)
     if quotient is not None:  # y² has derivatives of any order at 0, y has none
         return a * quotient, b * quotient
-    up, along, _, _ = _direction(y, a, b)
-    return g * up, g * along
+    up, along, length, _ = _direction(y, a, b)
+    y, length = unless_masked(g, y), unless_masked(g, length)
+    first, second = (zero_at_root(y, t, g * (side / length)) for t, side in ((a, up), (b, along)))
+    return first, second
 
 
 hypot: Op = _function(
-    "hypot", _hypot_vjp, "hypot", RATIO, 10, same_float,
+    "hypot", _hypot_vjp, "hypot", RATIO, 10, same_float, jvp=along_slopes(_hypot_vjp),
     doc="√(a² + b²), where the squares are too large or small, too; the gradient at 0 is 0.",
 )  # fmt: skip
 

@@ -37,8 +37,8 @@ from graphflow.ir.spec import (
 )
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import (
-    conj,
     keep_axes,
+    moved_along,
     normalize_axes,
     over_root,
     reduced_shape,
@@ -287,10 +287,7 @@ _var = register(
 
 
 def along_slope(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Tensor | None]:
-    """The jvp of a reduction to real numbers: the sum of its slope, from its vjp, times a tangent.
-
-    The transpose of a vjp would divide 0 by 0 where the vjp selects the slope 0.
-    """
+    """The jvp of a reduction to real numbers: see `along_slopes`."""
 
     def jvp(
         tangents: Sequence[Tensor], y: Tensor, x: Tensor, axis: Axes, keepdims: bool, **attrs: Any
@@ -299,10 +296,7 @@ def along_slope(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Te
         (slope,) = vjp(ones, y, x, axis=axis, keepdims=keepdims, **attrs)
         if slope is None:
             return None
-        moved = FUNCTIONS["where"](slope == 0, 0, conj(slope) * tangents[0])
-        if kind(moved.dtype) == "complex":
-            moved = FUNCTIONS["real"](moved)
-        return sum(moved, axis, keepdims)
+        return sum(moved_along(slope, tangents[0]), axis, keepdims)
 
     return jvp
 
