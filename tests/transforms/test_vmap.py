@@ -275,6 +275,71 @@ def test_a_choice_of_each_example_and_a_shared_one() -> None:
     check_against_a_stack(f, START)
 
 
+def sink(x: gf.Tensor) -> gf.Tensor:
+    """log of log of x … until it is no longer above 1."""
+    found: gf.Tensor = gf.while_loop(lambda v: v > 1.0, gf.log, x * 1.0, max_iterations=9)
+    return found
+
+
+def running_root(xs: gf.Tensor) -> gf.Tensor:
+    def body(carry: gf.Tensor, x: gf.Tensor) -> tuple[gf.Tensor, gf.Tensor]:
+        return gf.cond(x > 0, lambda: carry * gf.sqrt(x), lambda: carry), carry
+
+    last, ys = gf.scan(body, gf.constant(1.0, "float64"), xs)
+    return last + gf.sum(ys)
+
+
+UNTAKEN: dict[str, tuple[Any, list[Any]]] = {
+    "cond": (lambda x: gf.cond(x > 0, lambda: gf.sqrt(x), lambda: x * 0.0), [-1.0, 0, 4]),
+    "cond of two": (lambda x: gf.cond(x > 0, lambda: gf.log(x), lambda: 1 / (x - 1)), [-1.0, 1, 4]),
+    "nested cond": (
+        lambda x: gf.cond(
+            x > 0,
+            lambda: gf.cond(x > 1, lambda: gf.log(x - 1), lambda: gf.sqrt(1 - x)),
+            lambda: x * 2.0,
+        ),
+        [-1.0, 0.5, 3],
+    ),
+    "while": (sink, [0.0, 20, 1, -3]),
+    "cond of while": (
+        lambda x: gf.cond(x > 0, lambda: sink(gf.sqrt(x)), lambda: x * 3.0),
+        [-1.0, 9, 1],
+    ),
+    "while of cond": (
+        lambda x: gf.while_loop(
+            lambda v: v > 1.0,
+            lambda v: gf.cond(v > 4, lambda: gf.sqrt(v - 4), lambda: gf.log(v)),
+            x * 1.0,
+            max_iterations=9,
+        ),
+        [0.0, 20, 3, -5],
+    ),
+    "scan": (running_root, [[1.0, 2, 4], [3, -1, -1], [0, 0, 0]]),
+}
+
+
+@pytest.mark.parametrize("f, points", UNTAKEN.values(), ids=UNTAKEN)
+def test_branches_and_iterations_that_an_example_does_not_take_leave_it_alone(
+    f: Any, points: list[Any]
+) -> None:
+    """Those compute NaN and infinite slopes of it; its own result and gradient are finite."""
+    at = np.array(points)
+    with np.errstate(all="ignore"):
+        check_against_a_stack(f, at)
+        x = gf.placeholder("float64", at.shape)
+        y = gf.vmap(f)(x)
+        assert all(np.isfinite(t).all() for t in evaluate([y, *gf.gradients(y, [x])], {x: at}))
+
+
+def test_what_examples_share_gets_gradients_of_those_only_that_read_it() -> None:
+    x, w = gf.placeholder("float64", (3,)), gf.placeholder("float64", ())
+    y = gf.vmap(lambda x: gf.cond(x > 0, lambda: x * gf.log(w), lambda: x * w))(x)
+    (slope,) = gf.gradients(y, [w])
+    with np.errstate(all="ignore"):
+        for at, want in (([-1.0, -2, -3], -6.0), ([-1.0, 2, -3], np.inf)):
+            assert evaluate([slope], {x: np.array(at), w: np.array(0.0)})[0] == want
+
+
 def test_calls_and_checkpoints() -> None:
     @gf.function
     def inner(x: gf.Tensor, scale: gf.Tensor) -> gf.Tensor:

@@ -220,6 +220,40 @@ def test_recurrent_functions_refuse_what_does_not_fit() -> None:
         nn.rnn(x[0], w, r)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize(
+    "f, gates, options",
+    [
+        (nn.lstm, 4, {}),
+        (nn.lstm, 4, {"clip": 1.0, "input_forget": True}),
+        (nn.gru, 3, {}),
+        (nn.gru, 3, {"linear_before_reset": False}),
+        (nn.rnn, 1, {"activations": "relu"}),
+    ],
+)
+def test_padding_of_nan_reaches_no_output_and_no_gradient(
+    f: Any, gates: int, options: dict[str, Any], direction: str, bad: float
+) -> None:
+    x, *weights = drawn(gates, 1 + (direction == "bidirectional"), 0)
+    lengths = np.array([T, 2, 0])
+    inside = np.arange(T)[:, None, None] < lengths[:, None]
+    given = [gf.placeholder(a.dtype, a.shape) for a in (x, *weights)]
+    y, last = f(*given, lengths=lengths, direction=direction, **options)
+    outputs = [y, *(last if isinstance(last, tuple) else (last,))]
+    slopes = gf.gradients([gf.sum(gf.sin(t)) for t in outputs], given)
+    curved = gf.gradients([gf.sum(gf.sin(g)) for g in slopes], given)
+    moved = gf.jvp(outputs, given, [np.ones(a.shape) for a in (x, *weights)])
+
+    def found(padding: float) -> list[Any]:
+        feeds = dict(zip(given, (np.where(inside, x, padding), *weights), strict=True))
+        return list(evaluate([*outputs, *slopes, *curved, *moved], feeds))
+
+    for a, b in zip(found(bad), found(0.0), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert np.isfinite(a).all()
+
+
 # The op of whole sequences ------------------------------------------------------------------------
 
 
