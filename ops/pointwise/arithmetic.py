@@ -271,12 +271,12 @@ def _sign(xp: Any, x: Any) -> Any:
 
 
 def _sign_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None]:
-    """Only the part of g across the direction of a complex number turns it."""
+    """Only the part of g across the direction of a complex number turns it; 0 at 0."""
     if kind(x.dtype) != "complex":
         return (None,)
     size = abs(x)
     across = g - y * FUNCTIONS["real"](g * conj(y))
-    return (across / FUNCTIONS["where"](equal(size, 0), 1, size),)
+    return (_unless_zero(x, across / FUNCTIONS["where"](equal(size, 0), 1, size)),)
 
 
 sign = elementwise(

@@ -119,10 +119,13 @@ atan = _function("atan", lambda g, y, x: (g / conj(square(x) + 1),), "arctan", f
 
 
 def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    up, along, length, scale = _direction(hypot(a, b), a, b)
-    length = FUNCTIONS["where"](equal(length, 0), 1, length)
+    size = hypot(a, b)
+    up, along, length, scale = _direction(size, a, b)
+    size, length = unless_masked(g, size), unless_masked(g, length)
     part = g * scale / length
-    return part * (along / length), -(part * (up / length))
+    slopes = part * (along / length), -(part * (up / length))
+    first, second = (zero_at_root(size, t, slope) for t, slope in zip((b, a), slopes, strict=True))
+    return first, second
 
 
 def _direction(y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -134,7 +137,9 @@ def _direction(y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor,
 
 
 # The angle of the point (b, a), in (-π, π].
-atan2 = _function("atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float)
+atan2 = _function(
+    "atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float, jvp=along_slopes(_atan2_vjp)
+)
 
 
 def _hypot_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

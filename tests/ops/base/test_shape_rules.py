@@ -75,6 +75,11 @@ def test_a_root_itself_and_what_bends_with_it_have_none_at_0(root: Root) -> None
         assert all(np.isnan(found).any() for found in curvatures(function, np.zeros(2)))
 
 
+def test_an_angle_has_no_second_derivative_at_0() -> None:
+    for angle in (lambda x: gf.atan2(x[0], x[1]), lambda x: gf.angle(as_complex(x))):
+        assert all(np.isnan(found).any() for found in curvatures(angle, np.zeros(2)))
+
+
 @pytest.mark.parametrize("root", ROOTS.values(), ids=ROOTS)
 def test_a_root_that_is_masked_at_0_adds_nothing(root: Root) -> None:
     for mask in (

@@ -217,3 +217,10 @@ def test_complex_attributes_are_told_apart_and_travel() -> None:
     assert _unpack(_pack(1 - 2j, []), []) == 1 - 2j
     filled = gf.full((2,), 1 + 1j, dtype="complex64")
     assert evaluate([filled])[0].tolist() == [1 + 1j] * 2
+
+
+def test_a_sign_has_the_gradient_0_at_0() -> None:
+    x = gf.placeholder("complex128", (2,))
+    (slope,) = gf.gradients(gf.sum(gf.imag(gf.sign(x))), [x])
+    (found,) = evaluate([slope], {x: np.array([0.0, 2.0])})
+    np.testing.assert_allclose(found, [0, 0.5j])
