@@ -159,110 +159,12 @@ def product_or_zero(factor: Tensor, x: Tensor) -> Tensor:
     return result
 
 
-_DEEP = 8
-"""Nested products in which `divided_out` looks for a factor."""
-
-
 def known_number(x: Tensor) -> Any:
     """The number that all elements of x are by construction, or None."""
     name, value = x.node.op.name, x.node.attrs.get("value")
     if name == "fill":
         return value
     return value.item() if name == "constant" and value is not None and value.size == 1 else None
-
-
-def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
-    """Return g / y without a division where g is a product that has y as a factor, else None."""
-    name, inputs = g.node.op.name, g.node.inputs
-    if _is_same(g, y):
-        return FUNCTIONS["full_like"](y, 1)  # type: ignore[no-any-return]
-    if not deep or g.node.serial <= max(t.node.serial for t in y.node.inputs):
-        return None
-    if name == "square" and _is_same(inputs[0], y):
-        return y
-    if name == "pow" and _is_same(inputs[0], y):
-        exponent = known_number(inputs[1])
-        return FUNCTIONS[name](y, exponent - 1) if exponent and exponent >= 2 else None
-    if name == "positive":
-        return divided_out(inputs[0], y, deep - 1)
-    if name in ("multiply", "divide", "negative"):
-        for i in range(1 if name == "divide" else len(inputs)):
-            part = divided_out(inputs[i], y, deep - 1)
-            if part is not None:
-                return FUNCTIONS[name](*inputs[:i], part, *inputs[i + 1 :])  # type: ignore[no-any-return]
-    elif name in ("add", "subtract") and all(t.shape == y.shape for t in inputs):
-        parts = [divided_out(t, y, deep - 1) for t in inputs]
-        if all(part is not None for part in parts):
-            return FUNCTIONS[name](*parts)  # type: ignore[no-any-return]
-    return None
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether a is b, or the same op of the same inputs."""
-    return a is b or (
-        a.node.op is b.node.op
-        and len(a.node.outputs) == 1
-        and len(a.node.inputs) > 0
-        and all(s is t for s, t in zip(a.node.inputs, b.node.inputs, strict=True))
-        and a.node.attrs == b.node.attrs
-    )
-
-
-_CHOICES = ("clip_grad", "greater_grad", "past_threshold", "relu_grad")
-"""Ops that keep a cotangent, their first input, where others say so."""
-
-
-def unless_masked(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor:
-    """Return y, and 1 where a choice made its cotangent g 0: y counts nothing there."""
-    off = _masked(g, deep)
-    return y if off is None else FUNCTIONS["where"](off, 1, y)
-
-
-def _masked(g: Tensor, deep: int) -> Tensor | None:
-    """Where a choice between numbers made g 0, or None if none did."""
-    op, inputs = g.node.op, g.node.inputs
-    if op.name in _CHOICES:
-        kept = op(FUNCTIONS["full_like"](inputs[0], 1), *inputs[1:], **g.node.attrs)
-        return FUNCTIONS["equal"](kept, 0)  # type: ignore[no-any-return]
-    if op.name == "where" and known_number(inputs[2]) == 0:
-        return FUNCTIONS["logical_not"](inputs[0])  # type: ignore[no-any-return]
-    if op.name in ("multiply", "divide", "negative") and deep:
-        found = (_masked(t, deep - 1) for t in inputs[: 1 if op.name == "divide" else 2])
-        return next((off for off in found if off is not None), None)
-    return None
-
-
-def over_root(
-    g: Tensor, y: Tensor, x: Tensor, widen: Callable[[Tensor], Tensor] = lambda t: t
-) -> Tensor:
-    """Return x·g/y for the cotangent g of y, a root of a sum of squares of x: 0 where y is 0.
-
-    At 0 a root has no second derivative, and that of this result is NaN. Powers of a root have
-    one: where g has y as a factor, as that of y² has, the factor is left out.
-
-    Args:
-        widen: gives g and y the axes of x.
-    """
-    quotient = divided_out(g, y)
-    if quotient is not None:
-        product: Tensor = x * widen(quotient)
-        return product
-    where, y = FUNCTIONS["where"], unless_masked(g, y)
-    bend = where(FUNCTIONS["isnan"](g), g, _bend(y))  # NaN comes from a derivative of `bend`
-    result: Tensor = x * widen(where(y == 0, bend, g / where(y == 0, 1, y)))
-    return result
-
-
-def zero_at_root(y: Tensor, x: Tensor, slope: Tensor) -> Tensor:
-    """Return a slope of a root y along x, and 0 where y is 0; derivatives of that 0 are NaN."""
-    result: Tensor = FUNCTIONS["where"](y == 0, x * _bend(y), slope)
-    return result
-
-
-def _bend(y: Tensor) -> Tensor:
-    """Return 0 where y is 0, of infinite slope."""
-    result: Tensor = FUNCTIONS["sqrt"](FUNCTIONS["where"](y == 0, y, 1))
-    return result
 
 
 def moved_along(slope: Tensor, tangent: Tensor) -> Tensor:

@@ -9,16 +9,13 @@ from graphflow.errors import ArgumentError, ShapeError, Untraceable
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import TensorSpec, kind, real_dtype, spec
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.roots import divided_out, over_root, unless_masked, zero_at_root
 from graphflow.ops.base.shape_rules import (
-    divided_out,
     keep_axes,
     normalize_axis,
-    over_root,
     reciprocal_or_zero,
     reduced_shape,
     require_kind,
-    unless_masked,
-    zero_at_root,
 )
 from graphflow.ops.kernels.fusion.row_ops import over_axes
 from graphflow.ops.matrices import confluent

@@ -33,10 +33,10 @@ from graphflow.ir.spec import (
     real_dtype,
     spec,
 )
+from graphflow.ops.base.roots import divided_out, unless_masked, zero_at_root
 from graphflow.ops.base.shape_rules import (
     along_slopes,
     conj,
-    divided_out,
     known_number,
     require_kind,
     same_float,
@@ -44,8 +44,6 @@ from graphflow.ops.base.shape_rules import (
     same_number,
     same_numeric,
     truth,
-    unless_masked,
-    zero_at_root,
 )
 from graphflow.ops.sharding.rules import joint
 

@@ -13,14 +13,12 @@ from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, sample
 from graphflow.ir.spec import TensorSpec, kind, limits
+from graphflow.ops.base.roots import divided_out, unless_masked, zero_at_root
 from graphflow.ops.base.shape_rules import (
     along_slopes,
     conj,
-    divided_out,
     same_float,
     same_inexact,
-    unless_masked,
-    zero_at_root,
 )
 from graphflow.ops.pointwise.arithmetic import (
     BINARY,

@@ -36,11 +36,11 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.roots import over_root
 from graphflow.ops.base.shape_rules import (
     keep_axes,
     moved_along,
     normalize_axes,
-    over_root,
     reduced_shape,
     require_kind,
 )

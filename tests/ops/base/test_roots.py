@@ -87,6 +87,7 @@ def test_a_root_that_is_masked_at_0_adds_nothing(root: Root) -> None:
         lambda r: gf.exp(gf.clip(r, 0.5, 9.0)),
         lambda r: 3 * gf.nn.relu(r - 1),
         lambda r: gf.where(r > 1, r, 1.0),
+        lambda r: gf.where(r < 1, 1.0, r * 3),
     ):
         found = curvatures(lambda x, mask=mask: mask(root(x)) + gf.sum(x * x), np.zeros(2))
         for curvature in found[:2]:
@@ -106,6 +107,51 @@ def test_elements_of_0_beside_others_have_second_derivatives_in_every_mode(root:
 def test_the_square_of_a_plain_square_root_has_derivatives_at_0() -> None:
     for found in curvatures(lambda x: gf.sqrt(gf.sum(x * x)) ** 2, np.zeros(2))[:2]:
         np.testing.assert_allclose(found, 2 * DIRECTION)
+
+
+SHAPED: dict[str, tuple[Root, float]] = {
+    "reshape": (lambda r: gf.reshape(r, (1, 1)) ** 2, 2.0),
+    "expand_dims": (lambda r: gf.squeeze(gf.expand_dims(r, (0, 1)) ** 2, (0, 1)), 2.0),
+    "broadcast": (lambda r: gf.broadcast_to(r, (3, 2)) ** 2, 12.0),
+    "times a vector": (lambda r: (r * np.array([1.0, 2.0])) ** 2, 10.0),
+    "times a column": (lambda r: (gf.expand_dims(r, 0) * np.array([[1.0], [2.0]])) ** 4, 0.0),
+    "plus its square": (lambda r: (r * np.ones(3)) ** 2 + r**2 * np.array([1.0, 0.0, 2.0]), 12.0),
+    "astype": (lambda r: gf.astype(gf.astype(r, "float32") ** 2, "float64"), 2.0),
+}
+
+
+@pytest.mark.parametrize("function, factor", SHAPED.values(), ids=SHAPED)
+def test_squares_of_a_root_in_another_shape_have_second_derivatives_at_0(
+    function: Root, factor: float
+) -> None:
+    for found in curvatures(lambda x: function(gf.linalg.vector_norm(x)), np.zeros(2))[:2]:
+        np.testing.assert_allclose(found, factor * DIRECTION)
+
+
+def test_norms_of_the_rows_of_a_batch_of_any_size_have_second_derivatives_at_0() -> None:
+    x, at = gf.placeholder("float64", ("b", 2)), np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
+    norms = gf.linalg.vector_norm(x, axis=1)
+    weights = np.array([[1.0, 2.0, 3.0]])
+    for y in (
+        gf.sum(norms[:, None] ** 2 * weights),
+        gf.sum((gf.expand_dims(norms, 1) * weights) ** 2) * 6 / 14,
+        gf.sum(gf.reshape(norms, (-1, 1)) ** 2) * 6,
+        gf.sum(gf.linalg.vector_norm(x, axis=1, keepdims=True) ** 2) * 6,
+    ):
+        (slope,) = gf.gradients(y, [x])
+        (found,) = evaluate([gf.jvp(slope, [x], [gf.ones_like(x)])], {x: at})
+        np.testing.assert_allclose(found, 12 * np.ones_like(at))
+
+
+def test_what_mixes_roots_has_no_second_derivative_where_one_is_0() -> None:
+    """A sum of several norms does not have one of them as a factor."""
+    x, at = gf.placeholder("float64", (2, 2)), np.array([[0.0, 0.0], [3.0, 4.0]])
+    norms = gf.linalg.vector_norm(x, axis=1)
+    (slope,) = gf.gradients(gf.sum(norms) ** 2, [x])
+    with np.errstate(all="ignore"):
+        first, second = evaluate([slope, gf.jvp(slope, [x], [np.ones((2, 2))])], {x: at})
+    np.testing.assert_allclose(first, [[0, 0], [6, 8]])
+    assert np.isnan(second[0]).all()
 
 
 def test_the_product_of_a_root_by_itself_is_its_square() -> None:

@@ -1,0 +1,153 @@
+"""Gradients of roots of sums of squares (norms, hypot, std, the size of a complex number) at 0.
+
+The gradient of a root at 0 is 0, by convention; it has no second derivative there, which is told by
+NaN. What is made of a root may have one: its square, or a maximum with something above 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from graphflow.ir.op import FUNCTIONS, Tensor
+from graphflow.ops.base.shape_rules import known_number
+
+_DEEP = 8
+"""Nested products in which `divided_out` looks for a factor."""
+
+
+def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
+    """Return g / y without a division where g is a product that has y as a factor, else None.
+
+    The factor may be broadcast, or y in another shape or dtype, if g has that of y again.
+    """
+    name, inputs = g.node.op.name, g.node.inputs
+    if _is_same(g, y):
+        return FUNCTIONS["full_like"](y, 1)  # type: ignore[no-any-return]
+    if not deep or g.node.serial <= max(t.node.serial for t in y.node.inputs):
+        return None
+
+    def divide(i: int, by: Tensor = y) -> Tensor | None:
+        return divided_out(inputs[i], by, deep - 1)
+
+    if name in ("square", "pow"):
+        exponent, part = 2 if name == "square" else known_number(inputs[1]), divide(0)
+        if part is None or not exponent or exponent < 2:
+            return None
+        rest: Tensor = FUNCTIONS["pow"](inputs[0], exponent - 1)
+        return rest if known_number(part) == 1 else part * rest
+    if name in ("multiply", "divide", "negative", "positive"):
+        for i in range(1 if name == "divide" else len(inputs)):
+            part = divide(i)
+            if part is not None:
+                return FUNCTIONS[name](*inputs[:i], part, *inputs[i + 1 :])  # type: ignore[no-any-return]
+        return None
+    if name in ("add", "subtract"):
+        parts = [divide(i) if inputs[i].shape == g.shape else None for i in (0, 1)]
+        return FUNCTIONS[name](*parts) if all(p is not None for p in parts) else None
+    if name not in _UNDONE_BY and name != "sum":
+        return None
+    found = (divide(0, by) for by in _forms(g, y))
+    part = next((part for part in found if part is not None), None)
+    if part is None:
+        return None
+    whole = FUNCTIONS["broadcast_to"](part, inputs[0].shape)
+    return g.node.op(whole, **g.node.attrs)  # type: ignore[no-any-return]
+
+
+_UNDONE_BY: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
+    "astype": lambda y, t, attrs: FUNCTIONS["astype"](y, t.dtype),
+    "reshape": lambda y, t, attrs: FUNCTIONS["reshape"](y, t.shape),
+    "squeeze": lambda y, t, attrs: FUNCTIONS["expand_dims"](y, attrs["axes"]),
+    "expand_dims": lambda y, t, attrs: FUNCTIONS["squeeze"](y, attrs["axes"]),
+}
+
+
+def _forms(g: Tensor, y: Tensor) -> Iterator[Tensor]:
+    """What y may look like in t, where g is another form of t, or its sum over repeats of y."""
+    t, name, attrs = g.node.inputs[0], g.node.op.name, g.node.attrs
+    if name == "sum":
+        if _is_repeated(y, t, attrs["axis"]):
+            yield y
+            yield FUNCTIONS["broadcast_to"](y, t.shape)
+    elif name == "astype" or g.shape == y.shape:
+        if t.shape == (*(1,) * (t.ndim - y.ndim), *y.shape):
+            yield y
+        yield _UNDONE_BY[name](y, t, attrs)
+
+
+def _is_repeated(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> bool:
+    """Whether y broadcasts to x, and is the same along axes of it."""
+    shape = (1,) * (x.ndim - y.ndim) + y.shape
+    fits = len(shape) == x.ndim and all(a in (1, b) for a, b in zip(shape, x.shape, strict=True))
+    return fits and all(shape[a] == 1 for a in axes)
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether a is b, or the same op of the same inputs."""
+    return a is b or (
+        a.node.op is b.node.op
+        and len(a.node.outputs) == 1
+        and len(a.node.inputs) > 0
+        and all(s is t for s, t in zip(a.node.inputs, b.node.inputs, strict=True))
+        and a.node.attrs == b.node.attrs
+    )
+
+
+_CHOICES = ("clip_grad", "greater_grad", "past_threshold", "relu_grad")
+"""Ops that keep a cotangent, their first input, where others say so."""
+
+
+def unless_masked(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor:
+    """Return y, and 1 where a choice made its cotangent g 0: y counts nothing there."""
+    off = _masked(g, deep)
+    return y if off is None else FUNCTIONS["where"](off, 1, y)
+
+
+def _masked(g: Tensor, deep: int) -> Tensor | None:
+    """Where a choice between numbers made g 0, or None if none did."""
+    op, inputs = g.node.op, g.node.inputs
+    if op.name in _CHOICES:
+        kept = op(FUNCTIONS["full_like"](inputs[0], 1), *inputs[1:], **g.node.attrs)
+        return FUNCTIONS["equal"](kept, 0)  # type: ignore[no-any-return]
+    if op.name == "where" and known_number(inputs[1]) == 0:
+        return inputs[0]
+    if op.name == "where" and known_number(inputs[2]) == 0:
+        return FUNCTIONS["logical_not"](inputs[0])  # type: ignore[no-any-return]
+    if op.name in ("multiply", "divide", "negative") and deep:
+        found = (_masked(t, deep - 1) for t in inputs[: 1 if op.name == "divide" else 2])
+        return next((off for off in found if off is not None), None)
+    return None
+
+
+def over_root(
+    g: Tensor, y: Tensor, x: Tensor, widen: Callable[[Tensor], Tensor] = lambda t: t
+) -> Tensor:
+    """Return x·g/y for the cotangent g of y, a root of a sum of squares of x: 0 where y is 0.
+
+    At 0 a root has no second derivative, and that of this result is NaN. Powers of a root have
+    one: where g has y as a factor, as that of y² has, the factor is left out.
+
+    Args:
+        widen: gives g and y the axes of x.
+    """
+    quotient = divided_out(g, y)
+    if quotient is not None:
+        product: Tensor = x * widen(quotient)
+        return product
+    where, y = FUNCTIONS["where"], unless_masked(g, y)
+    bend = where(FUNCTIONS["isnan"](g), g, _bend(y))  # NaN comes from a derivative of `bend`
+    result: Tensor = x * widen(where(y == 0, bend, g / where(y == 0, 1, y)))
+    return result
+
+
+def zero_at_root(y: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+    """Return a slope of a root y along x, and 0 where y is 0; derivatives of that 0 are NaN."""
+    result: Tensor = FUNCTIONS["where"](y == 0, x * _bend(y), slope)
+    return result
+
+
+def _bend(y: Tensor) -> Tensor:
+    """Return 0 where y is 0, of infinite slope."""
+    result: Tensor = FUNCTIONS["sqrt"](FUNCTIONS["where"](y == 0, y, 1))
+    return result
