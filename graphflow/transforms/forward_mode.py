@@ -24,7 +24,8 @@ from graphflow.frontend.pytree import flatten_values
 from graphflow.frontend.tracing import parameter
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, function, next_serial
-from graphflow.ir.spec import is_inexact, kind, show_shape
+from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
+from graphflow.ops.base.composite import rounded, rounds, widened
 from graphflow.transforms.reverse_mode import inputs_cotangents, pulled_back
 
 Tangents = dict[Tensor, Tensor]
@@ -164,15 +165,24 @@ def _rule(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | No
             f"{op.name} ({node.name!r} at {node.location}) has no gradient; "
             "wrap its input in gf.stop_gradient if none should flow"
         )
+    xs = node.inputs
+    if rounds(node):  # in float32, as the op itself
+        y = widened(y) if isinstance(y, Tensor) else tuple(map(widened, y))
+        xs, tangents = tuple(map(widened, xs)), [widened(t) for t in tangents]
     try:
         if op.jvp is not None:
-            found = op.jvp(tangents, y, *node.inputs, **node.attrs)
-            return [found] if len(node.outputs) == 1 else list(found)
-        if _is_diagonal(node, tangents):
-            return [_diagonal(node, tangents)]
-        return _transposed_twice(node, y, tangents)
+            found = op.jvp(tangents, y, *xs, **node.attrs)
+            results = [found] if len(node.outputs) == 1 else list(found)
+        elif _is_diagonal(node, tangents):
+            results = [_diagonal(node, tangents)]
+        else:
+            results = _transposed_twice(node, y, tangents)
     except GraphflowError as error:
         raise type(error)(f"tangent of {node.name!r} at {node.location}: {error}") from error
+    specs = node.specs
+    return [
+        rounded(t, s.dtype) if is_half(s.dtype) else t for t, s in zip(results, specs, strict=True)
+    ]
 
 
 def _is_diagonal(node: Node, tangents: Sequence[Tensor | None]) -> bool:

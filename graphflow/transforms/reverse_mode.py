@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from graphflow.base.argument_checks import checks
 from graphflow.base.gc_pause import without_collection
 from graphflow.errors import (
@@ -22,7 +24,8 @@ from graphflow.errors import (
 )
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, user_location
-from graphflow.ir.spec import is_inexact, kind, show_shape
+from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
+from graphflow.ops.base.composite import rounded, rounds, widened
 from graphflow.ops.base.shape_rules import unbroadcast, zeros_like
 from graphflow.ops.communication.collectives import groups_of
 
@@ -96,13 +99,17 @@ class _Cotangents:
         return tensor in self._parts
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum, kept: each tensor's parts are added once."""
+        """The sum, kept: each tensor's parts are added once. That of 16 bits is rounded once."""
         parts = self._parts.get(tensor)
         if parts is None:
             return zeros_like(tensor)
+        dtype = tensor.dtype
+        if is_half(dtype) and (len(parts) > 2 or any(not is_half(p.dtype) for p in parts)):
+            parts = [widened(part) for part in parts]
         total, *rest = reversed(parts)
         for part in rest:
             total = total + part
+        total = rounded(total, dtype) if is_half(dtype) else total
         self._parts[tensor] = [total]
         return total
 
@@ -130,19 +137,23 @@ def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
 
 def inputs_cotangents(node: Node, g: Any, y: Any) -> Sequence[Tensor | None]:
     """What a node's vjp makes of cotangents `g` of its outputs `y`. The inputs of an elementwise op
-    may have been broadcast, which its vjp need not know: cotangents are summed here."""
-    assert node.op.vjp is not None
-    parts: Sequence[Tensor | None] = node.op.vjp(g, y, *node.inputs, **node.attrs)
-    if len(parts) != len(node.inputs):
+    may have been broadcast, which its vjp need not know: cotangents are summed here. Where the op
+    computes in float32, its vjp does: it takes 16-bit floats as float32, and gives float32."""
+    op, xs = node.op, node.inputs
+    assert op.vjp is not None
+    if rounds(node):
+        xs = tuple(map(widened, xs))
+        g, y = (widened(t) if isinstance(t, Tensor) else tuple(map(widened, t)) for t in (g, y))
+    parts: Sequence[Tensor | None] = op.vjp(g, y, *xs, **node.attrs)
+    if len(parts) != len(xs):
         raise DifferentiationError(
-            f"the vjp of {node.op.name} gave {len(parts)} cotangents for {len(node.inputs)} inputs"
+            f"the vjp of {op.name} gave {len(parts)} cotangents for {len(xs)} inputs"
         )
-    if not node.op.elementwise:
-        return parts
-    return [
-        part if part is None else unbroadcast(part, x.shape)
-        for part, x in zip(parts, node.inputs, strict=True)
-    ]
+    if op.elementwise:
+        parts = [
+            p if p is None else unbroadcast(p, x.shape) for p, x in zip(parts, xs, strict=True)
+        ]
+    return parts
 
 
 def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
@@ -177,11 +188,13 @@ def _step_back_together(group: Sequence[Node], cotangents: _Cotangents, wanted: 
 
 
 def _of_dtype(part: Tensor, tensor: Tensor) -> Tensor:
-    """A cotangent in its tensor's dtype, where an op mixes dtypes: real parts for real tensors."""
+    """A cotangent in its tensor's dtype, where an op mixes dtypes: real parts for real tensors.
+    One for 16 bits stays float32 until it is summed."""
     if part.dtype != tensor.dtype:
         if kind(tensor.dtype) != "complex":
             part = FUNCTIONS["real"](part)
-        part = FUNCTIONS["astype"](part, tensor.dtype)
+        if not (is_half(tensor.dtype) and part.dtype == np.float32):
+            part = FUNCTIONS["astype"](part, tensor.dtype)
     return part
 
 

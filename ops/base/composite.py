@@ -1,0 +1,116 @@
+"""Functions made of several ops round 16-bit floats once, as one op does.
+
+Each op rounds its result to the dtype of its inputs. A function of several ops would round at each
+step, and a number above 65,504 on the way would be infinite in float16. A composite therefore takes
+float16 and bfloat16 in float32, and rounds its results. The conversions are nodes with a gradient,
+so gradients round once, too. For other dtypes nothing changes, not one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache, wraps
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+
+from graphflow.base.argument_checks import signature_of
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, autocast, autocasted, current_scope
+from graphflow.ir.spec import is_half, is_inexact
+from graphflow.ops.base.shape_rules import is_zeros
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SINGLE = np.dtype("float32")
+
+
+def composite(*names: str, to: Literal["low", "high"] | None = None) -> Callable[[F], F]:
+    """Let a public function compute in float32 if its float arguments of these names have one
+    16-bit dtype; its float32 results are rounded to that dtype.
+
+    It stands above `@function`. Arguments of several float dtypes are left to the function.
+
+    Args:
+        names: arguments that are tensors, arrays, or lists of these; others are left alone.
+        to: how the function takes part in a `gf.autocast` block, as `autocast` of an op. Results
+            of "high" are float32 there; "low" leaves the dtypes to the ops.
+    """
+
+    def enter(f: F) -> F:
+        places = cache(lambda: [(list(signature_of(f).parameters).index(n), n) for n in names])
+
+        @wraps(f)
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            keys: list[Any] = [at if at < len(args) else name for at, name in places()]
+            given = {**dict(enumerate(args)), **kwargs}
+            found = {key: given[key] for key in keys if key in given}
+            dtype = _half_of(found.values())
+            casting = current_scope.get().autocast is not None
+            if dtype is None or (casting and to == "low"):
+                return f(*args, **kwargs)
+            if casting and to == "high":
+                given |= {key: _mapped(x, _high) for key, x in found.items()}
+                return f(*(given[i] for i in range(len(args))), **{n: given[n] for n in kwargs})
+            given |= {key: _mapped(x, widened) for key, x in found.items()}
+            with autocast(None):
+                result = f(*(given[i] for i in range(len(args))), **{n: given[n] for n in kwargs})
+                return _mapped(result, lambda y: rounded(y, dtype))
+
+        if FUNCTIONS.get(f.__name__) is f:
+            FUNCTIONS[f.__name__] = entered
+        return cast(F, entered)
+
+    return enter
+
+
+def rounds(node: Node) -> bool:
+    """Return True if a node computes with 16-bit floats, other than products of them, whose vjps
+    are products again, and hence round once as they are."""
+    op = node.op
+    if op.halves or op.alias or op.autocast == "low":
+        return False
+    return any(is_half(spec.dtype) for spec in (*node.specs, *(x.spec for x in node.inputs)))
+
+
+def widened(x: Any) -> Any:
+    """A tensor of 16-bit floats as float32, anything else as it is."""
+    if not isinstance(x, Tensor) or not is_half(x.dtype):
+        return x
+    return FUNCTIONS["full_like"](x, 0, _SINGLE) if is_zeros(x) else FUNCTIONS["astype"](x, _SINGLE)
+
+
+def rounded(x: Any, dtype: np.dtype[Any]) -> Any:
+    """A float32 tensor in a 16-bit dtype, anything else as it is."""
+    if not isinstance(x, Tensor) or x.dtype != _SINGLE:
+        return x
+    before = x.node.inputs[0] if x.node.op.name == "astype" else x
+    return before if before.dtype == dtype else FUNCTIONS["astype"](x, dtype)
+
+
+def _high(x: Any) -> Any:
+    return autocasted([x], "high")[0] if isinstance(x, Tensor) else x
+
+
+def _half_of(values: Iterable[Any]) -> np.dtype[Any] | None:
+    """The dtype that all floats among some values have, if that is one of 16 bits."""
+    dtypes = {dtype for value in values for dtype in _dtypes(value) if is_inexact(dtype)}
+    return dtypes.pop() if len(dtypes) == 1 and is_half(next(iter(dtypes))) else None
+
+
+def _dtypes(value: Any) -> list[np.dtype[Any]]:
+    """Of a tensor or an array, or of those in a list; a list of numbers becomes float32."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return [value.dtype]
+    if isinstance(value, list | tuple) and value:
+        return [dtype for x in value for dtype in _dtypes(x)] or [_SINGLE]
+    return []
+
+
+def _mapped(value: Any, each: Callable[[Any], Any]) -> Any:
+    """A function of a value, or of each in a list or (named) tuple."""
+    if isinstance(value, list | tuple):
+        items = [_mapped(x, each) for x in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    return each(as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value)
+
+
+__all__ = ["composite", "rounded", "widened"]
