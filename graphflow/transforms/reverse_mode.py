@@ -25,7 +25,8 @@ from graphflow.errors import (
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, user_location
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
-from graphflow.ops.base.composite import rounded, rounds, widened
+from graphflow.ops.base.composite import in_float32, rounded
+from graphflow.ops.base.composite import total as summed
 from graphflow.ops.base.shape_rules import unbroadcast, zeros_like
 from graphflow.ops.communication.collectives import groups_of
 
@@ -103,15 +104,10 @@ class _Cotangents:
         parts = self._parts.get(tensor)
         if parts is None:
             return zeros_like(tensor)
-        dtype = tensor.dtype
-        if is_half(dtype) and (len(parts) > 2 or any(not is_half(p.dtype) for p in parts)):
-            parts = [widened(part) for part in parts]
-        total, *rest = reversed(parts)
-        for part in rest:
-            total = total + part
-        total = rounded(total, dtype) if is_half(dtype) else total
-        self._parts[tensor] = [total]
-        return total
+        whole = summed(parts[::-1])
+        whole = rounded(whole, tensor.dtype) if is_half(tensor.dtype) else whole
+        self._parts[tensor] = [whole]
+        return whole
 
 
 def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
@@ -123,11 +119,8 @@ def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
         )
     with derived(node):
         gs = tuple(cotangents.total(t) for t in node.outputs)
-        single = len(gs) == 1
         try:
-            parts = inputs_cotangents(
-                node, gs[0] if single else gs, node.outputs[0] if single else node.outputs
-            )
+            parts = inputs_cotangents(node, gs[0] if len(gs) == 1 else gs)
         except GraphflowError as error:
             raise type(error)(f"gradient of {node.name!r} at {node.location}: {error}") from error
         for tensor, part in zip(node.inputs, parts, strict=True):
@@ -135,15 +128,13 @@ def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
                 cotangents.add(tensor, _of_dtype(part, tensor))
 
 
-def inputs_cotangents(node: Node, g: Any, y: Any) -> Sequence[Tensor | None]:
-    """What a node's vjp makes of cotangents `g` of its outputs `y`. The inputs of an elementwise op
-    may have been broadcast, which its vjp need not know: cotangents are summed here. Where the op
-    computes in float32, its vjp does: it takes 16-bit floats as float32, and gives float32."""
-    op, xs = node.op, node.inputs
+def inputs_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
+    """What a node's vjp makes of cotangents `g` of its outputs. The inputs of an elementwise op may
+    have been broadcast, which its vjp need not know: cotangents are summed here. Those of 16-bit
+    inputs are float32 where the op computes."""
+    op = node.op
     assert op.vjp is not None
-    if rounds(node):
-        xs = tuple(map(widened, xs))
-        g, y = (widened(t) if isinstance(t, Tensor) else tuple(map(widened, t)) for t in (g, y))
+    y, xs, g = in_float32(node, g)
     parts: Sequence[Tensor | None] = op.vjp(g, y, *xs, **node.attrs)
     if len(parts) != len(xs):
         raise DifferentiationError(

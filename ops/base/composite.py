@@ -8,7 +8,8 @@ so gradients round once, too. For other dtypes nothing changes, not one node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass, replace
 from functools import cache, wraps
 from typing import Any, Literal, TypeVar, cast
 
@@ -62,13 +63,22 @@ def composite(*names: str, to: Literal["low", "high"] | None = None) -> Callable
     return enter
 
 
-def rounds(node: Node) -> bool:
-    """Return True if a node computes with 16-bit floats, other than products of them, whose vjps
-    are products again, and hence round once as they are."""
-    op = node.op
-    if op.halves or op.alias or op.autocast == "low":
-        return False
-    return any(is_half(spec.dtype) for spec in (*node.specs, *(x.spec for x in node.inputs)))
+def in_float32(node: Node, *tensors: Any) -> tuple[Any, ...]:
+    """What a vjp or jvp of a node looks at, with 16-bit floats as float32: its outputs, its inputs,
+    and some tensors or tuples of them. A vjp of several steps rounds once, then.
+
+    Outputs that are cheap are computed again, since y(1 - y) needs more of y than is stored. Ops
+    that move numbers, products and collectives stay as they are: each of their vjps is one op.
+    """
+    op, xs = node.op, node.inputs
+    y: Any = node.outputs[0] if len(node.outputs) == 1 else node.outputs
+    exact = op.halves or op.alias or op.autocast == "low" or op.joint is not None
+    if exact or not any(is_half(t.dtype) for t in (*node.outputs, *xs)):
+        return y, xs, *tensors
+    xs = tuple(map(widened, xs))
+    if op.expr is not None and not op.random:
+        y = op(*xs, **node.attrs)
+    return _mapped(y, widened), xs, *(_mapped(t, widened) for t in tensors)
 
 
 def widened(x: Any) -> Any:
@@ -82,8 +92,24 @@ def rounded(x: Any, dtype: np.dtype[Any]) -> Any:
     """A float32 tensor in a 16-bit dtype, anything else as it is."""
     if not isinstance(x, Tensor) or x.dtype != _SINGLE:
         return x
-    before = x.node.inputs[0] if x.node.op.name == "astype" else x
+    before = _converted(x)
     return before if before.dtype == dtype else FUNCTIONS["astype"](x, dtype)
+
+
+def total(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors, in order; of 16-bit floats those that were rounded from float32 are taken
+    as they were before, and more than two are added in float32."""
+    if len(parts) > 1 and any(is_half(part.dtype) for part in parts):
+        parts = [s if (s := _converted(part)).dtype == _SINGLE else part for part in parts]
+        if len(parts) > 2 or any(part.dtype == _SINGLE for part in parts):
+            parts = [widened(part) for part in parts]
+    first, *rest = parts
+    return sum(rest, first)
+
+
+def _converted(x: Tensor) -> Tensor:
+    """What a conversion converts; another tensor itself."""
+    return x.node.inputs[0] if x.node.op.name == "astype" else x
 
 
 def _high(x: Any) -> Any:
@@ -96,21 +122,25 @@ def _half_of(values: Iterable[Any]) -> np.dtype[Any] | None:
     return dtypes.pop() if len(dtypes) == 1 and is_half(next(iter(dtypes))) else None
 
 
-def _dtypes(value: Any) -> list[np.dtype[Any]]:
-    """Of a tensor or an array, or of those in a list; a list of numbers becomes float32."""
+def _dtypes(value: Any, listed: bool = False) -> list[np.dtype[Any]]:
+    """Of a tensor or an array, or of those in a list; numbers in a list become float32."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return [value.dtype]
-    if isinstance(value, list | tuple) and value:
-        return [dtype for x in value for dtype in _dtypes(x)] or [_SINGLE]
-    return []
+    if is_dataclass(value) and not isinstance(value, type):
+        value = list(vars(value).values())
+    if isinstance(value, list | tuple):
+        return [dtype for x in value for dtype in _dtypes(x, True)]
+    return [_SINGLE] if listed and isinstance(value, float) else []
 
 
 def _mapped(value: Any, each: Callable[[Any], Any]) -> Any:
-    """A function of a value, or of each in a list or (named) tuple."""
+    """A function of a value, or of each in a list, a (named) tuple or a dataclass."""
+    if is_dataclass(value) and not isinstance(value, type | Tensor):
+        return replace(value, **{name: _mapped(x, each) for name, x in vars(value).items()})
     if isinstance(value, list | tuple):
         items = [_mapped(x, each) for x in value]
         return value._make(items) if hasattr(value, "_make") else type(value)(items)
     return each(as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value)
 
 
-__all__ = ["composite", "rounded", "widened"]
+__all__ = ["composite", "in_float32", "rounded", "total", "widened"]
