@@ -168,7 +168,7 @@ def _rule(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | No
     try:
         if op.jvp is not None:
             found = op.jvp(tangents, y, *xs, **node.attrs)
-            results = [found] if len(node.outputs) == 1 else list(found)
+            results: Sequence[Tensor | None] = [found] if len(node.outputs) == 1 else found
         elif _is_diagonal(node, tangents):
             results = [_diagonal(node, tangents)]
         else:

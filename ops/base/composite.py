@@ -37,24 +37,24 @@ def composite(*names: str, to: Literal["low", "high"] | None = None) -> Callable
     """
 
     def enter(f: F) -> F:
-        places = cache(lambda: [(list(signature_of(f).parameters).index(n), n) for n in names])
+        places = cache(lambda: [(n, list(signature_of(f).parameters).index(n)) for n in names])
 
         @wraps(f)
         def entered(*args: Any, **kwargs: Any) -> Any:
-            keys: list[Any] = [at if at < len(args) else name for at, name in places()]
-            given = {**dict(enumerate(args)), **kwargs}
-            found = {key: given[key] for key in keys if key in given}
-            dtype = _half_of(found.values())
+            tensors = [args[i] if i < len(args) else kwargs.get(n) for n, i in places()]
+            dtype = _half_of(tensors)
             casting = current_scope.get().autocast is not None
             if dtype is None or (casting and to == "low"):
                 return f(*args, **kwargs)
-            if casting and to == "high":
-                given |= {key: _mapped(x, _high) for key, x in found.items()}
-                return f(*(given[i] for i in range(len(args))), **{n: given[n] for n in kwargs})
-            given |= {key: _mapped(x, widened) for key, x in found.items()}
+            high = casting and to == "high"
+            wide = _autocasted if high else widened
+            at = {i for _, i in places()}
+            taken = [_mapped(x, wide) if i in at else x for i, x in enumerate(args)]
+            named = {n: _mapped(x, wide) if n in names else x for n, x in kwargs.items()}
+            if high:
+                return f(*taken, **named)
             with autocast(None):
-                result = f(*(given[i] for i in range(len(args))), **{n: given[n] for n in kwargs})
-                return _mapped(result, lambda y: rounded(y, dtype))
+                return _mapped(f(*taken, **named), lambda y: rounded(y, dtype))
 
         if FUNCTIONS.get(f.__name__) is f:
             FUNCTIONS[f.__name__] = entered
@@ -112,7 +112,7 @@ def _converted(x: Tensor) -> Tensor:
     return x.node.inputs[0] if x.node.op.name == "astype" else x
 
 
-def _high(x: Any) -> Any:
+def _autocasted(x: Any) -> Any:
     return autocasted([x], "high")[0] if isinstance(x, Tensor) else x
 
 
