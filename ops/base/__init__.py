@@ -1,1 +1,1 @@
-"""What op families share: rules of shapes and batches, ops on variables, functions of several ops."""
+"""What op families share: rules of shapes and batches, ops on variables, composites of ops."""
