@@ -10,7 +10,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Tensor
-from graphflow.ir.spec import Shape, TensorSpec, broadcast_shapes, kind, show_shape
+from graphflow.ir.spec import Shape, TensorSpec, broadcast_shapes, is_half, kind, show_shape
 
 
 def same(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
@@ -156,12 +156,13 @@ _DEEP = 8
 
 def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
     """Return g / y without a division where g is a product that has y as a factor, else None."""
-    if g is y:
+    g = _unrounded(g)
+    if _is_same(g, y):
         return FUNCTIONS["full_like"](y, 1)  # type: ignore[no-any-return]
     name, inputs = g.node.op.name, g.node.inputs
-    if not deep or g.node.serial <= y.node.serial:
+    if not deep or (g.node.serial <= y.node.serial and not _is_of_halves(y)):
         return None
-    if name == "square" and inputs[0] is y:
+    if name == "square" and _is_same(_unrounded(inputs[0]), y):
         return y
     if name in ("multiply", "divide", "negative"):
         for i in range(1 if name == "divide" else len(inputs)):
@@ -173,6 +174,28 @@ def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
         if all(part is not None for part in parts):
             return FUNCTIONS[name](*parts)  # type: ignore[no-any-return]
     return None
+
+
+def _unrounded(x: Tensor) -> Tensor:
+    """What a tensor was before conversions from and to 16-bit floats."""
+    while x.node.op.name == "astype" and any(is_half(t.dtype) for t in (x, x.node.inputs[0])):
+        x = x.node.inputs[0]
+    return x
+
+
+def _is_of_halves(y: Tensor) -> bool:
+    """Return True if y is computed in float32 from 16-bit floats, perhaps for the second time."""
+    return any(_unrounded(x) is not x for x in y.node.inputs)
+
+
+def _is_same(x: Tensor, y: Tensor) -> bool:
+    """Return True if x is y, or what was stored of it in 16 bits."""
+    a, b = x.node, y.node
+    return x is y or (
+        is_half(x.dtype)
+        and (a.op, a.attrs) == (b.op, b.attrs)
+        and all(_unrounded(s) is _unrounded(t) for s, t in zip(a.inputs, b.inputs, strict=True))
+    )
 
 
 def over_root(

@@ -160,3 +160,23 @@ def test_slopes_of_saturated_functions_are_not_those_of_a_rounded_result(half: s
                      (gf.nn.sigmoid, np.exp(-wide) / (1 + np.exp(-wide)) ** 2)):  # fmt: skip
         (found,) = evaluate(gf.gradients(f(x), [x]), {x: values})
         np.testing.assert_allclose(found.astype("float64"), slope, rtol=2.0**-7)
+
+
+@pytest.mark.parametrize(
+    "square",
+    [
+        lambda x: gf.square(gf.linalg.vector_norm(x)),
+        lambda x: gf.linalg.vector_norm(x) * gf.linalg.vector_norm(x),
+        lambda x: gf.sum(gf.square(gf.hypot(x, x))),
+        lambda x: gf.square(gf.std(x)),
+    ],
+)
+def test_squares_of_roots_have_second_derivatives_at_0_in_16_bits(square: Any) -> None:
+    found = []
+    for dtype in ("float32", "float16"):
+        x = gf.placeholder(dtype, (3,))
+        first = gf.gradients(square(x), [x])
+        second = gf.gradients(gf.sum(first[0]), [x])
+        found.append(evaluate([*first, *second], {x: np.zeros(3, dtype)}))
+    for have, want in zip(*found, strict=True):
+        assert have.tolist() == want.tolist()
