@@ -35,7 +35,9 @@ OTHERS: dict[str, list[dict[str, Any] | list[Any]]] = {
     "nn.smooth_l1_loss": [LOSS | {"beta": 0.3}],
     "nn.kl_div": [{"log_prediction": F, "target": F, "log_target": True, "reduction": "mean"}],
     "nn.binary_cross_entropy_with_logits": [{"logits": F, "target": F, "positive_weight": V}],
-    "nn.batch_norm": [{"x": IMG, "scale": V, "bias": V, "training": True}],
+    "nn.batch_norm": [
+        {"x": IMG, "scale": V, "bias": V, "mean": V, "variance": V, "training": True},
+    ],
     "nn.layer_norm": [{"x": F, "scale": V, "bias": V}], "nn.rms_norm": [{"x": F, "scale": V}],
     "nn.group_norm": [{"x": IMG, "groups": 2, "scale": V, "bias": V}],
     "nn.rnn": [WEIGHTS | {"w": _f(2, 6, 3), "r": _f(2, 6, 6), "lengths": [5, 3]}],
