@@ -26,7 +26,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, function, next_serial
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
 from graphflow.ops.base.composite import in_float32, rounded
-from graphflow.transforms.reverse_mode import inputs_cotangents, pulled_back
+from graphflow.transforms.reverse_mode import built_since, inputs_cotangents, pulled_back
 
 Tangents = dict[Tensor, Tensor]
 
@@ -223,18 +223,6 @@ def _transposed_twice(node: Node, tangents: Sequence[Tensor | None]) -> Sequence
     found = pulled_back(ys, [t for _, t in pairs], varying, built_since(ys, since))
     results = iter(found)
     return [next(results) if is_inexact(d.dtype) else None for d in dummies]
-
-
-def built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
-    """The nodes that outputs depend on and that are younger than a serial number, in order."""
-    seen: set[Node] = set()
-    stack = [t.node for t in outputs]
-    while stack:
-        node = stack.pop()
-        if node.serial > since and node not in seen:
-            seen.add(node)
-            stack.extend(t.node for t in node.inputs)
-    return sorted(seen, key=lambda node: node.serial)
 
 
 def substituted(outputs: Sequence[Tensor], values: dict[Tensor, Tensor]) -> list[Tensor]:

@@ -23,7 +23,7 @@ from graphflow.errors import (
     ShapeError,
 )
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, user_location
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, next_serial, user_location
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
 from graphflow.ops.base.composite import in_float32, rounded
 from graphflow.ops.base.composite import total as summed
@@ -134,8 +134,12 @@ def inputs_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
     inputs are float32 where the op computes."""
     op = node.op
     assert op.vjp is not None
-    y, xs, g = in_float32(node, g)
-    parts: Sequence[Tensor | None] = op.vjp(g, y, *xs, **node.attrs)
+    since = next_serial()
+    y, xs, wide = in_float32(node, g)
+    parts: Sequence[Tensor | None] = op.vjp(wide, y, *xs, **node.attrs)
+    if y is not node.outputs[0] and _reads_only(parts, y, xs, since):
+        y, xs, wide = in_float32(node, g, again=False)  # else both x and y were kept
+        parts = op.vjp(wide, y, *xs, **node.attrs)
     if len(parts) != len(xs):
         raise DifferentiationError(
             f"the vjp of {op.name} gave {len(parts)} cotangents for {len(xs)} inputs"
@@ -145,6 +149,27 @@ def inputs_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
             p if p is None else unbroadcast(p, x.shape) for p, x in zip(parts, xs, strict=True)
         ]
     return parts
+
+
+def _reads_only(parts: Sequence[Tensor | None], y: Any, xs: Sequence[Tensor], since: int) -> bool:
+    """Return True if cotangents read an op's output y, but not its inputs xs."""
+    nodes = built_since([part for part in parts if part is not None], since)
+    if not isinstance(y, Tensor) or y.node not in nodes:
+        return False
+    inputs = {*xs}
+    return not any(t in inputs for node in nodes if node is not y.node for t in node.inputs)
+
+
+def built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
+    """The nodes that outputs depend on and that are younger than a serial number, in order."""
+    seen: set[Node] = set()
+    stack = [t.node for t in outputs]
+    while stack:
+        node = stack.pop()
+        if node.serial > since and node not in seen:
+            seen.add(node)
+            stack.extend(t.node for t in node.inputs)
+    return sorted(seen, key=lambda node: node.serial)
 
 
 def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:

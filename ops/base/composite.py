@@ -63,12 +63,14 @@ def composite(*names: str, to: Literal["low", "high"] | None = None) -> Callable
     return enter
 
 
-def in_float32(node: Node, *tensors: Any) -> tuple[Any, ...]:
+def in_float32(node: Node, *tensors: Any, again: bool = True) -> tuple[Any, ...]:
     """What a vjp or jvp of a node looks at, with 16-bit floats as float32: its outputs, its inputs,
     and some tensors or tuples of them. A vjp of several steps rounds once, then.
 
-    Outputs that are cheap are computed again, since y(1 - y) needs more of y than is stored. Ops
-    that move numbers, products and collectives stay as they are: each of their vjps is one op.
+    Ops that move numbers, products and collectives keep 16 bits: each of their vjps is one op.
+
+    Args:
+        again: whether outputs that are cheap are computed from the inputs again, not rounded.
     """
     op, xs = node.op, node.inputs
     y: Any = node.outputs[0] if len(node.outputs) == 1 else node.outputs
@@ -76,7 +78,7 @@ def in_float32(node: Node, *tensors: Any) -> tuple[Any, ...]:
     if exact or not any(is_half(t.dtype) for t in (*node.outputs, *xs)):
         return y, xs, *tensors
     xs = tuple(map(widened, xs))
-    if op.expr is not None and not op.random:
+    if again and op.expr is not None and not op.random:
         y = op(*xs, **node.attrs)
     return _mapped(y, widened), xs, *(_mapped(t, widened) for t in tensors)
 

@@ -73,18 +73,20 @@ LARGE = {
     "atan2", "angle", "divide", "optim.clip_by_global_norm", "median", "quantile", "linalg.inv",
 }  # fmt: skip
 """Functions that take numbers in the hundreds, squares of which are infinite in float16."""
+READ_STORED = {
+    "exp", "sqrt", "rsqrt", "reciprocal", "tan", "tanh", "erfinv", "nn.tanh", "nn.sigmoid",
+    "nn.softmax", "nn.log_softmax", "nn.attention", "jvp",
+}  # fmt: skip
+"""Functions whose gradients read the result only: it is kept for them as it is stored, rounded."""
 NOT_ONCE = {
-    "nn.attention": "the gradients of a product are products of what is stored",
+    **dict.fromkeys(READ_STORED, "gradients read the stored result"),
     "diff": "its gradient adds negatives, which are exact",
     **dict.fromkeys(
-        ("nn.rnn", "nn.gru", "nn.lstm"), "gradients of both directions fill one tensor"
+        ("nn.rnn", "nn.gru", "nn.lstm"), "two directions add zeros to each other's part"
     ),
-    "jvp": "of a user's function of several ops",
     "while_loop": "its body rounds at each op",
 }
 """Functions with several roundings on the way in their graphs, and why."""
-READ_STORED = {"nn.attention"}
-"""Functions whose gradients are made of the stored result, which is rounded."""
 DIFFERENT = {"nn.dropout", "nonzero"}
 """Functions that draw random numbers, or take zeros."""
 
