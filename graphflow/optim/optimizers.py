@@ -25,6 +25,7 @@ from graphflow.frontend.builders import assign
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, user_location
 from graphflow.ir.spec import Size, is_inexact, kind, promote, real_dtype
+from graphflow.ops.base.composite import widened
 from graphflow.optim.loss_scaling import LossScaling, all_finite, only_if
 from graphflow.optim.update_targets import (
     Rate,
@@ -37,7 +38,6 @@ from graphflow.optim.update_targets import (
     sqrt,
     state_variable,
     wide_dtype,
-    widened,
 )
 from graphflow.strategy import Strategy, check_strategy
 from graphflow.transforms.reverse_mode import gradients
@@ -441,7 +441,8 @@ def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[T
     norm: Tensor = FUNCTIONS["sqrt"](total)
     limit = rate_for(max_norm, norm)
     scale = limit / FUNCTIONS["maximum"](norm, limit)
-    return [gradient * in_dtype_of(scale, gradient) for gradient in grads], norm
+    scaled = (widened(g) * in_dtype_of(scale, widened(g)) for g in grads)
+    return [in_dtype_of(g, like) for g, like in zip(scaled, grads, strict=True)], norm
 
 
 __all__ = [

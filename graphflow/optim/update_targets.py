@@ -11,7 +11,7 @@ import numpy as np
 from graphflow import init
 from graphflow.frontend.builders import assign
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor
-from graphflow.ir.spec import Size, is_half, minimum, promote
+from graphflow.ir.spec import Size, minimum, promote
 
 Rate = float | Tensor
 
@@ -128,12 +128,6 @@ def in_dtype_of(x: Tensor, like: Tensor) -> Tensor:
     """x in the dtype of another tensor."""
     same: Tensor = x if x.dtype == like.dtype else FUNCTIONS["astype"](x, like.dtype)
     return same
-
-
-def widened(x: Tensor) -> Tensor:
-    """x in the dtype to compute in: at least float32."""
-    wide: Tensor = x if not is_half(x.dtype) else FUNCTIONS["astype"](x, wide_dtype(x.dtype))
-    return wide
 
 
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

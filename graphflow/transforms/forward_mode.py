@@ -24,8 +24,9 @@ from graphflow.frontend.pytree import flatten_values
 from graphflow.frontend.tracing import parameter
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, function, next_serial
-from graphflow.ir.spec import is_inexact, kind, show_shape
-from graphflow.transforms.reverse_mode import inputs_cotangents, pulled_back
+from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
+from graphflow.ops.base.composite import in_float32, rounded
+from graphflow.transforms.reverse_mode import built_since, inputs_cotangents, pulled_back
 
 Tangents = dict[Tensor, Tensor]
 
@@ -158,21 +159,26 @@ def pushed_over(nodes: Sequence[Node], tangents: Tangents) -> Tangents:
 def _rule(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """The tangents of a node's outputs."""
     op = node.op
-    y: Any = node.outputs[0] if len(node.outputs) == 1 else node.outputs
     if op.jvp is None and op.vjp is None:
         raise DifferentiationError(
             f"{op.name} ({node.name!r} at {node.location}) has no gradient; "
             "wrap its input in gf.stop_gradient if none should flow"
         )
+    y, xs, tangents = in_float32(node, tangents)
     try:
         if op.jvp is not None:
-            found = op.jvp(tangents, y, *node.inputs, **node.attrs)
-            return [found] if len(node.outputs) == 1 else list(found)
-        if _is_diagonal(node, tangents):
-            return [_diagonal(node, tangents)]
-        return _transposed_twice(node, y, tangents)
+            found = op.jvp(tangents, y, *xs, **node.attrs)
+            results: Sequence[Tensor | None] = [found] if len(node.outputs) == 1 else found
+        elif _is_diagonal(node, tangents):
+            results = [_diagonal(node, tangents)]
+        else:
+            results = _transposed_twice(node, tangents)
     except GraphflowError as error:
         raise type(error)(f"tangent of {node.name!r} at {node.location}: {error}") from error
+    specs = node.specs
+    return [
+        rounded(t, s.dtype) if is_half(s.dtype) else t for t, s in zip(results, specs, strict=True)
+    ]
 
 
 def _is_diagonal(node: Node, tangents: Sequence[Tensor | None]) -> bool:
@@ -191,22 +197,20 @@ def _diagonal(node: Node, tangents: Sequence[Tensor | None]) -> Tensor | None:
     total: Tensor | None = None
     for i, tangent in enumerate(tangents):
         if tangent is not None:
-            part = inputs_cotangents(node, tangent, node.outputs[0])[i]
+            part = inputs_cotangents(node, tangent)[i]
             if part is not None:
                 total = part if total is None else total + part
     return total
 
 
-def _transposed_twice(
-    node: Node, y: Any, tangents: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
+def _transposed_twice(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     since = next_serial()
     # ones: a vjp may leave out what it would multiply by zeros that it sees
     dummies = [
         FUNCTIONS["full_like"](t, t.dtype.type(is_inexact(t.dtype)).item()) for t in node.outputs
     ]
     u: Any = dummies[0] if len(dummies) == 1 else tuple(dummies)
-    parts = inputs_cotangents(node, u, y)
+    parts = inputs_cotangents(node, u)
     pairs = [
         (part, tangent)
         for part, tangent in zip(parts, tangents, strict=True)
@@ -219,18 +223,6 @@ def _transposed_twice(
     found = pulled_back(ys, [t for _, t in pairs], varying, built_since(ys, since))
     results = iter(found)
     return [next(results) if is_inexact(d.dtype) else None for d in dummies]
-
-
-def built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
-    """The nodes that outputs depend on and that are younger than a serial number, in order."""
-    seen: set[Node] = set()
-    stack = [t.node for t in outputs]
-    while stack:
-        node = stack.pop()
-        if node.serial > since and node not in seen:
-            seen.add(node)
-            stack.extend(t.node for t in node.inputs)
-    return sorted(seen, key=lambda node: node.serial)
 
 
 def substituted(outputs: Sequence[Tensor], values: dict[Tensor, Tensor]) -> list[Tensor]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from graphflow.base.argument_checks import checks
 from graphflow.base.gc_pause import without_collection
 from graphflow.errors import (
@@ -21,8 +23,10 @@ from graphflow.errors import (
     ShapeError,
 )
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, user_location
-from graphflow.ir.spec import is_inexact, kind, show_shape
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, next_serial, user_location
+from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
+from graphflow.ops.base.composite import in_float32, rounded
+from graphflow.ops.base.composite import total as summed
 from graphflow.ops.base.shape_rules import unbroadcast, zeros_like
 from graphflow.ops.communication.collectives import groups_of
 
@@ -96,15 +100,14 @@ class _Cotangents:
         return tensor in self._parts
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum, kept: each tensor's parts are added once."""
+        """The sum, kept: each tensor's parts are added once. That of 16 bits is rounded once."""
         parts = self._parts.get(tensor)
         if parts is None:
             return zeros_like(tensor)
-        total, *rest = reversed(parts)
-        for part in rest:
-            total = total + part
-        self._parts[tensor] = [total]
-        return total
+        whole = summed(parts[::-1])
+        whole = rounded(whole, tensor.dtype) if is_half(tensor.dtype) else whole
+        self._parts[tensor] = [whole]
+        return whole
 
 
 def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
@@ -116,11 +119,8 @@ def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
         )
     with derived(node):
         gs = tuple(cotangents.total(t) for t in node.outputs)
-        single = len(gs) == 1
         try:
-            parts = inputs_cotangents(
-                node, gs[0] if single else gs, node.outputs[0] if single else node.outputs
-            )
+            parts = inputs_cotangents(node, gs[0] if len(gs) == 1 else gs)
         except GraphflowError as error:
             raise type(error)(f"gradient of {node.name!r} at {node.location}: {error}") from error
         for tensor, part in zip(node.inputs, parts, strict=True):
@@ -128,21 +128,48 @@ def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
                 cotangents.add(tensor, _of_dtype(part, tensor))
 
 
-def inputs_cotangents(node: Node, g: Any, y: Any) -> Sequence[Tensor | None]:
-    """What a node's vjp makes of cotangents `g` of its outputs `y`. The inputs of an elementwise op
-    may have been broadcast, which its vjp need not know: cotangents are summed here."""
-    assert node.op.vjp is not None
-    parts: Sequence[Tensor | None] = node.op.vjp(g, y, *node.inputs, **node.attrs)
-    if len(parts) != len(node.inputs):
+def inputs_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
+    """What a node's vjp makes of cotangents `g` of its outputs. The inputs of an elementwise op may
+    have been broadcast, which its vjp need not know: cotangents are summed here. Those of 16-bit
+    inputs are float32 where the op computes."""
+    op = node.op
+    assert op.vjp is not None
+    since = next_serial()
+    y, xs, wide = in_float32(node, g)
+    parts: Sequence[Tensor | None] = op.vjp(wide, y, *xs, **node.attrs)
+    if y is not node.outputs[0] and _reads_only(parts, y, xs, since):
+        y, xs, wide = in_float32(node, g, again=False)  # else both x and y were kept
+        parts = op.vjp(wide, y, *xs, **node.attrs)
+    if len(parts) != len(xs):
         raise DifferentiationError(
-            f"the vjp of {node.op.name} gave {len(parts)} cotangents for {len(node.inputs)} inputs"
+            f"the vjp of {op.name} gave {len(parts)} cotangents for {len(xs)} inputs"
         )
-    if not node.op.elementwise:
-        return parts
-    return [
-        part if part is None else unbroadcast(part, x.shape)
-        for part, x in zip(parts, node.inputs, strict=True)
-    ]
+    if op.elementwise:
+        parts = [
+            p if p is None else unbroadcast(p, x.shape) for p, x in zip(parts, xs, strict=True)
+        ]
+    return parts
+
+
+def _reads_only(parts: Sequence[Tensor | None], y: Any, xs: Sequence[Tensor], since: int) -> bool:
+    """Return True if cotangents read an op's output y, but not its inputs xs."""
+    nodes = built_since([part for part in parts if part is not None], since)
+    if not isinstance(y, Tensor) or y.node not in nodes:
+        return False
+    inputs = {*xs}
+    return not any(t in inputs for node in nodes if node is not y.node for t in node.inputs)
+
+
+def built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
+    """The nodes that outputs depend on and that are younger than a serial number, in order."""
+    seen: set[Node] = set()
+    stack = [t.node for t in outputs]
+    while stack:
+        node = stack.pop()
+        if node.serial > since and node not in seen:
+            seen.add(node)
+            stack.extend(t.node for t in node.inputs)
+    return sorted(seen, key=lambda node: node.serial)
 
 
 def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
@@ -177,11 +204,13 @@ def _step_back_together(group: Sequence[Node], cotangents: _Cotangents, wanted: 
 
 
 def _of_dtype(part: Tensor, tensor: Tensor) -> Tensor:
-    """A cotangent in its tensor's dtype, where an op mixes dtypes: real parts for real tensors."""
+    """A cotangent in its tensor's dtype, where an op mixes dtypes: real parts for real tensors.
+    One for 16 bits stays float32 until it is summed."""
     if part.dtype != tensor.dtype:
         if kind(tensor.dtype) != "complex":
             part = FUNCTIONS["real"](part)
-        part = FUNCTIONS["astype"](part, tensor.dtype)
+        if not (is_half(tensor.dtype) and part.dtype == np.float32):
+            part = FUNCTIONS["astype"](part, tensor.dtype)
     return part
 
 

@@ -13,7 +13,7 @@ from graphflow.ir.op import FUNCTIONS, Tensor, function, located, next_serial
 from graphflow.ir.spec import Size, equate
 from graphflow.ops.base.shape_rules import normalize_axis
 from graphflow.transforms.batching_transform import Batching
-from graphflow.transforms.forward_mode import built_since
+from graphflow.transforms.reverse_mode import built_since
 
 
 @function

@@ -1,1 +1,1 @@
-"""What op families share: shape rules, batching rules, ops on variables."""
+"""What op families share: rules of shapes and batches, ops on variables, composites of ops."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Tensor
+from graphflow.ir.spec import is_half
 from graphflow.ops.base.shape_rules import known_number
 
 _DEEP = 8
@@ -21,10 +22,11 @@ def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
 
     The factor may be broadcast, or y in another shape or dtype, if g has that of y again.
     """
+    g = _unrounded(g)
     name, inputs = g.node.op.name, g.node.inputs
     if _is_same(g, y):
         return FUNCTIONS["full_like"](y, 1)  # type: ignore[no-any-return]
-    if not deep or g.node.serial <= max(t.node.serial for t in y.node.inputs):
+    if not deep or g.node.serial <= max(_unrounded(t).node.serial for t in y.node.inputs):
         return None
 
     def divide(i: int, by: Tensor = y) -> Tensor | None:
@@ -34,7 +36,7 @@ def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
         exponent, part = 2 if name == "square" else known_number(inputs[1]), divide(0)
         if part is None or not exponent or exponent < 2:
             return None
-        rest: Tensor = FUNCTIONS["pow"](inputs[0], exponent - 1)
+        rest: Tensor = FUNCTIONS["pow"](_unrounded(inputs[0]), exponent - 1)
         return rest if known_number(part) == 1 else part * rest
     if name in ("multiply", "divide", "negative", "positive"):
         for i in range(1 if name == "divide" else len(inputs)):
@@ -83,14 +85,22 @@ def _is_repeated(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> bool:
     return fits and all(shape[a] == 1 for a in axes)
 
 
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether a is b, or the same op of the same inputs."""
-    return a is b or (
-        a.node.op is b.node.op
-        and len(a.node.outputs) == 1
-        and len(a.node.inputs) > 0
-        and all(s is t for s, t in zip(a.node.inputs, b.node.inputs, strict=True))
-        and a.node.attrs == b.node.attrs
+def _unrounded(x: Tensor) -> Tensor:
+    """Return what a tensor was before conversions from and to 16-bit floats."""
+    while x.node.op.name == "astype" and any(is_half(t.dtype) for t in (x, x.node.inputs[0])):
+        x = x.node.inputs[0]
+    return x
+
+
+def _is_same(x: Tensor, y: Tensor) -> bool:
+    """Return True if x is y, or the same op of the same inputs, in 16 bits or in float32."""
+    a, b = x.node, y.node
+    return x is y or (
+        a.op is b.op
+        and len(a.outputs) == 1
+        and len(a.inputs) > 0
+        and all(_unrounded(s) is _unrounded(t) for s, t in zip(a.inputs, b.inputs, strict=True))
+        and a.attrs == b.attrs
     )
 
 

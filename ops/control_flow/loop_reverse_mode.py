@@ -16,6 +16,7 @@ from graphflow.frontend.tracing import parameter
 from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
 from graphflow.ir.spec import Size
+from graphflow.ops.base.composite import total, widened
 from graphflow.ops.base.shape_rules import zeros_like
 from graphflow.ops.control_flow.control import scan, while_loop
 from graphflow.ops.control_flow.reverse_mode import (
@@ -151,7 +152,9 @@ class _Backwards:
     def cotangents(self) -> Cotangents:
         """Those of the loop's operands."""
         loop, back = self.loop, self.back
-        sums = [parameter(self.captures[i].specs[0], f"sum_{i}") for i in self.summed]
+        _, xs, outer = loop.parts(loop.inputs)
+        starts = {i: widened(zeros_like(outer[i])) for i in self.summed}
+        sums = [parameter(zeros.spec, f"sum_{i}") for i, zeros in starts.items()]
         known = self._known_rows()
         stacked = [
             t
@@ -160,7 +163,6 @@ class _Backwards:
         ]
         outputs = [*self._carries(sums), *(self.g_items[i] for i in self.streamed), *stacked]
         graph = Graph([t for t in outputs if t is not None])
-        _, xs, outer = loop.parts(loop.inputs)
         read = set(graph.nodes)
         rows = [(node, x) for node, x in zip(self.items, xs, strict=True) if node in read]
         held = [(node, x) for node, x in zip(self.captures, outer, strict=True) if node in read]
@@ -170,7 +172,7 @@ class _Backwards:
             *(node for node, _ in (*rows, *held)),
         )  # fmt: skip
         operands = [
-            *self.g_moved, *(zeros_like(outer[i]) for i in self.summed), *self.g_stacked,
+            *self.g_moved, *starts.values(), *self.g_stacked,
             *self.residuals, *(x for _, x in (*rows, *held)),
         ]  # fmt: skip
         node = make_node(
@@ -191,7 +193,8 @@ class _Backwards:
         for i in self.moved:
             found = self.g_carried[i]
             moved.append(zeros_like(self.carried[i].outputs[0]) if found is None else found)
-        return moved + [s.outputs[0] + x for s, x in zip(sums, self.summed.values(), strict=True)]
+        parts = zip(sums, self.summed.values(), strict=True)
+        return moved + [total([s.outputs[0], x]) for s, x in parts]
 
     def _known_rows(self) -> dict[Tensor, Tensor]:
         """Parameters that stand for rows, with what they are rows of."""

@@ -10,6 +10,7 @@ from graphflow.errors import ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, equate, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_buildable, require_kind
 from graphflow.ops.images.resize import resize
 from graphflow.ops.kernels.sparse.scatter_rows import checked
@@ -60,6 +61,7 @@ def global_max_pool(x: Any, channels_last: bool = False) -> Tensor:
     return last(reshape(picked, (*x.shape[:2], *(1,) * (x.ndim - 2))), channels_last)
 
 
+@composite("x")
 @function
 def global_lp_pool(x: Any, p: float = 2.0, channels_last: bool = False) -> Tensor:
     """(Σ |x|^p)^(1/p) over all spatial axes, which stay with size 1; gradient 0 where all is 0.

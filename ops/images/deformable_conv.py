@@ -10,6 +10,7 @@ import numpy as np
 from graphflow.errors import ShapeError
 from graphflow.ir.op import Tensor, function, promoted
 from graphflow.ir.spec import Shape, equate, product, show_shape
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.images.grid_sample import sampled
 from graphflow.ops.matrices.matmul import matmul
@@ -19,6 +20,7 @@ from graphflow.ops.tensors.shape import broadcast_to, expand_dims, permute_dims,
 from graphflow.ops.windows.window_arguments import Ints, known, padding_pairs, per_axis, slid_shape
 
 
+@composite("x", "weight", "offset", "bias", "mask")
 @function
 def deform_conv(
     x: Any,

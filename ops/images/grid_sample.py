@@ -13,6 +13,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promoted
 from graphflow.ir.spec import Dim, Shape, Size, equate, normalize_shape, product, show_shape
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.images.sparse_sampling import weighted_rows
 from graphflow.ops.matrices.matmul import matmul
@@ -130,6 +131,7 @@ def sampled(
     return result
 
 
+@composite("x", "grid")
 @function
 def grid_sample(
     x: Any,
@@ -178,6 +180,7 @@ def grid_sample(
     return moveaxis(reshape(rows, (batch, *where, x.shape[1])), -1, 1)
 
 
+@composite("theta")
 @function
 def affine_grid(theta: Any, size: Any, align_corners: bool = False) -> Tensor:
     """The grid that `grid_sample` takes, of points mapped by affine maps.

@@ -7,6 +7,7 @@ from typing import Any
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ir.spec import Size, floordiv, product, show_shape
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.tensors.shape import moveaxis, permute_dims, reshape
 from graphflow.ops.windows.pool_mean import avg_pool_op
@@ -93,6 +94,7 @@ def pixel_unshuffle(x: Any, factor: int, channels_last: bool = False) -> Tensor:
     return space_to_depth(x, factor, "CRD", channels_last)
 
 
+@composite("x")
 @function
 def local_response_norm(
     x: Any,

@@ -12,6 +12,7 @@ from graphflow.errors import ArgumentError, DifferentiationError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import TensorSpec, complex_dtype, minimum, real_dtype, spec
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import is_zeros
 from graphflow.ops.matrices import confluent
 from graphflow.ops.matrices.matmul import tril, triu
@@ -90,6 +91,7 @@ cholesky_op = register(
 )
 
 
+@composite("x", to="high")
 @function
 def cholesky(x: Any, *, upper: bool = False) -> Tensor:
     """The lower triangular L, its diagonal positive, with L @ Lᴴ = x; `upper`: Lᴴ.
@@ -193,6 +195,7 @@ qr_op = register(
 )
 
 
+@composite("x", to="high")
 @function
 def qr(x: Any, *, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """(q, r) with q @ r = x, the columns of q orthonormal, r upper triangular.
@@ -290,6 +293,7 @@ eigvalsh_op = register(
 )
 
 
+@composite("x", to="high")
 @function
 def eigh(x: Any) -> tuple[Tensor, Tensor]:
     """(values, vectors) of symmetric (Hermitian) matrices: x @ v = v·w for each column v.
@@ -312,6 +316,7 @@ def eigh(x: Any) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
+@composite("x", to="high")
 @function
 def eigvalsh(x: Any) -> Tensor:
     """The eigenvalues of `eigh`, without the vectors.
@@ -381,6 +386,7 @@ eig_op = register(
 )
 
 
+@composite("x", to="high")
 @function
 def eig(x: Any) -> tuple[Tensor, Tensor]:
     """(values, vectors) of square matrices: x @ v = v·w for each column v. Both are complex.
@@ -403,6 +409,7 @@ def eig(x: Any) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
+@composite("x", to="high")
 @function
 def eigvals(x: Any) -> Tensor:
     """The eigenvalues of `eig`.

@@ -11,6 +11,7 @@ from typing import Any
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import TensorSpec, real_dtype, spec
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import conj
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.matrix_rules import (
@@ -94,6 +95,7 @@ det_op = register(
 )
 
 
+@composite("x", to="high")
 @function
 def det(x: Any) -> Tensor:
     """The determinant of each matrix of x (…, n, n).
@@ -146,6 +148,7 @@ slogdet_op = register(
 )
 
 
+@composite("x", to="high")
 @function
 def slogdet(x: Any) -> tuple[Tensor, Tensor]:
     """(sign, log|det|) of each matrix of x (…, n, n); (0, -inf) of singular ones.

@@ -9,6 +9,7 @@ from typing import Any
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Tensor, function, promoted
 from graphflow.ir.spec import Shape, Size, equate, product, show_shape
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import listed, normalize_axis
 from graphflow.ops.matrices.matmul import diagonal, matmul
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims, permute_dims, reshape
@@ -33,7 +34,8 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
         raise ArgumentError(f"subscripts are a str such as 'ij,jk->ik', not {subscripts!r}")
     tensors = list(promoted("einsum", operands)) if operands else []
     inputs, output = _parse(subscripts, tensors)
-    return _einsum(tensors, inputs, output, repr(subscripts))
+    contract = _einsum if _is_one_product(inputs, output) else _einsum_of_many
+    return contract(tensors, inputs, output, repr(subscripts))
 
 
 def _parse(subscripts: str, operands: Sequence[Tensor]) -> tuple[list[list[_Label]], list[_Label]]:
@@ -85,6 +87,16 @@ def _einsum(
         terms.append(_contract(picked, needed, sizes))
     x, labels = _summed(*terms[0], set(output))
     return permute_dims(x, [labels.index(label) for label in output])
+
+
+_einsum_of_many = composite("tensors", to="low")(_einsum)
+
+
+def _is_one_product(inputs: Sequence[list[_Label]], output: list[_Label]) -> bool:
+    """Return True for one operand, or two without an axis that is summed before they meet."""
+    summed = set(itertools.chain.from_iterable(inputs)).difference(output)
+    met = all(label in labels for label in summed for labels in inputs)
+    return len(inputs) < 3 and (met or len(inputs) == 1)
 
 
 def _label_sizes(

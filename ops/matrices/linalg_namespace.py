@@ -14,6 +14,7 @@ from graphflow.base.argument_checks import spelt
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, located, promoted
 from graphflow.ir.spec import equate, maximum, minimum, show_shape
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import listed, normalize_axis, require_kind, whole
 from graphflow.ops.matrices.decompositions import cholesky, eig, eigh, eigvals, eigvalsh, qr
 from graphflow.ops.matrices.determinant import det, slogdet
@@ -62,6 +63,7 @@ def trace(x: Any, *, offset: int = 0, dtype: Any = None) -> Tensor:
     return result
 
 
+@composite("a", "b")
 @function
 def cross(a: Any, b: Any, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of three elements along an axis; the others broadcast.
@@ -84,6 +86,7 @@ def cross(a: Any, b: Any, *, axis: int = -1) -> Tensor:
     return roll(turned, -1, axis)
 
 
+@composite("arrays", to="low")
 @function
 def multi_dot(arrays: Sequence[Any]) -> Tensor:
     """The product of matrices, multiplied in the order that costs least; the first and the last

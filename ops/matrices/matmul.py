@@ -39,6 +39,7 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import conj, normalize_axis, require_kind, unbroadcast, whole
 from graphflow.ops.kernels.fusion.region_kernels import enabled
 from graphflow.ops.kernels.gemm.gemm import Product, preferred
@@ -410,6 +411,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
     return expand_dims(a, 1) * expand_dims(b, 0)  # type: ignore[no-any-return]
 
 
+@composite("a", "b")
 @function
 def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
     """Sum of conj(a)·b along an axis that both have; other axes broadcast.

@@ -9,6 +9,7 @@ from graphflow.errors import ArgumentError, ShapeError, Untraceable
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import TensorSpec, kind, real_dtype, spec
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.roots import divided_out, over_root, unless_masked, zero_at_root
 from graphflow.ops.base.shape_rules import (
     keep_axes,
@@ -168,6 +169,7 @@ def _is_order(ord: Any, *orders: Any) -> bool:
     return not isinstance(ord, bool) and isinstance(ord, int | float | str) and ord in orders
 
 
+@composite("x")
 @function
 def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
     """The norm of each matrix of x (…, m, n).
@@ -229,6 +231,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     return expand_dims(result, axes) if keepdims else result
 
 
+@composite("x")
 @function
 def cond(x: Any, p: Any = None) -> Tensor:
     """The condition number of each matrix of x (…, m, n): norm(x)·norm(x⁻¹).

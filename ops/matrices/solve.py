@@ -26,6 +26,7 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import unbroadcast
 from graphflow.ops.matrices.matmul import matmul, tril, triu
 from graphflow.ops.matrices.matrix_rules import (
@@ -127,6 +128,7 @@ solve_op: Op = register(
 )
 
 
+@composite("a", "b", to="high")
 @function
 def solve(a: Any, b: Any) -> Tensor:
     """The x with a @ x = b, for matrices a (…, n, n); leading axes broadcast.
@@ -229,6 +231,7 @@ triangular_solve_op: Op = register(
 )
 
 
+@composite("a", "b", to="high")
 @function
 def triangular_solve(
     a: Any, b: Any, *, lower: bool = True, adjoint: bool = False, unit_diagonal: bool = False
@@ -286,6 +289,7 @@ inv_op = register(
 )
 
 
+@composite("x", to="high")
 @function
 def inv(x: Any) -> Tensor:
     """The inverse of each matrix of x (…, n, n). To solve a system, `solve` is faster and exacter.
@@ -299,6 +303,7 @@ def inv(x: Any) -> Tensor:
     return result
 
 
+@composite("x", to="low")
 @function
 def matrix_power(x: Any, n: int) -> Tensor:
     """The matrix product of n copies of each matrix of x (…, m, m); of its inverse for n < 0.

@@ -33,6 +33,7 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import is_zeros, unbroadcast
 from graphflow.ops.matrices import confluent
 from graphflow.ops.matrices.matrix_rules import adjoint as adjoint_of
@@ -189,6 +190,7 @@ svdvals_op = register(
 )
 
 
+@composite("x", to="high")
 @function
 def svd(x: Any, *, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """(u, s, vh) with x = u·diag(s)·vh, u and vhᴴ with orthonormal columns, s >= 0 descending.
@@ -216,6 +218,7 @@ def svd(x: Any, *, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     return u, s, vh
 
 
+@composite("x", to="high")
 @function
 def svdvals(x: Any) -> Tensor:
     """The singular values of matrices (…, m, n), descending.
@@ -269,6 +272,7 @@ _rank = register(
 )
 
 
+@composite("x", to="high")
 @function
 def matrix_rank(x: Any, *, rtol: float | None = None) -> Tensor:
     """How many singular values of each matrix (…, m, n) exceed rtol times the largest; int64.
@@ -339,6 +343,7 @@ pinv_op = register(
 )
 
 
+@composite("x", to="high")
 @function
 def pinv(x: Any, *, rtol: float | None = None) -> Tensor:
     """The Moore-Penrose inverse (…, n, m) of each matrix (…, m, n).
@@ -420,6 +425,7 @@ lstsq_op: Op = register(
 )
 
 
+@composite("a", "b", to="high")
 @function
 def lstsq(a: Any, b: Any, *, rtol: float | None = None) -> Tensor:
     """The x of least norm that minimises the norm of a @ x - b, by singular values.

@@ -12,6 +12,7 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import TensorSpec, equate, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import is_zeros, like_first, require_kind
 from graphflow.ops.host_calls.debug import check
 from graphflow.ops.kernels.conv import batch_norm as channels
@@ -262,6 +263,7 @@ _channel_affine = register(
 )
 
 
+@composite("x", "scale", "bias", "mean", "variance")
 @function
 def batch_norm(
     x: Any, scale: Any = None, bias: Any = None, mean: Any = None, variance: Any = None, *,

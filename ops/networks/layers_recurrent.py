@@ -20,8 +20,8 @@ from graphflow.ops.networks.recurrent import (
     initial_state,
     lstm_cell_of,
     plain_cell_of,
-    projected,
     run_directions,
+    run_once,
 )
 from graphflow.ops.tensors.shape import moveaxis
 from graphflow.ops.tensors.slicing import stack
@@ -103,7 +103,7 @@ class _CellLayer(Layer):
             before = initial_state(self.cell, x.shape[0], self.weights)
         else:
             before = _as_states(self, state, self.cell.states)
-        after = self.cell.step(projected(self.cell, x, self.weights), before, self.weights)
+        after = run_once(self.cell, x, before, self.weights)
         return after[0] if self.cell.states == 1 else after
 
 

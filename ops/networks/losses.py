@@ -23,6 +23,7 @@ from graphflow.ir.op import (
 )
 from graphflow.ir.spec import TensorSpec, equate, kind, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import (
     normalize_axis,
     product_or_zero,
@@ -95,6 +96,7 @@ def _pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
 # Of numbers -------------------------------------------------------------------------------------
 
 
+@composite("prediction", "target", to="high")
 @function
 def mse_loss(prediction: Any, target: Any, weights: Any = None, reduction: str = "none") -> Tensor:
     """(prediction - target)².
@@ -113,6 +115,7 @@ def mse_loss(prediction: Any, target: Any, weights: Any = None, reduction: str =
     return _weighted(lambda a, b: square(a - b), (a, b), weights, reduction)
 
 
+@composite("prediction", "target", to="high")
 @function
 def l1_loss(prediction: Any, target: Any, weights: Any = None, reduction: str = "none") -> Tensor:
     """|prediction - target|; arguments and errors as for `mse_loss`."""
@@ -149,6 +152,7 @@ def _above_zero(op_name: str, what: str, value: Any) -> float:
     return number
 
 
+@composite("prediction", "target", to="high")
 @function
 def huber_loss(
     prediction: Any, target: Any, delta: float = 1.0, weights: Any = None, reduction: str = "none"
@@ -166,6 +170,7 @@ def huber_loss(
     return _weighted(lambda a, b: _huber(a - b, delta=delta), inputs, weights, reduction)
 
 
+@composite("prediction", "target", to="high")
 @function
 def smooth_l1_loss(
     prediction: Any, target: Any, beta: float = 1.0, weights: Any = None, reduction: str = "none"
@@ -209,6 +214,7 @@ _binary_cross_entropy = elementwise(
 )
 
 
+@composite("prediction", "target", to="high")
 @function
 def binary_cross_entropy(
     prediction: Any, target: Any, weights: Any = None, reduction: str = "none"
@@ -238,6 +244,7 @@ _binary_cross_entropy_with_logits = elementwise(
 )
 
 
+@composite("logits", "target", to="high")
 @function
 def binary_cross_entropy_with_logits(
     logits: Any, target: Any, weights: Any = None, positive_weight: Any = None,
@@ -265,6 +272,7 @@ def binary_cross_entropy_with_logits(
     return _weighted(loss_of, (x, y), weights, reduction)
 
 
+@composite("log_prediction", "target", to="high")
 @function
 def kl_div(
     log_prediction: Any, target: Any, log_target: bool = False, weights: Any = None,
@@ -382,6 +390,7 @@ def _classes_last(x: Tensor, axis: Any) -> Tensor:
     return last
 
 
+@composite("log_probabilities", to="high")
 @function
 def nll_loss(
     log_probabilities: Any, labels: Any, weights: Any = None, ignore_index: int | None = None,
@@ -398,6 +407,7 @@ def nll_loss(
     return _reduced_by_class(loss, factor, reduction)
 
 
+@composite("logits", "labels", to="high")
 @function
 def cross_entropy(
     logits: Any, labels: Any, name: str | None = None, *, weights: Any = None,
@@ -473,6 +483,7 @@ def _soft_cross_entropy(
 # Of distances and margins -----------------------------------------------------------------------
 
 
+@composite("a", "b", to="high")
 @function
 def cosine_similarity(a: Any, b: Any, axis: int = -1, epsilon: float = 1e-8) -> Tensor:
     """a·b / (|a|·|b|) along an axis; each norm counts as at least epsilon.
@@ -490,6 +501,7 @@ def cosine_similarity(a: Any, b: Any, axis: int = -1, epsilon: float = 1e-8) -> 
     return result
 
 
+@composite("distance", "target", to="high")
 @function
 def hinge_embedding_loss(
     distance: Any, target: Any, margin: float = 1.0, reduction: str = "none"
@@ -501,6 +513,7 @@ def hinge_embedding_loss(
     return _reduced(where(alike, x, FUNCTIONS["relu"](margin - x)), reduction)
 
 
+@composite("a", "b", "target", to="high")
 @function
 def margin_ranking_loss(
     a: Any, b: Any, target: Any, margin: float = 0.0, reduction: str = "none"
@@ -512,6 +525,7 @@ def margin_ranking_loss(
     return _reduced(FUNCTIONS["relu"](margin - x * y), reduction)
 
 
+@composite("anchor", "positive", "negative", to="high")
 @function
 def triplet_margin_loss(
     anchor: Any, positive: Any, negative: Any, margin: float = 1.0, epsilon: float = 1e-6,

@@ -14,6 +14,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ir.spec import Size, equate, is_half, kind, show_shape
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.networks.lstm_op import lstm_op
@@ -204,6 +205,12 @@ def run(
     return y, last
 
 
+@composite("x", "state", "weights")
+def run_once(cell: Cell, x: Tensor, state: State, weights: Weights) -> State:
+    """The state after one step of inputs (B, inputs)."""
+    return cell.step(projected(cell, x, weights), state, weights)
+
+
 def _in_one_op(
     cell: Cell, x: Tensor, weights: Weights, state: State, reverse: bool
 ) -> tuple[Tensor, State] | None:
@@ -228,6 +235,7 @@ def initial_state(cell: Cell, batch: Size, weights: Weights) -> State:
     return tuple(zeros(shape, weights.r.dtype) for _ in range(cell.states))
 
 
+@composite("x", "sides", "states")
 def run_directions(
     cell: Cell,
     x: Tensor,

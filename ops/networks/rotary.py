@@ -14,6 +14,7 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Size, TensorSpec, equate, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_buildable, require_kind, unbroadcast
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.transcendental import cos as cos_of
@@ -116,6 +117,7 @@ def rotate(
     return result
 
 
+@composite("x")
 @function
 def rotary(
     x: Any, positions: Any = None, *, base: float = 10000.0, size: int | None = None,

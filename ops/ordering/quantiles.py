@@ -10,6 +10,7 @@ import numpy as np
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import Tensor, as_tensor, function, located
 from graphflow.ir.spec import product
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import reduced_shape, require_kind
 from graphflow.ops.ordering.sort import sort
 from graphflow.ops.pointwise.arithmetic import ceil, equal, floor, isnan
@@ -22,6 +23,7 @@ from graphflow.ops.tensors.take import take
 Array = np.ndarray[Any, Any]
 
 
+@composite("x")
 @function
 def quantile(x: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     """The values below which shares q of the elements over axes (None: all) lie; between two
@@ -42,6 +44,7 @@ def quantile(x: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Tensor
     return _at(x, shares, axes, keepdims)
 
 
+@composite("x")
 @function
 def median(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     """The middle element over axes (None: all), or the mean of the two in the middle; NaN if there

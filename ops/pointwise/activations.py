@@ -12,6 +12,7 @@ from typing import Any
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, sample
 from graphflow.ir.spec import TensorSpec
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, same_float, zeros_like
 from graphflow.ops.pointwise.arithmetic import (
     SCALAR,
@@ -392,6 +393,7 @@ def _halves(x: Any, axis: int) -> list[Tensor]:
     return halves
 
 
+@composite("x")
 @function
 def glu(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
     """a·sigmoid(b), with a and b the halves of x along an axis.
@@ -407,6 +409,7 @@ def glu(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
     return result
 
 
+@composite("x")
 @function
 def swiglu(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
     """silu(a)·b, with a and b the halves of x along an axis; errors as for `glu`.

@@ -10,6 +10,7 @@ from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
 from graphflow.ir.spec import Shape, is_inexact, kind
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import conj, normalize_axis
 from graphflow.ops.kernels.fusion.row_ops import over_axes
 from graphflow.ops.kernels.sparse.prefix_sum import running_sum
@@ -122,12 +123,20 @@ def prod(
         dtype = summed_dtype(x.spec, None)
     product_of = astype(x, dtype)
     wanted = {"dtype": product_of.dtype.name} if kind(product_of.dtype) == "int" else {}
-    for a in axes:
-        product_of = _prod(product_of, axis=a, name=name, **wanted)
+    product_of = (_over_axes if len(axes) > 1 else _prod_along)(product_of, axes, name, **wanted)
     if keepdims or not axes:
         return product_of
     result: Tensor = FUNCTIONS["squeeze"](product_of, axes)
     return result
+
+
+def _prod_along(x: Tensor, axes: tuple[int, ...], name: str | None, **wanted: str) -> Tensor:
+    for a in axes:
+        x = _prod(x, axis=a, name=name, **wanted)
+    return x
+
+
+_over_axes = composite("x")(_prod_along)
 
 
 _WIDER = {"float32": "float64", "complex64": "complex128"}

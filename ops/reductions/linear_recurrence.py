@@ -8,6 +8,7 @@ from typing import Any
 from graphflow.ir.op import Op, Tensor, function, located, register, sample
 from graphflow.ir.spec import TensorSpec, equate, is_inexact
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import conj, require_kind
 from graphflow.ops.reductions.cumulative import along_one_axis
 from graphflow.ops.reductions.reduce import COMPLEX, CUBE, INT, F, per_element, summed_dtype
@@ -132,6 +133,7 @@ _cumprod = register(
 )
 
 
+@composite("x")
 @function
 def cumprod(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
     """Running product along an axis (which only a 1-d x may leave out); dtypes as for `sum`. The

@@ -26,6 +26,7 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import reciprocal_or_zero, require_buildable, require_kind
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.sharding import rules as sharding
@@ -244,6 +245,7 @@ def _lengths(frame_length: Any, fft_length: Any) -> tuple[int, int]:
     return length, points
 
 
+@composite("x", to="high")
 @function
 def stft(
     x: Any,

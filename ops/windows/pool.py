@@ -8,6 +8,7 @@ from typing import Any
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ir.spec import show_shape
+from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.tensors.shape import moveaxis
 from graphflow.ops.windows.conv import of_rank
@@ -123,6 +124,7 @@ def avg_pool(
     return last(y, channels_last)
 
 
+@composite("x")
 @function
 def lp_pool(
     x: Any,

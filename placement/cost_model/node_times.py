@@ -48,7 +48,10 @@ class Predictions:
         self.specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
         self.outputs = frozenset(graph.outputs)
         self._bytes: dict[TensorSpec, int] = {}
-        regions = regions_of(graph, "cpu", self.specs, bindings)
+        kinds = {device.kind for worker in cluster.workers for device in worker.devices}
+        # the kernels of a GPU convert 16 bits themselves, those of a CPU get them converted
+        kind = "gpu" if "gpu" in kinds else "cpu"
+        regions = regions_of(graph, kind, self.specs, bindings)
         self.regions = {node: nodes for nodes in regions for node in nodes if len(nodes) > 1}
         self._alike, self._examples = self._classified()
 

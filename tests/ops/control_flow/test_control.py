@@ -287,3 +287,13 @@ def test_a_feed_of_two_batches_tells_them_apart() -> None:
         s.run(x + y, {x: np.zeros((3, 4), "float32"), y: np.zeros((2, 4), "float32")})
     assert "placeholder#1.shape[0] == placeholder#2.shape[0]" in str(told.value)
     assert "placeholder#2.shape[0] = 2 from" in str(told.value)
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_what_a_loop_reads_sums_its_gradient_in_float32(half: str) -> None:
+    xs, w = gf.placeholder(half, (4096,)), gf.placeholder(half, ())
+    _, ys = gf.scan(lambda c, x: (c, gf.sin(w * x)), gf.zeros((), half), xs)
+    (slope,) = gf.gradients(gf.sum(ys), [w])
+    feeds = {xs: np.ones(4096, half), w: np.asarray(0, half)}
+    (found,) = evaluate([slope], feeds)
+    assert found.dtype == half and float(found) == 4096  # 256 in bfloat16, one by one

@@ -1,0 +1,148 @@
+"""Functions made of several ops round 16-bit floats once, as one op does.
+
+Each op rounds its result to the dtype of its inputs. A function of several ops would round at each
+step, and a number above 65,504 on the way would be infinite in float16. A composite therefore takes
+float16 and bfloat16 in float32, and rounds its results. The conversions are nodes with a gradient,
+so gradients round once, too. For other dtypes nothing changes, not one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass, replace
+from functools import cache, wraps
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+
+from graphflow.base.argument_checks import signature_of
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, autocast, autocasted, current_scope
+from graphflow.ir.spec import is_half, is_inexact
+from graphflow.ops.base.shape_rules import is_zeros
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SINGLE = np.dtype("float32")
+
+
+def composite(*names: str, to: Literal["low", "high"] | None = None) -> Callable[[F], F]:
+    """Let a public function compute in float32 if its float arguments of these names have one
+    16-bit dtype; its float32 results are rounded to that dtype.
+
+    It stands above `@function`. Arguments of several float dtypes are left to the function.
+
+    Args:
+        names: arguments that are tensors, arrays, or lists of these; others are left alone.
+        to: how the function takes part in a `gf.autocast` block, as `autocast` of an op. Results
+            of "high" are float32 there; "low" leaves the dtypes to the ops.
+    """
+
+    def enter(f: F) -> F:
+        places = cache(lambda: [(n, list(signature_of(f).parameters).index(n)) for n in names])
+
+        @wraps(f)
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            tensors = [args[i] if i < len(args) else kwargs.get(n) for n, i in places()]
+            dtype = _half_of(tensors)
+            casting = current_scope.get().autocast is not None
+            if dtype is None or (casting and to == "low"):
+                return f(*args, **kwargs)
+            high = casting and to == "high"
+            wide = _autocasted if high else widened
+            at = {i for _, i in places()}
+            taken = [_mapped(x, wide) if i in at else x for i, x in enumerate(args)]
+            named = {n: _mapped(x, wide) if n in names else x for n, x in kwargs.items()}
+            if high:
+                return f(*taken, **named)
+            with autocast(None):
+                return _mapped(f(*taken, **named), lambda y: rounded(y, dtype))
+
+        if FUNCTIONS.get(f.__name__) is f:
+            FUNCTIONS[f.__name__] = entered
+        return cast(F, entered)
+
+    return enter
+
+
+def in_float32(node: Node, *tensors: Any, again: bool = True) -> tuple[Any, ...]:
+    """What a vjp or jvp of a node looks at, with 16-bit floats as float32: its outputs, its inputs,
+    and some tensors or tuples of them. A vjp of several steps rounds once, then.
+
+    Ops that move numbers, products and collectives keep 16 bits: each of their vjps is one op.
+
+    Args:
+        again: whether outputs that are cheap are computed from the inputs again, not rounded.
+    """
+    op, xs = node.op, node.inputs
+    y: Any = node.outputs[0] if len(node.outputs) == 1 else node.outputs
+    exact = op.halves or op.alias or op.autocast == "low" or op.joint is not None
+    if exact or not any(is_half(t.dtype) for t in (*node.outputs, *xs)):
+        return y, xs, *tensors
+    xs = tuple(map(widened, xs))
+    if again and op.expr is not None and not op.random:
+        y = op(*xs, **node.attrs)
+    return _mapped(y, widened), xs, *(_mapped(t, widened) for t in tensors)
+
+
+def widened(x: Any) -> Any:
+    """A tensor of 16-bit floats as float32, anything else as it is."""
+    if not isinstance(x, Tensor) or not is_half(x.dtype):
+        return x
+    return FUNCTIONS["full_like"](x, 0, _SINGLE) if is_zeros(x) else FUNCTIONS["astype"](x, _SINGLE)
+
+
+def rounded(x: Any, dtype: np.dtype[Any]) -> Any:
+    """A float32 tensor in a 16-bit dtype, anything else as it is."""
+    if not isinstance(x, Tensor) or x.dtype != _SINGLE:
+        return x
+    before = _converted(x)
+    return before if before.dtype == dtype else FUNCTIONS["astype"](x, dtype)
+
+
+def total(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors, in order; of 16-bit floats those that were rounded from float32 are taken
+    as they were before, and more than two are added in float32."""
+    if len(parts) > 1 and any(is_half(part.dtype) for part in parts):
+        parts = [s if (s := _converted(part)).dtype == _SINGLE else part for part in parts]
+        if len(parts) > 2 or any(part.dtype == _SINGLE for part in parts):
+            parts = [widened(part) for part in parts]
+    first, *rest = parts
+    return sum(rest, first)
+
+
+def _converted(x: Tensor) -> Tensor:
+    """What a conversion converts; another tensor itself."""
+    return x.node.inputs[0] if x.node.op.name == "astype" else x
+
+
+def _autocasted(x: Any) -> Any:
+    return autocasted([x], "high")[0] if isinstance(x, Tensor) else x
+
+
+def _half_of(values: Iterable[Any]) -> np.dtype[Any] | None:
+    """The dtype that all floats among some values have, if that is one of 16 bits."""
+    dtypes = {dtype for value in values for dtype in _dtypes(value) if is_inexact(dtype)}
+    return dtypes.pop() if len(dtypes) == 1 and is_half(next(iter(dtypes))) else None
+
+
+def _dtypes(value: Any, listed: bool = False) -> list[np.dtype[Any]]:
+    """Of a tensor or an array, or of those in a list; numbers in a list become float32."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return [value.dtype]
+    if is_dataclass(value) and not isinstance(value, type):
+        value = list(vars(value).values())
+    if isinstance(value, list | tuple):
+        return [dtype for x in value for dtype in _dtypes(x, True)]
+    return [_SINGLE] if listed and isinstance(value, float) else []
+
+
+def _mapped(value: Any, each: Callable[[Any], Any]) -> Any:
+    """A function of a value, or of each in a list, a (named) tuple or a dataclass."""
+    if is_dataclass(value) and not isinstance(value, type | Tensor):
+        return replace(value, **{name: _mapped(x, each) for name, x in vars(value).items()})
+    if isinstance(value, list | tuple):
+        items = [_mapped(x, each) for x in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    return each(as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value)
+
+
+__all__ = ["composite", "in_float32", "rounded", "total", "widened"]
