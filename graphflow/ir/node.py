@@ -91,6 +91,28 @@ class Node:
             turn=self.turn if turn is None else turn,
         )
 
+    def copied(
+        self,
+        inputs: tuple[Tensor, ...],
+        name: str,
+        device: DeviceName,
+        origin: Node,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> Node:
+        """The same application to inputs of the same specs, derived of `origin`: made at its line,
+        and in no turn. A shape rule has nothing to add: equal inputs give equal specs."""
+        return Node(
+            self.op,
+            inputs,
+            self.attrs if attrs is None else attrs,
+            self.specs,
+            name=name,
+            device=device,
+            location=origin.location,
+            origin=origin,
+            equations=self.equations,
+        )
+
     def bound_specs(self, bindings: Mapping[str, int]) -> tuple[TensorSpec, ...]:
         """The specs with symbols replaced by sizes.
 

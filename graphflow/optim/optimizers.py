@@ -19,6 +19,7 @@ import numpy as np
 
 from graphflow import init
 from graphflow.base.argument_checks import meant, shown, spelt
+from graphflow.base.gc_pause import without_collection
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
 from graphflow.frontend.builders import assign
@@ -139,6 +140,7 @@ class Optimizer:
         """
         return self._apply(grads, variables)
 
+    @without_collection
     def _apply(
         self,
         grads: Sequence[Tensor],

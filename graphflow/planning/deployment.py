@@ -80,6 +80,7 @@ class Deployment:
         others = {n: None for c in list(self.compiled.values()) for n in c.source.placeholders}
         return [list(source.placeholders), list(others)]
 
+    @without_collection
     def of(self, tensors: Sequence[Tensor], shapes: Mapping[Node, Any]) -> Compiled:
         """The same, or else verified and optimised; then nothing is placed or sent yet.
 

@@ -90,6 +90,8 @@ class Moves:
 
     def to(self, value: Value, target: Layout, cause: Node, name: str) -> Value:
         """A value in another layout; partial results that the target keeps stay."""
+        if value.layout == target:
+            return value
         key = (value, target, self._is_late(cause))
         if key not in self._known:
             self._known[key] = self._moved(value, target, cause, name)
@@ -203,7 +205,11 @@ class Moves:
 
     def at(self, place: Place, node: Node) -> made_by:
         """Nodes built in the block are at a place, and count as made where a node was."""
-        return made_by(node, self.mesh.tag(place)[1:] + "/", self.device(node, place))
+        return made_by(node, self.prefix(place), self.device(node, place))
+
+    def prefix(self, place: Place) -> str:
+        """What the names of nodes at a place begin with."""
+        return self.mesh.tag(place)[1:] + "/"
 
     def device(self, node: Node, place: Place) -> DeviceName:
         """Where what stands for a node is."""

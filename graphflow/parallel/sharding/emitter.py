@@ -14,6 +14,7 @@ from typing import Any
 from graphflow.errors import GraphflowError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, current_prefix, make_node, scope_of, within
+from graphflow.ir.spec import Shape
 from graphflow.ops.control_flow.control import is_control
 from graphflow.ops.sharding import rules
 from graphflow.parallel.mesh.device_mesh import WHOLE, Piece, Place, Split
@@ -28,6 +29,7 @@ from graphflow.parallel.sharding.propagation import propagate
 from graphflow.parallel.sharding.reshapes import folded
 from graphflow.parallel.sharding.rule_selection import Choosing
 from graphflow.parallel.sharding.rules import Rule, rule_of, rules_of
+from graphflow.parallel.sharding.whole_nodes import copied_whole
 
 _PARTS = ("slice",)
 """Ops that give a part of what they get, as it is."""
@@ -82,6 +84,10 @@ class Emitter:
     def emit(self, node: Node) -> None:
         """Write a node that computes."""
         self.settle(node)
+        values = copied_whole(self.moves, node, self.values, self.wishes)
+        if values is not None:
+            self.values.update(zip(node.outputs, values, strict=True))
+            return
         if self._fold(node):
             return
         rule = self._choosing.rule(node)
@@ -205,11 +211,12 @@ class Emitter:
         """The op at each place; once where places share device and inputs."""
         found: list[tuple[Tensor, ...]] = []
         known: dict[Any, tuple[Tensor, ...]] = {}
+        wanted = rule.sizes if self.mesh.local or rule.sharding.build is not None else {}
         for number, place in enumerate(self.mesh.places):
-            own = tuple(parts[number] for parts in inputs)
+            own = tuple([parts[number] for parts in inputs])
             pieces = {
                 letter: self.cuts.piece(size, splits.get(letter, WHOLE), place)
-                for letter, size in rule.sizes.items()
+                for letter, size in wanted.items()
             }
             home = self.moves.home(node, place)
             key = (home, own, tuple(pieces.items())) if self.mesh.local else number
@@ -229,16 +236,6 @@ class Emitter:
         place: Place,
         ranges: Mapping[str, tuple[Any, Any]],
     ) -> tuple[Tensor, ...]:
-        first = len(node.inputs)
-        shapes = tuple(
-            tuple(
-                self.cuts.piece(
-                    size, rule.split(splits.get(letter, WHOLE), first + o, axis), place
-                ).size
-                for axis, (size, letter) in enumerate(zip(spec.shape, names, strict=True))
-            )
-            for o, (names, spec) in enumerate(zip(rule.outputs, node.specs, strict=True))
-        )
         attrs = dict(node.attrs)
         try:
             if rule.sharding.build is not None and (ranges or any(s for s in splits.values())):
@@ -247,19 +244,34 @@ class Emitter:
                     {letter: p.start for letter, p in every.items()},
                     {letter: p.size for letter, p in every.items()},
                     {letter: p.total for letter, p in every.items()},
-                    shapes,
+                    self._local_shapes(node, rule, splits, place),
                     ranges,
                 )
                 with within(current_prefix() + scope_of(node)):
                     made = rule.sharding.build(node.op, cut, *inputs, **attrs)
                 return made if isinstance(made, tuple) else (made,)
             if rule.sharding.sizes is not None:
-                attrs[rule.sharding.sizes] = shapes[0]
+                attrs[rule.sharding.sizes] = self._local_shapes(node, rule, splits, place)[0]
             return make_node(node.op, inputs, attrs, node.name).outputs
         except GraphflowError as error:
             raise type(error)(
                 f"shard {self.mesh.tag(place)[1:]} of {node.name!r} at {node.location}: {error}"
             ) from error
+
+    def _local_shapes(
+        self, node: Node, rule: Rule, splits: Mapping[str, Split], place: Place
+    ) -> tuple[Shape, ...]:
+        """The shapes of a node's outputs at a place."""
+        first = len(node.inputs)
+        return tuple(
+            tuple(
+                self.cuts.piece(
+                    size, rule.split(splits.get(letter, WHOLE), first + o, axis), place
+                ).size
+                for axis, (size, letter) in enumerate(zip(spec.shape, names, strict=True))
+            )
+            for o, (names, spec) in enumerate(zip(rule.outputs, node.specs, strict=True))
+        )
 
     def _keep(
         self,
@@ -341,6 +353,8 @@ class Emitter:
         for tensor in node.inputs:
             self._buckets.empty(tensor)
             layout = self.values[tensor].layout
+            if not layout.partial:
+                continue
             rest = tuple(p for p in layout.partial if p[0] not in self.mesh.local)
             if rest != layout.partial and self._elsewhere(tensor, node):
                 there = Layout(layout.dims, rest)

@@ -4,7 +4,8 @@ equation the axes of a mesh go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import field
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Tensor
@@ -17,6 +18,11 @@ KEEP = "+"
 """A choice: partial sums are handed on."""
 FLOPS_A_BYTE = 40.0
 """Floating point operations that are as dear as a byte which travels."""
+
+
+Letters = tuple[dict[str, Split], dict[str, tuple[tuple[int, ...], str]]]
+"""How letters are cut; and by axis of the mesh, which inputs' partial sums are handed on, and how
+they are combined."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Choosing:
     wishes: Mapping[Tensor, Layout]
     readers: Mapping[Tensor, Sequence[Node | None]]
     followed: str | None = None
+    _known: dict[Hashable, tuple[Rule, Letters]] = field(default_factory=dict)
 
     def rule(self, node: Node) -> Rule:
         """The rule of a node's op that has most of what is cut of its inputs, and then of what
@@ -64,11 +71,30 @@ class Choosing:
 
         return max([first, *others], key=known) if others else first
 
-    def letters(
-        self, node: Node, rule: Rule
-    ) -> tuple[dict[str, Split], dict[str, tuple[tuple[int, ...], str]]]:
+    def letters(self, node: Node, rule: Rule) -> Letters:
         """How each letter is cut, and along which axes of the mesh partial sums are handed on, by
-        which inputs."""
+        which inputs. Nodes that are alike, and whose inputs lie alike, are cut alike."""
+        if self.followed is not None:  # then it matters which inputs are weights
+            return self._chosen(node, rule)
+        key = (id(rule), *self._circumstances(node))
+        known = self._known.get(key)
+        if known is None:  # with the rule, so that no other one has its id
+            known = self._known[key] = rule, self._chosen(node, rule)
+        return known[1]
+
+    def _circumstances(self, node: Node) -> Iterator[Hashable]:
+        """All that the choice for a node depends on beside its rule."""
+        for tensor in node.inputs:
+            layout = self.values[tensor].layout
+            yield layout
+            if layout.partial:
+                yield self.wishes.get(tensor)
+                yield len(set(self.readers.get(tensor, ()))) > 1
+        for tensor in node.outputs:
+            yield self.wishes.get(tensor)
+        yield len(self.cuts.symbols)  # what sizes are guessed to be depends on how they are cut
+
+    def _chosen(self, node: Node, rule: Rule) -> Letters:
         axes: dict[str, list[str]] = {}
         kept: dict[str, tuple[tuple[int, ...], str]] = {}
         flops = self._flops(node)

@@ -1,0 +1,80 @@
+"""Nodes of which nothing is cut: at each place, a copy of the node as it is.
+
+Most of a step of training in data parallelism is updates of variables that every place has whole.
+No rule has to be chosen for them, and no shape to be inferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphflow.ir.op import Node, Tensor
+from graphflow.parallel.mesh.layouts import Layout, Value, whole
+from graphflow.parallel.resharding.resharder import Moves
+
+
+def copied_whole(
+    moves: Moves, node: Node, values: Mapping[Tensor, Value], wishes: Mapping[Tensor, Layout]
+) -> list[Value] | None:
+    """A copy of an elementwise node at each place; None unless it reads whole tensors only, and
+    its outputs are wished whole.
+
+    Args:
+        values: what stands for its inputs.
+        wishes: layouts that its outputs would best have.
+    """
+    if not node.op.elementwise or node.op.sharding is not None or not node.inputs:
+        return None
+    for tensor in node.outputs:
+        wish = wishes.get(tensor)
+        if wish is not None and not wish.is_whole:
+            return None
+    given = []
+    for tensor in node.inputs:
+        value = values[tensor]
+        if not value.layout.is_whole or not are_like(value.parts, tensor):
+            return None
+        given.append(value.parts)
+    made = copies_at_places(moves, node, [*zip(*given, strict=True)], node.name)
+    parts = zip(*[each.outputs for each in made], strict=True)
+    return [
+        Value(tensor.spec, whole(tensor.ndim), own)
+        for tensor, own in zip(node.outputs, parts, strict=True)
+    ]
+
+
+def copies_at_places(
+    moves: Moves, node: Node, inputs: Sequence[tuple[Tensor, ...]], name: str
+) -> list[Node]:
+    """A node with the inputs of each place; one for places that share device and inputs.
+
+    Args:
+        inputs: for each place, of the specs that the node's have.
+        name: of the copies, behind the prefix of their place.
+    """
+    mesh = moves.mesh
+    made: list[Node] = []
+    known: dict[Any, Node] = {}
+    for place, own in zip(mesh.places, inputs, strict=True):
+        key = (moves.home(node, place), own) if mesh.local else None
+        copy = known.get(key)
+        if copy is None:
+            copy = node.copied(own, moves.prefix(place) + name, moves.device(node, place), node)
+            if key is not None:
+                known[key] = copy
+        made.append(copy)
+    return made
+
+
+def are_like(parts: Sequence[Tensor], tensor: Tensor) -> bool:
+    """Whether what stands for a tensor has its spec at each place."""
+    spec = tensor.node.specs[tensor.index]
+    for part in parts:
+        own = part.node.specs[part.index]
+        if own is not spec and own != spec:
+            return False
+    return True
+
+
+__all__ = ["are_like", "copied_whole", "copies_at_places"]
