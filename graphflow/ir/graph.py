@@ -6,7 +6,6 @@ and ordered by when its nodes were built. Every pass is a `rewrite`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
@@ -83,6 +82,11 @@ class Graph:
         return tuple(node for node in self.nodes if node.attrs and bodies(node))
 
     @cached_property
+    def op_names(self) -> frozenset[str]:
+        """The names of the ops of its nodes."""
+        return frozenset({node.op.name for node in self.nodes})
+
+    @cached_property
     def placeholders(self) -> tuple[Node, ...]:
         return self.of_op("placeholder")
 
@@ -93,7 +97,7 @@ class Graph:
     @checks(GraphError)
     def of_op(self, name: str) -> tuple[Node, ...]:
         """Nodes of the op called `name`."""
-        return tuple(node for node in self.nodes if node.op.name == name)
+        return tuple([node for node in self.nodes if node.op.name == name])
 
     @cached_property
     def equations(self) -> tuple[tuple[Node, Equation], ...]:
@@ -129,15 +133,15 @@ class Graph:
         """
         if self._verified:
             return self
-        seen: set[Node] = set()
         assigned: dict[Node, Node] = {}
         for node in self.nodes:
+            serial = node.serial
             for tensor in node.inputs:
-                if tensor.node not in seen:
+                source = tensor.node
+                if source.serial >= serial:  # nodes are in the order of these
                     raise GraphError(f"{node} reads {tensor}, which does not come before it")
-                if tensor is not tensor.node.outputs[tensor.index]:
+                if tensor is not source.outputs[tensor.index]:
                     raise GraphError(f"{node} reads a tensor that its node does not know")
-            seen.add(node)
             if node.op.name == "assign":
                 variable = node.inputs[0].node
                 if variable in assigned:
@@ -160,32 +164,43 @@ class Graph:
 
     @checks(GraphError)
     def rewrite(
-        self, replace: Callable[[Node, tuple[Tensor, ...]], Sequence[Tensor] | None]
+        self,
+        replace: Callable[[Node, tuple[Tensor, ...]], Sequence[Tensor] | None],
+        ops: tuple[str, ...] | None = None,
     ) -> Graph:
         """The graph with nodes replaced, in order.
+
+        Args:
+            ops: the names of the ops whose nodes are replaced; None: of any op.
 
         `replace(node, inputs)` gets a node and its already rewritten inputs, and returns the
         tensors that stand for its outputs, or None to keep it. Replaced nodes' names pass to what
         replaces them. Where nothing is replaced, the graph is returned as it is.
         """
+        if ops is not None and self.op_names.isdisjoint(ops):
+            return self
         mapped: dict[Tensor, Tensor] = {}  # only what was replaced
+        replaced = mapped.keys()
         names: dict[Node, str] = {}
-        for node in self.nodes:
+        for count, node in enumerate(self.nodes):
             inputs = node.inputs
-            if not mapped.keys().isdisjoint(inputs):
+            if mapped and not replaced.isdisjoint(inputs):
                 inputs = tuple([mapped.get(t, t) for t in inputs])
-            outputs = replace(node, inputs)
+            outputs = replace(node, inputs) if ops is None or node.op.name in ops else None
             if outputs is None:
                 outputs = (node if inputs is node.inputs else node.with_inputs(inputs)).outputs
             if outputs is node.outputs:
-                names.setdefault(node, self.names[node])
+                if names and node not in names:
+                    names[node] = self.names[node]
                 continue
+            if not names:  # until here, all nodes were kept
+                names = {kept: self.names[kept] for kept in self.nodes[:count]}
             for before, after in zip(node.outputs, outputs, strict=True):
                 if before is not after:
                     mapped[before] = after
             if outputs:  # one node bears the name, though several may stand for the outputs
                 names.setdefault(outputs[0].node, self.names[node])
-        if not mapped and len(names) == len(self.nodes):
+        if not mapped and len(names) in (0, len(self.nodes)):
             return self
         return Graph([mapped.get(t, t) for t in self.outputs], names)
 
@@ -223,8 +238,9 @@ def _closure(outputs: Sequence[Tensor]) -> tuple[Node, ...]:
         if node not in seen:
             seen.add(node)
             for tensor in node.inputs:
-                if tensor.node not in seen:
-                    stack.append(tensor.node)
+                source = tensor.node
+                if source not in seen:
+                    stack.append(source)
     return tuple(sorted(seen, key=_SERIAL))
 
 
@@ -233,16 +249,19 @@ _SERIAL = attrgetter("serial")
 
 def _unique_names(nodes: Sequence[Node], given: Mapping[Node, str]) -> dict[Node, str]:
     """Each node's own name if free, else with the lowest free number: `matmul`, `matmul_1`, …"""
-    taken = {given[node] for node in nodes if node in given}
-    counts: Counter[str] = Counter()
-    names: dict[Node, str] = {}
+    names = {node: given[node] for node in nodes if node in given}
+    if len(names) == len(nodes):
+        return names
+    taken = set(names.values())
+    counts: dict[str, int] = {}
+    names = {}
     for node in nodes:
         name = given.get(node)
         if name is None:
-            name = node.name
+            own = name = node.name
             while name in taken:
-                counts[node.name] += 1
-                name = f"{node.name}_{counts[node.name]}"
+                number = counts[own] = counts.get(own, 0) + 1
+                name = f"{own}_{number}"
             taken.add(name)
         names[node] = name
     return names
