@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from graphflow.ir.op import Op
 
 _serial = itertools.count()
+_new_tensor = Tensor.__new__
 
 
 class Node:
@@ -78,17 +79,22 @@ class Node:
         turn: int | None = None,
     ) -> Node:
         """The same application to other inputs of the same specs, or with other attributes."""
+        turn = self.turn if turn is None else turn
+        place = self.name, self.device, self.location, self.origin, self.equations, turn
+        if specs is None:
+            return self._again(inputs, self.attrs if attrs is None else attrs, *place)
+        name, device, location, origin, equations, turn = place
         return Node(
             self.op,
             inputs,
             self.attrs if attrs is None else attrs,
-            self.specs if specs is None else specs,
-            name=self.name,
-            device=self.device,
-            location=self.location,
-            origin=self.origin,
-            equations=self.equations,
-            turn=self.turn if turn is None else turn,
+            specs,
+            name=name,
+            device=device,
+            location=location,
+            origin=origin,
+            equations=equations,
+            turn=turn,
         )
 
     def copied(
@@ -101,17 +107,47 @@ class Node:
     ) -> Node:
         """The same application to inputs of the same specs, derived of `origin`: made at its line,
         and in no turn. A shape rule has nothing to add: equal inputs give equal specs."""
-        return Node(
-            self.op,
-            inputs,
-            self.attrs if attrs is None else attrs,
-            self.specs,
-            name=name,
-            device=device,
-            location=origin.location,
-            origin=origin,
-            equations=self.equations,
-        )
+        attrs = self.attrs if attrs is None else attrs
+        return self._again(inputs, attrs, name, device, origin.location, origin, self.equations, -1)
+
+    def local(self, inputs: tuple[Tensor, ...], name: str, device: DeviceName) -> Node:
+        """The same application as a device runs it: it was made where this one was, and what else
+        is known of that has had its effect."""
+        return self._again(inputs, self.attrs, name, device, self.location, None, (), -1)
+
+    def _again(
+        self,
+        inputs: tuple[Tensor, ...],
+        attrs: Mapping[str, Any],
+        name: str,
+        device: DeviceName,
+        location: Location,
+        origin: Node | None,
+        equations: tuple[Equation, ...],
+        turn: int,
+    ) -> Node:
+        """A node of the same specs, which need no check. Each node of a large graph is made again
+        by several passes."""
+        node = _new_node(Node)
+        node.op = self.op
+        node.inputs = inputs
+        node.attrs = attrs
+        node.specs = self.specs
+        node.name = name
+        node.device = device
+        node.location = location
+        node.origin = origin
+        node.equations = equations
+        node.turn = turn
+        node.serial = next(_serial)
+        if len(self.specs) == 1:
+            tensor = _new_tensor(Tensor)
+            tensor.node = node
+            tensor.index = 0
+            node.outputs = (tensor,)
+        else:
+            node.outputs = tuple(map(Tensor, repeat(node), range(len(self.specs))))
+        return node
 
     def bound_specs(self, bindings: Mapping[str, int]) -> tuple[TensorSpec, ...]:
         """The specs with symbols replaced by sizes.
@@ -129,6 +165,9 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.name!r} at {self.location}>"
+
+
+_new_node = Node.__new__
 
 
 def _negative(op: Op, location: Location, inputs: Sequence[Tensor], spec: TensorSpec) -> ShapeError:

@@ -112,7 +112,10 @@ def _shown_sizes(shape: Shape, bindings: Mapping[str, int]) -> str:
 
 def nbytes(spec: TensorSpec) -> int:
     """Bytes of a tensor of known shape."""
-    return evaluate(spec.nbytes, {})
+    total: Size = spec.dtype.itemsize
+    for size in spec.shape:
+        total = total * size
+    return evaluate(total, {})
 
 
 @spelt(ShapeError)

@@ -1,4 +1,4 @@
-"""Updates that are alike: of variables and gradients of one spec, the first is built, and the others
+"""Updates that are alike: of variables and gradients of one spec, the first is built, and others
 are copies of its nodes.
 
 Shape rules and conversions need not be gone through again for each of thousands of variables.

@@ -25,11 +25,16 @@ class MergeDuplicates(Pass):
 
     def __call__(self, graph: Graph) -> Graph:
         first: dict[Hashable, list[Node]] = {}
+        keys: dict[int, Hashable] = {}  # of attributes, which copies of a node share
 
         def merge(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
             if not node.op.pure:
                 return None
-            attrs = key_of(dict(node.attrs)) if node.attrs else ()
+            attrs: Hashable = ()
+            if node.attrs:
+                attrs = keys.get(id(node.attrs))
+                if attrs is None:
+                    attrs = keys[id(node.attrs)] = key_of(dict(node.attrs))
             alike = first.setdefault((node.op.name, inputs, attrs), [])
             for known in alike:  # nearly always one: its pin, specs and turn need no hash
                 if (known.device, known.specs, known.turn) == (node.device, node.specs, node.turn):

@@ -171,18 +171,12 @@ def _rebuild(
     here: _Builder,
     variables: Mapping[Node, str],
 ) -> None:
-    twin = Node(
-        node.op,
-        inputs,
-        node.attrs,
-        node.specs,
-        name=variables.get(node, node.name),
-        device=here.device,
-        location=node.location,
-    )
+    twin = node.local(inputs, variables.get(node, node.name), here.device)
     here.names[twin] = graph.names[node]
-    for tensor, local in zip(node.outputs, twin.outputs, strict=True):
-        here.twins[tensor] = local
+    if len(node.outputs) == 1:
+        here.twins[node.outputs[0]] = twin.outputs[0]
+    else:
+        here.twins.update(zip(node.outputs, twin.outputs, strict=True))
     if node.op.name == "assign":
         here.outputs.append(twin.outputs[0])
 

@@ -95,6 +95,7 @@ class Code:
         self.compute = Part(threads)
         self.commit = Part(threads)
         self._swept: list[tuple[Node, Task, Sequence[Place]]] = []
+        self._dtypes: set[np.dtype[Any]] = set()  # which the backend has
         self.variables: dict[str, Any] = {}
         self.alone: list[Node] = []
         self.codes: list[Code] = []
@@ -127,8 +128,13 @@ class Code:
 
     def _add(self, node: Node, variables: Mapping[str, Any]) -> None:
         number = self.numbers[node]
-        for tensor in node.outputs:
-            require_dtype(self.backend.xp, tensor.dtype)
+        for spec in node.specs:
+            if spec.dtype not in self._dtypes:
+                require_dtype(self.backend.xp, spec.dtype)
+                self._dtypes.add(spec.dtype)
+        if node in self.layout.regions:  # most are
+            self._member(node, number)
+            return
         match node.op.name:
             case "constant":
                 self._operands.bind(node.outputs[0], self.backend.to_device(node.attrs["value"]))
@@ -156,8 +162,6 @@ class Code:
                 pass  # an array where a line reads it
             case _ if node in self.layout.inner:
                 self._bodies(node, number)
-            case _ if node in self.layout.regions:
-                self._member(node, number)
             case _:
                 self._kernel(node, number)
 
@@ -282,7 +286,7 @@ class Code:
             self._refusal(node, number)
         if node is not fused.last:
             return
-        task = kernel_of(fused.region).task(fused.sizes)
+        task = fused.task
         part = self.commit if node in self.layout.deferred else self.compute
         tensors = (*fused.operands, *fused.results)
         if not self._is_shared(task):
@@ -313,7 +317,8 @@ class Code:
         if not self._swept:
             return
         small = [c for c in self.commit.calls if not c.task.scratch and _stays(c.places)]
-        self.commit.calls = [c for c in self.commit.calls if c not in small]
+        taken = set(map(id, small))
+        self.commit.calls = [c for c in self.commit.calls if id(c) not in taken]
         calls: list[Any] = [(task, places) for _, task, places in self._swept]
         calls += [(call.task, call.places) for call in small]
         self.scope["sweep"] = Sweep(calls, self.backend.threads)
