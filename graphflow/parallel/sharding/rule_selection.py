@@ -20,9 +20,26 @@ FLOPS_A_BYTE = 40.0
 """Floating point operations that are as dear as a byte which travels."""
 
 
-Letters = tuple[dict[str, Split], dict[str, tuple[tuple[int, ...], str]]]
-"""How letters are cut; and by axis of the mesh, which inputs' partial sums are handed on, and how
-they are combined."""
+@dataclass(eq=False)
+class Choice:
+    """How nodes that are alike are cut.
+
+    Attributes:
+        rule: of them; kept, so that no other one has its id.
+        splits: how letters are cut.
+        kept: by axis of the mesh, which inputs' partial sums are handed on, and how they are
+            combined.
+        targets: how their inputs are to lie, once the first of them was written.
+        results: how their outputs lie then.
+        patterns: what stands for the first of them at each place, of which others are copies.
+    """
+
+    rule: Rule
+    splits: Mapping[str, Split]
+    kept: Mapping[str, tuple[tuple[int, ...], str]]
+    targets: Sequence[Layout] | None = None
+    results: Sequence[Layout] | None = None
+    patterns: dict[int, Node] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,7 @@ class Choosing:
     wishes: Mapping[Tensor, Layout]
     readers: Mapping[Tensor, Sequence[Node | None]]
     followed: str | None = None
-    _known: dict[Hashable, tuple[Rule, Letters]] = field(default_factory=dict)
+    _known: dict[Hashable, Choice] = field(default_factory=dict)
 
     def rule(self, node: Node) -> Rule:
         """The rule of a node's op that has most of what is cut of its inputs, and then of what
@@ -71,16 +88,15 @@ class Choosing:
 
         return max([first, *others], key=known) if others else first
 
-    def letters(self, node: Node, rule: Rule) -> Letters:
-        """How each letter is cut, and along which axes of the mesh partial sums are handed on, by
-        which inputs. Nodes that are alike, and whose inputs lie alike, are cut alike."""
+    def choice(self, node: Node, rule: Rule) -> Choice:
+        """How a node is cut. Nodes that are alike, and whose inputs lie alike, are cut alike."""
         if self.followed is not None:  # then it matters which inputs are weights
-            return self._chosen(node, rule)
+            return Choice(rule, *self._chosen(node, rule))
         key = (id(rule), *self._circumstances(node))
         known = self._known.get(key)
-        if known is None:  # with the rule, so that no other one has its id
-            known = self._known[key] = rule, self._chosen(node, rule)
-        return known[1]
+        if known is None:
+            known = self._known[key] = Choice(rule, *self._chosen(node, rule))
+        return known
 
     def _circumstances(self, node: Node) -> Iterator[Hashable]:
         """All that the choice for a node depends on beside its rule."""
@@ -94,7 +110,9 @@ class Choosing:
             yield self.wishes.get(tensor)
         yield len(self.cuts.symbols)  # what sizes are guessed to be depends on how they are cut
 
-    def _chosen(self, node: Node, rule: Rule) -> Letters:
+    def _chosen(
+        self, node: Node, rule: Rule
+    ) -> tuple[dict[str, Split], dict[str, tuple[tuple[int, ...], str]]]:
         axes: dict[str, list[str]] = {}
         kept: dict[str, tuple[tuple[int, ...], str]] = {}
         flops = self._flops(node)

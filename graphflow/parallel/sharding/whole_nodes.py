@@ -69,12 +69,18 @@ def copies_at_places(
 
 def are_like(parts: Sequence[Tensor], tensor: Tensor) -> bool:
     """Whether what stands for a tensor has its spec at each place."""
-    spec = tensor.node.specs[tensor.index]
-    for part in parts:
-        own = part.node.specs[part.index]
-        if own is not spec and own != spec:
+    return have_specs(parts, (tensor,) * len(parts))
+
+
+def have_specs(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether tensors have, one by one, the specs of others."""
+    if len(tensors) != len(others):
+        return False
+    for tensor, other in zip(tensors, others, strict=True):
+        have, want = tensor.node.specs[tensor.index], other.node.specs[other.index]
+        if have is not want and have != want:
             return False
     return True
 
 
-__all__ = ["are_like", "copied_whole", "copies_at_places"]
+__all__ = ["are_like", "copied_whole", "copies_at_places", "have_specs"]
