@@ -153,7 +153,8 @@ def _symbols_in(part: Any) -> Iterator[str]:
         yield from symbols(part)
     elif isinstance(part, tuple):
         for item in part:
-            yield from _symbols_in(item)
+            if type(item) is not int:
+                yield from _symbols_in(item)
 
 
 def bind(

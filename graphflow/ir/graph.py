@@ -186,18 +186,23 @@ class Graph:
             inputs = node.inputs
             if mapped and not replaced.isdisjoint(inputs):
                 inputs = tuple([mapped.get(t, t) for t in inputs])
+            own = node.outputs
             outputs = replace(node, inputs) if ops is None or node.op.name in ops else None
             if outputs is None:
-                outputs = (node if inputs is node.inputs else node.with_inputs(inputs)).outputs
-            if outputs is node.outputs:
+                outputs = own if inputs is node.inputs else node.with_inputs(inputs).outputs
+            if outputs is own:
                 if names and node not in names:
                     names[node] = self.names[node]
                 continue
             if not names:  # until here, all nodes were kept
                 names = {kept: self.names[kept] for kept in self.nodes[:count]}
-            for before, after in zip(node.outputs, outputs, strict=True):
-                if before is not after:
-                    mapped[before] = after
+            if len(own) == len(outputs) == 1:
+                if own[0] is not outputs[0]:
+                    mapped[own[0]] = outputs[0]
+            else:
+                for before, after in zip(own, outputs, strict=True):
+                    if before is not after:
+                        mapped[before] = after
             if outputs:  # one node bears the name, though several may stand for the outputs
                 names.setdefault(outputs[0].node, self.names[node])
         if not mapped and len(names) in (0, len(self.nodes)):
@@ -249,7 +254,7 @@ _SERIAL = attrgetter("serial")
 
 def _unique_names(nodes: Sequence[Node], given: Mapping[Node, str]) -> dict[Node, str]:
     """Each node's own name if free, else with the lowest free number: `matmul`, `matmul_1`, …"""
-    names = {node: given[node] for node in nodes if node in given}
+    names = {node: given[node] for node in nodes if node in given} if given else {}
     if len(names) == len(nodes):
         return names
     taken = set(names.values())
@@ -323,9 +328,14 @@ class Body:
 
 def bodies(node: Node) -> tuple[Body, ...]:
     """The bodies that a node holds."""
-    if not node.attrs:
+    attrs = node.attrs
+    if not attrs:
         return ()
-    return tuple([value for value in node.attrs.values() if isinstance(value, Body)])
+    found: tuple[Body, ...] = ()
+    for value in attrs.values():
+        if isinstance(value, Body):
+            found = (*found, value)
+    return found
 
 
 def bind_attrs(attrs: Mapping[str, Any], bindings: Mapping[str, int]) -> Mapping[str, Any]:

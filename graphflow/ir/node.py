@@ -79,21 +79,23 @@ class Node:
         turn: int | None = None,
     ) -> Node:
         """The same application to other inputs of the same specs, or with other attributes."""
+        attrs = self.attrs if attrs is None else attrs
         turn = self.turn if turn is None else turn
-        place = self.name, self.device, self.location, self.origin, self.equations, turn
         if specs is None:
-            return self._again(inputs, self.attrs if attrs is None else attrs, *place)
-        name, device, location, origin, equations, turn = place
+            return self._again(
+                inputs, attrs, self.name, self.device, self.location, self.origin, self.equations,
+                turn,
+            )  # fmt: skip
         return Node(
             self.op,
             inputs,
-            self.attrs if attrs is None else attrs,
+            attrs,
             specs,
-            name=name,
-            device=device,
-            location=location,
-            origin=origin,
-            equations=equations,
+            name=self.name,
+            device=self.device,
+            location=self.location,
+            origin=self.origin,
+            equations=self.equations,
             turn=turn,
         )
 
@@ -198,15 +200,16 @@ def make_node(
         raise ArgumentError(
             f"{op.name} at {location}: name is a str that is not empty, and Unicode, not {name!r}"
         )
+    given = [t.node.specs[t.index] for t in inputs]
     try:
         with recorded_equations() as equations:
-            specs = op.infer(*[t.node.specs[t.index] for t in inputs], **attrs)
+            specs = op.infer(*given, **attrs) if attrs else op.infer(*given)
     except GraphflowError as error:
         raise type(error)(f"{op.name} at {location}: {error}") from None
     except TypeError:
         _require_attributes(op, inputs, attrs, location)
         raise
-    outputs = (specs,) if isinstance(specs, TensorSpec) else specs
+    outputs = (specs,) if type(specs) is TensorSpec else specs
     if not _are_specs(outputs):
         raise OpCheckError(
             f"{op.name} at {location}: its infer gives {specs!r}; it gives a TensorSpec, or a "

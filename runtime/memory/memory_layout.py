@@ -109,7 +109,7 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     )
     position = {node: i for i, node in enumerate(graph.nodes)}
     position.update({node: position[fused.last] for node, fused in regions.items()})
-    inner = {n: _plan_inner(n, partition, bindings) for n in graph.nodes if bodies(n)}
+    inner = {n: _plan_inner(n, partition, bindings) for n in graph.holders}
     tasks = _tasks(partition, specs, bindings, regions) if whole else {}
     needs = {node: need.nbytes for node, need in inner.items()}
     needs.update({node: task.scratch for node, task in tasks.items() if task.scratch})

@@ -21,7 +21,7 @@ from typing import Any
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.graph import Graph, bodies
+from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ops.communication.collectives import groups_of, own_inputs
 from graphflow.runtime.partitioning.body_partition import Meaning, spread_bodies
@@ -104,7 +104,7 @@ def partition(
     """
     _check_homes(graph, devices)
     order = [n for n in (graph.nodes if order is None else order) if n.op.name not in FREE]
-    if any(bodies(node) for node in order):
+    if graph.holders:
         places = available or sorted(set(devices.values()))
         graph, devices, order = spread_bodies(graph, devices, order, places, pinned)
     builders = {name: _Builder(DeviceName.parse(name)) for name in dict.fromkeys(devices.values())}

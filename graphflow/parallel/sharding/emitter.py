@@ -260,9 +260,7 @@ class Emitter:
             found.append(known[key])
         return found
 
-    def _copy(
-        self, pattern: Node, inputs: tuple[Tensor, ...], node: Node, place: Place
-    ) -> Node:
+    def _copy(self, pattern: Node, inputs: tuple[Tensor, ...], node: Node, place: Place) -> Node:
         """What stands for a node at a place, where something like it stands already."""
         name = self.moves.prefix(place) + node.name
         return pattern.copied(inputs, name, self.moves.device(node, place), node)

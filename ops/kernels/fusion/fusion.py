@@ -224,8 +224,11 @@ class _Regions:
     def add(self, node: Node, item: _Item | None) -> None:
         """The next node: into the groups that it reads, if it may; it closes the others."""
         self.seen[node] = len(self.seen)
+        read = self._read(node)
+        if item is not None and len(read) == 1 and self._grows(read[0], node, item):
+            return
         joined: list[_Group] = []
-        for group in self._read(node):
+        for group in read:
             if item is not None and self._may_join(group, node, item):
                 joined.append(group)
             elif _reads(node):
@@ -237,6 +240,35 @@ class _Regions:
             if not group.closed:
                 home = self._joined(home, group, node, item)
         self._enter(home if home.nodes else self._sibling(home, node, item), node, item)
+
+    def _grows(self, group: _Group, node: Node, item: _Item) -> bool:
+        """Let an open group without reductions take in an elementwise node of its shape, all whose
+        operands have that shape or one element. Most nodes are such: what follows is what the
+        longer way does with them, in one look at their inputs."""
+        if group.closed or group.axes is not None or item.axes is not None:
+            return False
+        shape = group.shape
+        if item.shape != shape or node.op.refuse is not None or node.op.name == "add":
+            return False
+        place = group.views(item)
+        assert place is not None
+        new: list[View] = []
+        for tensor, view in zip(node.inputs, place[1], strict=True):
+            root = self.roots[tensor]
+            if self.of.get(root.node) is group:
+                if tensor is not root or view != shape or root.node in group.rows:
+                    return False
+            elif view != shape and prod(view) != 1:
+                return False
+            elif (tensor, view) not in group.operands:
+                new.append((tensor, view))
+        if len(group.nodes) >= _MOST_NODES or len(group.operands) + len(new) > _MOST_OPERANDS:
+            return False
+        group.operands.update(dict.fromkeys(new))
+        group.nodes.append(node)
+        self.of[node] = group
+        self.position[node] = len(self.position)
+        return True
 
     def _read(self, node: Node) -> list[_Group]:
         found: list[_Group] = []
