@@ -54,11 +54,17 @@ class Graph:
                 f"Graph at {user_location()}: names are a dict from nodes to names, not {names!r}"
             )
         self.nodes = _closure(self.outputs)
-        self.names = _unique_names(self.nodes, names or {})
+        self._given: Mapping[Node, str] = names or {}
         self._verified = False
 
     def __deepcopy__(self, memo: Any) -> Graph:
         return self  # it never changes
+
+    @cached_property
+    def names(self) -> dict[Node, str]:
+        """A unique name for each node; many a graph is never asked for them."""
+        given, self._given = self._given, {}
+        return _unique_names(self.nodes, given)
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
@@ -237,16 +243,20 @@ def _closure(outputs: Sequence[Tensor]) -> tuple[Node, ...]:
     """Nodes reachable from outputs. Inputs are built before consumers, so build order is
     topological."""
     seen: set[Node] = set()
+    found: list[Node] = []  # in stretches of falling numbers, which are sorted quickly
     stack = [t.node for t in outputs]
     while stack:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
+            found.append(node)
             for tensor in node.inputs:
                 source = tensor.node
                 if source not in seen:
                     stack.append(source)
-    return tuple(sorted(seen, key=_SERIAL))
+    found.reverse()
+    found.sort(key=_SERIAL)
+    return tuple(found)
 
 
 _SERIAL = attrgetter("serial")

@@ -262,8 +262,8 @@ class Emitter:
 
     def _copy(self, pattern: Node, inputs: tuple[Tensor, ...], node: Node, place: Place) -> Node:
         """What stands for a node at a place, where something like it stands already."""
-        name = self.moves.prefix(place) + node.name
-        return pattern.copied(inputs, name, self.moves.device(node, place), node)
+        at, device = self.moves.sites(node)[self.mesh.number(place)]
+        return pattern.copied(inputs, at + node.name, device, node)
 
     def _built(
         self,
@@ -397,8 +397,10 @@ class Emitter:
         """Exchange the sums that a node reads; those over turns that a device took, for a reader on
         another one, are made where the turns were: it is sent one tensor, and not each turn's."""
         for tensor in node.inputs:
-            self._buckets.empty(tensor)
             layout = self.values[tensor].layout
+            if layout.partial:  # only such wait
+                self._buckets.empty(tensor)
+                layout = self.values[tensor].layout
             if not layout.partial:
                 continue
             rest = tuple(p for p in layout.partial if p[0] not in self.mesh.local)

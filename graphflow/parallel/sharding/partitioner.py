@@ -204,10 +204,10 @@ def divided(
         readers.setdefault(tensor, []).append(None)
     emitter = Emitter(moves, wishes, readers, terms.bucket, terms.apart, terms.sequence)
     work = _Division(graph, emitter, known or {}, terms.bucket)
-    outputs = work.run()
+    whole_graph = work.run().verify()
     return Sharded(
         graph,
-        Graph(outputs).verify(),
+        whole_graph,
         mesh,
         cuts,
         work.shares,
@@ -274,7 +274,8 @@ class _Division:
         self._groups: dict[Tensor, list[Tensor]] = {}
         self._updates = Updates(emitter.moves, bucket, self._assigned)
 
-    def run(self) -> list[Tensor]:
+    def run(self) -> Graph:
+        """The graph of all places."""
         for node in self.graph.nodes:
             for tensor in node.inputs:
                 if tensor.node.op.name == "assign":
@@ -294,9 +295,10 @@ class _Division:
         self._updates.flush()
         return self._with_all_updates([self._fetched(t) for t in self.graph.outputs])
 
-    def _with_all_updates(self, outputs: list[Tensor]) -> list[Tensor]:
+    def _with_all_updates(self, outputs: list[Tensor]) -> Graph:
         """What is fetched of an assignment is the first place's; the others' happen as well."""
-        reached = set(Graph(outputs).nodes)
+        graph = Graph(outputs)
+        reached = set(graph.nodes)
         every = {
             part: node
             for node in self.graph.of_op("assign")
@@ -304,10 +306,10 @@ class _Division:
         }
         missing = [part for part in every if part.node not in reached]
         if not missing:
-            return outputs
+            return graph
         with self.moves.between(every[missing[0]]):
             rest: Tensor = REGISTRY["group"](*missing, name="updates")
-        return [*outputs, rest]
+        return Graph([*outputs, rest])
 
     def _layout(self, tensor: Tensor) -> Layout:
         return self.emitter.wishes.get(tensor) or whole(tensor.ndim)

@@ -33,14 +33,18 @@ def copied_whole(
     given = []
     for tensor in node.inputs:
         value = values[tensor]
-        if not value.layout.is_whole or not are_like(value.parts, tensor):
+        if not value.layout.is_whole:
             return None
+        spec = tensor.node.specs[tensor.index]
+        for part in value.parts:
+            own = part.node.specs[part.index]
+            if own is not spec and own != spec:
+                return None
         given.append(value.parts)
     made = copies_at_places(moves, node, [*zip(*given, strict=True)], node.name)
-    parts = zip(*[each.outputs for each in made], strict=True)
     return [
-        Value(tensor.spec, whole(tensor.ndim), own)
-        for tensor, own in zip(node.outputs, parts, strict=True)
+        Value(spec, whole(spec.rank), tuple([each.outputs[o] for each in made]))
+        for o, spec in enumerate(node.specs)
     ]
 
 
@@ -53,17 +57,17 @@ def copies_at_places(
         inputs: for each place, of the specs that the node's have.
         name: of the copies, behind the prefix of their place.
     """
-    mesh = moves.mesh
+    sites = moves.sites(node)
+    if not moves.mesh.local:
+        pairs = zip(sites, inputs, strict=True)
+        return [node.copied(own, at + name, device, node) for (at, device), own in pairs]
     made: list[Node] = []
     known: dict[Any, Node] = {}
-    for place, own in zip(mesh.places, inputs, strict=True):
-        key = (moves.home(node, place), own) if mesh.local else None
-        copy = known.get(key)
-        if copy is None:
-            copy = node.copied(own, moves.prefix(place) + name, moves.device(node, place), node)
-            if key is not None:
-                known[key] = copy
-        made.append(copy)
+    for place, (at, device), own in zip(moves.mesh.places, sites, inputs, strict=True):
+        key = moves.home(node, place), own
+        if key not in known:
+            known[key] = node.copied(own, at + name, device, node)
+        made.append(known[key])
     return made
 
 
