@@ -186,7 +186,7 @@ class Graph:
         if ops is not None and self.op_names.isdisjoint(ops):
             return self
         mapped: dict[Tensor, Tensor] = {}  # only what was replaced
-        replaced = mapped.keys()
+        replaced, known = mapped.keys(), self.names
         names: dict[Node, str] = {}
         for count, node in enumerate(self.nodes):
             inputs = node.inputs
@@ -198,10 +198,10 @@ class Graph:
                 outputs = own if inputs is node.inputs else node.with_inputs(inputs).outputs
             if outputs is own:
                 if names and node not in names:
-                    names[node] = self.names[node]
+                    names[node] = known[node]
                 continue
             if not names:  # until here, all nodes were kept
-                names = {kept: self.names[kept] for kept in self.nodes[:count]}
+                names = {kept: known[kept] for kept in self.nodes[:count]}
             if len(own) == len(outputs) == 1:
                 if own[0] is not outputs[0]:
                     mapped[own[0]] = outputs[0]
@@ -210,7 +210,7 @@ class Graph:
                     if before is not after:
                         mapped[before] = after
             if outputs:  # one node bears the name, though several may stand for the outputs
-                names.setdefault(outputs[0].node, self.names[node])
+                names.setdefault(outputs[0].node, known[node])
         if not mapped and len(names) in (0, len(self.nodes)):
             return self
         return Graph([mapped.get(t, t) for t in self.outputs], names)

@@ -209,7 +209,7 @@ def make_node(
     except TypeError:
         _require_attributes(op, inputs, attrs, location)
         raise
-    outputs = (specs,) if type(specs) is TensorSpec else specs
+    outputs = (specs,) if isinstance(specs, TensorSpec) else specs
     if not _are_specs(outputs):
         raise OpCheckError(
             f"{op.name} at {location}: its infer gives {specs!r}; it gives a TensorSpec, or a "

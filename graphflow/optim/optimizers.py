@@ -207,7 +207,7 @@ class Optimizer:
         optimiser may look at more, and so do the rows of a lookup."""
         if type(self) not in (SGD, Adam, AdamW, RMSProp, Adagrad):
             return False
-        rate = self.lr  # it may be what is trained
+        rate = vars(self)["lr"]  # it may be what is trained
         return rate is not variable and rate is not gradient and not lookups_of(gradient, variable)
 
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:

@@ -111,6 +111,7 @@ def partition(
     exchanges = _Exchanges(graph, order, devices, builders)
     targets = _targets(order, devices, exchanges)
     edges: dict[tuple[Tensor, str], int] = {}
+    cut = bool(targets or exchanges.groups)
 
     def local(tensor: Tensor, here: _Builder) -> Tensor:
         return _local(graph, tensor, here, devices, edges, exchanges)
@@ -127,6 +128,8 @@ def partition(
         twins = here.twins
         inputs = tuple([twins[t] if t in twins else local(t, here) for t in node.inputs])
         _rebuild(graph, node, inputs, here, variables or {})
+        if not cut:
+            continue
         for tensor in node.outputs:  # a send follows its node at once, a recv waits for its reader
             for device in targets.get(tensor, ()):
                 edges[tensor, device] = len(edges)

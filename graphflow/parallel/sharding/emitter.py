@@ -86,7 +86,8 @@ class Emitter:
         self.settle(node)
         values = copied_whole(self.moves, node, self.values, self.wishes)
         if values is not None:
-            self.values.update(zip(node.outputs, values, strict=True))
+            for tensor, value in zip(node.outputs, values, strict=True):
+                self.values[tensor] = value
             return
         if self._fold(node):
             return
@@ -484,7 +485,9 @@ class Emitter:
 
     def node(self, node: Node) -> None:
         """Write any node."""
-        if node.op.name == "constant":
+        if node.op.elementwise and node.op.pure:  # most are
+            self.emit(node)
+        elif node.op.name == "constant":
             (tensor,) = node.outputs
             parts = (tensor,) * len(self.mesh.places)
             self.values[tensor] = Value(tensor.spec, whole(tensor.ndim), parts)

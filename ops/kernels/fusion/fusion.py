@@ -298,7 +298,10 @@ class _Regions:
     def _may_join(self, group: _Group, node: Node, item: _Item) -> bool:
         """Whether a node belongs in a group, with all that it reads of it."""
         place = group.views(item)
-        if place is None or not self._may_go_down(group, node, item):
+        if place is None:
+            return False
+        reduces = group.axes is not None or item.axes is not None
+        if reduces and not self._may_go_down(group, node, item):
             return False
         if node.op.name == "add" and self._outgrows(group, node, item):
             return False
@@ -306,9 +309,9 @@ class _Regions:
             return False
         for tensor, view in zip(node.inputs, place[1], strict=True):
             root = self.roots[tensor]
-            if self.of.get(root.node) is group and (
-                not group.holds(tensor, root, view) or _is_looked_at(node, tensor)
-            ):
+            if self.of.get(root.node) is not group:
+                continue
+            if not group.holds(tensor, root, view) or _is_looked_at(node, tensor):
                 return False
         return True
 
@@ -382,14 +385,17 @@ class _Regions:
         axes = axes if item.axes is None else item.axes
         if home.shape != group.shape or not {home.axes, group.axes} <= {None, axes}:
             return False
-        operands = {**group.operands, **self._outside(home, node, item)}
-        operands = {v: None for v in operands if self.of.get(self.roots[v[0]].node) is not group}
+        operands = dict(group.operands)
+        for view in self._outside(home, node, item):
+            if self.of.get(self.roots[view[0]].node) is not group:
+                operands[view] = None
         if not home.fits(len(group.nodes) + 1, operands, axes):
             return False
         home.axes = axes
         home.operands.update(group.operands)
         home.rows |= group.rows
-        home.nodes = sorted((*home.nodes, *group.nodes), key=self.position.__getitem__)
+        home.nodes += group.nodes
+        home.nodes.sort(key=self.position.__getitem__)
         for each in group.nodes:
             self.of[each] = home
         group.closed = True  # it is none any more
