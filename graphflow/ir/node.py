@@ -209,8 +209,9 @@ def make_node(
     except TypeError:
         _require_attributes(op, inputs, attrs, location)
         raise
-    outputs = (specs,) if isinstance(specs, TensorSpec) else specs
-    if not _are_specs(outputs):
+    single = isinstance(specs, TensorSpec)
+    outputs = (specs,) if single else specs
+    if not (isinstance(specs.dtype, np.dtype) if single else _are_specs(outputs)):
         raise OpCheckError(
             f"{op.name} at {location}: its infer gives {specs!r}; it gives a TensorSpec, or a "
             'tuple of them, such as gf.spec("float32", (3, 4))'

@@ -20,7 +20,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, bind_attrs, bodies
 from graphflow.ir.half_precision import any_half
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import nbytes
+from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.control_flow.control import call
 from graphflow.ops.kernels.fusion.multi_tensor_updates import Sweep
 from graphflow.ops.kernels.fusion.region_kernels import SHARED, Launch, enabled, kernel_of
@@ -95,6 +95,7 @@ class Code:
         self.compute = Part(threads)
         self.commit = Part(threads)
         self._swept: list[tuple[Node, Task, Sequence[Place]]] = []
+        self._sizes: dict[int, int] = {}  # bytes, by the id of a spec of the layout's
         self._dtypes: set[np.dtype[Any]] = set()  # which the backend has
         self.variables: dict[str, Any] = {}
         self.alone: list[Node] = []
@@ -348,16 +349,24 @@ class Code:
         """A call of a task with operands and, last of them, so many results."""
         if not task.rows:
             return
-        order = [*task.order, *range(len(task.order), len(tensors))]
-        tensors = [tensors[i] for i in order]
+        if task.order:
+            order = [*task.order, *range(len(task.order), len(tensors))]
+            tensors = [tensors[i] for i in order]
         places = [self._operands.place(t) for t in tensors]
-        sizes = [nbytes(self.layout.specs[t]) for t in tensors]
+        sizes = [self._nbytes(self.layout.specs[t]) for t in tensors]
         if task.scratch:
             places.append(
                 self._operands.base + self.layout.arena.offsets[self.layout.scratch[node]]
             )
             sizes.append(task.scratch)
         part.add([Call(node, task, tuple(places), tuple(sizes), len(tensors) - results)])
+
+    def _nbytes(self, spec: TensorSpec) -> int:
+        """Bytes of a tensor; most specs of a layout are those of many tensors."""
+        known = self._sizes.get(id(spec))
+        if known is None:
+            known = self._sizes[id(spec)] = nbytes(spec)
+        return known
 
     def _kernel(self, node: Node, number: int) -> None:
         """A line that runs the node's kernel into its buffers."""

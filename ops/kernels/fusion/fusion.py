@@ -227,6 +227,9 @@ class _Regions:
         read = self._read(node)
         if item is not None and len(read) == 1 and self._grows(read[0], node, item):
             return
+        if item is not None and not read and item.axes is None:
+            self._enter(_Group(item.shape, None, self.known), node, item)
+            return
         joined: list[_Group] = []
         for group in read:
             if item is not None and self._may_join(group, node, item):
