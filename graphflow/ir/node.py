@@ -209,9 +209,11 @@ def make_node(
     except TypeError:
         _require_attributes(op, inputs, attrs, location)
         raise
-    single = isinstance(specs, TensorSpec)
-    outputs = (specs,) if single else specs
-    if not (isinstance(specs.dtype, np.dtype) if single else _are_specs(outputs)):
+    if isinstance(specs, TensorSpec) and isinstance(specs.dtype, np.dtype):
+        outputs: tuple[TensorSpec, ...] = (specs,)
+    elif isinstance(specs, tuple) and _are_specs(specs):
+        outputs = specs
+    else:
         raise OpCheckError(
             f"{op.name} at {location}: its infer gives {specs!r}; it gives a TensorSpec, or a "
             'tuple of them, such as gf.spec("float32", (3, 4))'
@@ -230,9 +232,7 @@ def make_node(
     )
 
 
-def _are_specs(outputs: Any) -> bool:
-    if not isinstance(outputs, tuple):
-        return False
+def _are_specs(outputs: tuple[Any, ...]) -> bool:
     for each in outputs:
         if not (isinstance(each, TensorSpec) and isinstance(each.dtype, np.dtype)):
             return False
