@@ -54,17 +54,18 @@ class Graph:
                 f"Graph at {user_location()}: names are a dict from nodes to names, not {names!r}"
             )
         self.nodes = _closure(self.outputs)
-        self._given: Mapping[Node, str] = names or {}
+        self._names = _unique_names(self.nodes, names) if names else None
         self._verified = False
 
     def __deepcopy__(self, memo: Any) -> Graph:
         return self  # it never changes
 
-    @cached_property
+    @property
     def names(self) -> dict[Node, str]:
         """A unique name for each node; many a graph is never asked for them."""
-        given, self._given = self._given, {}
-        return _unique_names(self.nodes, given)
+        if self._names is None:
+            self._names = _unique_names(self.nodes, {})
+        return self._names
 
     @cached_property
     def by_name(self) -> dict[str, Node]:

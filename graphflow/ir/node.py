@@ -128,8 +128,8 @@ class Node:
         equations: tuple[Equation, ...],
         turn: int,
     ) -> Node:
-        """A node of the same specs, which need no check. Each node of a large graph is made again
-        by several passes."""
+        """A node of the same specs, which need no check: as `__init__` makes one, with fewer calls,
+        since several passes make each node of a large graph again."""
         node = _new_node(Node)
         node.op = self.op
         node.inputs = inputs
