@@ -4,7 +4,7 @@ alone."""
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, partial
@@ -367,10 +367,13 @@ class Compiled:
 
 
 def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None:
+    counts = Counter([id(spec) for node in part.graph.nodes for spec in node.specs])
+    known = {id(spec): spec for node in part.graph.nodes for spec in node.specs}
+    every = sum([evaluate(known[i].nbytes, bindings) * n for i, n in counts.items()])
+    if every <= limit:  # without any reuse: no need to look closer
+        return
     tensors = [t for node in part.graph.nodes for t in node.outputs]
     sizes = {t: evaluate(t.spec.nbytes, bindings) for t in tensors}
-    if sum(sizes.values()) <= limit:  # without any reuse: no need to look closer
-        return
     layout = plan_layout(part, bindings)
     outside = [t for t in tensors if t not in layout.blocks and layout.roots[t] is t]
     need = layout.arena.nbytes + sum(sizes[t] for t in outside)

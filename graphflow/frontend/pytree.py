@@ -128,13 +128,24 @@ def concerns(graph: Graph, placeholder: Node) -> bool:
 
 def symbols_of(nodes: Iterable[Node]) -> set[str]:
     """Symbols in the shapes of what nodes make, and in their attributes."""
-    return {
-        symbol
-        for each in nodes
-        for node in (each, *(n for body in bodies(each) for n in body.graph.walk()))
-        for part in (*(spec.shape for spec in node.specs), *node.attrs.values())
-        for symbol in _symbols_in(part)
-    }
+    found: set[str] = set()
+    known: tuple[Any, ...] = ()
+    for each in nodes:
+        for node in _with_bodies(each):
+            if node.specs is not known:  # nodes that stand together often share theirs
+                known = node.specs
+                for spec in known:
+                    found.update(_symbols_in(spec.shape))
+            for value in node.attrs.values():
+                if isinstance(value, tuple | Dim):
+                    found.update(_symbols_in(value))
+    return found
+
+
+def _with_bodies(node: Node) -> Iterable[Node]:
+    """A node, and those of the bodies that it holds."""
+    inner = bodies(node)
+    return (node,) if not inner else (node, *(n for body in inner for n in body.graph.walk()))
 
 
 def _symbols_in(part: Any) -> Iterator[str]:
@@ -142,7 +153,8 @@ def _symbols_in(part: Any) -> Iterator[str]:
         yield from symbols(part)
     elif isinstance(part, tuple):
         for item in part:
-            yield from _symbols_in(item)
+            if type(item) is not int:
+                yield from _symbols_in(item)
 
 
 def bind(
@@ -277,9 +289,10 @@ class _Binding:
         must be known."""
         seen: set[Size] = set()
         for node in self.graph.walk():
-            for symbol in (s for value in node.attrs.values() for s in _symbols_in(value)):
-                if symbol not in self.sizes:
-                    self._evaluate(Dim.symbol(symbol), node)
+            for value in node.attrs.values():
+                for symbol in _symbols_in(value) if isinstance(value, tuple | Dim) else ():
+                    if symbol not in self.sizes:
+                        self._evaluate(Dim.symbol(symbol), node)
             for spec in node.specs:
                 for size in spec.shape:
                     if isinstance(size, int) or size in seen:

@@ -6,7 +6,6 @@ and ordered by when its nodes were built. Every pass is a `rewrite`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
@@ -55,11 +54,18 @@ class Graph:
                 f"Graph at {user_location()}: names are a dict from nodes to names, not {names!r}"
             )
         self.nodes = _closure(self.outputs)
-        self.names = _unique_names(self.nodes, names or {})
+        self._names = _unique_names(self.nodes, names) if names else None
         self._verified = False
 
     def __deepcopy__(self, memo: Any) -> Graph:
         return self  # it never changes
+
+    @property
+    def names(self) -> dict[Node, str]:
+        """A unique name for each node; many a graph is never asked for them."""
+        if self._names is None:
+            self._names = _unique_names(self.nodes, {})
+        return self._names
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
@@ -83,6 +89,11 @@ class Graph:
         return tuple(node for node in self.nodes if node.attrs and bodies(node))
 
     @cached_property
+    def op_names(self) -> frozenset[str]:
+        """The names of the ops of its nodes."""
+        return frozenset({node.op.name for node in self.nodes})
+
+    @cached_property
     def placeholders(self) -> tuple[Node, ...]:
         return self.of_op("placeholder")
 
@@ -93,7 +104,7 @@ class Graph:
     @checks(GraphError)
     def of_op(self, name: str) -> tuple[Node, ...]:
         """Nodes of the op called `name`."""
-        return tuple(node for node in self.nodes if node.op.name == name)
+        return tuple([node for node in self.nodes if node.op.name == name])
 
     @cached_property
     def equations(self) -> tuple[tuple[Node, Equation], ...]:
@@ -129,15 +140,15 @@ class Graph:
         """
         if self._verified:
             return self
-        seen: set[Node] = set()
         assigned: dict[Node, Node] = {}
         for node in self.nodes:
+            serial = node.serial
             for tensor in node.inputs:
-                if tensor.node not in seen:
+                source = tensor.node
+                if source.serial >= serial:  # nodes are in the order of these
                     raise GraphError(f"{node} reads {tensor}, which does not come before it")
-                if tensor is not tensor.node.outputs[tensor.index]:
+                if tensor is not source.outputs[tensor.index]:
                     raise GraphError(f"{node} reads a tensor that its node does not know")
-            seen.add(node)
             if node.op.name == "assign":
                 variable = node.inputs[0].node
                 if variable in assigned:
@@ -160,32 +171,48 @@ class Graph:
 
     @checks(GraphError)
     def rewrite(
-        self, replace: Callable[[Node, tuple[Tensor, ...]], Sequence[Tensor] | None]
+        self,
+        replace: Callable[[Node, tuple[Tensor, ...]], Sequence[Tensor] | None],
+        ops: tuple[str, ...] | None = None,
     ) -> Graph:
         """The graph with nodes replaced, in order.
+
+        Args:
+            ops: the names of the ops whose nodes are replaced; None: of any op.
 
         `replace(node, inputs)` gets a node and its already rewritten inputs, and returns the
         tensors that stand for its outputs, or None to keep it. Replaced nodes' names pass to what
         replaces them. Where nothing is replaced, the graph is returned as it is.
         """
+        if ops is not None and self.op_names.isdisjoint(ops):
+            return self
         mapped: dict[Tensor, Tensor] = {}  # only what was replaced
+        replaced, known = mapped.keys(), self.names
         names: dict[Node, str] = {}
-        for node in self.nodes:
+        for count, node in enumerate(self.nodes):
             inputs = node.inputs
-            if not mapped.keys().isdisjoint(inputs):
+            if mapped and not replaced.isdisjoint(inputs):
                 inputs = tuple([mapped.get(t, t) for t in inputs])
-            outputs = replace(node, inputs)
+            own = node.outputs
+            outputs = replace(node, inputs) if ops is None or node.op.name in ops else None
             if outputs is None:
-                outputs = (node if inputs is node.inputs else node.with_inputs(inputs)).outputs
-            if outputs is node.outputs:
-                names.setdefault(node, self.names[node])
+                outputs = own if inputs is node.inputs else node.with_inputs(inputs).outputs
+            if outputs is own:
+                if names and node not in names:
+                    names[node] = known[node]
                 continue
-            for before, after in zip(node.outputs, outputs, strict=True):
-                if before is not after:
-                    mapped[before] = after
+            if not names:  # until here, all nodes were kept
+                names = {kept: known[kept] for kept in self.nodes[:count]}
+            if len(own) == len(outputs) == 1:
+                if own[0] is not outputs[0]:
+                    mapped[own[0]] = outputs[0]
+            else:
+                for before, after in zip(own, outputs, strict=True):
+                    if before is not after:
+                        mapped[before] = after
             if outputs:  # one node bears the name, though several may stand for the outputs
-                names.setdefault(outputs[0].node, self.names[node])
-        if not mapped and len(names) == len(self.nodes):
+                names.setdefault(outputs[0].node, known[node])
+        if not mapped and len(names) in (0, len(self.nodes)):
             return self
         return Graph([mapped.get(t, t) for t in self.outputs], names)
 
@@ -217,15 +244,20 @@ def _closure(outputs: Sequence[Tensor]) -> tuple[Node, ...]:
     """Nodes reachable from outputs. Inputs are built before consumers, so build order is
     topological."""
     seen: set[Node] = set()
+    found: list[Node] = []  # in stretches of falling numbers, which are sorted quickly
     stack = [t.node for t in outputs]
     while stack:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
+            found.append(node)
             for tensor in node.inputs:
-                if tensor.node not in seen:
-                    stack.append(tensor.node)
-    return tuple(sorted(seen, key=_SERIAL))
+                source = tensor.node
+                if source not in seen:
+                    stack.append(source)
+    found.reverse()
+    found.sort(key=_SERIAL)
+    return tuple(found)
 
 
 _SERIAL = attrgetter("serial")
@@ -233,16 +265,19 @@ _SERIAL = attrgetter("serial")
 
 def _unique_names(nodes: Sequence[Node], given: Mapping[Node, str]) -> dict[Node, str]:
     """Each node's own name if free, else with the lowest free number: `matmul`, `matmul_1`, …"""
-    taken = {given[node] for node in nodes if node in given}
-    counts: Counter[str] = Counter()
-    names: dict[Node, str] = {}
+    names = {node: given[node] for node in nodes if node in given} if given else {}
+    if len(names) == len(nodes):
+        return names
+    taken = set(names.values())
+    counts: dict[str, int] = {}
+    names = {}
     for node in nodes:
         name = given.get(node)
         if name is None:
-            name = node.name
+            own = name = node.name
             while name in taken:
-                counts[node.name] += 1
-                name = f"{node.name}_{counts[node.name]}"
+                number = counts[own] = counts.get(own, 0) + 1
+                name = f"{own}_{number}"
             taken.add(name)
         names[node] = name
     return names
@@ -304,9 +339,14 @@ class Body:
 
 def bodies(node: Node) -> tuple[Body, ...]:
     """The bodies that a node holds."""
-    if not node.attrs:
+    attrs = node.attrs
+    if not attrs:
         return ()
-    return tuple([value for value in node.attrs.values() if isinstance(value, Body)])
+    found: tuple[Body, ...] = ()
+    for value in attrs.values():
+        if isinstance(value, Body):
+            found = (*found, value)
+    return found
 
 
 def bind_attrs(attrs: Mapping[str, Any], bindings: Mapping[str, int]) -> Mapping[str, Any]:

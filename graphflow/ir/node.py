@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from graphflow.ir.op import Op
 
 _serial = itertools.count()
+_new_tensor = Tensor.__new__
 
 
 class Node:
@@ -78,18 +79,77 @@ class Node:
         turn: int | None = None,
     ) -> Node:
         """The same application to other inputs of the same specs, or with other attributes."""
+        attrs = self.attrs if attrs is None else attrs
+        turn = self.turn if turn is None else turn
+        if specs is None:
+            return self._again(
+                inputs, attrs, self.name, self.device, self.location, self.origin, self.equations,
+                turn,
+            )  # fmt: skip
         return Node(
             self.op,
             inputs,
-            self.attrs if attrs is None else attrs,
-            self.specs if specs is None else specs,
+            attrs,
+            specs,
             name=self.name,
             device=self.device,
             location=self.location,
             origin=self.origin,
             equations=self.equations,
-            turn=self.turn if turn is None else turn,
+            turn=turn,
         )
+
+    def copied(
+        self,
+        inputs: tuple[Tensor, ...],
+        name: str,
+        device: DeviceName,
+        origin: Node,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> Node:
+        """The same application to inputs of the same specs, derived of `origin`: made at its line,
+        and in no turn. A shape rule has nothing to add: equal inputs give equal specs."""
+        attrs = self.attrs if attrs is None else attrs
+        return self._again(inputs, attrs, name, device, origin.location, origin, self.equations, -1)
+
+    def local(self, inputs: tuple[Tensor, ...], name: str, device: DeviceName) -> Node:
+        """The same application as a device runs it: it was made where this one was, and what else
+        is known of that has had its effect."""
+        return self._again(inputs, self.attrs, name, device, self.location, None, (), -1)
+
+    def _again(
+        self,
+        inputs: tuple[Tensor, ...],
+        attrs: Mapping[str, Any],
+        name: str,
+        device: DeviceName,
+        location: Location,
+        origin: Node | None,
+        equations: tuple[Equation, ...],
+        turn: int,
+    ) -> Node:
+        """A node of the same specs, which need no check: as `__init__` makes one, with fewer calls,
+        since several passes make each node of a large graph again."""
+        node = _new_node(Node)
+        node.op = self.op
+        node.inputs = inputs
+        node.attrs = attrs
+        node.specs = self.specs
+        node.name = name
+        node.device = device
+        node.location = location
+        node.origin = origin
+        node.equations = equations
+        node.turn = turn
+        node.serial = next(_serial)
+        if len(self.specs) == 1:
+            tensor = _new_tensor(Tensor)
+            tensor.node = node
+            tensor.index = 0
+            node.outputs = (tensor,)
+        else:
+            node.outputs = tuple(map(Tensor, repeat(node), range(len(self.specs))))
+        return node
 
     def bound_specs(self, bindings: Mapping[str, int]) -> tuple[TensorSpec, ...]:
         """The specs with symbols replaced by sizes.
@@ -107,6 +167,9 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.name!r} at {self.location}>"
+
+
+_new_node = Node.__new__
 
 
 def _negative(op: Op, location: Location, inputs: Sequence[Tensor], spec: TensorSpec) -> ShapeError:
@@ -137,16 +200,20 @@ def make_node(
         raise ArgumentError(
             f"{op.name} at {location}: name is a str that is not empty, and Unicode, not {name!r}"
         )
+    given = [t.node.specs[t.index] for t in inputs]
     try:
         with recorded_equations() as equations:
-            specs = op.infer(*[t.node.specs[t.index] for t in inputs], **attrs)
+            specs = op.infer(*given, **attrs) if attrs else op.infer(*given)
     except GraphflowError as error:
         raise type(error)(f"{op.name} at {location}: {error}") from None
     except TypeError:
         _require_attributes(op, inputs, attrs, location)
         raise
-    outputs = (specs,) if isinstance(specs, TensorSpec) else specs
-    if not _are_specs(outputs):
+    if isinstance(specs, TensorSpec) and isinstance(specs.dtype, np.dtype):
+        outputs: tuple[TensorSpec, ...] = (specs,)
+    elif isinstance(specs, tuple) and _are_specs(specs):
+        outputs = specs
+    else:
         raise OpCheckError(
             f"{op.name} at {location}: its infer gives {specs!r}; it gives a TensorSpec, or a "
             'tuple of them, such as gf.spec("float32", (3, 4))'
@@ -165,9 +232,7 @@ def make_node(
     )
 
 
-def _are_specs(outputs: Any) -> bool:
-    if not isinstance(outputs, tuple):
-        return False
+def _are_specs(outputs: tuple[Any, ...]) -> bool:
     for each in outputs:
         if not (isinstance(each, TensorSpec) and isinstance(each.dtype, np.dtype)):
             return False

@@ -129,7 +129,8 @@ class Op:
             tensors = (
                 promoted(self.name, inputs) if self.promotes else tuple(map(as_tensor, inputs))
             )
-            tensors = tuple(autocasted(tensors, self.autocast))
+            if self.autocast is not None:
+                tensors = tuple(autocasted(tensors, self.autocast))
         except GraphError as error:
             raise told(self.name, error) from None
         outputs = make_node(self, tensors, attrs, name).outputs

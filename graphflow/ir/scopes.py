@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -56,20 +56,19 @@ class Autocast:
         return self.made[key]
 
 
-@dataclass(frozen=True)
-class NameScope:
+class NameScope(NamedTuple):
     """What nodes built in a block share: the prefix of their names, where they count as made, the
     source of their randomness, how their inputs are converted, and their turn."""
 
+    streams: Streams
     prefix: str = ""
     location: Location | None = None
     origin: Node | None = None
-    streams: Streams = field(default_factory=Streams)
     autocast: Autocast | None = None
     turn: int = -1
 
 
-_TOP = NameScope()
+_TOP = NameScope(Streams())
 _ANYWHERE = DeviceName()
 current_scope: ContextVar[NameScope] = ContextVar("name_scope", default=_TOP)
 current_device: ContextVar[DeviceName] = ContextVar("device_scope", default=_ANYWHERE)
@@ -157,7 +156,7 @@ class made_by:
 
     def __enter__(self) -> None:
         origin, streams = self._origin, current_scope.get().streams
-        scope = NameScope(self._prefix, origin.location, origin, streams, turn=self._turn)
+        scope = NameScope(streams, self._prefix, origin.location, origin, None, self._turn)
         self._scope = current_scope.set(scope)
         self._device = current_device.set(self._pin)
 
@@ -193,7 +192,7 @@ def read_from(name: str, location: Location) -> AbstractContextManager[None]:
 
 @contextmanager
 def _scope(**changes: Any) -> Iterator[None]:
-    token = current_scope.set(replace(current_scope.get(), **changes))
+    token = current_scope.set(current_scope.get()._replace(**changes))
     try:
         yield
     finally:

@@ -112,7 +112,10 @@ def _shown_sizes(shape: Shape, bindings: Mapping[str, int]) -> str:
 
 def nbytes(spec: TensorSpec) -> int:
     """Bytes of a tensor of known shape."""
-    return evaluate(spec.nbytes, {})
+    total: Size = spec.dtype.itemsize
+    for size in spec.shape:
+        total = total * size
+    return evaluate(total, {})
 
 
 @spelt(ShapeError)
@@ -187,7 +190,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
         for axis, size in enumerate(shape, start=rank - len(shape)):
             if result[axis] == 1:
                 result[axis] = size
-            elif size != 1:
+            elif size != 1 and size != result[axis]:
                 text = " and ".join(show_shape(s) for s in shapes)
                 result[axis] = equate(result[axis], size, f"shapes {text} do not broadcast")
     return tuple(result)

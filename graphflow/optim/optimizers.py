@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from graphflow import init
 from graphflow.base.argument_checks import meant, shown, spelt
+from graphflow.base.gc_pause import without_collection
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
 from graphflow.frontend.builders import assign
@@ -27,6 +28,7 @@ from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, us
 from graphflow.ir.spec import Size, is_inexact, kind, promote, real_dtype
 from graphflow.ops.base.composite import widened
 from graphflow.optim.loss_scaling import LossScaling, all_finite, only_if
+from graphflow.optim.update_copies import Built, UpdateCopies
 from graphflow.optim.update_targets import (
     Rate,
     Target,
@@ -139,6 +141,7 @@ class Optimizer:
         """
         return self._apply(grads, variables)
 
+    @without_collection
     def _apply(
         self,
         grads: Sequence[Tensor],
@@ -179,20 +182,33 @@ class Optimizer:
                 )
         with name_scope("train"):
             shared, updates = self._begin(grads)
+            build = partial(self._updates, shared)
+            alike = UpdateCopies(build, "train/").update
             for gradient, variable in zip(grads, variables, strict=True):
-                with made_by(variable.node, "train/"):
-                    target, gradient = self._target(variable, gradient)
-                    value = widened(target.part(variable))
-                    new = self._update(value, in_dtype_of(gradient, value), target, shared)
-                    updates += [
-                        *target.updates,
-                        target.assigned(variable, in_dtype_of(new, variable)),
-                    ]
+                plain = self._looks_at_specs_only(variable, gradient)
+                updates += alike(variable, gradient) if plain else build(variable, gradient).updates
             if finite is not None:
                 updates = [only_if(finite, update) for update in updates]
             how = {} if strategy is None else {"strategy": strategy, "loss": loss}
             group: Tensor = REGISTRY["group"](*updates, *more, name="step", **how)
         return group
+
+    def _updates(self, shared: Any, variable: Tensor, gradient: Tensor) -> Built:
+        """The assignments of a variable and of its slots."""
+        with made_by(variable.node, "train/"):
+            target, gradient = self._target(variable, gradient)
+            value = widened(target.part(variable))
+            new = self._update(value, in_dtype_of(gradient, value), target, shared)
+            last = target.assigned(variable, in_dtype_of(new, variable))
+        return Built([*target.updates, last], target.slots)
+
+    def _looks_at_specs_only(self, variable: Tensor, gradient: Tensor) -> bool:
+        """Whether another variable and gradient of these specs have the same update: a user's own
+        optimiser may look at more, and so do the rows of a lookup."""
+        if type(self) not in (SGD, Adam, AdamW, RMSProp, Adagrad):
+            return False
+        rate = vars(self)["lr"]  # it may be what is trained
+        return rate is not variable and rate is not gradient and not lookups_of(gradient, variable)
 
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         """What all variables share in a step, and the updates of that."""

@@ -22,6 +22,10 @@ class Target:
     Args:
         rows: which, int64 (k,), different ones; None means all.
         number: how many of these are in use.
+
+    Attributes:
+        updates: assignments of slots so far.
+        slots: those that were read, by name.
     """
 
     def __init__(
@@ -31,7 +35,7 @@ class Target:
         self.rows = rows
         self.number = number
         self.updates: list[Tensor] = []
-        self._slots: dict[str, Tensor] = {}
+        self.slots: dict[str, Tensor] = {}
 
     def part(self, state: Tensor) -> Tensor:
         """The part of a variable or slot."""
@@ -40,12 +44,12 @@ class Target:
 
     def read(self, name: str, initial: float = 0.0) -> Tensor:
         """The part of a slot, a variable like the one to update that lives with it."""
-        self._slots[name] = _slot(self.variable, name, initial)
-        return self.part(self._slots[name])
+        self.slots[name] = _slot(self.variable, name, initial)
+        return self.part(self.slots[name])
 
     def write(self, name: str, value: Tensor) -> None:
         """Update a slot that was read."""
-        self.updates.append(self.assigned(self._slots[name], value))
+        self.updates.append(self.assigned(self.slots[name], value))
 
     def assigned(self, state: Tensor, value: Tensor) -> Tensor:
         """An assignment of the part."""

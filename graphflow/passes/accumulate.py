@@ -30,14 +30,12 @@ class AccumulateProducts(Pass):
     least: int = 16384
 
     def __call__(self, graph: Graph) -> Graph:
-        if not enabled():
+        if not enabled() or "matmul" not in graph.op_names:
             return graph
         wanted = set(graph.outputs)
         consumers = graph.consumers
 
         def accumulate(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-            if node.op.name != "add":
-                return None
             for i in (1, 0):
                 before = node.inputs[i]
                 once = len(consumers[before.node]) == 1 and before not in wanted
@@ -49,7 +47,7 @@ class AccumulateProducts(Pass):
                     return made.with_inputs(given, turn=product.turn).outputs
             return None
 
-        return graph.rewrite(accumulate)
+        return graph.rewrite(accumulate, ("add",))
 
     def _fits(self, node: Node, c: Tensor, product: Tensor) -> bool:
         source, spec = product.node, node.specs[0]

@@ -31,13 +31,13 @@ class FoldConstants(Pass):
             return graph.rewrite(self._fold)
 
     def _fold(self, node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+        for tensor in inputs:
+            if tensor.node.op.name != "constant":
+                return None
         if not node.op.pure or node.op.name == "constant":
             return None
         if owner(node.op) is not None:  # a user's op may end its process: a worker's, not this one
             return None
-        for tensor in inputs:
-            if tensor.node.op.name != "constant":
-                return None
         if not all(s.is_concrete for s in node.specs):
             return None
         size = sum(map(nbytes, node.specs))

@@ -24,17 +24,23 @@ class MergeDuplicates(Pass):
     """
 
     def __call__(self, graph: Graph) -> Graph:
-        first: dict[Hashable, Node] = {}
+        first: dict[Hashable, list[Node]] = {}
+        keys: dict[int, Hashable] = {}  # of attributes, which copies of a node share
 
         def merge(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
             if not node.op.pure:
                 return None
-            attrs = key_of(dict(node.attrs)) if node.attrs else ()
-            key = (node.op.name, inputs, attrs, node.device, node.specs, node.turn)
-            if key in first:
-                return first[key].outputs
+            attrs: Hashable = ()
+            if node.attrs:
+                attrs = keys.get(id(node.attrs))
+                if attrs is None:
+                    attrs = keys[id(node.attrs)] = key_of(dict(node.attrs))
+            alike = first.setdefault((node.op.name, inputs, attrs), [])
+            for known in alike:  # nearly always one: its pin, specs and turn need no hash
+                if (known.device, known.specs, known.turn) == (node.device, node.specs, node.turn):
+                    return known.outputs
             kept = node if inputs is node.inputs else node.with_inputs(inputs)
-            first[key] = kept
+            alike.append(kept)
             return kept.outputs
 
         return graph.rewrite(merge)

@@ -19,7 +19,7 @@ class HalveProducts(Pass):
 
     def __call__(self, graph: Graph) -> Graph:
         def halve(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-            if node.op.name != "matmul" or inputs[0] is not inputs[1] or inputs[0].ndim != 2:
+            if inputs[0] is not inputs[1] or inputs[0].ndim != 2:
                 return None
             columns = bool(node.attrs.get("transpose_a"))
             if columns == bool(node.attrs.get("transpose_b")) or not _pays(inputs[0], columns):
@@ -28,7 +28,7 @@ class HalveProducts(Pass):
                 made = make_node(REGISTRY["gram"], inputs[:1], {"columns": columns})
             return made.with_inputs(inputs[:1], turn=node.turn).outputs
 
-        return graph.rewrite(halve)
+        return graph.rewrite(halve, ("matmul",))
 
 
 def _pays(x: Tensor, columns: bool) -> bool:

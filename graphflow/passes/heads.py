@@ -22,7 +22,7 @@ class FoldHeads(Pass):
     """
 
     def __call__(self, graph: Graph) -> Graph:
-        return graph.rewrite(_folded)
+        return graph.rewrite(_folded, ("attention", "attention_grad"))
 
 
 def _folded(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:

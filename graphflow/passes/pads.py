@@ -21,11 +21,11 @@ class JoinPads(Pass):
     without a gap, by their concatenation. (A sum would make 0 of a part's -0.)"""
 
     def __call__(self, graph: Graph) -> Graph:
-        return graph.rewrite(_join)
+        return graph.rewrite(_join, ("add",)) if "pad" in graph.op_names else graph
 
 
 def _join(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-    if node.op.name != "add" or not _is_pad(inputs[1]):
+    if not _is_pad(inputs[1]):
         return None
     pads = _terms(inputs)
     if pads is None:

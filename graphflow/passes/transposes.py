@@ -25,13 +25,11 @@ class FoldTransposes(Pass):
         def fold(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
             if node.op.name == "matmul":
                 return _flagged(node, inputs)
-            if node.op.name != "permute_dims":
-                return None
             before = node.inputs[0]
             once = len(graph.consumers[before.node]) == 1 and before not in wanted
             return _permuted(node, inputs[0], once)
 
-        return graph.rewrite(fold)
+        return graph.rewrite(fold, ("matmul", "permute_dims"))
 
 
 def _flagged(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:

@@ -22,6 +22,7 @@ from graphflow.execution.step_executor import Steps
 from graphflow.execution.variable_store import State
 from graphflow.execution.warmup_shapes import signatures
 from graphflow.frontend.pytree import concerns, fed_sizes
+from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.passes import optimize
@@ -80,6 +81,7 @@ class Deployment:
         others = {n: None for c in list(self.compiled.values()) for n in c.source.placeholders}
         return [list(source.placeholders), list(others)]
 
+    @without_collection
     def of(self, tensors: Sequence[Tensor], shapes: Mapping[Node, Any]) -> Compiled:
         """The same, or else verified and optimised; then nothing is placed or sent yet.
 
@@ -276,7 +278,13 @@ def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, .
 
 def _check_pins(source: Graph, cluster: Cluster) -> None:
     """Refuse pins that fit no device, also of nodes that need none once they are optimised."""
-    pinned = {node.device: node for node in reversed([*source.walk()]) if node.device}
+    pinned: dict[DeviceName, Node] = {}
+    last: DeviceName | None = None
+    for node in source.walk():
+        if node.device is not last:  # nodes that stand together mostly share the object
+            last = node.device
+            if last:
+                pinned.setdefault(last, node)
     for device, node in pinned.items():
         try:
             cluster.match(str(device))

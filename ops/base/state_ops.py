@@ -56,6 +56,8 @@ def _infer_assign(variable: TensorSpec, value: TensorSpec) -> TensorSpec:
             f"the variable holds {variable.dtype}, the value is {value.dtype}; "
             f"convert it with .astype({variable.dtype.name!r})"
         )
+    if value.shape == variable.shape:
+        return variable
     what = f"variable {show_shape(variable.shape)}, value {show_shape(value.shape)}"
     if variable.rank != value.rank:
         raise ShapeError(f"{what}: ranks differ")

@@ -98,7 +98,7 @@ def alike(specs: Sequence[TensorSpec], but: int | None = None) -> tuple[Size, ..
                 f"{len(shape)} and {len(each.shape)} axes"
             )
         for axis, size in enumerate(each.shape):
-            if axis != but:
+            if axis != but and size != shape[axis]:
                 what = f"size of axis {axis} of tensor 0, {first}, and of tensor {rank}, {each}"
                 shape[axis] = equate(shape[axis], size, what)
     return tuple(shape)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextvars import Token
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -80,7 +79,7 @@ def seed(value: int) -> Seeded:
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not 0 <= value < 2**64:
             raise ArgumentError(f"a seed is an int in [0, 2**64), not {value!r}")
-    return Seeded(current_scope.set(replace(current_scope.get(), streams=Streams(int(value)))))
+    return Seeded(current_scope.set(current_scope.get()._replace(streams=Streams(int(value)))))
 
 
 def _infer_random(shape: Shape, dtype: str, **attrs: Any) -> TensorSpec:

@@ -9,13 +9,13 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.graph import Body, bind_attrs, bodies
+from graphflow.ir.graph import Body, Graph, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, is_inexact, nbytes
 from graphflow.ops.control_flow.control import cond, scan, while_loop
 from graphflow.ops.kernels.codegen.elementwise_emitter import attributes
 from graphflow.ops.kernels.fusion.fusion import Fused, plan_regions, roots_of
-from graphflow.ops.kernels.fusion.region_kernels import SHARED, enabled, kernel_of
+from graphflow.ops.kernels.fusion.region_kernels import SHARED, enabled
 from graphflow.ops.kernels.jit.array_address import aligned
 from graphflow.ops.kernels.jit.compiler import Task
 from graphflow.runtime.memory.arena_planner import Arena, Block, plan_arena
@@ -92,9 +92,7 @@ class Layout:
 def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     """Lay a partition out for given sizes of its symbols."""
     graph = partition.graph
-    specs: dict[Tensor, TensorSpec] = {}
-    for node in graph.nodes:
-        specs.update(zip(node.outputs, node.bound_specs(bindings), strict=True))
+    specs = _bound_specs(graph, bindings)
     roots = roots_of(graph)
     commits = graph.of_op("assign")
     kind = DeviceName.parse(partition.device).kind or "cpu"
@@ -111,13 +109,13 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     )
     position = {node: i for i, node in enumerate(graph.nodes)}
     position.update({node: position[fused.last] for node, fused in regions.items()})
-    inner = {n: _plan_inner(n, partition, bindings) for n in graph.nodes if bodies(n)}
+    inner = {n: _plan_inner(n, partition, bindings) for n in graph.holders}
     tasks = _tasks(partition, specs, bindings, regions) if whole else {}
     needs = {node: need.nbytes for node, need in inner.items()}
     needs.update({node: task.scratch for node, task in tasks.items() if task.scratch})
     is_cpu = DeviceName.parse(partition.device).kind == "cpu"
     for fused in {id(f): f for f in regions.values() if f.region.over and is_cpu}.values():
-        if need := kernel_of(fused.region).task(fused.sizes).scratch:
+        if need := fused.task.scratch:
             needs[fused.last] = need
     until = _followed(partition, tasks, regions, position)
     decided = _Decided(partition, specs, roots, regions, deferred, staged, position, needs, until)
@@ -130,6 +128,19 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     return Layout(
         specs, roots, blocks, arena, regions, deferred, staged, commits, inner, tasks, scratch
     )
+
+
+def _bound_specs(graph: Graph, bindings: Mapping[str, int]) -> dict[Tensor, TensorSpec]:
+    """The concrete spec of each tensor; nodes that are copies share theirs."""
+    specs: dict[Tensor, TensorSpec] = {}
+    known: dict[int, tuple[TensorSpec, ...]] = {}
+    for node in graph.nodes:
+        bound = known.get(id(node.specs))
+        if bound is None:
+            bound = known[id(node.specs)] = node.bound_specs(bindings)
+        for tensor, spec in zip(node.outputs, bound, strict=True):
+            specs[tensor] = spec
+    return specs
 
 
 @dataclass(frozen=True)
@@ -218,7 +229,7 @@ def _units(decided: _Decided, tasks: Mapping[Node, Task]) -> list[Unit | None]:
             continue
         task = tasks.get(node)
         if fused is not None:
-            task = kernel_of(fused.region).task(fused.sizes)
+            task = fused.task
         operands = node.inputs if fused is None else fused.operands
         for tensor in node.outputs if fused is None else fused.results:
             made[tensor] = len(units)
@@ -300,32 +311,38 @@ def _deferred(
     assigned = {assign.inputs[0] for assign in commits}
     fetched = set(partition.fetches.values())
     outputs = set(partition.graph.outputs)
+    consumers = partition.graph.consumers
     candidates: dict[Node, Tensor] = {}
     for assign in commits:
         variable, value = assign.inputs
         node = value.node
         fused = regions.get(node)
-        if fused is not None:
-            runs_late, readers = True, {assign, *fused.nodes}
-        else:
+        runs_late = fused is not None
+        if fused is None:
             runs_late = node.op.into is not None and not node.op.random
             runs_late = runs_late and (_is_safe(node) or _rewrites(node, variable, roots))
-            readers = {assign}
         if (
             runs_late
             and len(node.outputs) == 1
             and value.spec == variable.spec
-            and readers.issuperset(partition.graph.consumers[node])
-            and not partition.graph.consumers[assign]
+            and all(
+                reader is assign or (fused is not None and regions.get(reader) is fused)
+                for reader in consumers[node]
+            )
+            and not consumers[assign]
             and value not in outputs  # fetched, or a member of a group
             and assign.outputs[0] not in fetched
         ):
             candidates[node] = variable
-    return {
-        node: variable
-        for node, variable in candidates.items()
-        if _reads_only_its_own(node, candidates, assigned, roots, regions)
-    }
+    found: dict[Node, Tensor] = {}
+    known: dict[Node, bool] = {}  # by the last node of the region
+    for node, variable in candidates.items():
+        last = regions[node].last if node in regions else node
+        if last not in known:
+            known[last] = _reads_only_its_own(node, candidates, assigned, roots, regions)
+        if known[last]:
+            found[node] = variable
+    return found
 
 
 def _reads_only_its_own(
@@ -382,8 +399,11 @@ def _lives(
     end = len(graph.nodes)
     last: dict[Tensor, int] = {}
     for node in graph.nodes:
-        for tensor in _read(node, roots):
-            last[tensor] = max(last.get(tensor, 0), decided.until.get(node, position[node]))
+        at = decided.until.get(node, position[node])
+        for tensor in node.inputs:
+            root = roots[tensor]
+            if last.get(root, -1) < at:
+                last[root] = at
     if wide:  # what comes from before a stretch is read by any of its branches until its end
         for tensor, at in last.items():
             home = stretch_at(wide, at)
@@ -449,7 +469,3 @@ def _take_over(
                 taken.add(leader)
                 shared[result] = leader
                 break
-
-
-def _read(node: Node, roots: Mapping[Tensor, Tensor]) -> set[Tensor]:
-    return {roots[t] for t in node.inputs}

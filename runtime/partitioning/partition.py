@@ -21,7 +21,7 @@ from typing import Any
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.graph import Graph, bodies
+from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ops.communication.collectives import groups_of, own_inputs
 from graphflow.runtime.partitioning.body_partition import Meaning, spread_bodies
@@ -104,13 +104,14 @@ def partition(
     """
     _check_homes(graph, devices)
     order = [n for n in (graph.nodes if order is None else order) if n.op.name not in FREE]
-    if any(bodies(node) for node in order):
+    if graph.holders:
         places = available or sorted(set(devices.values()))
         graph, devices, order = spread_bodies(graph, devices, order, places, pinned)
     builders = {name: _Builder(DeviceName.parse(name)) for name in dict.fromkeys(devices.values())}
     exchanges = _Exchanges(graph, order, devices, builders)
     targets = _targets(order, devices, exchanges)
     edges: dict[tuple[Tensor, str], int] = {}
+    cut = bool(targets or exchanges.groups)
 
     def local(tensor: Tensor, here: _Builder) -> Tensor:
         return _local(graph, tensor, here, devices, edges, exchanges)
@@ -127,6 +128,8 @@ def partition(
         twins = here.twins
         inputs = tuple([twins[t] if t in twins else local(t, here) for t in node.inputs])
         _rebuild(graph, node, inputs, here, variables or {})
+        if not cut:
+            continue
         for tensor in node.outputs:  # a send follows its node at once, a recv waits for its reader
             for device in targets.get(tensor, ()):
                 edges[tensor, device] = len(edges)
@@ -171,18 +174,12 @@ def _rebuild(
     here: _Builder,
     variables: Mapping[Node, str],
 ) -> None:
-    twin = Node(
-        node.op,
-        inputs,
-        node.attrs,
-        node.specs,
-        name=variables.get(node, node.name),
-        device=here.device,
-        location=node.location,
-    )
+    twin = node.local(inputs, variables.get(node, node.name), here.device)
     here.names[twin] = graph.names[node]
-    for tensor, local in zip(node.outputs, twin.outputs, strict=True):
-        here.twins[tensor] = local
+    if len(node.outputs) == 1:
+        here.twins[node.outputs[0]] = twin.outputs[0]
+    else:
+        here.twins.update(zip(node.outputs, twin.outputs, strict=True))
     if node.op.name == "assign":
         here.outputs.append(twin.outputs[0])
 

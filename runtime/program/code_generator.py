@@ -20,7 +20,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, bind_attrs, bodies
 from graphflow.ir.half_precision import any_half
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import nbytes
+from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.control_flow.control import call
 from graphflow.ops.kernels.fusion.multi_tensor_updates import Sweep
 from graphflow.ops.kernels.fusion.region_kernels import SHARED, Launch, enabled, kernel_of
@@ -95,6 +95,8 @@ class Code:
         self.compute = Part(threads)
         self.commit = Part(threads)
         self._swept: list[tuple[Node, Task, Sequence[Place]]] = []
+        self._sizes: dict[int, int] = {}  # bytes, by the id of a spec of the layout's
+        self._dtypes: set[np.dtype[Any]] = set()  # which the backend has
         self.variables: dict[str, Any] = {}
         self.alone: list[Node] = []
         self.codes: list[Code] = []
@@ -127,8 +129,13 @@ class Code:
 
     def _add(self, node: Node, variables: Mapping[str, Any]) -> None:
         number = self.numbers[node]
-        for tensor in node.outputs:
-            require_dtype(self.backend.xp, tensor.dtype)
+        for spec in node.specs:
+            if spec.dtype not in self._dtypes:
+                require_dtype(self.backend.xp, spec.dtype)
+                self._dtypes.add(spec.dtype)
+        if node in self.layout.regions:  # most are
+            self._member(node, number)
+            return
         match node.op.name:
             case "constant":
                 self._operands.bind(node.outputs[0], self.backend.to_device(node.attrs["value"]))
@@ -156,8 +163,6 @@ class Code:
                 pass  # an array where a line reads it
             case _ if node in self.layout.inner:
                 self._bodies(node, number)
-            case _ if node in self.layout.regions:
-                self._member(node, number)
             case _:
                 self._kernel(node, number)
 
@@ -282,7 +287,7 @@ class Code:
             self._refusal(node, number)
         if node is not fused.last:
             return
-        task = kernel_of(fused.region).task(fused.sizes)
+        task = fused.task
         part = self.commit if node in self.layout.deferred else self.compute
         tensors = (*fused.operands, *fused.results)
         if not self._is_shared(task):
@@ -313,7 +318,8 @@ class Code:
         if not self._swept:
             return
         small = [c for c in self.commit.calls if not c.task.scratch and _stays(c.places)]
-        self.commit.calls = [c for c in self.commit.calls if c not in small]
+        taken = set(map(id, small))
+        self.commit.calls = [c for c in self.commit.calls if id(c) not in taken]
         calls: list[Any] = [(task, places) for _, task, places in self._swept]
         calls += [(call.task, call.places) for call in small]
         self.scope["sweep"] = Sweep(calls, self.backend.threads)
@@ -343,16 +349,24 @@ class Code:
         """A call of a task with operands and, last of them, so many results."""
         if not task.rows:
             return
-        order = [*task.order, *range(len(task.order), len(tensors))]
-        tensors = [tensors[i] for i in order]
+        if task.order:
+            order = [*task.order, *range(len(task.order), len(tensors))]
+            tensors = [tensors[i] for i in order]
         places = [self._operands.place(t) for t in tensors]
-        sizes = [nbytes(self.layout.specs[t]) for t in tensors]
+        sizes = [self._nbytes(self.layout.specs[t]) for t in tensors]
         if task.scratch:
             places.append(
                 self._operands.base + self.layout.arena.offsets[self.layout.scratch[node]]
             )
             sizes.append(task.scratch)
         part.add([Call(node, task, tuple(places), tuple(sizes), len(tensors) - results)])
+
+    def _nbytes(self, spec: TensorSpec) -> int:
+        """Bytes of a tensor; most specs of a layout are those of many tensors."""
+        known = self._sizes.get(id(spec))
+        if known is None:
+            known = self._sizes[id(spec)] = nbytes(spec)
+        return known
 
     def _kernel(self, node: Node, number: int) -> None:
         """A line that runs the node's kernel into its buffers."""

@@ -18,7 +18,7 @@ from graphflow.errors import (
 )
 from graphflow.ir.op import Node, Op, owner
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.fusion.region_kernels import enabled, kernel_of
+from graphflow.ops.kernels.fusion.region_kernels import enabled
 from graphflow.ops.kernels.jit.array_address import aligned
 from graphflow.ops.kernels.jit.call_table_driver import copy_task, texts
 from graphflow.ops.kernels.jit.compiler import compiler
@@ -77,7 +77,7 @@ def compile_ahead(layout: Layout) -> None:
 
 def _collect(layout: Layout, wanted: dict[str, str]) -> None:
     for fused in {id(each): each for each in layout.regions.values()}.values():
-        task = kernel_of(fused.region).task(fused.sizes)
+        task = fused.task
         wanted[task.name] = task.text
     wanted.update({task.name: task.text for task in layout.tasks.values()})
     if layout.inner or layout.commits:

@@ -211,7 +211,14 @@ class Mesh:
 
     def tag(self, place: Place) -> str:
         """How what is at a place is named: `@data=0,model=1`."""
-        return "@" + ",".join(f"{n}={i}" for n, i in zip(self.names, place, strict=True))
+        return self._tags[place]
+
+    @cached_property
+    def _tags(self) -> dict[Place, str]:
+        return {
+            place: "@" + ",".join(f"{n}={i}" for n, i in zip(self.names, place, strict=True))
+            for place in self.places
+        }
 
 
 class Cuts:

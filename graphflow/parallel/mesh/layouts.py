@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import field, replace
+from functools import cache, cached_property
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Location, Tensor
@@ -23,6 +24,18 @@ class Layout:
     dims: tuple[Split, ...]
     partial: Partial = ()
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dims, self.partial))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether every place has everything, and nothing is left to be combined."""
+        return not self.partial and not any(self.dims)
+
     def axes(self) -> set[str]:
         """The axes of the mesh in use."""
         return {a for split in self.dims for a in split.axes} | {a for a, _ in self.partial}
@@ -36,6 +49,7 @@ class Layout:
         return f"({told}){rest}"
 
 
+@cache  # of as many entries as there are ranks
 def whole(rank: int) -> Layout:
     """Every place has everything."""
     return Layout((WHOLE,) * rank)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from graphflow.ir.device_name import DeviceName
@@ -90,6 +90,8 @@ class Moves:
 
     def to(self, value: Value, target: Layout, cause: Node, name: str) -> Value:
         """A value in another layout; partial results that the target keeps stay."""
+        if value.layout == target:
+            return value
         key = (value, target, self._is_late(cause))
         if key not in self._known:
             self._known[key] = self._moved(value, target, cause, name)
@@ -203,7 +205,23 @@ class Moves:
 
     def at(self, place: Place, node: Node) -> made_by:
         """Nodes built in the block are at a place, and count as made where a node was."""
-        return made_by(node, self.mesh.tag(place)[1:] + "/", self.device(node, place))
+        return made_by(node, self.prefix(place), self.device(node, place))
+
+    def prefix(self, place: Place) -> str:
+        """What the names of nodes at a place begin with."""
+        return self.mesh.tag(place)[1:] + "/"
+
+    def sites(self, node: Node) -> Sequence[tuple[str, DeviceName]]:
+        """For each place, what the names of nodes there begin with, and where what stands for a
+        node is."""
+        if self._homes is None:
+            return self._sites
+        return [(self.prefix(place), self.device(node, place)) for place in self.mesh.places]
+
+    @cached_property
+    def _sites(self) -> Sequence[tuple[str, DeviceName]]:
+        places = self.mesh.places
+        return [(self.prefix(p), self.mesh.devices[self.mesh.number(p)]) for p in places]
 
     def device(self, node: Node, place: Place) -> DeviceName:
         """Where what stands for a node is."""

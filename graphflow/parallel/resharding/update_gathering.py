@@ -32,6 +32,7 @@ class Updates:
         self._limit = limit
         self._assign = assign
         self._open: dict[_Key, list[tuple[Node, Value]]] = {}
+        self._waiting: dict[_Key, int] = {}  # bytes
 
     def add(self, node: Node, value: Value, layout: Layout) -> None:
         """Assign a value, now or when its bucket is full.
@@ -46,9 +47,9 @@ class Updates:
             return
         home = self._moves.home(node, self._moves.mesh.places[0])
         key = (axis, value.spec.dtype.name, home)
-        bucket = self._open.setdefault(key, [])
-        bucket.append((node, value))
-        if sum(self._moves.nbytes(v.spec, layout) for _, v in bucket) >= self._limit:
+        self._open.setdefault(key, []).append((node, value))
+        self._waiting[key] = self._waiting.get(key, 0) + size
+        if self._waiting[key] >= self._limit:
             self._close(key)
 
     def flush(self) -> None:
@@ -69,6 +70,7 @@ class Updates:
 
     def _close(self, key: _Key) -> None:
         nodes, values = zip(*self._open.pop(key), strict=True)
+        del self._waiting[key]
         if len(values) == 1:
             name, whole = called(nodes[0].inputs[1].node), values[0].layout
             d = next(d for d, split in enumerate(whole.dims) if key[0] in split.axes)

@@ -14,6 +14,7 @@ from typing import Any
 from graphflow.errors import GraphflowError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, current_prefix, make_node, scope_of, within
+from graphflow.ir.spec import Shape
 from graphflow.ops.control_flow.control import is_control
 from graphflow.ops.sharding import rules
 from graphflow.parallel.mesh.device_mesh import WHOLE, Piece, Place, Split
@@ -26,8 +27,9 @@ from graphflow.parallel.sharding.control_flow import emit_control
 from graphflow.parallel.sharding.cross_shard_ops import met
 from graphflow.parallel.sharding.propagation import propagate
 from graphflow.parallel.sharding.reshapes import folded
-from graphflow.parallel.sharding.rule_selection import Choosing
+from graphflow.parallel.sharding.rule_selection import Choice, Choosing
 from graphflow.parallel.sharding.rules import Rule, rule_of, rules_of
+from graphflow.parallel.sharding.whole_nodes import copied_whole, have_specs
 
 _PARTS = ("slice",)
 """Ops that give a part of what they get, as it is."""
@@ -82,20 +84,26 @@ class Emitter:
     def emit(self, node: Node) -> None:
         """Write a node that computes."""
         self.settle(node)
+        values = copied_whole(self.moves, node, self.values, self.wishes)
+        if values is not None:
+            for tensor, value in zip(node.outputs, values, strict=True):
+                self.values[tensor] = value
+            return
         if self._fold(node):
             return
         rule = self._choosing.rule(node)
-        splits, kept = self._choosing.letters(node, rule)
+        choice = self._choosing.choice(node, rule)
+        splits = choice.splits
         if any(letter.isupper() for letter in splits) and not self._goes_apart(rule, splits):
             self._expand(node, rule, splits)
             return
-        inputs, ranges = self._inputs(node, rule, splits, kept)
+        inputs, ranges = self._inputs(node, choice)
         meeting = rule.sharding.meeting
         if meeting is not None and meeting.letter in splits:
             outputs = met(self.moves, node, rule, splits[meeting.letter], inputs)
         else:
-            outputs = self._at_places(node, rule, splits, inputs, ranges)
-        self._keep(node, rule, splits, kept, outputs)
+            outputs = self._at_places(node, choice, inputs, ranges)
+        self._keep(node, choice, outputs)
 
     def _fold(self, node: Node) -> bool:
         """Write a reshape of axes of which several are cut, if it is one."""
@@ -109,25 +117,49 @@ class Emitter:
         return target is not None
 
     def _inputs(
-        self, node: Node, rule: Rule, splits: Mapping[str, Split], kept: Mapping[str, Any]
+        self, node: Node, choice: Choice
     ) -> tuple[list[tuple[Tensor, ...]], list[dict[str, tuple[Any, Any]]]]:
         """Each input's parts, in the layout asked for; and what of windows each place has."""
-        parts: list[tuple[Tensor, ...]] = []
         ranges: list[dict[str, tuple[Any, Any]]] = [{} for _ in self.mesh.places]
-        for i, (tensor, names) in enumerate(zip(node.inputs, rule.inputs, strict=True)):
-            dims = [
-                rule.split(splits.get(letter, WHOLE), i, axis) for axis, letter in enumerate(names)
-            ]
-            partial = tuple((m, kind) for m, (members, kind) in kept.items() if i in members)
+        if choice.targets is None:
+            choice.targets = [self._target(choice, i) for i in range(len(node.inputs))]
+        if choice.rule.sharding.windows:
+            return self._with_windows(node, choice, ranges), ranges
+        parts: list[tuple[Tensor, ...]] = []
+        for tensor, target in zip(node.inputs, choice.targets, strict=True):
+            value = self.values[tensor]
+            if value.layout != target or self._widened:
+                value = self._brought(tensor, target, node)
+            parts.append(value.parts)
+        return parts, ranges
+
+    def _target(self, choice: Choice, i: int) -> Layout:
+        """How an input is to lie."""
+        dims = tuple(
+            choice.rule.split(choice.splits.get(letter, WHOLE), i, axis)
+            for axis, letter in enumerate(choice.rule.inputs[i])
+        )
+        partial = tuple((m, kind) for m, (members, kind) in choice.kept.items() if i in members)
+        return Layout(dims, partial)
+
+    def _with_windows(
+        self, node: Node, choice: Choice, ranges: list[dict[str, tuple[Any, Any]]]
+    ) -> list[tuple[Tensor, ...]]:
+        """The parts of inputs of which some go along in windows, which `ranges` then holds."""
+        rule, splits = choice.rule, choice.splits
+        assert choice.targets is not None
+        parts: list[tuple[Tensor, ...]] = []
+        for i, (tensor, target) in enumerate(zip(node.inputs, choice.targets, strict=True)):
+            dims = list(target.dims)
             value = self.values[tensor]
             windows = self._windows(node, rule, i, splits)
             _leave_windows(dims, windows, value.layout, splits)
-            value = self._brought(tensor, Layout(tuple(dims), partial), node)
+            value = self._brought(tensor, Layout(tuple(dims), target.partial), node)
             for d, letter in windows:
                 split = splits.get(letter, WHOLE)
                 value = self._window(node, rule, split, letter, d, i, value, ranges)
             parts.append(value.parts)
-        return parts, ranges
+        return parts
 
     def _brought(self, tensor: Tensor, target: Layout, node: Node) -> Value:
         """A tensor in another layout. Of one that was made wider (real numbers that became
@@ -197,27 +229,42 @@ class Emitter:
     def _at_places(
         self,
         node: Node,
-        rule: Rule,
-        splits: Mapping[str, Split],
+        choice: Choice,
         inputs: Sequence[tuple[Tensor, ...]],
         ranges: Sequence[dict[str, tuple[Any, Any]]],
     ) -> list[tuple[Tensor, ...]]:
         """The op at each place; once where places share device and inputs."""
+        rule, splits = choice.rule, choice.splits
         found: list[tuple[Tensor, ...]] = []
         known: dict[Any, tuple[Tensor, ...]] = {}
+        wanted = rule.sizes if self.mesh.local or rule.sharding.build is not None else {}
         for number, place in enumerate(self.mesh.places):
-            own = tuple(parts[number] for parts in inputs)
+            own = tuple([parts[number] for parts in inputs])
             pieces = {
                 letter: self.cuts.piece(size, splits.get(letter, WHOLE), place)
-                for letter, size in rule.sizes.items()
+                for letter, size in wanted.items()
             }
             home = self.moves.home(node, place)
             key = (home, own, tuple(pieces.items())) if self.mesh.local else number
             if key not in known:
-                with self.moves.at(place, node):
-                    known[key] = self._built(node, rule, own, pieces, splits, place, ranges[number])
+                pattern = choice.patterns.get(number)
+                if pattern is not None and have_specs(own, pattern.inputs):
+                    copy = self._copy(pattern, own, node, place)
+                    known[key] = copy.outputs
+                else:
+                    with self.moves.at(place, node):
+                        known[key] = self._built(
+                            node, rule, own, pieces, splits, place, ranges[number]
+                        )
+                    if rule.sharding.build is None:  # else it is made of other nodes
+                        choice.patterns[number] = known[key][0].node
             found.append(known[key])
         return found
+
+    def _copy(self, pattern: Node, inputs: tuple[Tensor, ...], node: Node, place: Place) -> Node:
+        """What stands for a node at a place, where something like it stands already."""
+        at, device = self.moves.sites(node)[self.mesh.number(place)]
+        return pattern.copied(inputs, at + node.name, device, node)
 
     def _built(
         self,
@@ -229,16 +276,6 @@ class Emitter:
         place: Place,
         ranges: Mapping[str, tuple[Any, Any]],
     ) -> tuple[Tensor, ...]:
-        first = len(node.inputs)
-        shapes = tuple(
-            tuple(
-                self.cuts.piece(
-                    size, rule.split(splits.get(letter, WHOLE), first + o, axis), place
-                ).size
-                for axis, (size, letter) in enumerate(zip(spec.shape, names, strict=True))
-            )
-            for o, (names, spec) in enumerate(zip(rule.outputs, node.specs, strict=True))
-        )
         attrs = dict(node.attrs)
         try:
             if rule.sharding.build is not None and (ranges or any(s for s in splits.values())):
@@ -247,44 +284,66 @@ class Emitter:
                     {letter: p.start for letter, p in every.items()},
                     {letter: p.size for letter, p in every.items()},
                     {letter: p.total for letter, p in every.items()},
-                    shapes,
+                    self._local_shapes(node, rule, splits, place),
                     ranges,
                 )
                 with within(current_prefix() + scope_of(node)):
                     made = rule.sharding.build(node.op, cut, *inputs, **attrs)
                 return made if isinstance(made, tuple) else (made,)
             if rule.sharding.sizes is not None:
-                attrs[rule.sharding.sizes] = shapes[0]
+                attrs[rule.sharding.sizes] = self._local_shapes(node, rule, splits, place)[0]
             return make_node(node.op, inputs, attrs, node.name).outputs
         except GraphflowError as error:
             raise type(error)(
                 f"shard {self.mesh.tag(place)[1:]} of {node.name!r} at {node.location}: {error}"
             ) from error
 
+    def _local_shapes(
+        self, node: Node, rule: Rule, splits: Mapping[str, Split], place: Place
+    ) -> tuple[Shape, ...]:
+        """The shapes of a node's outputs at a place."""
+        first = len(node.inputs)
+        return tuple(
+            tuple(
+                self.cuts.piece(
+                    size, rule.split(splits.get(letter, WHOLE), first + o, axis), place
+                ).size
+                for axis, (size, letter) in enumerate(zip(spec.shape, names, strict=True))
+            )
+            for o, (names, spec) in enumerate(zip(rule.outputs, node.specs, strict=True))
+        )
+
     def _keep(
         self,
         node: Node,
-        rule: Rule,
-        splits: Mapping[str, Split],
-        kept: Mapping[str, Any],
+        choice: Choice,
         outputs: Sequence[tuple[Tensor, ...]],
     ) -> None:
         """Note what stands for the outputs."""
-        for o, (tensor, names) in enumerate(zip(node.outputs, rule.outputs, strict=True)):
-            dims = tuple(
-                rule.split(splits.get(letter, WHOLE), len(node.inputs) + o, axis)
-                for axis, letter in enumerate(names)
-            )
-            partial = [(m, kind) for m, (_, kind) in kept.items()]
-            for letter, split in splits.items():
-                if letter not in names and not rule.meets(letter):
-                    kind = rule.sharding.kind
-                    if letter.isupper():
-                        kind = rule.sharding.apart or kind
-                    partial += [(axis, kind) for axis in split.axes]
-            parts = tuple(made[o] for made in outputs)
-            self.values[tensor] = Value(tensor.spec, Layout(dims, tuple(sorted(partial))), parts)
+        if choice.results is None:
+            first, count = len(node.inputs), len(node.outputs)
+            choice.results = [self._result(choice, first, o) for o in range(count)]
+        for o, (tensor, layout) in enumerate(zip(node.outputs, choice.results, strict=True)):
+            parts = tuple([made[o] for made in outputs])
+            self.values[tensor] = Value(tensor.spec, layout, parts)
             self._collect(tensor, node)
+
+    def _result(self, choice: Choice, first: int, o: int) -> Layout:
+        """How an output lies; the outputs' numbers among all tensors begin with `first`."""
+        rule, splits = choice.rule, choice.splits
+        names = rule.outputs[o]
+        dims = tuple(
+            rule.split(splits.get(letter, WHOLE), first + o, axis)
+            for axis, letter in enumerate(names)
+        )
+        partial = [(m, kind) for m, (_, kind) in choice.kept.items()]
+        for letter, split in splits.items():
+            if letter not in names and not rule.meets(letter):
+                kind = rule.sharding.kind
+                if letter.isupper():
+                    kind = rule.sharding.apart or kind
+                partial += [(axis, kind) for axis in split.axes]
+        return Layout(dims, tuple(sorted(partial)))
 
     def _goes_apart(self, rule: Rule, splits: Mapping[str, Split]) -> bool:
         """Whether each shard looks at its own piece only."""
@@ -339,8 +398,12 @@ class Emitter:
         """Exchange the sums that a node reads; those over turns that a device took, for a reader on
         another one, are made where the turns were: it is sent one tensor, and not each turn's."""
         for tensor in node.inputs:
-            self._buckets.empty(tensor)
             layout = self.values[tensor].layout
+            if layout.partial:  # only such wait
+                self._buckets.empty(tensor)
+                layout = self.values[tensor].layout
+            if not layout.partial:
+                continue
             rest = tuple(p for p in layout.partial if p[0] not in self.mesh.local)
             if rest != layout.partial and self._elsewhere(tensor, node):
                 there = Layout(layout.dims, rest)
@@ -422,7 +485,9 @@ class Emitter:
 
     def node(self, node: Node) -> None:
         """Write any node."""
-        if node.op.name == "constant":
+        if node.op.elementwise and node.op.pure:  # most are
+            self.emit(node)
+        elif node.op.name == "constant":
             (tensor,) = node.outputs
             parts = (tensor,) * len(self.mesh.places)
             self.values[tensor] = Value(tensor.spec, whole(tensor.ndim), parts)

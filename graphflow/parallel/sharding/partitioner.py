@@ -29,6 +29,7 @@ from graphflow.parallel.sharding.batch_axis import equal_sizes
 from graphflow.parallel.sharding.emitter import Emitter
 from graphflow.parallel.sharding.propagation import by_heads, propagate
 from graphflow.parallel.sharding.replica_terms import ALONE, Terms, in_sequence, shared_out
+from graphflow.parallel.sharding.whole_nodes import are_like, copies_at_places
 from graphflow.passes import MergeBodies
 from graphflow.strategy import strategy_of
 
@@ -203,10 +204,10 @@ def divided(
         readers.setdefault(tensor, []).append(None)
     emitter = Emitter(moves, wishes, readers, terms.bucket, terms.apart, terms.sequence)
     work = _Division(graph, emitter, known or {}, terms.bucket)
-    outputs = work.run()
+    whole_graph = work.run().verify()
     return Sharded(
         graph,
-        Graph(outputs).verify(),
+        whole_graph,
         mesh,
         cuts,
         work.shares,
@@ -273,10 +274,13 @@ class _Division:
         self._groups: dict[Tensor, list[Tensor]] = {}
         self._updates = Updates(emitter.moves, bucket, self._assigned)
 
-    def run(self) -> list[Tensor]:
+    def run(self) -> Graph:
+        """The graph of all places."""
         for node in self.graph.nodes:
-            if any(t.node.op.name == "assign" for t in node.inputs):
-                self._updates.flush()
+            for tensor in node.inputs:
+                if tensor.node.op.name == "assign":
+                    self._updates.flush()
+                    break
             match node.op.name:
                 case "placeholder":
                     self._placeholder(node)
@@ -291,9 +295,10 @@ class _Division:
         self._updates.flush()
         return self._with_all_updates([self._fetched(t) for t in self.graph.outputs])
 
-    def _with_all_updates(self, outputs: list[Tensor]) -> list[Tensor]:
+    def _with_all_updates(self, outputs: list[Tensor]) -> Graph:
         """What is fetched of an assignment is the first place's; the others' happen as well."""
-        reached = Graph(outputs).names
+        graph = Graph(outputs)
+        reached = set(graph.nodes)
         every = {
             part: node
             for node in self.graph.of_op("assign")
@@ -301,10 +306,10 @@ class _Division:
         }
         missing = [part for part in every if part.node not in reached]
         if not missing:
-            return outputs
+            return graph
         with self.moves.between(every[missing[0]]):
             rest: Tensor = REGISTRY["group"](*missing, name="updates")
-        return [*outputs, rest]
+        return Graph([*outputs, rest])
 
     def _layout(self, tensor: Tensor) -> Layout:
         return self.emitter.wishes.get(tensor) or whole(tensor.ndim)
@@ -347,9 +352,11 @@ class _Division:
     def _divided_variable(self, node: Node, tensor: Tensor, layout: Layout) -> Pieces:
         nodes, every = [], []
         made: dict[Any, Node] = {}
+        spans = tuple([Span(0, int(size)) for size in tensor.shape])
         for place in self.mesh.places:
-            pieces = self._pieces(tensor, layout, place)
-            spans = tuple(_span(p, s) for p, s in zip(pieces, layout.dims, strict=True))
+            if not layout.is_whole:
+                pieces = self._pieces(tensor, layout, place)
+                spans = tuple(_span(p, s) for p, s in zip(pieces, layout.dims, strict=True))
             key = (self.moves.home(node, place), spans) if self.mesh.local else place
             if key not in made:
                 made[key] = self._piece(node, place, spans)
@@ -359,14 +366,14 @@ class _Division:
 
     def _piece(self, node: Node, place: Place, spans: tuple[Span, ...]) -> Node:
         """The variable of a place, its initial value cut out of the whole one."""
-        initial = node.attrs["initial"]
-        shape = tuple(s.size for s in spans)
-        if shape != tuple(node.attrs["shape"]):
-            initial = self._part_of(node, shape, spans)
+        shape = tuple([s.size for s in spans])
         name = f"{self.graph.names[node]}{self.mesh.tag(place)}"
-        with made_by(node, "", self.moves.device(node, place)):
+        device = self.moves.device(node, place)
+        if shape == tuple(node.attrs["shape"]):
+            return node.copied((), name, device, node, {**node.attrs, "named": False})
+        with made_by(node, "", device):
             tensor: Tensor = REGISTRY["variable"](
-                initial=initial,
+                initial=self._part_of(node, shape, spans),
                 trainable=node.attrs["trainable"],
                 shape=shape,
                 dtype=node.attrs["dtype"],
@@ -399,6 +406,13 @@ class _Division:
     def _assigned(self, node: Node, value: Value) -> None:
         """The assignments of all places, of a value that lies as the variable does."""
         targets = self.emitter.values[node.inputs[0]].parts
+        variable, given = node.inputs
+        apart = len(set(targets)) == len(targets)
+        if apart and are_like(targets, variable) and are_like(value.parts, given):
+            inputs = [*zip(targets, value.parts, strict=True)]
+            copies = copies_at_places(self.moves, node, inputs, node.op.name)
+            self._keep(node.outputs[0], value.layout, [copy.outputs[0] for copy in copies])
+            return
         made: dict[Tensor, Tensor] = {}
         parts = []
         for place, target, part in zip(self.mesh.places, targets, value.parts, strict=True):

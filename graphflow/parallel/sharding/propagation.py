@@ -35,13 +35,7 @@ def propagate(
     for node in nodes:
         for tensor in node.inputs:
             readers.setdefault(tensor, []).append(node)
-    rules: dict[Node, list[Rule]] = {}
-    for node in nodes:
-        if node.op.name == "assign":
-            continue
-        if node.inputs or node.op.sharding is not None:
-            rules[node] = rules_of(node, readers)
-    spread = _Spread(nodes, rules, given, cuts, gathered)
+    spread = _Spread(nodes, readers, given, cuts, gathered)
     spread.everywhere()
     spread.turn()
     return spread.layouts
@@ -103,14 +97,18 @@ _Place = tuple[Tensor, int, Rule | None, int]
 class _Spread:
     """Layouts as they become known.
 
-    A node is open until it has been gone through and that changed nothing: it is again when the
-    layout of a tensor changes that it has to do with.
+    A node is open where the layout of a tensor that it has to do with cuts something, until it has
+    been gone through and that changed nothing: it is again when such a layout changes. Of most
+    nodes of a step nothing is ever cut, and no rule is looked up.
+
+    Args:
+        readers: the nodes that read each tensor.
     """
 
     def __init__(
         self,
         nodes: Sequence[Node],
-        rules: Mapping[Node, Sequence[Rule]],
+        readers: Mapping[Tensor, Sequence[Node | None]],
         given: Mapping[Tensor, Layout],
         cuts: Cuts,
         gathered: str | None = None,
@@ -119,13 +117,31 @@ class _Spread:
         self.layouts = dict(given)
         self.fixed = set(given)
         self.cuts = cuts
-        self._nodes, self._rules = nodes, rules
-        self._joins = {node: _joins(node, rules.get(node, ())) for node in nodes}
-        self._beside: dict[Tensor, list[Node]] = {}
-        for node, joins in self._joins.items():
-            for tensor in {place[0] for places in joins for place in places}:
-                self._beside.setdefault(tensor, []).append(node)
-        self._open = set(nodes)
+        self._nodes, self._readers = nodes, readers
+        self._own = set(nodes)
+        self._joins: dict[Node, list[list[_Place]]] = {}
+        self._slots: dict[Tensor, list[Node]] = {}
+        for node in nodes:
+            if node.op.name == "variable" and is_slot(node):
+                assert node.origin is not None
+                self._slots.setdefault(node.origin.outputs[0], []).append(node)
+        self._open: set[Node] = set()
+        for tensor, layout in self.layouts.items():
+            if any(layout.dims):
+                self._reopen(tensor)
+
+    def _reopen(self, tensor: Tensor) -> None:
+        """Go again through the nodes that have to do with a tensor."""
+        if tensor.node in self._own:
+            self._open.add(tensor.node)
+        self._open.update(self._readers.get(tensor, ()))  # type: ignore[arg-type]
+        self._open.update(self._slots.get(tensor, ()))
+
+    def _rules(self, node: Node) -> Sequence[Rule]:
+        """The rules by which a node's axes go together."""
+        if node.op.name == "assign" or not (node.inputs or node.op.sharding is not None):
+            return ()
+        return rules_of(node, self._readers)
 
     def everywhere(self) -> None:
         """Through all nodes, there and back, until nothing changes."""
@@ -142,7 +158,8 @@ class _Spread:
         row: everyone sends a part to everyone, 1/n of what gathering takes."""
         turned = False
         for node in self._nodes:
-            own = self._rules.get(node, ())
+            cut = any(any(self.layouts[t].dims) for t in node.inputs if t in self.layouts)
+            own = self._rules(node) if cut else ()
             if own and self._turned(node, own[0]):
                 turned = True
             if turned:
@@ -184,7 +201,10 @@ class _Spread:
         """Let the axes of a node's inputs and outputs that go together be cut together."""
         if node in self._open:
             self._open.remove(node)
-            for places in self._joins[node]:
+            joins = self._joins.get(node)
+            if joins is None:
+                joins = self._joins[node] = _joins(node, self._rules(node))
+            for places in joins:
                 self._join(places)
 
     def _join(self, places: Sequence[_Place]) -> None:
@@ -234,7 +254,7 @@ class _Spread:
             self._open.update(self._nodes)  # what symbols are guessed to be may be another number
         if can:
             self.layouts[tensor] = layout.with_dim(axis, wanted)
-            self._open.update(self._beside.get(tensor, ()))
+            self._reopen(tensor)
 
 
 def _joins(node: Node, rules: Sequence[Rule]) -> list[list[_Place]]:

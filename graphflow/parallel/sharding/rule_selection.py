@@ -4,7 +4,8 @@ equation the axes of a mesh go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import field
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Tensor
@@ -17,6 +18,28 @@ KEEP = "+"
 """A choice: partial sums are handed on."""
 FLOPS_A_BYTE = 40.0
 """Floating point operations that are as dear as a byte which travels."""
+
+
+@dataclass(eq=False)
+class Choice:
+    """How nodes that are alike are cut.
+
+    Attributes:
+        rule: of them; kept, so that no other one has its id.
+        splits: how letters are cut.
+        kept: by axis of the mesh, which inputs' partial sums are handed on, and how they are
+            combined.
+        targets: how their inputs are to lie, once the first of them was written.
+        results: how their outputs lie then.
+        patterns: what stands for the first of them at each place, of which others are copies.
+    """
+
+    rule: Rule
+    splits: Mapping[str, Split]
+    kept: Mapping[str, tuple[tuple[int, ...], str]]
+    targets: Sequence[Layout] | None = None
+    results: Sequence[Layout] | None = None
+    patterns: dict[int, Node] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -36,6 +59,7 @@ class Choosing:
     wishes: Mapping[Tensor, Layout]
     readers: Mapping[Tensor, Sequence[Node | None]]
     followed: str | None = None
+    _known: dict[Hashable, Choice] = field(default_factory=dict)
 
     def rule(self, node: Node) -> Rule:
         """The rule of a node's op that has most of what is cut of its inputs, and then of what
@@ -64,11 +88,31 @@ class Choosing:
 
         return max([first, *others], key=known) if others else first
 
-    def letters(
+    def choice(self, node: Node, rule: Rule) -> Choice:
+        """How a node is cut. Nodes that are alike, and whose inputs lie alike, are cut alike."""
+        if self.followed is not None:  # then it matters which inputs are weights
+            return Choice(rule, *self._chosen(node, rule))
+        key = (id(rule), *self._circumstances(node))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = Choice(rule, *self._chosen(node, rule))
+        return known
+
+    def _circumstances(self, node: Node) -> Iterator[Hashable]:
+        """All that the choice for a node depends on beside its rule."""
+        for tensor in node.inputs:
+            layout = self.values[tensor].layout
+            yield layout
+            if layout.partial:
+                yield self.wishes.get(tensor)
+                yield len(set(self.readers.get(tensor, ()))) > 1
+        for tensor in node.outputs:
+            yield self.wishes.get(tensor)
+        yield len(self.cuts.symbols)  # what sizes are guessed to be depends on how they are cut
+
+    def _chosen(
         self, node: Node, rule: Rule
     ) -> tuple[dict[str, Split], dict[str, tuple[tuple[int, ...], str]]]:
-        """How each letter is cut, and along which axes of the mesh partial sums are handed on, by
-        which inputs."""
         axes: dict[str, list[str]] = {}
         kept: dict[str, tuple[tuple[int, ...], str]] = {}
         flops = self._flops(node)

@@ -9,7 +9,8 @@ into regions, which follows from where its nodes are placed, changes no bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -25,7 +26,7 @@ from graphflow.ops.kernels.codegen.elementwise_emitter import (
     attributes,
 )
 from graphflow.ops.kernels.fusion import cuda_expression_trace as cuda_trace
-from graphflow.ops.kernels.fusion.region_kernels import Traced, enabled, traced
+from graphflow.ops.kernels.fusion.region_kernels import Traced, enabled, kernel_of, traced
 from graphflow.ops.kernels.fusion.row_ops import (
     MOST_AXES,
     Form,
@@ -34,6 +35,7 @@ from graphflow.ops.kernels.fusion.row_ops import (
     orientation,
     whole_of,
 )
+from graphflow.ops.kernels.jit.compiler import Task
 
 _MOST_NODES = 64
 _MOST_OPERANDS = 32
@@ -74,6 +76,11 @@ class Fused:
     def last(self) -> Node:
         return self.nodes[-1]
 
+    @cached_property
+    def task(self) -> Task:
+        """Its kernel on a cpu."""
+        return kernel_of(self.region).task(self.sizes)
+
     def replaces(self, result: Tensor, operand: Tensor) -> bool:
         """Whether a result may be written over an operand: each element is read for the last time
         where the result's is made."""
@@ -86,9 +93,14 @@ class Fused:
         )
 
 
-@dataclass(frozen=True)
+Placed = tuple[bool, tuple[Sizes, ...]]
+"""Whether a node has a value for each element of a region (or for each row), and in which shapes it
+sees its inputs."""
+
+
+@dataclass(frozen=True, eq=False)
 class _Item:
-    """A node that a kernel can be generated for.
+    """What a kernel for a node would compute; nodes that are alike have the same one.
 
     Attributes:
         shape: of the whole that it goes over.
@@ -107,9 +119,10 @@ class _Item:
 class _Group:
     """A region while it grows. It is closed when something else has read a value of it."""
 
-    def __init__(self, shape: Sizes, axes: Sizes | None) -> None:
+    def __init__(self, shape: Sizes, axes: Sizes | None, known: _Known) -> None:
         self.shape = shape
         self.axes = axes
+        self._known = known
         self.nodes: list[Node] = []
         self.operands: dict[View, None] = {}
         self.rows: set[Node] = set()  # members with one value a row
@@ -127,9 +140,14 @@ class _Group:
             return None
         return tuple(1 if a in self.axes else n for a, n in enumerate(self.shape))
 
-    def views(self, item: _Item) -> tuple[bool, tuple[Sizes, ...]] | None:
-        """Whether an item has a value for each element here (or for each row), and how it sees its
-        inputs; None where it does not belong here."""
+    def views(self, item: _Item) -> Placed | None:
+        """How an item lies here; None where it does not belong here."""
+        key = (item, self.shape, self.axes)
+        if key not in self._known:
+            self._known[key] = self._views(item)
+        return self._known[key]
+
+    def _views(self, item: _Item) -> Placed | None:
         if item.axes is not None:
             if item.shape != self.shape or self.axes not in (None, item.axes):
                 return None
@@ -156,11 +174,17 @@ class _Group:
         new = [view for view in operands if view not in self.operands]
         if len(self.nodes) + nodes > _MOST_NODES or len(self.operands) + len(new) > _MOST_OPERANDS:
             return False
-        plain = (self.shape, self.row)
-        if axes == self.axes and all(v in plain or prod(v) == 1 for _, v in new):
-            return True  # no operand of these parts the axes any further
+        if axes == self.axes:
+            whole = self.shape
+            further = [v for _, v in new if v != whole and prod(v) != 1]
+            if not further or all(v == self.row for v in further):
+                return True  # no operand of these parts the axes any further
         form = _form(self.shape, axes, (*self.operands, *new))
         return form is not None
+
+
+_Known = dict[tuple[_Item, Sizes, Sizes | None], Placed | None]
+"""How items lie in groups of a shape that reduce some axes."""
 
 
 def _form(shape: Sizes, axes: Sizes | None, operands: Iterable[View]) -> Form | None:
@@ -187,6 +211,7 @@ class _Regions:
         self.consumers = graph.consumers
         self.wanted = wanted
         self.roots = roots
+        self.known: _Known = {}
         self.of: dict[Node, _Group] = {}
         self.position: dict[Node, int] = {}
         self.readers: dict[Tensor, _Group] = {}  # that reduce
@@ -199,23 +224,62 @@ class _Regions:
     def add(self, node: Node, item: _Item | None) -> None:
         """The next node: into the groups that it reads, if it may; it closes the others."""
         self.seen[node] = len(self.seen)
+        read = self._read(node)
+        if item is not None and len(read) == 1 and self._grows(read[0], node, item):
+            return
+        if item is not None and not read and item.axes is None:
+            self._enter(_Group(item.shape, None, self.known), node, item)
+            return
         joined: list[_Group] = []
-        for group in self._read(node):
+        for group in read:
             if item is not None and self._may_join(group, node, item):
                 joined.append(group)
             elif _reads(node):
                 group.closed = True
         if item is None:
             return
-        home = _Group(item.shape, item.axes)
+        home = _Group(item.shape, item.axes, self.known)
         for group in joined:
             if not group.closed:
                 home = self._joined(home, group, node, item)
         self._enter(home if home.nodes else self._sibling(home, node, item), node, item)
 
+    def _grows(self, group: _Group, node: Node, item: _Item) -> bool:
+        """Let an open group without reductions take in an elementwise node of its shape, all whose
+        operands have that shape or one element. Most nodes are such: what follows is what the
+        longer way does with them, in one look at their inputs."""
+        if group.closed or group.axes is not None or item.axes is not None:
+            return False
+        shape = group.shape
+        if item.shape != shape or node.op.refuse is not None or node.op.name == "add":
+            return False
+        place = group.views(item)
+        assert place is not None
+        new: list[View] = []
+        for tensor, view in zip(node.inputs, place[1], strict=True):
+            root = self.roots[tensor]
+            if self.of.get(root.node) is group:
+                if tensor is not root or view != shape or root.node in group.rows:
+                    return False
+            elif view != shape and prod(view) != 1:
+                return False
+            elif (tensor, view) not in group.operands:
+                new.append((tensor, view))
+        if len(group.nodes) >= _MOST_NODES or len(group.operands) + len(new) > _MOST_OPERANDS:
+            return False
+        group.operands.update(dict.fromkeys(new))
+        group.nodes.append(node)
+        self.of[node] = group
+        self.position[node] = len(self.position)
+        return True
+
     def _read(self, node: Node) -> list[_Group]:
-        found = (self.of.get(self.roots[tensor].node) for tensor in node.inputs)
-        return list(dict.fromkeys(group for group in found if group is not None))
+        found: list[_Group] = []
+        for tensor in node.inputs:
+            group = self.of.get(self.roots[tensor].node)
+            if group is not None and group not in found:
+                found.append(group)
+        return found
 
     def _sibling(self, home: _Group, node: Node, item: _Item) -> _Group:
         """An open region that reduces the same rows of something that a reduction reads: they share
@@ -237,7 +301,10 @@ class _Regions:
     def _may_join(self, group: _Group, node: Node, item: _Item) -> bool:
         """Whether a node belongs in a group, with all that it reads of it."""
         place = group.views(item)
-        if place is None or not self._may_go_down(group, node, item):
+        if place is None:
+            return False
+        reduces = group.axes is not None or item.axes is not None
+        if reduces and not self._may_go_down(group, node, item):
             return False
         if node.op.name == "add" and self._outgrows(group, node, item):
             return False
@@ -245,9 +312,9 @@ class _Regions:
             return False
         for tensor, view in zip(node.inputs, place[1], strict=True):
             root = self.roots[tensor]
-            if self.of.get(root.node) is group and (
-                not group.holds(tensor, root, view) or _is_looked_at(node, tensor)
-            ):
+            if self.of.get(root.node) is not group:
+                continue
+            if not group.holds(tensor, root, view) or _is_looked_at(node, tensor):
                 return False
         return True
 
@@ -321,14 +388,17 @@ class _Regions:
         axes = axes if item.axes is None else item.axes
         if home.shape != group.shape or not {home.axes, group.axes} <= {None, axes}:
             return False
-        operands = {**group.operands, **self._outside(home, node, item)}
-        operands = {v: None for v in operands if self.of.get(self.roots[v[0]].node) is not group}
+        operands = dict(group.operands)
+        for view in self._outside(home, node, item):
+            if self.of.get(self.roots[view[0]].node) is not group:
+                operands[view] = None
         if not home.fits(len(group.nodes) + 1, operands, axes):
             return False
         home.axes = axes
         home.operands.update(group.operands)
         home.rows |= group.rows
-        home.nodes = sorted((*home.nodes, *group.nodes), key=self.position.__getitem__)
+        home.nodes += group.nodes
+        home.nodes.sort(key=self.position.__getitem__)
         for each in group.nodes:
             self.of[each] = home
         group.closed = True  # it is none any more
@@ -391,11 +461,11 @@ def plan_regions(
     kept = {*graph.outputs, *wanted}
     of, items = _grouped(graph, kind, kept, specs, bindings, roots)
     distinct = {id(group): group for group in of.values()}
-    one: dict[Region, Region] = {}
+    shapes: dict[Hashable, _Shape] = {}
     return {
         node: fused
         for group in distinct.values()
-        for fused in [_fused(group, graph, kept, items, roots, one)]
+        for fused in [_fused(group, graph, kept, items, roots, shapes)]
         for node in group.nodes
     }
 
@@ -422,12 +492,37 @@ def _grouped(
     known = traced if kind == "cpu" else cuda_trace.traced
     regions = _Regions(graph, wanted, roots)
     items: dict[Node, _Item] = {}
+    alike: dict[Hashable, _Item | None] = {}
+    numbers = _Numbers()
     for node in graph.nodes:
-        found = _generated(node, specs, bindings, known)
+        if node.op.expr is None:
+            found = None
+        elif node.attrs:
+            found = _generated(node, specs, bindings, known)
+        else:
+            key = (node.op, *[numbers.of(specs[t]) for t in (*node.inputs, *node.outputs)])
+            if key not in alike:
+                alike[key] = _generated(node, specs, bindings, known)
+            found = alike[key]
         if found is not None:
             items[node] = found
         regions.add(node, found)
     return regions.of, items
+
+
+class _Numbers:
+    """Numbers of specs, equal for equal ones. Most are the same object, and need no hash."""
+
+    def __init__(self) -> None:
+        self._by_value: dict[TensorSpec, int] = {}
+        self._by_id: dict[int, tuple[TensorSpec, int]] = {}  # with the spec, which keeps its id
+
+    def of(self, spec: TensorSpec) -> int:
+        known = self._by_id.get(id(spec))
+        if known is None:
+            number = self._by_value.setdefault(spec, len(self._by_value))
+            known = self._by_id[id(spec)] = spec, number
+        return known[1]
 
 
 def _generated(
@@ -466,52 +561,79 @@ def _reads(node: Node) -> bool:
     return not (node.op.alias or node.op.name in ("assign", "group"))
 
 
+@dataclass(frozen=True, eq=False)
+class _Shape:
+    """What groups of one structure have in common as regions."""
+
+    region: Region
+    sizes: Sizes
+    ways: tuple[tuple[bool, ...], ...]
+
+
 def _fused(
     group: _Group,
     graph: Graph,
     wanted: Set[Tensor],
     items: Mapping[Node, _Item],
     roots: Mapping[Tensor, Tensor],
-    one: dict[Region, Region],
+    shapes: dict[Hashable, _Shape],
 ) -> Fused:
-    """A group as a region; `one` stands for all that are equal, which are thus compared once."""
+    """A group as a region; equal regions are one object, in `shapes`: they are compared once."""
+    nodes, rows, consumers = group.nodes, group.rows, graph.consumers
     number = {view: i for i, view in enumerate(group.operands)}
-    place = {node: i for i, node in enumerate(group.nodes)}
-    results = [
-        i
-        for i, node in enumerate(group.nodes)
-        if node.outputs[0] in wanted or any(c not in place for c in graph.consumers[node])
-    ]
-    form = _form(group.shape, group.axes, group.operands)
-    assert form is not None
-    applied = []
-    for node in group.nodes:
+    place = {node: i for i, node in enumerate(nodes)}
+    ops: list[tuple[Any, ...]] = []
+    results: list[int] = []
+    for i, node in enumerate(nodes):
+        if node.outputs[0] in wanted or not all(map(place.__contains__, consumers[node])):
+            results.append(i)
         seen = group.views(items[node])
         assert seen is not None
-        refs = tuple(
-            (True, place[roots[t].node]) if roots[t].node in place else (False, number[t, view])
-            for t, view in zip(node.inputs, seen[1], strict=True)
-        )
-        applied.append(Applied(node.op, items[node].attrs, refs, node not in group.rows))
+        refs: list[tuple[bool, int]] = []
+        for tensor, view in zip(node.inputs, seen[1], strict=True):
+            at = place.get(roots[tensor].node)
+            refs.append((False, number[tensor, view]) if at is None else (True, at))
+        ops.append((node.op, items[node].attrs, tuple(refs), node not in rows))
+    operands = tuple([tensor for tensor, _ in group.operands])
+    read = tuple([(tensor.dtype, view) for tensor, view in group.operands])
+    key = (group.shape, group.axes, tuple(ops), tuple(results), read)
+    shape = shapes.get(key)
+    if shape is None:
+        shape = shapes[key] = _shape(group, ops, results, shapes)
+    outputs = tuple([nodes[i].outputs[0] for i in results])
+    return Fused(tuple(nodes), shape.region, shape.sizes, operands, outputs, shape.ways)
+
+
+def _shape(
+    group: _Group,
+    ops: Sequence[tuple[Any, ...]],
+    results: Sequence[int],
+    shapes: dict[Hashable, _Shape],
+) -> _Shape:
+    """The region of a group, up to names.
+
+    Args:
+        ops: the fields of each `Applied`.
+    """
+    form = _form(group.shape, group.axes, group.operands)
+    assert form is not None
     region = Region(
         len(form.sizes),
         tuple(
             Operand(t.dtype.name, axes)
             for (t, _), axes in zip(group.operands, form.axes, strict=True)
         ),
-        tuple(applied),
+        tuple(Applied(*each) for each in ops),
         tuple(results),
         form.over,
     )
-    outputs = tuple(group.nodes[i].outputs[0] for i in results)
-    operands = tuple(t for t, _ in group.operands)
     reduced = {"rows": 1, "columns": 2}.get(form.over, 0)
     row = tuple(len(form.sizes) - i != reduced for i in range(len(form.sizes)))
     ways = tuple(
         row if group.nodes[i] in group.rows else (True,) * len(form.sizes) for i in results
     )
-    region = one.setdefault(region, region)
-    return Fused(tuple(group.nodes), region, form.sizes, operands, outputs, ways)
+    made = _Shape(region, form.sizes, ways)
+    return _Shape(shapes.setdefault(region, made).region, form.sizes, ways)
 
 
 def _sizes(shape: Shape) -> Sizes:
