@@ -187,8 +187,9 @@ class Session:
         Args:
             fetches: a tensor, or a list, tuple or dict of them, nested at will.
             feeds: a value for each placeholder that the fetches depend on, by the tensor or its
-                name; those of other placeholders are not used. With `steps`, an
-                iterable of such feeds, one for each step, of which a few are taken ahead.
+                name. Those of placeholders that the session's other fetches, or the functions
+                whose derivatives are fetched, depend on are not used. With `steps`,
+                an iterable of such feeds, one for each step, of which a few are taken ahead.
             steps: run so many steps, each when its result is asked for. The same numbers, states
                 and errors as of so many calls, but workers have the feeds of the next steps
                 before they need them, and compute one while its result is not asked for yet.

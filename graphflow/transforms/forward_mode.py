@@ -24,6 +24,7 @@ from graphflow.frontend.pytree import flatten_values
 from graphflow.frontend.tracing import parameter
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, function, next_serial
+from graphflow.ir.scopes import owed_to
 from graphflow.ir.spec import is_inexact, kind, show_shape
 from graphflow.transforms.reverse_mode import inputs_cotangents, pulled_back
 
@@ -132,10 +133,13 @@ def pushed(outputs: Sequence[Tensor], given: Tangents) -> list[Tensor]:
     """The tangents of outputs, given those of some tensors they depend on."""
     tangents: Tangents = dict(given)
     found = pushed_over(Graph(outputs).nodes if outputs else (), tangents)
-    return [
-        found[y] if y in found else FUNCTIONS["full_like"](y, y.dtype.type(0).item())
-        for y in outputs
-    ]
+    return [found[y] if y in found else _unmoved(y) for y in outputs]
+
+
+def _unmoved(y: Tensor) -> Tensor:
+    with owed_to(y.node):
+        zeros: Tensor = FUNCTIONS["full_like"](y, y.dtype.type(0).item())
+    return zeros
 
 
 def pushed_over(nodes: Sequence[Node], tangents: Tangents) -> Tangents:

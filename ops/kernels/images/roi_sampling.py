@@ -38,19 +38,20 @@ class Samples(NamedTuple):
     Attributes:
         places: (bins, 2 * samples) ints.
         weights: of these elements, of the same shape.
-        count: samples of a bin, those outside the image included.
+        number: samples of a bin, those outside the image included.
     """
 
     places: Array
     weights: Array
-    count: float
+    number: float
 
     def matrix(self, n: int, dtype: Any) -> Array:
         """What each of n elements weighs in the mean of each bin: (bins, n)."""
         total = np.zeros((len(self.places), n))
         bins = np.arange(len(self.places))[:, None]
-        np.add.at(total, (bins, self.places), self.weights / max(self.count, 1))
-        return total.astype(dtype)
+        np.add.at(total, (bins, self.places), self.weights / max(self.number, 1))
+        result: Array = total.astype(dtype)
+        return result
 
 
 def samples_of(box: Array, space: tuple[int, int], regions: Regions) -> tuple[Samples, Samples]:
@@ -110,7 +111,8 @@ def _on_image(begins: Array, gap: float, n: int, count: int) -> Array:
     first, last = np.clip(first, 0, count), np.clip(last, 0, count)
     most = int(min((last - first).max(), 2 * n + 8))  # more only where a float has no half elements
     most = max(most, 1)
-    return np.clip(first, 0, count - most) + np.arange(most)
+    numbers: Array = np.clip(first, 0, count - most) + np.arange(most)
+    return numbers
 
 
 def means(out: Array, x: Array, boxes: Array, batch: Array, regions: Regions) -> None:
