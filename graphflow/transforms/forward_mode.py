@@ -11,6 +11,7 @@ Source: "A new trick for calculating Jacobian vector products", J. Townsend, 201
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from graphflow.errors import (
@@ -62,8 +63,9 @@ def jvp(target: Any, inputs: Any, tangents: Any) -> Any:
     for x in inputs:
         if not isinstance(x, Tensor):
             raise DifferentiationError(f"{x!r} is not a tensor of the graph")
-    given = _directions(list(inputs), _matched(list(inputs), tangents, "inputs"))
     outputs, rebuild = flatten_values(target, "the outputs")
+    with owed_to(outputs[0].node) if outputs else nullcontext():
+        given = _directions(list(inputs), _matched(list(inputs), tangents, "inputs"))
     return rebuild(pushed(outputs, given))
 
 

@@ -215,10 +215,10 @@ def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
                 f"gradients at {user_location()}: {y.name!r} is {y.dtype}; give grad_ys, or "
                 "differentiate a real number made of it (gf.real, gf.abs)"
             )
-        if seed is None:
-            with owed_to(y.node):
+        with owed_to(y.node):
+            if seed is None:
                 seed = FUNCTIONS["full_like"](y, 1)
-        seed = as_tensor(seed, None if isinstance(seed, Tensor) else y.dtype)
+            seed = as_tensor(seed, None if isinstance(seed, Tensor) else y.dtype)
         if seed.dtype != y.dtype:
             raise DTypeError(
                 f"gradients at {user_location()}: cotangent {seed.dtype} for an output of "

@@ -124,12 +124,18 @@ def means(out: Array, x: Array, boxes: Array, batch: Array, regions: Regions) ->
         down, across = _matrices(boxes[r], x.shape[2:], regions, x.dtype)
         rows = np.empty((len(down), x.shape[1], x.shape[3]), x.dtype)
         for bin_, weights in enumerate(down):
-            used = np.flatnonzero(weights)
-            np.matmul(weights[used], x[image][:, used], out=rows[bin_])
+            _weigh(rows[bin_], weights, x[image].swapaxes(0, 1))
         bins = out[r].reshape(x.shape[1], len(down), len(across))
         for bin_, weights in enumerate(across):
-            used = np.flatnonzero(weights)
-            bins[:, :, bin_] = (rows[:, :, used] @ weights[used]).T
+            _weigh(bins[:, :, bin_], weights, rows.T)
+
+
+def _weigh(out: Array, weights: Array, parts: Array) -> None:
+    """out = the sum of what parts weigh, in order, so that each element has the same bits whatever
+    its neighbours are; one of no weight may be NaN."""
+    out[...] = 0
+    for i in np.flatnonzero(weights):
+        out += weights[i] * parts[i]
 
 
 def spread_means(out: Array, g: Array, boxes: Array, batch: Array, regions: Regions) -> None:
