@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from graphflow.errors import CheckError
 from graphflow.ir.op import Cost, Op, register, sample
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops.base import batching_rules as batching
@@ -23,7 +24,7 @@ def _logits_kernel(xp: Any, x: Any, axis: int) -> Any:
         wrong = xp.argwhere(~xp.atleast_1d(drawable))
         row = tuple(int(i) for i in wrong[0])
         told = f" of row {row}" if largest.ndim else ""
-        raise ValueError(
+        raise CheckError(
             f"{len(wrong)} of {largest.size} rows of logits along axis {axis} have no "
             f"probabilities: the largest logit{told} is {float(xp.atleast_1d(largest)[row])}"
         )
@@ -56,7 +57,7 @@ def _probabilities_kernel(xp: Any, p: Any) -> Any:
         wrong = xp.argwhere(~xp.atleast_1d(inside))
         place = tuple(int(i) for i in wrong[0])
         told = f" at index {place}" if p.ndim else ""
-        raise ValueError(
+        raise CheckError(
             f"{len(wrong)} of {p.size} probabilities are not in [0, 1]: p{told} is "
             f"{float(xp.atleast_1d(p)[place])}"
         )

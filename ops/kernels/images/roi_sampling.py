@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.errors import CheckError
+
 Array = np.ndarray[Any, Any]
 _BLOCK = 1 << 20  # elements that are compared together
 
@@ -58,13 +60,13 @@ def samples_of(box: Array, space: tuple[int, int], regions: Regions) -> tuple[Sa
     """The samples of a box (left, top, right, bottom) down and across an image of this size.
 
     Raises:
-        ValueError: the number of samples follows from a box that is not finite.
+        CheckError: the number of samples follows from a box that is not finite.
     """
     offset = 0.5 if regions.half_pixel else 0.0
     left, top, right, bottom = (float(v) * regions.scale - offset for v in box)
     ends = ((top, bottom), (left, right))
     if not regions.samples and not all(math.isfinite(b - a) for a, b in ends):
-        raise ValueError(
+        raise CheckError(
             f"the box {np.asarray(box).tolist()} of a region, which decides how many samples its "
             "bins have, is not finite; state `samples`, or mend what computes the boxes"
         )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphflow.ops  # noqa: F401 - fills the registry
-from graphflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
+from graphflow.errors import ArgumentError, CheckError, DTypeError, GraphError, ShapeError
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import FUNCTIONS
@@ -221,7 +221,7 @@ def test_samples_that_follow_from_a_large_box_are_those_on_the_image() -> None:
 def test_a_box_that_is_not_finite_has_no_number_of_samples(wrong: float) -> None:
     box = placeholder("float32", (1, 4))
     y = nn.roi_align(np.ones((1, 1, 3, 3), "float32"), box, np.array([0]), 1)
-    with pytest.raises(ValueError, match="is not finite; state `samples`"):
+    with pytest.raises(CheckError, match="is not finite; state `samples`"):
         evaluate([y], {box: np.array([[0, 0, wrong, 1]], "float32")})
 
 
