@@ -421,7 +421,9 @@ class Session:
         with self._life.turn(), self._life.held():
             if folder is not None:
                 values = self._recovery.guarded(self._state.values)
-                save_by_worker(Checkpoint(values, self._steps.committed), self._state, folder)
+                unnamed = self._state.unnamed()
+                saved = Checkpoint(values, self._steps.committed, unnamed)
+                save_by_worker(saved, self._state, folder)
             else:
                 self._recovery.save()
 
