@@ -103,6 +103,10 @@ MODULES_ELSEWHERE = {
     "vstack": "gf.concat(matrices), or gf.stack(vectors)",
     **dict.fromkeys(("mm", "bmm"), "gf.matmul"),
     **dict.fromkeys(("no_grad", "stop_grad"), "gf.stop_gradient(x)"),
+    **dict.fromkeys(
+        ("enable_grad", "inference_mode", "set_grad_enabled"),
+        "not needed: only gf.gradients differentiates, and gf.stop_gradient(x) holds x fixed",
+    ),
     **dict.fromkeys(("manual_seed", "set_seed"), "gf.random.seed"),
     **dict.fromkeys(("save", "load"), "a session's: s.save(folder), s.load(folder)"),
     **{name: f'the word "{name}"' for name in DTYPES if name not in ("bool", "complex")},
@@ -144,6 +148,16 @@ MODULES_ELSEWHERE = {
     "column_stack": "gf.stack(vectors, 1)", "dstack": "gf.stack(matrices, 2)",
 }  # fmt: skip
 """What stands for functions and classes that their modules have."""
+
+SESSIONS_ELSEWHERE = {
+    **dict.fromkeys(("eval", "partial_run", "predict", "forward"), "s.run(fetches, feeds)"),
+    **dict.fromkeys(("fit", "train"), "train = optimiser.minimize(loss) and s.run(train, feeds)"),
+    **dict.fromkeys(("restore", "load_state_dict"), "s.load(folder)"),
+    "state_dict": "s.get(variable) for one value, s.save(folder) for all",
+    "as_default": "`with gf.Session() as s:`, and s.run(fetches, feeds) in the block",
+    "graph": "gf.Graph(tensors), of what is fetched: there is no default graph",
+}
+"""What stands for attributes that sessions have elsewhere."""
 
 
 MODULES_CALLED = {
