@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import numpy as np
 
+from graphflow.base.argument_names import given_twice, stands_for
 from graphflow.base.source_location import told, user_location
 from graphflow.errors import ArgumentError, GraphError, GraphflowError
 
@@ -238,11 +239,19 @@ def _not_taken(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     except TypeError as error:
         names = [name for name in signature.parameters if name != "self"]
         unknown = [name for name in kwargs if name not in names]
-        wrong = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else str(error)
-        hint = meant(unknown[0], names) if unknown else ""
-        told = f"{wrong} ({hint})" if hint else wrong
+        if unknown:
+            return unexpected(unknown[0], names)
+        twice = str(error).partition("multiple values for argument ")[2].strip("'")
+        told = f"{error} ({given_twice(twice)})" if twice else str(error)
         return f"{told}; it takes {', '.join(names) or 'nothing'}"
     return None
+
+
+def unexpected(word: str, names: Sequence[str]) -> str:
+    """What is wrong with a call that gives the argument `word` to a function that takes `names`."""
+    hint = stands_for(word, names) or meant(word, names)
+    told = f"got an unexpected keyword argument {word!r}" + f" ({hint})" * bool(hint)
+    return f"{told}; it takes {', '.join(names) or 'nothing'}"
 
 
 # Numbers ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Knows names, dtypes and shapes only; `state` has the variables and the values.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import field
@@ -21,7 +22,7 @@ from graphflow.errors import ArgumentError, CheckpointError
 from graphflow.ir.op import Node
 from graphflow.runtime import checkpoint as checkpoints
 from graphflow.runtime.checkpoint import Checkpoint, differences
-from graphflow.runtime.checkpoint.manifest import Signature, some
+from graphflow.runtime.checkpoint.manifest import Groups, Signature, some
 
 T = TypeVar("T")
 Rename = Mapping[str, str]
@@ -65,12 +66,14 @@ class Origin:
         source: the folder or file.
         there: dtypes and shapes in it, by the model's names.
         strict: whether a variable that it lacks is an error.
+        unnamed: groups of variables that were numbered, in the order of their creation.
     """
 
     source: str
     step: int = 0
     there: Mapping[str, Signature] = field(default_factory=dict)
     strict: bool = True
+    unnamed: Groups = ()
 
     def report(self, known: Iterable[str]) -> Loaded:
         """What of it is in use.
@@ -86,6 +89,43 @@ class Origin:
             tuple(name for name in met if name not in self.there),
             tuple(sorted(self.there.keys() - set(met))),
         )
+
+
+def check_order(nodes: Mapping[str, Node], origin: Origin) -> None:
+    """Refuse variables without names that the program used in another order than the one which
+    wrote the checkpoint: numbers are given in the order of use, so that values of one shape would
+    change places.
+
+    Args:
+        nodes: the variables that the session has met, by name.
+
+    Raises:
+        CheckpointError: two variables were created in the other order there.
+    """
+    for group in origin.unnamed:
+        met = [name for name in group if name in nodes and not nodes[name].attrs["named"]]
+        for first, second in itertools.pairwise(met):
+            a, b = nodes[first], nodes[second]
+            if a.name == b.name and a.serial > b.serial:
+                raise CheckpointError(
+                    f"checkpoint {origin.source} does not tell {first!r} (made at {a.location}) "
+                    f"from {second!r} (made at {b.location}): these variables have no names, and "
+                    "the program that wrote it used them in another order than this one, so that "
+                    "they may have each other's values. Fetch them in that order, or give them "
+                    "names and load with rename={'"
+                    f"{first}': 'its name', …}}"
+                )
+
+
+def ambiguous(fresh: Mapping[str, Node], nodes: Mapping[str, Node], origin: Origin) -> list[str]:
+    """Names of new variables that may be others of the checkpoint: they have no names, and more of
+    their group and kind wait for a variable."""
+    found = []
+    for group in origin.unnamed:
+        waiting = {origin.there.get(name) for name in group if name not in nodes}
+        own = [name for name in group if name in fresh and not fresh[name].attrs["named"]]
+        found += [name for name in own if origin.there.get(name) in waiting]
+    return found
 
 
 def check_rename(strict: Any, rename: Any, *, again: bool = False) -> Rename:
@@ -222,7 +262,14 @@ def load(folder: Path, rename: Rename = MappingProxyType({})) -> Checkpoint:
         CheckpointError: it cannot be read, or a name of `rename` is not in it.
     """
     checkpoint = checkpoints.load(folder)
-    return Checkpoint(rename_variables(checkpoint.variables, rename, folder), checkpoint.step)
+    return rename_checkpoint(checkpoint, rename, folder)
+
+
+def rename_checkpoint(checkpoint: Checkpoint, rename: Rename, source: object) -> Checkpoint:
+    """Give a checkpoint the names of the model; see `rename_variables`."""
+    found = checkpoint.variables
+    unnamed = tuple(tuple(_rename(n, rename, found) for n in g) for g in checkpoint.unnamed)
+    return Checkpoint(rename_variables(found, rename, source), checkpoint.step, unnamed)
 
 
 def _rename(name: str, rename: Rename, found: Container[str] = ()) -> str:

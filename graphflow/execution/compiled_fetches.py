@@ -15,7 +15,7 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import FeedError, LinkLost, MemoryLimitError, ProtocolError
 from graphflow.frontend.feeds import convert, convert_all
-from graphflow.frontend.pytree import bind, concerns, fed_sizes
+from graphflow.frontend.pytree import bind, concerns, derived_from, fed_sizes
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
@@ -181,7 +181,8 @@ class Compiled:
 
         Args:
             others: further fetches of the session, whose feeds are accepted, too, so that one dict
-                serves them all.
+                serves them all. For the same reason, so are feeds of what the fetches are
+                derivatives of.
 
         Raises:
             FeedError: one is missing, or unknown to all of these.
@@ -189,7 +190,8 @@ class Compiled:
         for node in given:
             if node in self._accepted:
                 continue
-            if not self._concerned(node) and not any(node in c.source.placeholders for c in others):
+            known = self._concerned(node) or node in derived_from(self.source)
+            if not known and not any(node in c.source.placeholders for c in others):
                 raise FeedError(
                     f"feed {node.name!r} (made at {node.location}) is unknown to these fetches and "
                     "to those that ran before: none of them depends on it; leave it out"

@@ -15,13 +15,20 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import VariableError
-from graphflow.execution.checkpoint_matching import Loaded, Origin, misfit, remedy
+from graphflow.execution.checkpoint_matching import (
+    Loaded,
+    Origin,
+    ambiguous,
+    check_order,
+    misfit,
+    remedy,
+)
 from graphflow.execution.compiled_fetches import worker_of
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import Span, part_of
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
-from graphflow.runtime.checkpoint.manifest import Part, Signature, some
+from graphflow.runtime.checkpoint.manifest import Groups, Part, Signature, some
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import Pieces
@@ -103,7 +110,7 @@ class State:
 
         Raises:
             CheckpointError: a value has another dtype or shape, or there is none for a variable;
-                all differences are listed.
+                all differences are listed. Or variables without names are used in another order.
         """
         origin = self._origin
         if origin is None:
@@ -112,6 +119,10 @@ class State:
         parts = {piece for pieces in divided.values() for piece in pieces.nodes}
         fresh = {name: node for node, name in names.items() if node not in parts}
         fresh |= {name: node for node, name in self._whole_names(divided).items()}
+        check_order({**known, **fresh}, origin)
+        unclear = ambiguous(fresh, {**known, **fresh}, origin)
+        if unclear:
+            _log.tell("checkpoint.unnamed", folder=origin.source, variables=some(unclear))
         wrong = [name for name in fresh if not self._fits(fresh[name], name)]
         lacking = [n for n in fresh if n not in origin.there and n not in self._pending]
         if origin.strict and not origin.there.keys() <= known.keys():
@@ -184,6 +195,20 @@ class State:
         parts = {piece for pieces in self.pieces.values() for piece in pieces.nodes}
         nodes = {name: tensor.node for name, tensor in self.variables.items()}
         return {name: node for name, node in nodes.items() if node not in parts} | self.wholes
+
+    def unnamed(self) -> Groups:
+        """Groups of variables that have numbers because they have no names of their own, each in
+        the order in which its variables were created."""
+        groups: dict[str, list[Node]] = {}
+        met = self._logical()
+        names = {node: name for name, node in met.items() if not node.attrs["named"]}
+        for node in sorted(names, key=lambda node: node.serial):
+            groups.setdefault(node.name, []).append(node)
+        found = [tuple(names[n] for n in group) for group in groups.values() if len(group) > 1]
+        waiting = self._origin.unnamed if self._origin is not None else ()
+        kept = [group for group in waiting if not met.keys() >= {*group}]
+        told = {name for group in kept for name in group}
+        return (*kept, *(group for group in found if told.isdisjoint(group)))
 
     def parts(self) -> dict[str, tuple[Signature, tuple[Part, ...]]]:
         """For each variable that is in pieces what it is, and its pieces: names, and where each one
@@ -266,6 +291,8 @@ class State:
         """
         there = checkpoint.signatures
         nodes = self._logical()
+        origin = Origin(source, checkpoint.step, there, strict, checkpoint.unnamed)
+        check_order(nodes, origin)
         wrong = self._wrong(there, strict)
         if wrong:
             raise misfit(nodes, _kinds(nodes), there, wrong, source)
@@ -274,7 +301,7 @@ class State:
             _log.tell("checkpoint.partial", folder=source, missing=some(lacking))
         if strict:  # else a variable would begin with the value of the checkpoint before
             self._pending = {n: v for n, v in self._pending.items() if n in self.variables}
-        self._origin = Origin(source, checkpoint.step, there, strict)
+        self._origin = origin
         self._take(checkpoint.variables)
 
     def others(self, checkpoint: Checkpoint) -> dict[str, Array]:

@@ -10,7 +10,7 @@ import numpy as np
 from graphflow.base.argument_checks import shown
 from graphflow.errors import FeedError
 from graphflow.frontend.feeds import as_placeholder
-from graphflow.frontend.pytree import concerns
+from graphflow.frontend.pytree import concerns, derived_from
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
 
@@ -32,6 +32,8 @@ def signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[dict[N
     single: set[Node] = set()
     for node, given in by_placeholder(shapes).items():
         if not concerns(graph, node):
+            if node in derived_from(graph):
+                continue
             raise FeedError(
                 f"shape for {node.name!r} (made at {node.location}): nothing fetched depends on "
                 "it; leave it out"

@@ -68,7 +68,7 @@ def _named(name: str, groups: Sequence[Iterable[Node]]) -> Node:
         if found:
             return found[0]
         names += [node.name for node in nodes]
-    hint = meant(name, names) or (f"they have {', '.join(names[:8])}." if names else "")
+    hint = meant(name, names) or (f"they have {', '.join(names[:8])};" if names else "")
     raise FeedError(
         f"feed {name!r} at {user_location()}: no placeholder of these fetches has this name; "
         f"{hint}{' ' if hint else ''}use the tensor itself as key"

@@ -126,6 +126,21 @@ def concerns(graph: Graph, placeholder: Node) -> bool:
     return not symbols_of([placeholder]).isdisjoint(symbols_of(graph.nodes) - fixed)
 
 
+def derived_from(graph: Graph) -> set[Node]:
+    """The placeholders that a graph, or anything that its nodes are derivatives of, depends on: a
+    gradient of `sum(2 * x)` is derived from x, though it reads nothing of it."""
+    found = set(graph.nodes)
+    stack = list(graph.nodes)
+    while stack:
+        node = stack.pop()
+        before = [t.node for t in node.inputs]
+        for each in before if node.origin is None else (*before, node.origin):
+            if each not in found:
+                found.add(each)
+                stack.append(each)
+    return {node for node in found if node.op.name == "placeholder"}
+
+
 def symbols_of(nodes: Iterable[Node]) -> set[str]:
     """Symbols in the shapes of what nodes make, and in their attributes."""
     found: set[str] = set()

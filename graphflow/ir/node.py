@@ -11,7 +11,7 @@ import numpy as np
 
 from graphflow.base.argument_checks import signature_of
 from graphflow.base.source_location import Location, user_location
-from graphflow.errors import ArgumentError, GraphflowError, OpCheckError, ShapeError
+from graphflow.errors import ArgumentError, DTypeError, GraphflowError, OpCheckError, ShapeError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.scopes import current_device, current_scope, is_name
 from graphflow.ir.spec import Equation, TensorSpec, recorded_equations, show_shape
@@ -205,7 +205,8 @@ def make_node(
         with recorded_equations() as equations:
             specs = op.infer(*given, **attrs) if attrs else op.infer(*given)
     except GraphflowError as error:
-        raise type(error)(f"{op.name} at {location}: {error}") from None
+        hint = _widening(inputs) if isinstance(error, DTypeError) else ""
+        raise type(error)(f"{op.name} at {location}: {error}{hint}") from None
     except TypeError:
         _require_attributes(op, inputs, attrs, location)
         raise
@@ -230,6 +231,28 @@ def make_node(
         equations=tuple(equations),
         turn=scope.turn,
     )
+
+
+def _widening(inputs: Sequence[Tensor]) -> str:
+    """Where float32 became float64 by a scalar of numpy, which people take for a number; "" if it
+    did not."""
+    stack = [t.node for t in inputs if t.dtype == np.float64]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        before = {t.node for t in node.inputs if t.dtype == np.float64}
+        scalars = [n for n in before if n.op.name == "constant" and not n.specs[0].shape]
+        narrow = [n for n in before if n.op.name == "astype" and n.inputs[0].dtype == np.float32]
+        if scalars and narrow:
+            value = scalars[0].attrs["value"].item()
+            return (
+                f". It is float64 since {node.op.name} at {node.location}, by the float64 scalar "
+                f"{value!r}: numbers of numpy keep their dtype, so give it as a Python number, "
+                "float(…)"
+            )
+        stack += before - seen
+        seen |= before
+    return ""
 
 
 def _are_specs(outputs: tuple[Any, ...]) -> bool:

@@ -99,9 +99,14 @@ MODULES_ELSEWHERE = {
     **dict.fromkeys(("keras", "layers"), "gf.nn"),
     **dict.fromkeys(("jacobian", "hessian", "vjp"), "gf.gradients, gf.jvp and gf.vmap together"),
     "Function": "gf.custom_vjp", "Placeholder": "gf.placeholder", "Constant": "gf.constant",
-    **dict.fromkeys(("cat", "hstack", "vstack"), "gf.concat"),
+    "cat": "gf.concat", "hstack": "gf.concat(matrices, 1), or gf.concat(vectors)",
+    "vstack": "gf.concat(matrices), or gf.stack(vectors)",
     **dict.fromkeys(("mm", "bmm"), "gf.matmul"),
     **dict.fromkeys(("no_grad", "stop_grad"), "gf.stop_gradient(x)"),
+    **dict.fromkeys(
+        ("enable_grad", "inference_mode", "set_grad_enabled"),
+        "not needed: only gf.gradients differentiates, and gf.stop_gradient(x) holds x fixed",
+    ),
     **dict.fromkeys(("manual_seed", "set_seed"), "gf.random.seed"),
     **dict.fromkeys(("save", "load"), "a session's: s.save(folder), s.load(folder)"),
     **{name: f'the word "{name}"' for name in DTYPES if name not in ("bool", "complex")},
@@ -113,23 +118,46 @@ MODULES_ELSEWHERE = {
     "integers": "gf.random.randint", "rand": "gf.random.uniform", "randn": "gf.random.normal",
     "randperm": "gf.random.permutation", "range": "gf.arange", "shuffle": "gf.random.permutation",
     "unsqueeze": "gf.expand_dims", "cumulative_prod": "gf.cumprod",
-    **dict.fromkeys(("vdot", "inner"), "gf.vecdot, or gf.tensordot"),
-    **dict.fromkeys(("argwhere", "flatnonzero"), "gf.nonzero(x, size=…)"),
-    **dict.fromkeys(("isclose", "allclose"), "gf.abs(a - b) <= tolerance"),
-    **dict.fromkeys(("digitize", "histogram"), "gf.searchsorted, counted by gf.bincount"),
-    **dict.fromkeys(("percentile", "nanmedian"), "gf.quantile, of shares and not of NaN"),
-    **dict.fromkeys(("nanmax", "nanmin", "nansum", "nan_to_num"), "gf.where(gf.isnan(x), y, x)"),
-    "nanmean": "gf.where(gf.isnan(x), 0, x), summed, over how many gf.isfinite(x) are",
-    "average": "gf.mean, or gf.sum(x * w) / gf.sum(w)", "diag": "gf.diagonal, or gf.eye(n) * x",
-    "cbrt": "gf.sign(x) * gf.abs(x) ** (1 / 3)", "exp2": "2.0**x", "kron": "gf.einsum",
+    "vdot": "gf.vecdot(a.reshape(-1), b.reshape(-1))",
+    "inner": "gf.tensordot(a, b, ((-1,), (-1,)))",
+    "argwhere": "gf.stack(gf.nonzero(x, size)[0], 1)",
+    "flatnonzero": "gf.nonzero(x.reshape(-1), size)[0][0]",
+    "isclose": "(a == b) | (gf.abs(a - b) <= tolerance)",
+    "allclose": "gf.all((a == b) | (gf.abs(a - b) <= tolerance))",
+    "digitize": "gf.searchsorted(bins, x, side='right')",
+    "histogram": "gf.searchsorted, counted by gf.bincount",
+    "percentile": "gf.quantile(x, q / 100)", "nanmedian": "gf.median, of what is not NaN",
+    "nanmax": "gf.max(gf.where(gf.isnan(x), -math.inf, x))",
+    "nanmin": "gf.min(gf.where(gf.isnan(x), math.inf, x))",
+    "nansum": "gf.sum(gf.where(gf.isnan(x), 0.0, x))",
+    "nanmean": "gf.sum(gf.where(gf.isnan(x), 0.0, x)) / gf.sum(gf.where(gf.isnan(x), 0.0, 1.0))",
+    "nan_to_num": "gf.clip(gf.where(gf.isnan(x), 0.0, x), low, high)",
+    "average": "gf.mean(x), or gf.sum(x * w) / gf.sum(w)",
+    "diag": "gf.diagonal(x), or gf.where(gf.eye(n) == 1, vector, 0.0)",
+    "cbrt": "gf.where(x == 0, 0.0, gf.sign(z) * gf.abs(z) ** (1 / 3)), with "
+    "z = gf.where(x == 0, 1.0, x)",
+    "exp2": "2.0**x", "kron": "gf.einsum('ij,kl->ikjl', a, b), reshaped",
     "fliplr": "gf.flip(x, 1)", "flipud": "gf.flip(x, 0)", "ravel": "x.reshape(-1)",
     "logspace": "10.0 ** gf.linspace(a, b, n)", "ptp": "gf.max(x) - gf.min(x)",
     "rot90": "gf.flip(gf.swapaxes(x, 0, 1), 0)", "select": "gf.where, nested",
-    "sinc": "gf.sin(math.pi * x) / (math.pi * x)", "deg2rad": "x * (math.pi / 180)",
-    "fmax": "gf.maximum", "fmin": "gf.minimum", "xlogy": "x * gf.log(y)",
+    "sinc": "gf.where(x == 0, 1.0, gf.sin(z) / z), with z = math.pi * gf.where(x == 0, 1.0, x)",
+    "deg2rad": "x * (math.pi / 180)", "rad2deg": "x * (180 / math.pi)",
+    "fmax": "gf.where(gf.isnan(x), y, gf.where(gf.isnan(y), x, gf.maximum(x, y)))",
+    "fmin": "gf.where(gf.isnan(x), y, gf.where(gf.isnan(y), x, gf.minimum(x, y)))",
+    "xlogy": "x * gf.log(gf.where((x == 0) & (y <= 0), 1.0, y))",
     "column_stack": "gf.stack(vectors, 1)", "dstack": "gf.stack(matrices, 2)",
 }  # fmt: skip
 """What stands for functions and classes that their modules have."""
+
+SESSIONS_ELSEWHERE = {
+    **dict.fromkeys(("eval", "partial_run", "predict", "forward"), "s.run(fetches, feeds)"),
+    **dict.fromkeys(("fit", "train"), "train = optimiser.minimize(loss) and s.run(train, feeds)"),
+    **dict.fromkeys(("restore", "load_state_dict"), "s.load(folder)"),
+    "state_dict": "s.get(variable) for one value, s.save(folder) for all",
+    "as_default": "`with gf.Session() as s:`, and s.run(fetches, feeds) in the block",
+    "graph": "gf.Graph(tensors), of what is fetched: there is no default graph",
+}
+"""What stands for attributes that sessions have elsewhere."""
 
 
 MODULES_CALLED = {
@@ -208,6 +236,8 @@ def refusal(function: Any, what: str) -> str:
     part = str(getattr(function, "__module__", "")).removeprefix("numpy.")
     room = f"{part}." if part in ("linalg", "fft") else ""
     op = f"gf.{room}{name}, or " if name.rpartition(".")[2] in FUNCTIONS else ""
+    if not op and not room and name in MODULES_ELSEWHERE:
+        op = f"{MODULES_ELSEWHERE[name]}; or "
     return (
         f"np.{room}{function.__name__} at {user_location()}: {what} is symbolic while the graph is "
         f"built; use {op}Session.run for values"

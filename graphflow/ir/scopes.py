@@ -173,6 +173,12 @@ def derived(node: Node, what: str = "gradients/") -> made_by:
     return made_by(node, scope.prefix if scope.origin is not None else scope.prefix + what)
 
 
+def owed_to(node: Node) -> AbstractContextManager[None]:
+    """Nodes built in the block begin a derivative of a node: its cotangent or tangent of ones or
+    zeros. All else, such as their line, is that of the open scope."""
+    return _scope(origin=node)
+
+
 def standing_for(node: Node) -> made_by:
     """Nodes built in the block are what a pass puts in the place of a node: they are in its scope
     and have its turn, its line and its device."""

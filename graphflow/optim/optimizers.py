@@ -19,6 +19,7 @@ import numpy as np
 
 from graphflow import init
 from graphflow.base.argument_checks import meant, shown, spelt
+from graphflow.base.argument_names import given_twice
 from graphflow.base.gc_pause import without_collection
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
@@ -275,8 +276,10 @@ def _numbers(optimizer: Optimizer, **values: Any) -> None:
         if not number or (share and value > 1) or (name.startswith("beta") and value == 1):
             bound = "from 0 to 1" if share else "from 0"
             bound += ", 1 left out" if name.startswith("beta") else ""
+            listed = name == "lr" and isinstance(value, list | tuple)
+            hint = "; " + given_twice("lr") if listed else ""
             raise ArgumentError(
-                f"optimiser at {user_location()}: {name} is a number {bound}, not {value!r}"
+                f"optimiser at {user_location()}: {name} is a number {bound}, not {value!r}{hint}"
             )
         object.__setattr__(optimizer, name, float(value))
 

@@ -21,7 +21,7 @@ from graphflow.execution.compiled_fetches import Compiled, key_of
 from graphflow.execution.step_executor import Steps
 from graphflow.execution.variable_store import State
 from graphflow.execution.warmup_shapes import signatures
-from graphflow.frontend.pytree import concerns, fed_sizes
+from graphflow.frontend.pytree import concerns, derived_from, fed_sizes
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
@@ -75,11 +75,13 @@ class Deployment:
         return self.compiled.get(key_of(tensors))
 
     def placeholders(self, tensors: Sequence[Tensor]) -> list[Sequence[Node]]:
-        """Placeholders that feeds may name: those of these fetches, then the session's others."""
+        """Placeholders that feeds may name: those of these fetches, those that they are derived
+        from, then the session's others."""
         compiled = self.known(tensors)
         source = compiled.source if compiled is not None else Graph(tensors)
         others = {n: None for c in list(self.compiled.values()) for n in c.source.placeholders}
-        return [list(source.placeholders), list(others)]
+        derived = sorted(derived_from(source), key=lambda node: node.serial)
+        return [list(source.placeholders), derived, list(others)]
 
     @without_collection
     def of(self, tensors: Sequence[Tensor], shapes: Mapping[Node, Any]) -> Compiled:

@@ -21,7 +21,12 @@ import numpy as np
 from graphflow.base.argument_checks import plain, seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, CheckpointError, GraphflowError, StaleEpoch
-from graphflow.execution.checkpoint_matching import Rename, check_rename, rename_variables
+from graphflow.execution.checkpoint_matching import (
+    Rename,
+    check_rename,
+    rename_checkpoint,
+    rename_variables,
+)
 from graphflow.execution.step_executor import Steps
 from graphflow.execution.variable_store import State
 from graphflow.runtime.checkpoint import Checkpoint, Manifest, files, load, save
@@ -33,7 +38,7 @@ from graphflow.runtime.checkpoint.folder import (
     signature,
     unwritable,
 )
-from graphflow.runtime.checkpoint.manifest import Part, Shard, Signature
+from graphflow.runtime.checkpoint.manifest import Groups, Part, Shard, Signature
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import Store, folders, newest
 from graphflow.runtime.host.host_interface import Hosts, Saving
@@ -166,6 +171,7 @@ class _Held:
     placed: Mapping[int, Mapping[str, Signature]]
     waiting: Mapping[str, Array]
     parts: Mapping[str, tuple[Signature, tuple[Part, ...]]]
+    unnamed: Groups
 
     def variables(self) -> dict[str, Signature]:
         """All of them, as the user knows them."""
@@ -224,8 +230,8 @@ class Saver:
         if found is None:
             return None
         folder, checkpoint = found
-        values = rename_variables(checkpoint.variables, rename, folder)
-        self._state.load(Checkpoint(values, checkpoint.step), str(folder), strict=strict)
+        renamed = rename_checkpoint(checkpoint, rename, folder)
+        self._state.load(renamed, str(folder), strict=strict)
         self._steps.committed = self.saved = self._looked = checkpoint.step
         _log.tell("session.resumed", folder=str(folder), step=checkpoint.step)
         return folder
@@ -270,7 +276,7 @@ class Saver:
         try:
             draft = self.store.begin(step)
             state = self._state
-            held = _Held(state.placed(), state.waiting(), state.parts())
+            held = _Held(state.placed(), state.waiting(), state.parts(), state.unnamed())
             saving = self._hosts.save(self.store.root, draft.folder.name, step, list(held.placed))
         except (OSError, GraphflowError) as error:
             if draft is not None:
@@ -341,7 +347,8 @@ class Saver:
             if held.waiting:
                 draft.write(CLIENT, held.waiting)
             self.store.check()
-            draft.commit(held.variables(), {name: parts for name, (_, parts) in held.parts.items()})
+            pieces = {name: parts for name, (_, parts) in held.parts.items()}
+            draft.commit(held.variables(), pieces, held.unnamed)
             self.store.prune()
             outcome = str(draft.target)
         except (StaleEpoch, CheckpointError) as error:
@@ -378,7 +385,7 @@ def read(
     else:
         found = _newest(state, source, strict=strict, rename=rename)
     place, checkpoint = found
-    return place, Checkpoint(rename_variables(checkpoint.variables, rename, place), checkpoint.step)
+    return place, rename_checkpoint(checkpoint, rename, place)
 
 
 def _newest(state: State, source: Path, *, strict: bool, rename: Rename) -> tuple[Path, Checkpoint]:

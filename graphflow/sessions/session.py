@@ -15,11 +15,11 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from graphflow.base.argument_checks import seconds, shown, spelt
+from graphflow.base.argument_checks import meant, seconds, shown, spelt, unexpected
 from graphflow.base.environment import check_environment
 from graphflow.base.interrupts import uninterrupted
 from graphflow.base.user_modules import admit, module_names
@@ -41,6 +41,7 @@ from graphflow.execution.variable_store import State
 from graphflow.execution.warmup_shapes import as_shape, by_placeholder
 from graphflow.frontend.feeds import convert, convert_all
 from graphflow.frontend.pytree import flatten
+from graphflow.ir.numpy_interop import SESSIONS_ELSEWHERE
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
@@ -178,7 +179,9 @@ class Session:
 
     # Running ----------------------------------------------------------------------------------
 
-    def run(self, fetches: Any, feeds: Any = None, *, steps: int | None = None) -> Any:
+    def run(
+        self, fetches: Any, feeds: Any = None, *, steps: int | None = None, **unknown: Any
+    ) -> Any:
         """Run a step: one consistent read of the state, all updates together at its end, or
         nothing.
 
@@ -187,8 +190,9 @@ class Session:
         Args:
             fetches: a tensor, or a list, tuple or dict of them, nested at will.
             feeds: a value for each placeholder that the fetches depend on, by the tensor or its
-                name; those of other placeholders are not used. With `steps`, an
-                iterable of such feeds, one for each step, of which a few are taken ahead.
+                name. Those of placeholders that the session's other fetches, or the functions
+                whose derivatives are fetched, depend on are not used. With `steps`,
+                an iterable of such feeds, one for each step, of which a few are taken ahead.
             steps: run so many steps, each when its result is asked for. The same numbers, states
                 and errors as of so many calls, but workers have the feeds of the next steps
                 before they need them, and compute one while its result is not asked for yet.
@@ -202,6 +206,8 @@ class Session:
             OpError, StepTimeout, WorkerLost: the step failed, and changed nothing.
             NonFiniteError: with `check_finite`, the same, for a result that is not finite.
         """
+        if unknown:
+            raise _refused(next(iter(unknown)))
         life = self._life
         life.check_turn()
         if steps is not None:
@@ -420,7 +426,9 @@ class Session:
         with self._life.turn(), self._life.held():
             if folder is not None:
                 values = self._recovery.guarded(self._state.values)
-                save_by_worker(Checkpoint(values, self._steps.committed), self._state, folder)
+                unnamed = self._state.unnamed()
+                saved = Checkpoint(values, self._steps.committed, unnamed)
+                save_by_worker(saved, self._state, folder)
             else:
                 self._recovery.save()
 
@@ -561,6 +569,16 @@ class Session:
             return "<Session, closed>"
         return f"<Session on {self.cluster!r}, step {self.step}>"
 
+    if not TYPE_CHECKING:  # it would have every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            told = f"a session has no attribute {name!r}"
+            if name in SESSIONS_ELSEWHERE:
+                told += f"; use {SESSIONS_ELSEWHERE[name]}"
+            elif name[0] != "_" and (hint := meant(name, dir(type(self)))):
+                told += f"; {hint}"
+            raise AttributeError(told, name=name, obj=self)
+
     def __enter__(self) -> Session:
         return self
 
@@ -574,6 +592,15 @@ class Session:
             self._life.close()
         else:
             self._life.abandon(error)
+
+
+def _refused(word: str) -> SessionError:
+    """The error for an argument that `run` does not take."""
+    names = ("fetches", "feeds", "steps")
+    told = unexpected(word, names)
+    if "(" not in told:
+        told += f"; a placeholder is fed by run(fetches, {{{word}: value}})"
+    return SessionError(f"Session.run at {user_location()}: {told}")
 
 
 def _variable(tensor: Any, what: str) -> Node:

@@ -11,6 +11,7 @@ Source: "A new trick for calculating Jacobian vector products", J. Townsend, 201
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from graphflow.errors import (
@@ -24,6 +25,7 @@ from graphflow.frontend.pytree import flatten_values
 from graphflow.frontend.tracing import parameter
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, function, next_serial
+from graphflow.ir.scopes import owed_to
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
 from graphflow.ops.base.composite import in_float32, rounded
 from graphflow.transforms.reverse_mode import built_since, inputs_cotangents, pulled_back
@@ -62,8 +64,9 @@ def jvp(target: Any, inputs: Any, tangents: Any) -> Any:
     for x in inputs:
         if not isinstance(x, Tensor):
             raise DifferentiationError(f"{x!r} is not a tensor of the graph")
-    given = _directions(list(inputs), _matched(list(inputs), tangents, "inputs"))
     outputs, rebuild = flatten_values(target, "the outputs")
+    with owed_to(outputs[0].node) if outputs else nullcontext():
+        given = _directions(list(inputs), _matched(list(inputs), tangents, "inputs"))
     return rebuild(pushed(outputs, given))
 
 
@@ -133,10 +136,13 @@ def pushed(outputs: Sequence[Tensor], given: Tangents) -> list[Tensor]:
     """The tangents of outputs, given those of some tensors they depend on."""
     tangents: Tangents = dict(given)
     found = pushed_over(Graph(outputs).nodes if outputs else (), tangents)
-    return [
-        found[y] if y in found else FUNCTIONS["full_like"](y, y.dtype.type(0).item())
-        for y in outputs
-    ]
+    return [found[y] if y in found else _unmoved(y) for y in outputs]
+
+
+def _unmoved(y: Tensor) -> Tensor:
+    with owed_to(y.node):
+        zeros: Tensor = FUNCTIONS["full_like"](y, y.dtype.type(0).item())
+    return zeros
 
 
 def pushed_over(nodes: Sequence[Node], tangents: Tangents) -> Tangents:

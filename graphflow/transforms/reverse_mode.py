@@ -9,6 +9,7 @@ and share its pin.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from graphflow.errors import (
 )
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, next_serial, user_location
+from graphflow.ir.scopes import owed_to
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
 from graphflow.ops.base.composite import in_float32, rounded
 from graphflow.ops.base.composite import total as summed
@@ -84,7 +86,8 @@ def pulled_back(
                 _step_back_together(groups[node], cotangents, wanted)
         elif flows and any(cotangents.has(t) for t in node.outputs):
             _step_back(node, cotangents, wanted)
-    return [results[x] if x in results else zeros_like(x) for x in xs]
+    with owed_to(ys[0].node) if ys else nullcontext():
+        return [results[x] if x in results else zeros_like(x) for x in xs]
 
 
 class _Cotangents:
@@ -241,9 +244,10 @@ def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
                 f"gradients at {user_location()}: {y.name!r} is {y.dtype}; give grad_ys, or "
                 "differentiate a real number made of it (gf.real, gf.abs)"
             )
-        if seed is None:
-            seed = FUNCTIONS["full_like"](y, 1)
-        seed = as_tensor(seed, None if isinstance(seed, Tensor) else y.dtype)
+        with owed_to(y.node):
+            if seed is None:
+                seed = FUNCTIONS["full_like"](y, 1)
+            seed = as_tensor(seed, None if isinstance(seed, Tensor) else y.dtype)
         if seed.dtype != y.dtype:
             raise DTypeError(
                 f"gradients at {user_location()}: cotangent {seed.dtype} for an output of "

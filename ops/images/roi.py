@@ -215,7 +215,8 @@ def roi_align(
         batch: (regions,) ints: the image of each region. One outside is an OpError in the step.
         size: bins of a region, an int or (down, across).
         scale: elements of x for one unit of the boxes.
-        samples: of each bin, along each side; 0: as many as it is long, rounded up.
+        samples: of each bin, along each side; 0: as many as it is long, rounded up, and a box that
+            is not finite is an OpError in the step.
         mode: "avg", the mean of the samples, or "max", the largest of the elements around the
             samples times their bilinear weights (as ONNX has it).
         half_pixel: whether coordinate 0 is the edge of the first element (or its centre).

@@ -38,6 +38,7 @@ from graphflow.ops.pointwise.arithmetic import less, negative
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.transcendental import log
 from graphflow.ops.randomness import philox
+from graphflow.ops.randomness.probabilities import bernoulli_probabilities, categorical_logits
 from graphflow.ops.reductions.extrema import argmax
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.take import take_op
@@ -293,7 +294,8 @@ def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
     """True with probability p, anew in each step; bool.
 
     Args:
-        p: a number in [0, 1], or a float tensor of probabilities.
+        p: a number in [0, 1], or a float tensor of probabilities. One outside [0, 1], or NaN, is
+            an OpError in the step.
         shape: ints, or sizes of other tensors; by default that of p.
 
     Raises:
@@ -310,7 +312,7 @@ def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
                 raise ArgumentError(f"p is a probability in [0, 1], not {p}")
             sizes = () if shape is None else normalize_shape(shape)
     if isinstance(p, Tensor):
-        result: Tensor = less(uniform(sizes, dtype=p.dtype), p, name=name)
+        result: Tensor = less(uniform(sizes, dtype=p.dtype), bernoulli_probabilities(p), name=name)
         return result
     return keep_mask(sizes, p, name)
 
@@ -384,7 +386,8 @@ def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
 @spelt(ArgumentError)
 def categorical(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
     """Indices along an axis, each drawn with its softmax(logits), anew in each step; int64, of the
-    shape of the logits without the axis. A logit of -inf is never drawn.
+    shape of the logits without the axis. A logit of -inf is never drawn. Logits that have NaN or
+    inf, or only -inf, along the axis have no softmax: an OpError in the step.
 
     The largest of the logits with Gumbel noise, which is float64, so that ties are none.
 
@@ -399,7 +402,8 @@ def categorical(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
         require_kind(given.spec, "float")
         at = normalize_axis(axis, given.ndim)
     noise = log(negative(log(uniform(given.shape, dtype="float64"))))
-    result: Tensor = argmax(astype(given, "float64") - noise, axis=at, name=name)
+    checked = categorical_logits(given, axis=at)
+    result: Tensor = argmax(astype(checked, "float64") - noise, axis=at, name=name)
     return result
 
 

@@ -13,6 +13,7 @@ from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ir.spec import kind
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.pointwise.arithmetic import not_equal
+from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import stop_gradient_unless
 from graphflow.ops.tensors.take import as_indices, take
 
@@ -25,7 +26,8 @@ def embedding(ids: Any, table: Any, padding_id: int | None = None) -> Tensor:
     `Adagrad`, touches only the rows that occur; other optimisers do so with `sparse=True`.
 
     Args:
-        padding_id: rows of this id are looked up, but have no gradient.
+        padding_id: the row of this id is looked up, but has no gradient, whether ids count it
+            from the front or from the end.
 
     Raises:
         DTypeError: ids are not ints, or the table is not float.
@@ -46,7 +48,8 @@ def embedding(ids: Any, table: Any, padding_id: int | None = None) -> Tensor:
         raise ArgumentError(f"padding_id is an id, an int from 0, not {padding_id!r}")
     if isinstance(n, int) and padding_id >= n:
         raise ShapeError(f"padding_id {padding_id} is no row of a table of {n}")
-    wanted = FUNCTIONS["reshape"](
-        not_equal(ids, padding_id), (*ids.shape, *(1,) * (table.ndim - 1))
-    )
+    signed = astype(ids, "int64")  # of few bits, padding_id - n might have no number
+    front, end = not_equal(signed, padding_id), not_equal(signed, padding_id - n)
+    wanted = FUNCTIONS["logical_and"](front, end)
+    wanted = FUNCTIONS["reshape"](wanted, (*ids.shape, *(1,) * (table.ndim - 1)))
     return stop_gradient_unless(wanted, rows)

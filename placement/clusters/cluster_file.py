@@ -90,7 +90,10 @@ def read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")  # Windows begins files with a mark
     except (OSError, ValueError) as error:  # a path with a zero byte, bytes that are no text
-        raise ClusterError(f"cannot read cluster file {path}: {error}") from None
+        hint = ""
+        if isinstance(error, FileNotFoundError) and path.suffix != ".toml":
+            hint = f"; hardware that is not at hand is gf.Cluster.hypothetical({str(path)!r})"
+        raise ClusterError(f"cannot read cluster file {path}: {error}{hint}") from None
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > _DOTS:  # keys of keys: their time grows with the square
             raise ClusterError(f"{path}, line {number}: more than {_DOTS} dots in a line")

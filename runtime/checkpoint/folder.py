@@ -20,7 +20,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError
 from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.checkpoint import files
-from graphflow.runtime.checkpoint.manifest import Manifest, Part, Shard, Signature
+from graphflow.runtime.checkpoint.manifest import Groups, Manifest, Part, Shard, Signature
 from graphflow.runtime.checkpoint.shard import all_arrays_of, arrays_of, metadata_of, pieces
 
 Array = np.ndarray[Any, Any]
@@ -33,10 +33,15 @@ CLIENT = "client.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a session: variables by name, and how many steps were committed."""
+    """The state of a session: variables by name, and how many steps were committed.
+
+    Attributes:
+        unnamed: as in its manifest.
+    """
 
     variables: Mapping[str, Array]
     step: int
+    unnamed: Groups = ()
 
     @property
     def signatures(self) -> dict[str, Signature]:
@@ -79,17 +84,20 @@ class Draft:
         self,
         variables: Mapping[str, Signature],
         pieces: Mapping[str, tuple[Part, ...]] | None = None,
+        unnamed: Groups = (),
     ) -> None:
         """Write the manifest, and put the checkpoint in its place.
 
         Args:
             pieces: of variables that are in pieces in the shards.
+            unnamed: groups of variables that the session numbered, in order of creation.
 
         Raises:
             CheckpointError: variables are in no shard.
             OSError: it cannot be written; what was there is there.
         """
-        manifest = Manifest(self.step, tuple(self.shards), variables, self.epoch, pieces or {})
+        shards = tuple(self.shards)
+        manifest = Manifest(self.step, shards, variables, self.epoch, pieces or {}, unnamed)
         held = {name for shard in self.shards for name in shard.variables}
         missing = sorted(set(manifest.stored) - held)
         if missing:
@@ -140,7 +148,7 @@ def save(
         draft = Draft.begin(target, checkpoint.step)
         for file, names in divided.items():
             draft.write(file, {name: variables[name] for name in names})
-        draft.commit(checkpoint.signatures)
+        draft.commit(checkpoint.signatures, unnamed=checkpoint.unnamed)
     except OSError as error:
         raise CheckpointError(unwritable(target, error)) from error
     finally:
@@ -162,7 +170,7 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
         for shard in manifest.shards:
             data = _read(source, shard, manifest.step)
             stored |= arrays_of(data, {n: manifest.dtype(n) for n in shard.variables})
-        return Checkpoint(manifest.whole(stored), manifest.step)
+        return Checkpoint(manifest.whole(stored), manifest.step, manifest.unnamed)
     except CheckpointError as error:
         raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
 

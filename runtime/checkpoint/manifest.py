@@ -37,6 +37,9 @@ Part = tuple[str, tuple[tuple[Any, ...], ...]]
 third entry, where it does so in each of so many stretches of one length, or in those of such
 lengths."""
 
+Groups = tuple[tuple[str, ...], ...]
+"""Names of variables, by group."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -58,6 +61,8 @@ class Manifest:
         variables: all of them, by name.
         epoch: of the session that wrote it.
         pieces: for each variable that is in pieces in the shards, these.
+        unnamed: groups of variables that a session numbered, because they have no names of their
+            own; the names of each group in the order in which its variables were created.
     """
 
     step: int
@@ -65,6 +70,7 @@ class Manifest:
     variables: Mapping[str, Signature]
     epoch: int = 0
     pieces: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    unnamed: Groups = ()
 
     @cached_property
     def stored(self) -> dict[str, Signature]:
@@ -136,6 +142,8 @@ class Manifest:
         }
         if self.pieces:
             told["pieces"] = {name: list(parts) for name, parts in self.pieces.items()}
+        if self.unnamed:
+            told["unnamed"] = [list(group) for group in self.unnamed]
         told = json.loads(json.dumps(told))
         return json.dumps({**told, "digest": _digest(told)}, indent=1).encode()
 
@@ -169,7 +177,11 @@ class Manifest:
                 for name, parts in told.get("pieces", {}).items()
             }
             shards = tuple(map(_shard, told["shards"]))
-            return cls(_count(told["step"]), shards, variables, _count(told["epoch"]), pieces)
+            unnamed = tuple(
+                tuple(map(_text, _list(group))) for group in _list(told.get("unnamed", []))
+            )
+            step, epoch = _count(told["step"]), _count(told["epoch"])
+            return cls(step, shards, variables, epoch, pieces, unnamed)
         except CheckpointError:
             raise
         except Exception as error:  # whatever a file can be instead of a manifest

@@ -110,6 +110,11 @@ EVENTS: Mapping[str, Event] = {
     "checkpoint.partial": _event(
         _W, "a checkpoint lacks variables, which begin with values of their own", "folder missing"
     ),
+    "checkpoint.unnamed": _event(
+        _W,
+        "variables without names took values by the order of use; others of a checkpoint wait",
+        "folder variables",
+    ),
     "checkpoint.cleaned": _event(_I, "what a crash left is put in order", "folder what"),
     "session.resumed": _event(_I, "a session goes on from a checkpoint", "folder step"),
     "session.recovering": _event(_W, "a session lost a worker and begins anew", "step reason"),

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from graphflow.errors import FeedError, FetchError, PlanError
 from graphflow.frontend.builders import placeholder
-from graphflow.frontend.pytree import bind, concerns, flatten
+from graphflow.frontend.pytree import bind, concerns, derived_from, flatten
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor
 from graphflow.ir.spec import Dim
+from graphflow.transforms.reverse_mode import gradients
 
 Pair = namedtuple("Pair", "loss train")
 
@@ -188,3 +189,15 @@ def test_a_size_that_only_an_attribute_holds_must_be_known_too() -> None:
     place = FUNCTIONS["ravel_multi_index"]((rows, columns), ("n", 3))
     with pytest.raises(FeedError, match=r"made at .*test_pytree\.py.*a size n that no given"):
         bind(Graph([place]), {})
+
+
+def test_a_derivative_is_derived_from_all_that_its_function_reads() -> None:
+    x, other = placeholder("float32", (3,), name="x"), placeholder("float32", (3,), name="other")
+    w = placeholder("float32", (3,), name="w")
+    loss = FUNCTIONS["sum"](w * 2.0) + FUNCTIONS["sum"](x)
+    (slope,) = gradients(loss, [w])
+    assert Graph([slope]).placeholders == ()
+    assert derived_from(Graph([slope])) == {x.node, w.node}
+    (nothing,) = gradients(loss, [other])
+    assert derived_from(Graph([nothing])) == {x.node, w.node}
+    assert derived_from(Graph([x + 1.0])) == {x.node}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import ArgumentError, GraphError, GraphflowError
+from graphflow.errors import ArgumentError, DTypeError, GraphError, GraphflowError
 from graphflow.ir.numpy_interop import ELSEWHERE, MODULES_CALLED, MODULES_ELSEWHERE, refusal
 
 OPERATORS = [
@@ -43,7 +43,12 @@ def test_an_operator_between_an_array_and_a_tensor_is_ours(
         (lambda x: np.concatenate([x, x]), "np.concatenate at .*; use gf.concat, or"),
         (np.linalg.det, "np.linalg.det at .*; use gf.linalg.det, or"),
         (np.fft.fft, "np.fft.fft at .*; use gf.fft.fft, or"),
-        (np.histogram, "np.histogram at .* is built; use Session.run for values$"),
+        (
+            np.histogram,
+            "np.histogram at .*; use gf.searchsorted, .* by gf.bincount; or Session.run",
+        ),
+        (np.cov, "np.cov at .* is built; use Session.run for values$"),
+        (np.sinc, r"np.sinc at .*; use gf.where\(x == 0, 1.0, .*; or Session.run for values$"),
         (np.mean, "np.mean at .*; use gf.mean, or"),
     ],
 )
@@ -162,3 +167,15 @@ def test_names_in_modules_and_of_optimisers_with_a_slip_are_told_what_was_meant(
 def test_a_beginners_mistake_is_told_what_to_do(mistake: Callable[[], Any], told: str) -> None:
     with pytest.raises(GraphflowError, match=told):
         mistake()
+
+
+@pytest.mark.parametrize("number", [np.log(1000.0), np.array(2.0)])
+def test_an_op_that_minds_float64_tells_which_scalar_of_numpy_made_it(number: Any) -> None:
+    x = gf.placeholder("float32", (2, 8))
+    wide = gf.nn.Linear(8, 8)(gf.tanh(x * number))
+    with pytest.raises(DTypeError, match=r"float64 since multiply at .*interop.*float\(…\)"):
+        gf.nn.GroupNorm(2, 8)(wide)
+    gf.nn.GroupNorm(2, 8)(gf.nn.Linear(8, 8)(x * float(number)))
+    with pytest.raises(DTypeError) as caught:
+        gf.nn.GroupNorm(2, 8)(gf.placeholder("float64", (2, 8)) * 2.0)
+    assert "since" not in str(caught.value)

@@ -52,6 +52,30 @@ def test_values_come_in_the_structure_of_the_fetches() -> None:
     assert isinstance(got["b"], Pair)
 
 
+@pytest.mark.parametrize("key", ["tensor", "name"])
+@pytest.mark.parametrize("what", ["gradient", "step", "tangent"])
+def test_feeds_of_a_function_serve_a_derivative_that_does_not_read_them(
+    what: str, key: str
+) -> None:
+    """Of a linear function the derivative is constant; it is the first fetch here."""
+    x, w = gf.placeholder("float32", (3,), name="x"), gf.variable(np.ones(3, "float32"), name="w")
+    loss = gf.sum(2 * w) + gf.sum(x)
+    fetch = {
+        "gradient": gf.gradients(loss, [w])[0],
+        "step": gf.optim.SGD(0.5).minimize(loss),
+        "tangent": gf.jvp(loss, [w], [np.ones(3, "float32")]),
+    }[what]
+    feeds: dict[Any, Any] = {x if key == "tensor" else "x": np.ones(3, "float32")}
+    unknown = gf.placeholder("float32", (3,), name="unknown")
+    with gf.Session() as s:
+        with pytest.raises(FeedError, match="leave it out"):
+            s.run(fetch, {unknown: np.ones(3, "float32")})
+        with pytest.raises(FeedError, match="no placeholder of these fetches has this name"):
+            s.run(fetch, {"unknown": np.ones(3, "float32")})
+        s.warmup(fetch, {x: (3,)})
+        s.run(fetch, feeds)
+
+
 def test_a_tensor_fetched_twice_gives_two_arrays() -> None:
     y = _x() * 2
     with gf.Session() as s:

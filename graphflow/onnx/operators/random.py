@@ -18,6 +18,7 @@ from graphflow.ops.ordering.search import searchsorted
 from graphflow.ops.pointwise import arithmetic as elementwise
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.randomness import random
+from graphflow.ops.randomness.probabilities import categorical_logits
 from graphflow.ops.reductions import cumulative as product
 from graphflow.ops.reductions.softmax import softmax
 from graphflow.ops.tensors.creation import arange
@@ -77,7 +78,8 @@ def _multinomial(call: Call) -> Outputs:
     scores = call.tensor(0)
     rows, classes = scores.shape
     count = call.attr("sample_size", 1)
-    sums = product.cumsum(softmax(astype(scores, "float64"), -1), 1)
+    checked = astype(categorical_logits(scores, axis=1), "float64")
+    sums = product.cumsum(softmax(checked, -1), 1)
     sums = sums / window(sums, 1, classes - 1, 1)
     unit = expand_dims(astype(arange(rows), "float64"), 1)
     with _seeded(call):

@@ -1,6 +1,8 @@
 """Where bins of regions look on an image: places and weights of their bilinear samples.
 
-How many samples a bin has may depend on its region, so these are lists of a length for each region.
+How many samples a bin has may depend on its region. Samples outside the image count nothing, so
+only those on it, and one beside them, are looked at: the memory that a region takes depends on the
+image and the bins, not on the numbers of its box.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.errors import CheckError
+
 Array = np.ndarray[Any, Any]
+_BLOCK = 1 << 20  # elements that are compared together
 
 
 class Regions(NamedTuple):
@@ -29,87 +34,169 @@ class Regions(NamedTuple):
     half_pixel: bool
 
 
-def entries(box: Array, space: tuple[int, int], regions: Regions) -> tuple[Array, Array]:
-    """places (bins, e) in the flattened image and their weights, four for each sample."""
+class Samples(NamedTuple):
+    """The samples of each bin along one axis, each between two elements.
+
+    Attributes:
+        places: (bins, 2 * samples) ints.
+        weights: of these elements, of the same shape.
+        number: samples of a bin, those outside the image included.
+    """
+
+    places: Array
+    weights: Array
+    number: float
+
+    def matrix(self, n: int, dtype: Any) -> Array:
+        """What each of n elements weighs in the mean of each bin: (bins, n)."""
+        total = np.zeros((len(self.places), n))
+        bins = np.arange(len(self.places))[:, None]
+        np.add.at(total, (bins, self.places), self.weights / max(self.number, 1))
+        result: Array = total.astype(dtype)
+        return result
+
+
+def samples_of(box: Array, space: tuple[int, int], regions: Regions) -> tuple[Samples, Samples]:
+    """The samples of a box (left, top, right, bottom) down and across an image of this size.
+
+    Raises:
+        CheckError: the number of samples follows from a box that is not finite.
+    """
     offset = 0.5 if regions.half_pixel else 0.0
     left, top, right, bottom = (float(v) * regions.scale - offset for v in box)
-    axes = []
-    for begin, end, bins, n in (
-        (top, bottom, regions.size[0], space[0]),
-        (left, right, regions.size[1], space[1]),
-    ):
-        length = end - begin if regions.half_pixel else max(end - begin, 1.0)
-        axes.append(_along(begin, length, bins, n, regions.samples))
-    (rows, down), (columns, across) = axes
-    places = rows[:, None, :, None, :, None] * space[1] + columns[None, :, None, :, None, :]
-    weights = down[:, None, :, None, :, None] * across[None, :, None, :, None, :]
-    bins = regions.size[0] * regions.size[1]
-    return places.reshape(bins, -1), weights.reshape(bins, -1)
+    ends = ((top, bottom), (left, right))
+    if not regions.samples and not all(math.isfinite(b - a) for a, b in ends):
+        raise CheckError(
+            f"the box {np.asarray(box).tolist()} of a region, which decides how many samples its "
+            "bins have, is not finite; state `samples`, or mend what computes the boxes"
+        )
+    down, across = (
+        _along(
+            begin,
+            end - begin if regions.half_pixel else max(end - begin, 1.0),
+            bins,
+            n,
+            regions.samples,
+        )
+        for (begin, end), bins, n in zip(ends, regions.size, space, strict=True)
+    )
+    return down, across
 
 
-def _along(begin: float, length: float, bins: int, n: int, samples: int) -> tuple[Array, Array]:
-    """For each sample of each bin of one axis, the two elements around it and their weights, all
-    (bins, samples, 2); samples more than one element outside count nothing."""
+def _along(begin: float, length: float, bins: int, n: int, samples: int) -> Samples:
+    """The samples of each bin of an axis; more than one element outside, they count nothing."""
     count = samples if samples > 0 else max(0, math.ceil(length / bins))
-    step = length / bins
-    at = begin + (np.arange(bins)[:, None] + (np.arange(count) + 0.5) / max(count, 1)) * step
+    step, bin_ = length / bins, np.arange(bins)[:, None]
+    if samples or not count:
+        numbers = np.arange(count) + np.zeros((bins, 1))
+    else:
+        numbers = _on_image(begin + bin_ * step, step / count, n, count)
+    at = begin + (bin_ + (numbers + 0.5) / max(count, 1)) * step
     there = (at >= -1.0) & (at <= n)
     at = np.clip(at, 0, n - 1)
-    low = np.minimum(at.astype(np.int64), n - 1)
+    low = np.where(there, at, 0).astype(np.int64)
     high = np.minimum(low + 1, n - 1)
     part = at - low
-    places = np.stack([low, high], axis=-1)
     weights = np.stack([1.0 - part, part], axis=-1) * there[..., None]
-    return np.where(there[..., None], places, 0), weights
+    places = np.stack([low, np.where(there, high, 0)], axis=-1)
+    return Samples(places.reshape(bins, -1), weights.reshape(bins, -1), float(count))
+
+
+def _on_image(begins: Array, gap: float, n: int, count: int) -> Array:
+    """The numbers of the samples that count and of one on each side of them, as floats.
+
+    Bins (begins, (bins, 1)) have `count` samples each, between half an element and one apart. All
+    get as many numbers as the bin that needs most.
+    """
+    first = np.floor((-1.0 - begins) / gap - 0.5) - 1
+    last = np.ceil((n - begins) / gap - 0.5) + 2
+    first, last = np.clip(first, 0, count), np.clip(last, 0, count)
+    most = int(min((last - first).max(), 2 * n + 8))  # more only where a float has no half elements
+    most = max(most, 1)
+    numbers: Array = np.clip(first, 0, count - most) + np.arange(most)
+    return numbers
 
 
 def means(out: Array, x: Array, boxes: Array, batch: Array, regions: Regions) -> None:
-    """out (r, channels, bins) = the means of the samples of each bin."""
-    images = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
+    """out (r, channels, bins) = the means of the samples of each bin.
+
+    Bilinear samples on a grid are a product of one sum down and one across.
+    """
     for r, image in enumerate(batch):
-        places, weights = entries(boxes[r], x.shape[2:], regions)
-        count = max(1, places.shape[1] // 4)
-        taken = images[image][:, places.reshape(-1)].reshape(x.shape[1], *places.shape)
-        taken *= (weights / count).astype(x.dtype)
-        np.sum(taken, axis=2, out=out[r])
+        down, across = _matrices(boxes[r], x.shape[2:], regions, x.dtype)
+        rows = np.empty((len(down), x.shape[1], x.shape[3]), x.dtype)
+        for bin_, weights in enumerate(down):
+            _weigh(rows[bin_], weights, x[image].swapaxes(0, 1))
+        bins = out[r].reshape(x.shape[1], len(down), len(across))
+        for bin_, weights in enumerate(across):
+            _weigh(bins[:, :, bin_], weights, rows.T)
+
+
+def _weigh(out: Array, weights: Array, parts: Array) -> None:
+    """out = the sum of what parts weigh, in order, so that each element has the same bits whatever
+    its neighbours are; one of no weight may be NaN."""
+    out[...] = 0
+    for i in np.flatnonzero(weights):
+        out += weights[i] * parts[i]
 
 
 def spread_means(out: Array, g: Array, boxes: Array, batch: Array, regions: Regions) -> None:
     """The transpose of `means`: g (r, channels, bins) onto images."""
     out[...] = 0
-    channels = out.shape[1]
-    flat = out.reshape(-1)
-    size = out.shape[2] * out.shape[3]
     for r, image in enumerate(batch):
-        places, weights = entries(boxes[r], out.shape[2:], regions)
-        count = max(1, places.shape[1] // 4)
-        starts = (int(image) * channels + np.arange(channels)) * size
-        where = starts[:, None, None] + places
-        np.add.at(
-            flat,
-            where.reshape(-1),
-            (g[r][:, :, None] * (weights / count).astype(g.dtype)).reshape(-1),
-        )
+        down, across = _matrices(boxes[r], out.shape[2:], regions, g.dtype)
+        bins = g[r].reshape(out.shape[1], len(down), len(across))
+        rows = np.zeros((out.shape[1], len(down), out.shape[3]), out.dtype)
+        for bin_, weights in enumerate(across):
+            used = np.flatnonzero(weights)
+            rows[:, :, used] += bins[:, :, bin_, None] * weights[used]
+        target = out[image]
+        for bin_, weights in enumerate(down):
+            used = np.flatnonzero(weights)
+            target[:, used] += weights[used, None] * rows[:, bin_, None]
 
 
-def largest(places_out: Array, x: Array, boxes: Array, batch: Array, regions: Regions) -> None:
-    """places_out (r, channels, bins) = which entry of each bin is the largest after weighting."""
-    images = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
-    places_out[...] = 0
+def _matrices(
+    box: Array, space: tuple[int, int], regions: Regions, dtype: Any
+) -> tuple[Array, Array]:
+    down, across = samples_of(box, space, regions)
+    return down.matrix(space[0], dtype), across.matrix(space[1], dtype)
+
+
+def largest(picks: Array, x: Array, boxes: Array, batch: Array, regions: Regions) -> None:
+    """picks (r, channels, bins) = which weighted element of each bin is the largest: its place down
+    the samples of the bin times their number across, plus its place across."""
+    picks[...] = 0
     for r, image in enumerate(batch):
-        places, weights = entries(boxes[r], x.shape[2:], regions)
-        if places.shape[1]:
-            taken = images[image][:, places.reshape(-1)].reshape(x.shape[1], *places.shape)
-            places_out[r] = np.argmax(taken * weights.astype(x.dtype), axis=2)
+        down, across = samples_of(boxes[r], x.shape[2:], regions)
+        per_bin = down.places.shape[1] * across.places.shape[1]
+        if not per_bin:
+            continue
+        bins = picks[r].reshape(x.shape[1], len(down.places), len(across.places))
+        channels = max(1, _BLOCK // (per_bin * len(across.places)))
+        for bin_ in range(len(down.places)):
+            weights = down.weights[bin_, :, None] * across.weights[:, None, :]
+            for start in range(0, x.shape[1], channels):
+                rows = x[image, start : start + channels][:, down.places[bin_]]
+                taken = np.moveaxis(rows[:, :, across.places], 1, 2) * weights.astype(x.dtype)
+                flat = taken.reshape(*taken.shape[:2], per_bin)
+                bins[start : start + channels, bin_] = np.argmax(flat, axis=2)
 
 
 def chosen(
     box: Array, picks: Array, space: tuple[int, int], regions: Regions
 ) -> tuple[Array, Array]:
-    """places and weights, (channels, bins) both, of the entries that were picked."""
-    places, weights = entries(box, space, regions)
-    if not places.shape[1]:
+    """places and weights, (channels, bins) both, of the elements that were picked."""
+    down, across = samples_of(box, space, regions)
+    width = across.places.shape[1]
+    if not down.places.shape[1] * width:
         return np.zeros(picks.shape, np.int64), np.zeros(picks.shape)
-    bins = np.arange(picks.shape[1])
-    picks = np.minimum(picks, places.shape[1] - 1)
-    return places[bins, picks], weights[bins, picks]
+    picks = np.minimum(picks, down.places.shape[1] * width - 1)
+    (i, j), (d, a) = (
+        np.divmod(picks, width),
+        np.divmod(np.arange(picks.shape[1]), len(across.places)),
+    )
+    return (
+        down.places[d, i] * space[1] + across.places[a, j],
+        down.weights[d, i] * across.weights[a, j],
+    )

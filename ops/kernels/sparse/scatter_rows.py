@@ -30,15 +30,15 @@ def checked(xp: Any, indices: Any, n: int, axis: int | None = None) -> Any:
     Raises:
         IndexError: one is outside [-n, n).
     """
-    indices = indices.astype(np.int64, copy=False)
     if indices.size:
-        low, high = int(indices.min()), int(indices.max())
+        low, high = int(indices.min()), int(indices.max())  # before uint64 turns negative
         if low < -n or high >= n:
             where = "an axis" if axis is None else f"axis {axis}"
             raise IndexError(f"index {low if low < -n else high} is outside {where} of size {n}")
+        indices = indices.astype(np.int64, copy=False)
         if low < 0:
             indices = xp.where(indices < 0, indices + n, indices)
-    return indices
+    return indices.astype(np.int64, copy=False)
 
 
 def take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int | None = None) -> None:

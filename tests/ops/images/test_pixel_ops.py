@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphflow.ops  # noqa: F401 - fills the registry
-from graphflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
+from graphflow.errors import ArgumentError, CheckError, DTypeError, GraphError, ShapeError
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
+from graphflow.ir.op import FUNCTIONS
 from graphflow.ops import nn
-from graphflow.ops.kernels.images.roi_sampling import Regions, entries
+from graphflow.ops.kernels.images.roi_sampling import Regions, samples_of
 from graphflow.transforms.reverse_mode import gradients
 
 Array = np.ndarray[Any, Any]
@@ -185,9 +187,52 @@ def test_the_largest_of_a_region_is_that_of_its_weighted_elements() -> None:
     x = np.random.default_rng(0).normal(size=(1, 2, 6, 6))
     box = np.array([[0.3, 1.2, 4.9, 5.5]])
     have = value(lambda x, b: nn.roi_align(x, b, np.array([0]), 2, samples=2, mode="max"), x, box)
-    places, weights = entries(box[0], (6, 6), Regions((2, 2), 1.0, 2, True))
-    wanted = (x.reshape(2, 36)[:, places] * weights).max(axis=2)
-    np.testing.assert_allclose(have[0].reshape(2, 4), wanted, rtol=1e-12)
+    down, across = samples_of(box[0], (6, 6), Regions((2, 2), 1.0, 2, True))
+    for i, j in np.ndindex(2, 2):
+        taken = x[0][:, down.places[i]][:, :, across.places[j]]
+        weighted = taken * down.weights[i][:, None] * across.weights[j]
+        np.testing.assert_allclose(have[0, :, i, j], weighted.max(axis=(1, 2)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("side", [40.0, 1e4, 1e9, 1e30])
+def test_a_region_takes_no_memory_for_the_size_of_its_box(mode: str, side: float) -> None:
+    x = placeholder("float32", (1, 2, 5, 5))
+    box = placeholder("float32", (1, 4))
+    y = nn.roi_align(x, box, np.array([0]), 2, mode=mode)
+    fetches = [y, *gradients(FUNCTIONS["sum"](y), [x])]
+    feeds = {x: np.ones((1, 2, 5, 5), "float32"), box: np.array([[-3, -3, side, side]], "float32")}
+    tracemalloc.start()
+    values = evaluate(fetches, feeds)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    assert all(np.isfinite(v).all() for v in values)
+
+
+def test_samples_that_follow_from_a_large_box_are_those_on_the_image() -> None:
+    x = np.random.default_rng(1).normal(size=(1, 3, 5, 4))
+    box = np.array([[-31.0, -20.5, 44.25, 61.0]])
+    have = value(lambda x, b: nn.roi_align(x, b, np.array([0]), (3, 2)), x, box)
+    np.testing.assert_allclose(have[0], region(x[0], box[0] / 0.5, (3, 2), 0, True), atol=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_box_that_is_not_finite_has_no_number_of_samples(wrong: float) -> None:
+    box = placeholder("float32", (1, 4))
+    y = nn.roi_align(np.ones((1, 1, 3, 3), "float32"), box, np.array([0]), 1)
+    with pytest.raises(CheckError, match="is not finite; state `samples`"):
+        evaluate([y], {box: np.array([[0, 0, wrong, 1]], "float32")})
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+def test_a_number_that_no_sample_touches_changes_no_bin(samples: int) -> None:
+    x = np.ones((1, 1, 6, 6))
+    x[0, 0, 5, 5] = np.nan
+    box = np.array([[0.0, 0.0, 6.0, 6.0]])
+    have = value(lambda x, b: nn.roi_align(x, b, np.array([0]), 3, samples=samples), x, box)
+    assert np.isnan(have[0, 0, 2, 2])
+    assert np.isfinite(have[0, 0]).sum() == 8
 
 
 def test_a_region_of_no_image_is_an_error_of_the_step() -> None:

@@ -59,6 +59,20 @@ def test_a_padded_id_has_no_gradient() -> None:
     assert values[1][:, 0].tolist() == [1, 0, 1, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int8", "uint8"])
+@pytest.mark.parametrize("rows", [7, None])
+def test_a_padded_id_counted_from_the_end_has_no_gradient(dtype: str, rows: int | None) -> None:
+    """ids - n are the same rows, in a table of a known or symbolic size."""
+    table, ids = gf.placeholder("float32", (rows, 3)), gf.placeholder(dtype, (3,))
+    y = gf.nn.embedding(ids, table, padding_id=6)
+    (slope,) = gf.gradients(gf.sum(y), [table])
+    from_front = np.array([1, 6, 0], dtype)
+    given_ids = [from_front] if dtype == "uint8" else [from_front, from_front - 7]
+    for each in given_ids:
+        (value,) = evaluate([slope], {table: TABLE, ids: each.astype(dtype)})
+        assert value[:, 0].tolist() == [1, 1, 0, 0, 0, 0, 0]
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.integers(0, 6), max_size=6),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import graphflow.ops  # noqa: F401 - fills the registry
+import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
@@ -121,3 +121,26 @@ def test_one_hot_marks_the_class() -> None:
 def test_mistakes_name_the_line_and_the_numbers(call: Any, error: type, words: str) -> None:
     with pytest.raises(error, match=rf"test_take\.py:\d+.*{words}"):
         call()
+
+
+ROW = np.arange(5.0)
+ONE = np.array([9.0])
+PLACED = {
+    "take": lambda i: G["take"](ROW, i),
+    "getitem": lambda i: G["getitem"](gf.constant(ROW), i),
+    "take_along_axis": lambda i: G["take_along_axis"](ROW, i),
+    "gather": lambda i: G["gather"](ROW, i),
+    "gather_nd": lambda i: G["gather_nd"](ROW, G["reshape"](i, (1, 1))),
+    "scatter": lambda i: G["scatter"](gf.constant(ROW), i, gf.constant(ONE)),
+    "scatter_add": lambda i: G["scatter_add"](gf.constant(ROW), i, gf.constant(ONE)),
+    "put_along_axis": lambda i: G["put_along_axis"](ROW, i, ONE),
+    "ravel_multi_index": lambda i: G["ravel_multi_index"]([i], (5,)),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_an_unsigned_index_is_never_counted_from_the_end(name: str) -> None:
+    """2**64 - 1 has the bits of -1."""
+    i = placeholder("uint64", (1,))
+    with pytest.raises(IndexError, match="index 18446744073709551615 is outside"):
+        evaluate([PLACED[name](i)], {i: np.array([2**64 - 1], "uint64")})

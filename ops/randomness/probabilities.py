@@ -1,0 +1,83 @@
+"""Probabilities that samplers draw with, checked as they come: what a step computed may be none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphflow.errors import CheckError
+from graphflow.ir.op import Cost, Op, register, sample
+from graphflow.ir.spec import TensorSpec, spec
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.reductions.reduce import require_elements
+from graphflow.ops.sharding import rules as sharding
+
+
+def _infer_logits(x: TensorSpec, axis: int) -> TensorSpec:
+    require_elements(x, (axis,))
+    return x
+
+
+def _logits_kernel(xp: Any, x: Any, axis: int) -> Any:
+    largest = x.max(axis=axis, initial=-xp.inf)  # of a fed axis without elements, too
+    drawable = xp.isfinite(largest)  # the largest of a row with NaN is NaN
+    if not bool(drawable.all()):
+        wrong = xp.argwhere(~xp.atleast_1d(drawable))
+        row = tuple(int(i) for i in wrong[0])
+        told = f" of row {row}" if largest.ndim else ""
+        raise CheckError(
+            f"{len(wrong)} of {largest.size} rows of logits along axis {axis} have no "
+            f"probabilities: the largest logit{told} is {float(xp.atleast_1d(largest)[row])}"
+        )
+    return x
+
+
+def _logits_into(xp: Any, out: Any, x: Any, axis: int) -> None:
+    xp.copyto(out, _logits_kernel(xp, x, axis))
+
+
+# Logits themselves, of which every row has a softmax: one with NaN, with inf, or all -inf has none.
+categorical_logits: Op = register(
+    Op(
+        "categorical_logits",
+        infer=_infer_logits,
+        kernel=_logits_kernel,
+        into=_logits_into,
+        batch=batching.along("axis"),
+        sharding=sharding.rows("axis"),
+        cost=lambda x, axis: Cost(flops=x.size),
+        samples=(sample(spec("float32", (3, 4)), axis=1), sample(spec("float64", (4,)), axis=0)),
+        pure=False,
+    )
+)
+
+
+def _probabilities_kernel(xp: Any, p: Any) -> Any:
+    if p.size and not (float(p.min()) >= 0.0 and float(p.max()) <= 1.0):
+        inside = (p >= 0.0) & (p <= 1.0)
+        wrong = xp.argwhere(~xp.atleast_1d(inside))
+        place = tuple(int(i) for i in wrong[0])
+        told = f" at index {place}" if p.ndim else ""
+        raise CheckError(
+            f"{len(wrong)} of {p.size} probabilities are not in [0, 1]: p{told} is "
+            f"{float(xp.atleast_1d(p)[place])}"
+        )
+    return p
+
+
+# Numbers themselves, all of which are in [0, 1].
+bernoulli_probabilities: Op = register(
+    Op(
+        "bernoulli_probabilities",
+        infer=lambda p: p,
+        kernel=_probabilities_kernel,
+        into=lambda xp, out, p: xp.copyto(out, _probabilities_kernel(xp, p)),
+        batch=batching.rows,
+        sharding=sharding.alike,
+        cost=lambda p: Cost(flops=p.size),
+        samples=(
+            sample(spec("float32", (3, 4)), low=0.0, high=1.0),
+            sample(spec("float64"), low=0.0, high=1.0),
+        ),
+        pure=False,
+    )
+)
