@@ -7,14 +7,12 @@ this process. It ends when it is closed, when its block ends, at SIGTERM, and ne
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from graphflow.base.interrupts import interrupt_behind
-from graphflow.errors import GraphflowError, SessionError, WorkerLost
+from graphflow.errors import SessionError, WorkerLost
 from graphflow.execution.background_queue import Queued
 from graphflow.execution.step_executor import Steps
 from graphflow.execution.step_prefetch import Stream
@@ -117,14 +115,7 @@ class Lifetime:
             looks: nothing that was begun ahead minds what is done.
         """
         self.check(keep=self.stream if looks else None)
-        outer = sys.exc_info()[1]
-        try:
-            yield
-        except GraphflowError as error:
-            interrupt = interrupt_behind(error, outer)
-            if interrupt is None:
-                raise
-            raise interrupt from None
+        yield
         self.heed()
 
     def check(self, keep: Stream | None = None) -> None:

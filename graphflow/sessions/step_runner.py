@@ -3,7 +3,6 @@ that are begun ahead."""
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.interrupts import uninterrupted
 from graphflow.base.progress import telling
 from graphflow.execution.compiled_fetches import Compiled, key_of
 from graphflow.execution.step_prefetch import Decide, Run, Stream
@@ -92,15 +92,9 @@ class Running:
             # The garbage collector may end it on any thread and in the middle of anything, where
             # nothing can be waited for: then the next call undoes what was begun.
             if thread == threading.get_ident() and not life.lock._is_owned():
-                try:
-                    with life.lock:
-                        life.undo(stream)
-                except KeyboardInterrupt:
-                    if not is_dropped:
-                        raise
-                    # Python passes over what a generator raises that nobody has: it comes again.
-                    main = threading.main_thread().ident or 0
-                    threading.Timer(_MOMENT, signal.pthread_kill, (main, signal.SIGINT)).start()
+                # Python passes over what a generator raises that nobody has: signals come again.
+                with uninterrupted(later=_MOMENT if is_dropped else 0.0), life.lock:
+                    life.undo(stream)
 
     def _shortly(self, compiled: Compiled, feeds: Any) -> list[Any] | None:
         """A step by the short way, if there is one: values of fetches."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from graphflow.base.interrupts import is_interrupt
+from graphflow.base.interrupts import is_interrupt, passing_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import telling
 from graphflow.errors import GraphflowError, SessionError
@@ -232,9 +232,10 @@ class RemoteHosts(Members):
         replies = None if order.trace else self._repeated(loaded, order, step, feeds)
         if replies is not None:
             return replies
-        request, orders = self._orders(loaded, order, step, feeds, waits=True)
-        begin = Begin(request, orders, order.deadline, step)
-        return self._decided(step, partial(self._joined().ask, begin, order.deadline + SLACK))
+        with passing_interrupts():
+            request, orders = self._orders(loaded, order, step, feeds, waits=True)
+            begin = Begin(request, orders, order.deadline, step)
+            return self._decided(step, partial(self._joined().ask, begin, order.deadline + SLACK))
 
     def _repeated(
         self,
