@@ -31,8 +31,9 @@ _NUMBERS = tuple(
 """The signals whose handlers are held back: neither those of faults, nor real-time signals, to look
 at all of which would make a step longer."""
 _LIBRARIES = {
-    "cupy", "graphflow", "highspy", "llvmlite", "ml_dtypes", "msgpack", "networkx", "numba", "numpy",
-    "onnx", "opt_einsum", "rich", "safetensors", "scipy", "threadpoolctl", "typer", "xxhash", "zmq",
+    "cupy", "graphflow", "highspy", "llvmlite", "ml_dtypes", "msgpack", "networkx", "numba",
+    "numpy", "onnx", "opt_einsum", "rich", "safetensors", "scipy", "threadpoolctl", "typer",
+    "xxhash", "zmq",
 }  # fmt: skip
 """Whose functions call none of the user's on the way of a call."""
 

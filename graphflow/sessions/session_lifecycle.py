@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from graphflow.base.interrupts import uninterrupted
 from graphflow.errors import SessionError, WorkerLost
 from graphflow.execution.background_queue import Queued
 from graphflow.execution.step_executor import Steps
@@ -189,6 +190,16 @@ class Lifetime:
         if self._process != os.getpid():  # forked: the threads and workers are the parent's
             self._closed = True
             return
+        try:
+            self._end_all(complete=complete)
+        except BaseException:
+            with uninterrupted():  # it may have come before anything had ended
+                self.hosts.cancel()
+                if self.hosts.can_be_lost:  # a step of this process may go on beside
+                    self.hosts.close()
+            raise
+
+    def _end_all(self, *, complete: bool) -> None:
         with self.queued.lock:
             self._closed = True
         # Who holds the lock runs no step beside it, and would wait for one that waits for it.

@@ -211,10 +211,11 @@ class Members:
         return self._loop
 
     def _abandon(self) -> None:
-        loop, self._loop = self._loop, None
-        _shut(loop, self._local, os.getpid())
-        if loop is not None:  # only now: if a second Ctrl-C came, there is somebody to end the rest
-            self._end.detach()
+        with uninterrupted():  # else nobody would end the rest
+            loop, self._loop = self._loop, None
+            _shut(loop, self._local, os.getpid())
+            if loop is not None:
+                self._end.detach()
 
     def cancel(self) -> None:
         """Aborts the step that runs, if any: its caller gets SessionError, unless it was decided
