@@ -71,8 +71,9 @@ class HeldBack:
             raise
         return found
 
-    def restore(self, handlers: list[tuple[int, Any]]) -> None:
-        """Give signals their handlers back; then those run whose signals came."""
+    def restore(self, handlers: list[tuple[int, Any]], later: float = 0.0) -> None:
+        """Give signals their handlers back; then those run whose signals came, or some seconds
+        `later`."""
         try:
             while handlers:
                 number, handler = handlers[-1]
@@ -81,8 +82,11 @@ class HeldBack:
                 handlers.pop()
         finally:
             if handlers:  # a handler that is back has raised already
-                self.restore(handlers)
-        self.release()
+                self.restore(handlers, later)
+        if later:
+            self.put_off(later)
+        else:
+            self.release()
 
     def put_off(self, seconds: float) -> None:
         """Have the signals that came come again some seconds later."""
@@ -113,9 +117,7 @@ def uninterrupted(later: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        if later:
-            held.put_off(later)
-        held.restore(before)
+        held.restore(before, later)
 
 
 class Interrupt(BaseException):

@@ -531,15 +531,16 @@ class Session:
         """
         if not isinstance(memory, bool):
             raise ArgumentError(f"trace: memory is True or False, not {memory!r}")
-        if path is not None:
-            check_target(path)
         counting = memory and not tracemalloc.is_tracing()
         trace = Trace()
-        self._life.check_turn()
-        with self._lock:
-            self._life.check()
-            self._planner.survey_if_cheap()
-            self._steps.trace = trace
+        with passing_interrupts():
+            if path is not None:
+                check_target(path)
+            self._life.check_turn()
+            with self._lock:
+                self._life.check()
+                self._planner.survey_if_cheap()
+                self._steps.trace = trace
         if counting:
             tracemalloc.start()
         try:
@@ -547,11 +548,12 @@ class Session:
         finally:
             if counting:
                 tracemalloc.stop()
-            with self._lock:
-                self._steps.trace = None
-                self._learn()
-            if path is not None:
-                trace.save(path)
+            with passing_interrupts():
+                with self._lock:
+                    self._steps.trace = None
+                    self._learn()
+                if path is not None:
+                    trace.save(path)
 
     def _learn(self) -> None:
         """Sum up what was traced, and let the next plan know."""
