@@ -88,6 +88,9 @@ class Members:
                 self._connect(cluster, until, epoch)
                 return
             except BaseException as error:
+                if is_interrupt(error) and self._local is None:
+                    with uninterrupted():  # else other machines' workers wait for a lease to end
+                        self._release(range(len(cluster.workers)))
                 self._abandon()
                 if not (left and isinstance(error, WorkerLost) and cluster.kind == "local"):
                     raise

@@ -137,6 +137,10 @@ class Host:
         """Apply the assignments of the computed step."""
         self._of(session).commit(step)
 
+    def changes(self, session: str) -> bool:
+        """Whether committing the computed step would assign anything."""
+        return self._of(session).changes()
+
     def abort(self, session: str, step: int) -> None:
         """Forget the step; nothing of it was applied."""
         self._of(session).abort(step)

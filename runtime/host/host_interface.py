@@ -4,6 +4,7 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -199,7 +200,7 @@ class LocalHosts:
         except BaseException:
             self._host.abort("", step)
             raise
-        with uninterrupted():
+        with uninterrupted() if self._host.changes("") else nullcontext():
             self._host.commit("", step)
             self._committed = step
         return StepResult(dict(computed.fetches), [*computed.spans], dict(computed.peak))

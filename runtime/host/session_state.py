@@ -370,6 +370,9 @@ class SessionState:
                 program.commit(self._committed if self._traced else None)
         self.mail.finish(step)
 
+    def changes(self) -> bool:
+        return any(p.commits for programs in self._computed.values() for p in programs)
+
     def abort(self, step: int) -> None:
         for each in [each for each in self._computed if each <= step]:
             del self._computed[each]
