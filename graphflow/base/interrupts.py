@@ -71,9 +71,8 @@ class HeldBack:
             raise
         return found
 
-    def restore(self, handlers: list[tuple[int, Any]], later: float = 0.0) -> None:
-        """Give signals their handlers back; then those run whose signals came, or some seconds
-        `later`."""
+    def restore(self, handlers: list[tuple[int, Any]]) -> None:
+        """Give signals their handlers back; then those run whose signals came."""
         try:
             while handlers:
                 number, handler = handlers[-1]
@@ -82,18 +81,8 @@ class HeldBack:
                 handlers.pop()
         finally:
             if handlers:  # a handler that is back has raised already
-                self.restore(handlers, later)
-        if later:
-            self.put_off(later)
-        else:
-            self.release()
-
-    def put_off(self, seconds: float) -> None:
-        """Have the signals that came come again some seconds later."""
-        main = threading.main_thread().ident or 0
-        for number in self.came:
-            threading.Timer(seconds, signal.pthread_kill, (main, number)).start()
-        self.came.clear()
+                self.restore(handlers)
+        self.release()
 
     def release(self) -> None:
         """Raise the signals that came again: their handlers are what they were before."""
@@ -106,9 +95,8 @@ class HeldBack:
 
 
 @contextmanager
-def uninterrupted(later: float = 0.0) -> Iterator[None]:
-    """Hold signals' handlers back until the block is done, so that a commit is never half done; or
-    until some seconds `later`, where what they raise would be lost."""
+def uninterrupted() -> Iterator[None]:
+    """Hold signals' handlers back until the block is done, so that a commit is never half done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -117,7 +105,7 @@ def uninterrupted(later: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        held.restore(before, later)
+        held.restore(before)
 
 
 class Interrupt(BaseException):
@@ -268,13 +256,33 @@ def is_interrupt(error: BaseException) -> bool:
         return False
     if not isinstance(error, Exception):
         return True  # nothing else raises what ends programs here
-    codes = {code for n in _NUMBERS if (code := _code_of(_signal.getsignal(n))) is not None}
+    return _signal_of(error) is not None
+
+
+def comes_again(error: BaseException, seconds: float) -> bool:
+    """Have the signal come again, some seconds later, whose handler raised an error that nobody
+    would see; False if none did."""
+    number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else _signal_of(error)
+    if number is None:
+        return False
+    main = threading.main_thread().ident or 0
+    threading.Timer(seconds, signal.pthread_kill, (main, number)).start()
+    return True
+
+
+def _signal_of(error: BaseException) -> int | None:
+    """The signal whose handler is in an error's trace."""
+    codes = {
+        code: number
+        for number in _NUMBERS
+        if (code := _code_of(_signal.getsignal(number))) is not None
+    }
     trace = error.__traceback__ if codes else None
     while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
+        if (number := codes.get(trace.tb_frame.f_code)) is not None:
+            return number
         trace = trace.tb_next
-    return False
+    return None
 
 
 def _code_of(handler: Any) -> CodeType | None:

@@ -145,8 +145,8 @@ class Lifetime:
     def undo(self, stream: Stream) -> None:
         """Undo what a stream began ahead, and let its feeds go; unless another thread has."""
         if self.stream is stream:
-            self.stream = None
             stream.retreat()
+            self.stream = None  # only now: an interrupted retreat is done again
 
     def after(self) -> None:
         """After a step: perhaps write a checkpoint, perhaps leave."""
