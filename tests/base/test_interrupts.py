@@ -24,7 +24,6 @@ from graphflow.base.interrupts import HeldBack, is_interrupt, passing_interrupts
 from graphflow.runtime.observability.trace import Trace
 from tests.faults.running import ROOT, Worker, cluster_file
 
-
 OWN = {**globals(), "__name__": "graphflow.own"}
 """What makes a function one of the package's, which is none of the user's."""
 
