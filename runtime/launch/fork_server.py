@@ -282,16 +282,17 @@ class Nursery:
                 (stdin, to), (out, stdout), (err, stderr) = [os.pipe() for _ in range(3)]
                 given += stdin, stdout, stderr
                 streams += os.fdopen(to, "wb", 0), os.fdopen(out, "rb"), os.fdopen(err, "rb")
+            try:
                 data = json.dumps(list(arguments)).encode()
                 socket.send_fds(self._socket, [data], [*given, *kept])
-            what, found = self._answers.get(timeout=max(0.0, until - time.monotonic()))
-            over = bool(self._over)
-        except queue.Empty:
-            what, found = "", f"did not start within {time.monotonic() - started:.1f} s"
-            over = False
-        except OSError as error:
-            what, found = "", f"could not be started: {error.strerror}"
-            over = isinstance(error, ConnectionError)
+                what, found = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+                over = bool(self._over)
+            except queue.Empty:
+                what, found = "", f"did not start within {time.monotonic() - started:.1f} s"
+                over = False
+            except OSError as error:
+                what, found = "", f"could not be started: {error.strerror}"
+                over = isinstance(error, ConnectionError)
         except BaseException:  # an interrupt: what may have started sees that nobody wants it
             for stream in streams:
                 stream.close()
