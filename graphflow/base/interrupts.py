@@ -114,16 +114,16 @@ class Interrupt(BaseException):
 
     Attributes:
         error: the handler's exception.
-        block: the frame that it leaves unchanged.
     """
 
-    def __init__(self, error: Exception, block: FrameType) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(error)
-        self.error, self.block = error, block
+        self.error = error
 
 
 class passing_interrupts:
-    """Let what signals' handlers raise in the block leave it unchanged, whatever the block catches.
+    """Let what signals' handlers raise in the block leave it unchanged, whatever the block catches,
+    or raises as it cleans up.
 
     Functions of the user's that the block calls see the handler's exception itself.
     """
@@ -155,10 +155,10 @@ class passing_interrupts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        block = self._passed[-1].block if self._passed else None
+        raised = next((each.raised for each in self._passed if each.raised is not None), None)
         self._restore()
-        if isinstance(error, Interrupt) and error.block is block:
-            _raise_bare(error)
+        if raised is not None:
+            _raise_bare(raised)
 
     def _restore(self) -> None:
         try:
@@ -188,19 +188,21 @@ class _Passed:
 
     def __init__(self, number: int, handler: Callable[..., Any], block: FrameType) -> None:
         self.number, self.handler, self.block = number, handler, block
+        self.raised: Interrupt | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         try:
             self.handler(number, frame)
-        except Exception as error:
+        except BaseException as error:
             if _is_in_users_code(frame, self.block):
                 raise
-            raise Interrupt(error, self.block) from None
+            self.raised = Interrupt(error)
+            raise self.raised from None
 
 
 def _may_raise(handler: Any) -> bool:
-    """Return True for a handler that may raise an Exception: a function that is none of this
-    package's own."""
+    """Return True for a handler that may raise anything but KeyboardInterrupt: a function that is
+    none of this package's own."""
     if handler is _signal.default_int_handler or not callable(handler):
         return False
     return not str(getattr(handler, "__module__", "")).startswith("graphflow.")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from graphflow.base.interrupts import is_interrupt, passing_interrupts, uninterrupted
+from graphflow.base.interrupts import Interrupt, is_interrupt, passing_interrupts, uninterrupted
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import telling
 from graphflow.errors import GraphflowError, SessionError
@@ -294,7 +294,8 @@ class RemoteHosts(Members):
             if is_interrupt(error):
                 self._cancelled(step, request, pending)
             self._failed += 1
-            self._activity.aborted(step, time.monotonic() - began, error)
+            told = error.error if isinstance(error, Interrupt) else error
+            self._activity.aborted(step, time.monotonic() - began, told)
             raise
         if replies is not None:
             self._activity.committed(step, time.monotonic() - began, replies.nbytes, fed)

@@ -181,6 +181,22 @@ def test_what_a_handler_raises_passes_what_a_call_catches(raised: list[BaseExcep
     assert is_interrupt(told.value) and signal.getsignal(signal.SIGALRM) is handler
 
 
+def test_what_a_call_raises_as_it_cleans_up_does_not_hide_what_a_handler_raised(
+    raised: list[BaseException],
+) -> None:
+    with pytest.raises(BaseException) as told:
+        FunctionType(_fails.__code__, OWN)()
+    assert told.value is raised[0]
+
+
+def _fails() -> None:
+    with passing_interrupts():
+        try:
+            signal.raise_signal(signal.SIGALRM)
+        finally:
+            raise OSError("closed twice")
+
+
 def _calls(swallows: Callable[..., None], act: Callable[[], object]) -> None:
     with passing_interrupts():
         swallows(act)
