@@ -1,20 +1,26 @@
 """Interrupts: what signal handlers of this program raise, Ctrl-C among it.
 
 A handler runs on the main thread between any two lines, and may raise. `HeldBack` lets no handler
-run in moments in which nothing may be raised; `is_interrupt` tells what a handler raised from what
-this package or an op did.
+run in moments in which nothing may be raised. `passing_interrupts` takes what a handler raised out
+of a call, past whatever the call catches. `is_interrupt` tells what a handler raised from what this
+package or an op did.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # faster than `signal`
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from types import CodeType, FunctionType, MethodType
-from typing import Any
+from functools import partial, wraps
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from graphflow.base.source_location import is_own
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _FAULTS = {"SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGILL", "SIGBUS", "SIGABRT", "SIGTRAP"}
 _NUMBERS = tuple(
@@ -24,6 +30,12 @@ _NUMBERS = tuple(
 )
 """The signals whose handlers are held back: neither those of faults, nor real-time signals, to look
 at all of which would make a step longer."""
+_LIBRARIES = {
+    "cupy", "graphflow", "highspy", "llvmlite", "ml_dtypes", "msgpack", "networkx", "numba",
+    "numpy", "onnx", "opt_einsum", "rich", "safetensors", "scipy", "threadpoolctl", "typer",
+    "xxhash", "zmq",
+}  # fmt: skip
+"""Whose functions call none of the user's on the way of a call."""
 
 
 class HeldBack:
@@ -96,29 +108,182 @@ def uninterrupted() -> Iterator[None]:
         held.restore(before)
 
 
+class Interrupt(BaseException):
+    """What a handler raised, on its way out of a block of `passing_interrupts`: `except Exception`
+    and `except OSError` let it by, as they do KeyboardInterrupt.
+
+    Attributes:
+        error: the handler's exception.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class passing_interrupts:
+    """Let what signals' handlers raise in the block leave it unchanged, whatever the block catches,
+    or raises as it cleans up.
+
+    Functions of the user's that the block calls see the handler's exception itself.
+    """
+
+    def __enter__(self) -> Self:
+        self._passed: list[_Passed] = []
+        if threading.current_thread() is threading.main_thread():
+            get = _signal.getsignal
+            try:
+                for number in _NUMBERS:
+                    handler = get(number)
+                    if handler.__class__ is not int:  # neither SIG_DFL nor SIG_IGN
+                        self._pass(number, handler, sys._getframe(1))
+            except BaseException:
+                self._restore()
+                raise
+        return self
+
+    def _pass(self, number: int, handler: Any, block: FrameType) -> None:
+        if isinstance(handler, _Passed) and not _is_on_stack(block, handler.block):
+            handler = handler.handler  # it was left there by a signal at the end of that block
+        if _may_raise(handler):
+            self._passed.append(_Passed(number, handler, block))
+            _signal.signal(number, self._passed[-1])
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        raised = next((each.raised for each in self._passed if each.raised is not None), None)
+        self._restore()
+        if raised is not None:
+            _raise_bare(raised)
+
+    def _restore(self) -> None:
+        try:
+            while self._passed:
+                passed = self._passed[-1]
+                if _signal.getsignal(passed.number) is passed:
+                    _signal.signal(passed.number, passed.handler)
+                self._passed.pop()
+        finally:
+            if self._passed:  # a handler that is back has raised already
+                self._restore()
+
+
+def passes_interrupts(public: F) -> F:
+    """Make a function a block of `passing_interrupts`."""
+
+    @wraps(public)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        with passing_interrupts():
+            return public(*args, **kwargs)
+
+    return cast(F, entered)
+
+
+class _Passed:
+    """A handler of the user's while a block runs, whose frame is `block`."""
+
+    def __init__(self, number: int, handler: Callable[..., Any], block: FrameType) -> None:
+        self.number, self.handler, self.block = number, handler, block
+        self.raised: Interrupt | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self.handler(number, frame)
+        except BaseException as error:
+            if _is_in_users_code(frame, self.block):
+                raise
+            self.raised = Interrupt(error)
+            raise self.raised from None
+
+
+def _may_raise(handler: Any) -> bool:
+    """Return True for a handler that may raise anything but KeyboardInterrupt: a function that is
+    none of this package's own."""
+    if handler is _signal.default_int_handler or not callable(handler):
+        return False
+    return not str(getattr(handler, "__module__", "")).startswith("graphflow.")
+
+
+def _is_in_users_code(frame: FrameType | None, block: FrameType) -> bool:
+    """Return True if a function of the user's, which a block calls, is on the stack of `frame`; or
+    if the block is over, or begins."""
+    while frame is not block:
+        if frame is None or frame.f_code in _EDGES:
+            return True
+        if not is_own(frame.f_code.co_filename, frame.f_globals):
+            module = str(frame.f_globals.get("__name__", "graphflow")).partition(".")[0]
+            if module not in sys.stdlib_module_names and module not in _LIBRARIES:
+                return True
+        frame = frame.f_back
+    return False
+
+
+_EDGES = {
+    each.__code__
+    for each in (
+        passing_interrupts.__enter__,
+        passing_interrupts.__exit__,
+        passing_interrupts._restore,
+    )
+}
+
+
+def _is_on_stack(frame: FrameType | None, sought: FrameType) -> bool:
+    while frame is not None and frame is not sought:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _raise_bare(raised: Interrupt) -> None:
+    """Raise what a handler raised, with the trace and the context that it has without us."""
+    error, end = raised.error, raised.__traceback__
+    context = error.__context__
+    while end is not None and end.tb_next is not None:
+        end = end.tb_next
+    if end is not None and error.__traceback__ is not None:
+        end.tb_next = error.__traceback__.tb_next
+    try:
+        raise error.with_traceback(raised.__traceback__)
+    finally:
+        error.__context__ = context
+
+
 def is_interrupt(error: BaseException) -> bool:
     """Return True if a signal's handler raised the error, as Ctrl-C's does."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if not isinstance(error, Exception):
         return True  # nothing else raises what ends programs here
-    codes = {code for n in _NUMBERS if (code := _code_of(_signal.getsignal(n))) is not None}
+    return _signal_of(error) is not None
+
+
+def comes_again(error: BaseException, seconds: float) -> bool:
+    """Have the signal come again, some seconds later, whose handler raised an error that nobody
+    would see; False if none did."""
+    number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else _signal_of(error)
+    if number is None:
+        return False
+    main = threading.main_thread().ident or 0
+    threading.Timer(seconds, signal.pthread_kill, (main, number)).start()
+    return True
+
+
+def _signal_of(error: BaseException) -> int | None:
+    """The signal whose handler is in an error's trace."""
+    codes = {
+        code: number
+        for number in _NUMBERS
+        if (code := _code_of(_signal.getsignal(number))) is not None
+    }
     trace = error.__traceback__ if codes else None
     while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
+        if (number := codes.get(trace.tb_frame.f_code)) is not None:
+            return number
         trace = trace.tb_next
-    return False
-
-
-def interrupt_behind(error: BaseException, outer: BaseException | None) -> BaseException | None:
-    """Return what a signal's handler raised if it became `error`, as a TimeoutError does where
-    errors of the disk are told; `outer` was being handled before."""
-    behind = error.__cause__ or error.__context__
-    while behind is not None and behind is not outer:
-        if is_interrupt(behind):
-            return behind
-        behind = behind.__cause__ or behind.__context__
     return None
 
 

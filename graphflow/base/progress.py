@@ -34,7 +34,11 @@ class telling:
 
     def __enter__(self) -> None:
         if self._timer is not None:
-            self._timer.start()
+            try:
+                self._timer.start()
+            except BaseException:  # an interrupt: the block does not begin
+                self.__exit__()
+                raise
 
     def __exit__(self, *raised: object) -> None:
         if self._timer is None:
@@ -70,7 +74,11 @@ class waiting:
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def __enter__(self) -> None:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # an interrupt: the block does not begin
+            self._over.set()
+            raise
 
     def __exit__(self, *raised: object) -> None:
         self._over.set()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import is_interrupt
+from graphflow.base.interrupts import is_interrupt, uninterrupted
 from graphflow.errors import LinkLost, NonFiniteError, WorkerLost
 from graphflow.execution.compiled_fetches import Compiled, Route
 from graphflow.execution.replan_policy import window_at
@@ -94,8 +94,7 @@ class Steps:
             self.lost = error
             raise
         except BaseException as error:
-            if is_interrupt(error):
-                self.committed += 1
+            self._count_interrupted(error, number, self.committed)
             raise
         if fetched is None:
             compiled.lose_routes()
@@ -121,15 +120,17 @@ class Steps:
         start = monotonic_ns()
         fetched: Mapping[str, Array] = {}
         if compiled.partitions:
+            number = self._next()
             try:
                 result = self._hosts.step(
                     compiled.program,
-                    self._next(),
+                    number,
                     {**bindings, DRAWS: self.committed},
                     compiled.feeds(arrays),
                     traced,
                     self._deadline,
                 )
+                self.committed = step + 1
             except WorkerLost as error:
                 self.lost = error
                 raise
@@ -138,19 +139,18 @@ class Steps:
             except NonFiniteError as error:
                 raise self._located(error, compiled, arrays, bindings) from None
             except BaseException as error:
-                if is_interrupt(error):
-                    self.committed += 1  # perhaps it has: its numbers are not drawn again
+                self._count_interrupted(error, number, step)
                 raise
-            self.committed += 1
             fetched = result.fetches
             if traced:
                 edges, exchanges = compiled.edges(bindings), compiled.exchanges(bindings)
-                compiled.traced.append(bindings)
-                for trace in filter(None, (self.trace, compiled.trace)):
-                    trace.add_step(
-                        step, start, monotonic_ns(), result.spans, edges, result.peak,
-                        result.errors, exchanges,
-                    )  # fmt: skip
+                with uninterrupted():  # else one of them has a step that the others lack
+                    compiled.traced.append(bindings)
+                    for trace in filter(None, (self.trace, compiled.trace)):
+                        trace.add_step(
+                            step, start, monotonic_ns(), result.spans, edges, result.peak,
+                            result.errors, exchanges,
+                        )  # fmt: skip
             elif compiled.runs:
                 compiled.took.append((monotonic_ns() - start) * 1e-9)
         else:
@@ -193,21 +193,27 @@ class Steps:
 
     def finish(self, begun: Any, compiled: Compiled, arrays: Mapping[Node, Array]) -> list[Any]:
         """Decide the first of the steps that were begun: the value of each fetch; as `run`."""
+        step = self.committed
         try:
             result = self._hosts.finish(begun)
+            self.committed = step + 1
         except WorkerLost as error:
             self.lost = error
             raise
         except LinkLost as error:
             raise compiled.explained(error) from None
         except BaseException as error:
-            if is_interrupt(error):
-                self.committed += 1
+            self._count_interrupted(error, begun.step, step)
             raise
-        self.committed += 1
         self.last = compiled
         compiled.runs += 1
         return compiled.values(result.fetches, arrays)
+
+    def _count_interrupted(self, error: BaseException, number: int, before: int) -> None:
+        """Count a step that an interrupt ended if it had committed by then, by its number on the
+        wire; `before` it, so many had."""
+        if is_interrupt(error) and self._hosts.has_committed(number, error):
+            self.committed = before + 1
 
     def undo(self, begun: Sequence[Any]) -> None:
         """End steps that were begun: nothing of them happens."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import is_interrupt
+from graphflow.base.interrupts import is_interrupt, passing_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, FeedError, GraphflowError, NonFiniteError
 from graphflow.execution.compiled_fetches import Compiled
@@ -124,6 +124,10 @@ class Stream:
             if not self._window and not self._fresh:
                 self._fresh.append(self._feed())
             return
+        with passing_interrupts():
+            self._take_ahead()
+
+    def _take_ahead(self) -> None:
         fresh, window = self._fresh, self._window
         while self._taken < self._count and len(fresh) + len(window) < self._depth:
             last = fresh[-1] if fresh else window[-1] if window else None
@@ -142,6 +146,10 @@ class Stream:
         """
         if (values := self._quickly()) is not None:
             return values
+        with passing_interrupts():
+            return self._next(number)
+
+    def _next(self, number: int) -> list[Any]:
         self._window += [self._as_step(each, copied=False) for each in self._fresh]
         self._fresh.clear()
         step = self._window[0]

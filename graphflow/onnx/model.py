@@ -11,6 +11,7 @@ from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
 
 from graphflow.base.argument_checks import spelt
 from graphflow.base.array_conversion import NoArrayError, array_of
+from graphflow.base.interrupts import passes_interrupts
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
 from graphflow.frontend.builders import placeholder
 from graphflow.ir.op import Tensor, user_location
@@ -193,6 +194,7 @@ class Model:
 
 
 @spelt(OnnxError)
+@passes_interrupts
 def load(
     source: Any,
     *,

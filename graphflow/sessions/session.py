@@ -21,7 +21,7 @@ import numpy as np
 
 from graphflow.base.argument_checks import meant, seconds, shown, spelt, unexpected
 from graphflow.base.environment import check_environment
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.interrupts import passes_interrupts, passing_interrupts, uninterrupted
 from graphflow.base.user_modules import admit, module_names
 from graphflow.errors import (
     ArgumentError,
@@ -108,6 +108,7 @@ class Session:
             come up.
     """
 
+    @passes_interrupts
     def __init__(
         self,
         cluster: Cluster | str | os.PathLike[str] | None = None,
@@ -234,12 +235,13 @@ class Session:
                     if kind is dict:
                         return dict(zip(fetches, values, strict=True))
                     return values[0] if kind is Tensor else kind(values)
-        tensors, rebuild = flatten(fetches)
-        known = partial(self._deployment.placeholders, tensors)
-        given = convert_all(feeds, known)  # out of turn: it may run code of the user's
-        with self._lock:
-            life.check()
-            return rebuild(self._values(tensors, given))
+        with passing_interrupts():
+            tensors, rebuild = flatten(fetches)
+            known = partial(self._deployment.placeholders, tensors)
+            given = convert_all(feeds, known)  # out of turn: it may run code of the user's
+            with self._lock:
+                life.check()
+                return rebuild(self._values(tensors, given))
 
     def _values(
         self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide = nothing
@@ -250,6 +252,7 @@ class Session:
         self._life.after()
         return values
 
+    @passes_interrupts
     def run_async(self, fetches: Any, feeds: Mapping[Tensor, Any] | None = None) -> Future[Any]:
         """As `run`, in the order of the calls, without waiting: a future of the result.
 
@@ -272,6 +275,7 @@ class Session:
                 life.heed()
         return future
 
+    @passes_interrupts
     def compile(
         self, fetch_sets: Sequence[Any], shapes: Mapping[Tensor, Sequence[int]] | None = None
     ) -> None:
@@ -294,6 +298,7 @@ class Session:
             sizes = {node: as_shape(node, shape) for node, shape in given.items()}
             self._recovery.guarded(lambda: self._deployment.place_together(sets, sizes))
 
+    @passes_interrupts
     def warmup(self, fetches: Any, shapes: Mapping[Tensor, Any] | None = None) -> None:
         """Prepare steps before they run: place the fetches, and compile them on the workers for
         feeds of some shapes. The first `run` with such feeds then does neither; nothing is computed
@@ -319,6 +324,7 @@ class Session:
 
     # What is known ----------------------------------------------------------------------------
 
+    @passes_interrupts
     def plan(self, fetches: Any = None) -> Plan:
         """The plan by which fetches that have run are placed; default: those of the last step.
 
@@ -342,6 +348,7 @@ class Session:
         self._planner.try_out(compiled, compiled.bindings(compiled.sizes))
         return self._planner.plan(compiled)
 
+    @passes_interrupts
     def memory(self, fetches: Any = None) -> MemoryReport:
         """What fetches that have run take of each device's memory: predicted, part by part, and
         what the last traced steps recorded; default: those of the last step. Print it.
@@ -364,6 +371,7 @@ class Session:
 
     # Planning again ---------------------------------------------------------------------------
 
+    @passes_interrupts
     def replan(self) -> Replanned:
         """Plan what has run again, with what traced steps taught and the links as they are now, and
         go over to the new placement if it is predicted to be faster.
@@ -396,12 +404,14 @@ class Session:
 
     # State ------------------------------------------------------------------------------------
 
+    @passes_interrupts
     def get(self, variable: Tensor) -> Array:
         """A copy of a variable's value: its initial one if no step has used it."""
         with self._life.turn(), self._life.held(looks=True):
             node = _variable(variable, "get")
             return self._recovery.guarded(lambda: self._state.get(node))
 
+    @passes_interrupts
     def set(self, variable: Tensor, value: Any) -> None:
         """Give a variable a value.
 
@@ -413,6 +423,7 @@ class Session:
             array = np.array(convert(node, value, VariableError))
             self._recovery.set(node, array)
 
+    @passes_interrupts
     def save(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Write all variables that the session knows to a checkpoint folder.
 
@@ -432,6 +443,7 @@ class Session:
             else:
                 self._recovery.save()
 
+    @passes_interrupts
     def load(
         self,
         folder: str | os.PathLike[str],
@@ -527,15 +539,16 @@ class Session:
         """
         if not isinstance(memory, bool):
             raise ArgumentError(f"trace: memory is True or False, not {memory!r}")
-        if path is not None:
-            check_target(path)
         counting = memory and not tracemalloc.is_tracing()
         trace = Trace()
-        self._life.check_turn()
-        with self._lock:
-            self._life.check()
-            self._planner.survey_if_cheap()
-            self._steps.trace = trace
+        with passing_interrupts():
+            if path is not None:
+                check_target(path)
+            self._life.check_turn()
+            with self._lock:
+                self._life.check()
+                self._planner.survey_if_cheap()
+                self._steps.trace = trace
         if counting:
             tracemalloc.start()
         try:
@@ -543,16 +556,18 @@ class Session:
         finally:
             if counting:
                 tracemalloc.stop()
-            with self._lock:
-                self._steps.trace = None
-                self._learn()
-            if path is not None:
-                trace.save(path)
+            with passing_interrupts():
+                with self._lock:
+                    self._steps.trace = None
+                    self._learn()
+                if path is not None:
+                    trace.save(path)
 
     def _learn(self) -> None:
         """Sum up what was traced, and let the next plan know."""
         self._planner.learn(self._compiled.values())
 
+    @passes_interrupts
     def close(self) -> None:
         """End the session; workers that it started end too. A second call does nothing.
 
@@ -582,6 +597,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
+    @passes_interrupts
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -7,14 +7,13 @@ this process. It ends when it is closed, when its block ends, at SIGTERM, and ne
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from graphflow.base.interrupts import interrupt_behind
-from graphflow.errors import GraphflowError, SessionError, WorkerLost
+from graphflow.base.interrupts import uninterrupted
+from graphflow.errors import SessionError, WorkerLost
 from graphflow.execution.background_queue import Queued
 from graphflow.execution.step_executor import Steps
 from graphflow.execution.step_prefetch import Stream
@@ -117,14 +116,7 @@ class Lifetime:
             looks: nothing that was begun ahead minds what is done.
         """
         self.check(keep=self.stream if looks else None)
-        outer = sys.exc_info()[1]
-        try:
-            yield
-        except GraphflowError as error:
-            interrupt = interrupt_behind(error, outer)
-            if interrupt is None:
-                raise
-            raise interrupt from None
+        yield
         self.heed()
 
     def check(self, keep: Stream | None = None) -> None:
@@ -153,8 +145,8 @@ class Lifetime:
     def undo(self, stream: Stream) -> None:
         """Undo what a stream began ahead, and let its feeds go; unless another thread has."""
         if self.stream is stream:
-            self.stream = None
             stream.retreat()
+            self.stream = None  # only now: an interrupted retreat is done again
 
     def after(self) -> None:
         """After a step: perhaps write a checkpoint, perhaps leave."""
@@ -198,6 +190,16 @@ class Lifetime:
         if self._process != os.getpid():  # forked: the threads and workers are the parent's
             self._closed = True
             return
+        try:
+            self._end_all(complete=complete)
+        except BaseException:
+            with uninterrupted():  # it may have come before anything had ended
+                self.hosts.cancel()
+                if self.hosts.can_be_lost:  # a step of this process may go on beside
+                    self.hosts.close()
+            raise
+
+    def _end_all(self, *, complete: bool) -> None:
         with self.queued.lock:
             self._closed = True
         # Who holds the lock runs no step beside it, and would wait for one that waits for it.

@@ -3,7 +3,6 @@ that are begun ahead."""
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.interrupts import comes_again
 from graphflow.base.progress import telling
 from graphflow.execution.compiled_fetches import Compiled, key_of
 from graphflow.execution.step_prefetch import Decide, Run, Stream
@@ -91,16 +91,14 @@ class Running:
         finally:
             # The garbage collector may end it on any thread and in the middle of anything, where
             # nothing can be waited for: then the next call undoes what was begun.
-            if thread == threading.get_ident() and not life.lock._is_owned():
-                try:
+            try:
+                if thread == threading.get_ident() and not life.lock._is_owned():
                     with life.lock:
                         life.undo(stream)
-                except KeyboardInterrupt:
-                    if not is_dropped:
-                        raise
-                    # Python passes over what a generator raises that nobody has: it comes again.
-                    main = threading.main_thread().ident or 0
-                    threading.Timer(_MOMENT, signal.pthread_kill, (main, signal.SIGINT)).start()
+            except BaseException as error:
+                # Python passes over what a generator raises that nobody has: it comes again.
+                if not (is_dropped and comes_again(error, _MOMENT)):
+                    raise
 
     def _shortly(self, compiled: Compiled, feeds: Any) -> list[Any] | None:
         """A step by the short way, if there is one: values of fetches."""

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 
 from graphflow.base.argument_checks import checks, plain, spelt
 from graphflow.base.formatting import counted
+from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.ir.device_name import DeviceName
@@ -125,6 +126,7 @@ class Cluster:
 
     @classmethod
     @checks(ClusterError)
+    @passes_interrupts
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a cluster from TOML (see `cluster_file` for the keys). Without addresses it is
         hypothetical.

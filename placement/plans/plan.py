@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow.base.argument_checks import checks, meant, spelt
 from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
 from graphflow.frontend.pytree import bind, concerns, flatten
@@ -197,6 +198,7 @@ class Plan:
 
     # Out and in -------------------------------------------------------------------------------
 
+    @passes_interrupts
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the plan: .json (to load again), or a drawing: .html, .svg, .dot.
 
@@ -236,6 +238,7 @@ class Plan:
 
     @staticmethod
     @spelt(PlanError)
+    @passes_interrupts
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read a plan that was saved as .json.
 
@@ -309,6 +312,7 @@ def _traffic(plan: Plan) -> int:
 
 
 @checks(PlanError)
+@passes_interrupts
 def plan(
     fetches: Any,
     cluster: Cluster | str | os.PathLike[str] | None = None,

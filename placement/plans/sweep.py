@@ -14,6 +14,7 @@ from typing import Any
 
 from graphflow.base.argument_checks import checks
 from graphflow.base.formatting import show_bytes, show_seconds
+from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.ir.op import Tensor
@@ -149,6 +150,7 @@ class Sweep:
     def _repr_html_(self) -> str:
         return self.svg() + "".join(table.html() for table in self.tables())
 
+    @passes_interrupts
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the curves: .svg, or .html with the tables.
 
@@ -173,6 +175,7 @@ class Sweep:
 
 
 @checks(PlanError)
+@passes_interrupts
 def sweep(
     fetches: Any,
     clusters: Maker | Mapping[str, Maker] | Sequence[Cluster],

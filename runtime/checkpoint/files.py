@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from graphflow.base.argument_checks import shown
+from graphflow.base.interrupts import uninterrupted
 from graphflow.errors import CheckpointError
 
 Buffer = bytes | memoryview
@@ -217,7 +218,8 @@ def _remove_all(place: Path) -> None:
     """Remove a folder with all that is in it, or what somebody put in its place: rmtree keeps a
     link, and waits for a pipe's other end."""
     if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place, ignore_errors=True)
+        with uninterrupted():  # rmtree would close a descriptor twice, perhaps another thread's
+            shutil.rmtree(place, ignore_errors=True)
     elif os.path.lexists(place):
         with suppress(OSError):
             place.unlink()

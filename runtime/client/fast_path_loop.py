@@ -18,14 +18,13 @@ class RepeatingLoop(Loop):
     _Machine = RepeatingCoordinator
     _machine: RepeatingCoordinator
 
-    def repeat(self, repeat: Repeat, deadline: float) -> Replies | None:
+    def repeat(self, repeat: Repeat, deadline: float, pending: Pending) -> Replies | None:
         """Runs a step to its end; None where that takes more than the short way, and nothing was
-        begun.
+        begun. `pending` gets the outcome, also where an interrupt ends the call.
 
         Raises:
             GraphflowError, KeyboardInterrupt: as `ask`.
         """
-        pending = Pending()
         if not self._uninterrupted(self._run, repeat, pending):
             return None
         outcome = pending.outcome

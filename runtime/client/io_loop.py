@@ -166,19 +166,22 @@ class Loop:
 
     # From any thread ---------------------------------------------------------------------------
 
-    def ask(self, begin: Begin, seconds: float) -> Replies:
+    def ask(self, begin: Begin, seconds: float, pending: Pending | None = None) -> Replies:
         """Runs an operation to its end, within `seconds`.
+
+        Args:
+            pending: gets the outcome, also where an interrupt ends the call.
 
         Raises:
             GraphflowError: how it failed; SessionError if the session is closed meanwhile.
             KeyboardInterrupt, or what else a signal's handler raises: and the operation goes on.
         """
-        pending = self.submit(begin)
+        pending = self.submit(begin, pending)
         return self.finish(begin.request, pending, seconds)
 
-    def submit(self, begin: Begin) -> Pending:
+    def submit(self, begin: Begin, pending: Pending | None = None) -> Pending:
         """Starts an operation, before any that is asked for later."""
-        pending = self._pending[begin.request] = Pending()
+        pending = self._pending[begin.request] = pending or Pending()
         self._events.append(begin)
         return pending
 
@@ -192,6 +195,10 @@ class Loop:
             return outcome
         self._pending.pop(request, None)
         raise outcome or WorkerLost("the coordinator's sockets do not answer")
+
+    def knows(self, request: int, pending: Pending) -> bool:
+        """Whether an operation was started; those that have ended count."""
+        return request in self._pending or pending.outcome is not None
 
     def add(self, event: CoordinatorEvent) -> None:
         """Gives the machine an event, for a thread that is about to wait for what comes of it."""
@@ -517,9 +524,10 @@ class Loop:
     def _settle(self, action: Settle) -> None:
         if type(action.outcome) is WorkerLost:
             self._activity.lost(self._machine.lost(), self._addresses)
-        pending = self._pending.pop(action.request, None)
+        pending = self._pending.get(action.request)
         if pending is not None:
             pending.settle(action.outcome)
+            self._pending.pop(action.request, None)  # later: `knows` asks on another thread
 
     def _fail_all(self) -> None:
         reason = f": {self._failure!r}" if self._failure else ""

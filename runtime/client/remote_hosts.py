@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from graphflow.base.interrupts import is_interrupt
+from graphflow.base.interrupts import Interrupt, is_interrupt, passing_interrupts, uninterrupted
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import telling
 from graphflow.errors import GraphflowError, SessionError
@@ -135,6 +135,7 @@ class RemoteHosts(Members):
         super().__init__(store, ops=ops, dead_after=dead_after, trial=trial)
         self._programs: dict[str, _Program] = {}
         self._last_step = -1
+        self._committed = -1  # the number of the last step that did
         self._failed = 0  # steps
         self._stepping = threading.Lock()
         self._join(cluster, deadline, host)
@@ -232,9 +233,11 @@ class RemoteHosts(Members):
         replies = None if order.trace else self._repeated(loaded, order, step, feeds)
         if replies is not None:
             return replies
-        request, orders = self._orders(loaded, order, step, feeds, waits=True)
-        begin = Begin(request, orders, order.deadline, step)
-        return self._decided(step, partial(self._joined().ask, begin, order.deadline + SLACK))
+        with passing_interrupts():
+            request, orders = self._orders(loaded, order, step, feeds, waits=True)
+            begin, pending = Begin(request, orders, order.deadline, step), Pending()
+            wait = partial(self._joined().ask, begin, order.deadline + SLACK, pending)
+            return self._decided(step, request, pending, wait)
 
     def _repeated(
         self,
@@ -261,30 +264,53 @@ class RemoteHosts(Members):
         self._tell_failed(order)
         repeat = Repeat(next(self._requests), step, order, loaded.workers, inside)
         self._last_step = step
-        replies = self._decided(step, partial(loop.repeat, repeat, order.deadline), nbytes)
+        pending = Pending()
+        wait = partial(loop.repeat, repeat, order.deadline, pending)
+        replies = self._decided(step, repeat.request, pending, wait, nbytes)
         if replies is None:
             self._last_step = before
         return replies
 
-    def _decided(self, step: int, wait: Callable[[], _Decided], fed: int = 0) -> _Decided:
+    def _decided(
+        self,
+        step: int,
+        request: int,
+        pending: Pending,
+        wait: Callable[[], _Decided],
+        fed: int = 0,
+    ) -> _Decided:
         """What a step comes to, which is counted and told, unless it has not begun: None.
 
         Args:
-            wait: runs it to its end, or says None.
+            wait: runs it to its end, or says None; `pending` gets the outcome.
             fed: bytes, besides what `_activity` was told.
         """
         began = time.monotonic()
         try:
             replies = wait()
+            if replies is not None:
+                self._committed = step
         except BaseException as error:
             if is_interrupt(error):
-                self.cancel()
+                self._cancelled(step, request, pending)
             self._failed += 1
-            self._activity.aborted(step, time.monotonic() - began, error)
+            told = error.error if isinstance(error, Interrupt) else error
+            self._activity.aborted(step, time.monotonic() - began, told)
             raise
         if replies is not None:
             self._activity.committed(step, time.monotonic() - began, replies.nbytes, fed)
         return replies
+
+    def _cancelled(self, step: int, request: int, pending: Pending) -> None:
+        """Cancels a step unless it was decided already, and waits until that is known."""
+        self.cancel()
+        with uninterrupted(), suppress(GraphflowError):
+            if (loop := self._loop) is not None and loop.knows(request, pending):
+                loop.finish(request, pending, SLACK)
+                self._committed = step
+
+    def has_committed(self, step: int, error: BaseException) -> bool:
+        return self._committed == step
 
     def _tell_failed(self, order: Compute) -> None:
         """Lets workers know how many steps have failed: after each they agree on ways anew."""
@@ -322,7 +348,7 @@ class RemoteHosts(Members):
             loop.add(Release(begun.request))
             seconds = 2 * begun.deadline + SLACK  # its own deadline runs from when it may compute
             wait = partial(loop.finish, begun.request, begun.pending, seconds)
-            return _result(self._decided(begun.step, wait))
+            return _result(self._decided(begun.step, begun.request, begun.pending, wait))
 
     def undo(self, begun: Sequence[Begun]) -> None:
         """Ends steps that were begun and are not decided: nothing of them happens."""

@@ -88,6 +88,9 @@ class Members:
                 self._connect(cluster, until, epoch)
                 return
             except BaseException as error:
+                if is_interrupt(error) and self._local is None:
+                    with uninterrupted():  # else other machines' workers wait for a lease to end
+                        self._release(range(len(cluster.workers)))
                 self._abandon()
                 if not (left and isinstance(error, WorkerLost) and cluster.kind == "local"):
                     raise
@@ -211,10 +214,11 @@ class Members:
         return self._loop
 
     def _abandon(self) -> None:
-        loop, self._loop = self._loop, None
-        _shut(loop, self._local, os.getpid())
-        if loop is not None:  # only now: if a second Ctrl-C came, there is somebody to end the rest
-            self._end.detach()
+        with uninterrupted():  # else nobody would end the rest
+            loop, self._loop = self._loop, None
+            _shut(loop, self._local, os.getpid())
+            if loop is not None:
+                self._end.detach()
 
     def cancel(self) -> None:
         """Aborts the step that runs, if any: its caller gets SessionError, unless it was decided

@@ -17,6 +17,7 @@ from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name, write_under
 from graphflow.runtime.host.host import Host
 from graphflow.runtime.partitioning.partition import Partition
+from graphflow.runtime.program.program import has_committed_at_once
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.wire.messages import Parcel, StepResult
 
@@ -107,6 +108,10 @@ class Hosts(Protocol):
     def undo(self, begun: Sequence[Any]) -> None:
         """End steps that were begun: nothing of them happens."""
 
+    def has_committed(self, step: int, error: BaseException) -> bool:
+        """Return True if a step, the last one, had committed when an interrupt ended it, which
+        raised the error."""
+
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
         """Compile a program for the sizes of coming steps."""
 
@@ -173,6 +178,7 @@ class LocalHosts:
         self._host = Host(0, devices, threads, _no_other_worker)
         self._host.open("")
         self.computing = self._host.computing("")
+        self._committed = -1
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
         for each in partitions.values():
@@ -196,7 +202,11 @@ class LocalHosts:
             raise
         with uninterrupted() if self._host.changes("") else nullcontext():
             self._host.commit("", step)
+            self._committed = step
         return StepResult(dict(computed.fetches), [*computed.spans], dict(computed.peak))
+
+    def has_committed(self, step: int, error: BaseException) -> bool:
+        return self._committed == step or has_committed_at_once(error)
 
     def meet_clocks(self) -> None:
         pass  # there is one clock
@@ -239,6 +249,7 @@ class LocalHosts:
             elif compiled.commits:
                 with uninterrupted():
                     compiled.commit()
+                    self._committed = step
             return values
 
         return run

@@ -29,6 +29,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from graphflow.base.interrupts import uninterrupted
 from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.runtime.diagnostics.oom_detection import stand_in
 from graphflow.runtime.launch import child
@@ -274,25 +275,30 @@ class Nursery:
             WorkerLost: the nursery has ended.
         """
         started = time.monotonic()
-        (stdin, to), (out, stdout), (err, stderr) = pipes = [os.pipe() for _ in range(3)]
-        streams: list[Any] = [os.fdopen(to, "wb", 0), os.fdopen(out, "rb"), os.fdopen(err, "rb")]
+        streams: list[Any] = []
+        given: list[int] = []
         try:
-            data = json.dumps(list(arguments)).encode()
-            socket.send_fds(self._socket, [data], [stdin, stdout, stderr, *kept])
-            what, found = self._answers.get(timeout=max(0.0, until - time.monotonic()))
-            over = bool(self._over)
-        except queue.Empty:
-            what, found = "", f"did not start within {time.monotonic() - started:.1f} s"
-            over = False
-        except OSError as error:
-            what, found = "", f"could not be started: {error.strerror}"
-            over = isinstance(error, ConnectionError)
-        except BaseException:  # Ctrl-C: what may have started sees that nobody wants it
+            with uninterrupted():  # else nobody would close them
+                (stdin, to), (out, stdout), (err, stderr) = [os.pipe() for _ in range(3)]
+                given += stdin, stdout, stderr
+                streams += os.fdopen(to, "wb", 0), os.fdopen(out, "rb"), os.fdopen(err, "rb")
+            try:
+                data = json.dumps(list(arguments)).encode()
+                socket.send_fds(self._socket, [data], [*given, *kept])
+                what, found = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+                over = bool(self._over)
+            except queue.Empty:
+                what, found = "", f"did not start within {time.monotonic() - started:.1f} s"
+                over = False
+            except OSError as error:
+                what, found = "", f"could not be started: {error.strerror}"
+                over = isinstance(error, ConnectionError)
+        except BaseException:  # an interrupt: what may have started sees that nobody wants it
             for stream in streams:
                 stream.close()
             raise
         finally:
-            for each in (pipes[0][0], pipes[1][1], pipes[2][1]):
+            for each in given:
                 os.close(each)
         if what != "started":
             for stream in streams:

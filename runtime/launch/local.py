@@ -267,7 +267,8 @@ class LocalWorkers:
 
     def _start(self, index: int, until: float) -> LocalWorker:
         if can_fork() and not (self._nurseries and self._nurseries[-1].alive):
-            self._nurseries.append(Nursery(self._environment))
+            with uninterrupted():  # else nobody would end one that is not in the list
+                self._nurseries.append(Nursery(self._environment))
         return self._one(
             index, nursery=self._nurseries[-1] if self._nurseries else None, until=until
         )

@@ -24,6 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from graphflow.base.formatting import counted, show_seconds
+from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, SessionError
 from graphflow.runtime.observability.edge_traffic import Exchanges, Traffic
@@ -240,6 +241,7 @@ class Trace:
         """The Trace Event Format: times in µs from the start of the first traced step."""
         return trace_events(self.steps)
 
+    @passes_interrupts
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON that https://ui.perfetto.dev and chrome://tracing open; whole or not at all.
 
@@ -254,11 +256,13 @@ class Trace:
                 json.dump(self.to_dict(), file, ensure_ascii=True, allow_nan=False)
             os.chmod(scratch, 0o666 & ~_umask())
             os.replace(scratch, target)
-        except OSError as error:
+        except BaseException as error:
             if scratch is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(scratch)
-            raise _unwritable(target, error) from None
+            if isinstance(error, OSError):
+                raise _unwritable(target, error) from None
+            raise
 
 
 def check_target(path: str | os.PathLike[str]) -> None:

@@ -12,6 +12,7 @@ way to debug. The last bits of exp and its like may then differ.
 
 from __future__ import annotations
 
+import dis
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -28,6 +29,7 @@ from graphflow.ir.graph import bind_attrs
 from graphflow.ir.op import Node
 from graphflow.placement.calibration.roofline import work
 from graphflow.runtime.collectives.shared_memory_transport import any_mapped
+from graphflow.runtime.diagnostics.crash_recorder import is_generated
 from graphflow.runtime.memory.arenas import Arena, Arenas
 from graphflow.runtime.memory.backend import Backend
 from graphflow.runtime.memory.memory_layout import plan_layout
@@ -248,3 +250,16 @@ def _gpu_code() -> Any:
     from graphflow.runtime.program.gpu_program import GpuCode
 
     return GpuCode
+
+
+def has_committed_at_once(error: BaseException) -> bool:
+    """Return True if an interrupt came when the one native call of a commit part had been made:
+    nothing stops that in its midst, and the trace tells whether it had begun."""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_name == "commit" and is_generated(code.co_filename):
+            calls = [i.offset for i in dis.get_instructions(code) if "CALL" in i.opname]
+            return trace.tb_lasti >= min(calls)
+        trace = trace.tb_next
+    return False

@@ -26,6 +26,7 @@ from onnx import (
 from graphflow import _version
 from graphflow.base.argument_checks import meant, spelt
 from graphflow.base.formatting import counted
+from graphflow.base.interrupts import passes_interrupts
 from graphflow.errors import ArgumentError, OnnxError, UnsupportedOnnxError
 from graphflow.frontend.feeds import convert
 from graphflow.ir.graph import Graph
@@ -211,6 +212,7 @@ def _dim_name(size: Size) -> str:
 
 
 @spelt(OnnxError)
+@passes_interrupts
 def save(
     path: str | os.PathLike[str] | None,
     outputs: Any,
