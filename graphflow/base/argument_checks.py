@@ -219,6 +219,7 @@ def _require(taken: Any, name: str, kind: _Kind, value: Any) -> None:
 
 def _arguments(f: Callable[..., Any]) -> list[_Argument]:
     """The arguments of a function whose annotations say what they are."""
+    f = inspect.unwrap(f)  # other decorators take any arguments
     code = getattr(f, "__code__", None)
     if code is None:
         return []
