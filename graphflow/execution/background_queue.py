@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from graphflow.base.interrupts import uninterrupted
 from graphflow.runtime.host.session_state import note_thread
 
 
@@ -29,7 +30,8 @@ class Queued:
             # The thread keeps what it begins with: not this, or it would outlive its session.
             begin = partial(note_thread, self._threads)
             self._runner = ThreadPoolExecutor(1, "graphflow-session", initializer=begin)
-        return self._runner.submit(run, *arguments)
+        with uninterrupted():  # the executor's own locks would stay taken
+            return self._runner.submit(run, *arguments)
 
     def close(self, *, wait: bool) -> None:
         """Cancel what has not begun; `wait` for what has, unless that is who calls."""

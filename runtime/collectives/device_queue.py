@@ -35,7 +35,9 @@ class Lane:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._changed = threading.Condition()
+        # Taken by itself: a Condition takes it in Python, where an interrupt would leave it taken.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._step = -1
         self._todo: Sequence[Part] = ()
@@ -46,7 +48,7 @@ class Lane:
 
     def started(self, step: int, member: Part, meanwhile: bool) -> None:
         """A member has its tensors; `meanwhile`, its work is for the thread."""
-        with self._changed:
+        with self._lock:
             if step != self._step:
                 self._step, self._todo, self._next = step, member.place, 0
                 self._error = None
@@ -61,7 +63,7 @@ class Lane:
     def finish(self, step: int, member: Part, go_on: Callable[[], None]) -> None:
         """Do what is left up to a member, or wait until it is done."""
         while True:
-            with self._changed:
+            with self._lock:
                 while True:
                     if self._error is not None:
                         raise self._error
@@ -94,7 +96,7 @@ class Lane:
             member.run(step, beside)
         except BaseException as raised:
             error = raised
-        with self._changed:
+        with self._lock:
             self._busy = False
             if self._step == step:
                 self._next += 1
@@ -103,7 +105,7 @@ class Lane:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while self._busy or self._error is not None or (due := self._due()) is None:
                     if self._closed:
                         return
@@ -116,14 +118,14 @@ class Lane:
     def abort(self) -> bool:
         """Forget the step, once nobody works for it: a part that runs gives up soon. Whether it
         has."""
-        with self._changed:
+        with self._lock:
             self._todo, self._step = (), -1
             return self._changed.wait_for(lambda: not self._busy, _LEAVE_SECONDS)
 
     def close(self) -> None:
         """End the thread."""
         left = self.abort()
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None and left:

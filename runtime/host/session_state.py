@@ -7,7 +7,7 @@ each, and meet in `mail` and in `exchanges`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import field
 from functools import partial
 from threading import get_ident
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.interrupts import uninterrupted
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.memory_pages import Private
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
@@ -305,8 +306,10 @@ class SessionState:
                 )
                 return {}
 
-        futures = [self._threads.submit(one, program) for program in programs[:-1]]
+        futures: list[Future[dict[str, Array]]] = []
         try:
+            with uninterrupted():  # the executor's own locks would stay taken
+                futures += [self._threads.submit(one, program) for program in programs[:-1]]
             fetches = one(programs[-1])  # on this thread: one hand-over less
             wait(futures)
         except BaseException:  # Ctrl-C: the next step uses the same buffers, so let go of them

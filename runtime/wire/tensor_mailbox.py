@@ -47,7 +47,9 @@ class Mail:
 
     def __init__(self, worker: int = 0) -> None:
         self._worker = worker
-        self._changed = threading.Condition()
+        # Taken by itself: a Condition takes it in Python, where an interrupt would leave it taken.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._arrays: dict[tuple[int, Key], tuple[Any, int]] = {}  # and when they came, in ns
         self._cancelled: tuple[int, GraphflowError] | None = None
         self._finished = -1
@@ -104,7 +106,7 @@ class Mail:
                 if self._waiting:  # another device's thread may go on receiving
                     self._notify()
                 return key in self._arrays
-            with self._changed:
+            with self._lock:
                 self._waiting += 1
                 try:
                     if not over():  # and whoever drives may be about to stop
@@ -173,7 +175,7 @@ class Mail:
             self.wake()
 
     def _notify(self) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def _receives(self, over: Callable[[], bool], seconds: float) -> bool:
@@ -211,7 +213,7 @@ class Mail:
 
     def cancel(self, step: int, reason: GraphflowError) -> None:
         """Every wait of this and earlier steps ends with the error, now or when it begins."""
-        with self._changed:
+        with self._lock:
             if self._cancelled is None or step > self._cancelled[0]:
                 self._cancelled = (step, reason)
         self._tell()

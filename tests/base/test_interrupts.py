@@ -84,7 +84,8 @@ def test_handlers_that_raise_at_any_moment_leave_a_session_that_goes_on(
         "load": lambda s: s.load(tmp_path / "saved"),
         "replan": lambda s: s.replan(),
         "trace": traced,
-        "futures": lambda s: [f.result(60) for f in [s.run_async(one_more) for _ in range(20)]],
+        # Not their results: an interrupt in `Future.result` is Python's own, which may lose it.
+        "futures": lambda s: [s.run_async(one_more) for _ in range(20)],
     }
     cluster = gf.Cluster.local(workers) if workers else None
     with gf.Session(cluster, trial=False) as s:
