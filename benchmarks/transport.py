@@ -273,7 +273,7 @@ def messages(rounds: int) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         session = stack.enter_context(workers())
         dealer = stack.enter_context(raw("echo"))
-        ours, asleep = stack.enter_context(channel())
+        ours, waiter = stack.enter_context(channel())
         near, beside = stack.enter_context(near_lane())
         feed = {x: np.ones(4, "float32")}
         session.run(fetch, feed)
@@ -283,12 +283,12 @@ def messages(rounds: int) -> list[dict[str, Any]]:
         def frame() -> None:
             ours.send(there)
             while not ours.has_message():
-                asleep.sleep(1.0)
+                waiter.wait(1.0)
             ours.receive()
 
         def short() -> None:
             near.send(there)
-            beside.sleep(1.0)
+            beside.wait(1.0)
             near.receive()
 
         times = turns(

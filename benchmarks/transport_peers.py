@@ -49,34 +49,34 @@ def echo(port: int) -> None:
 
 def frames(port: int) -> None:
     """Sends every message back, by the listener of a worker."""
-    from graphflow.runtime.polling.wakeup import Sleeper
+    from graphflow.runtime.polling.wakeup import EpollWaiter
     from graphflow.runtime.transport.tcp import Listener
 
     listener = Listener(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
-    sleeper = Sleeper()
-    sleeper.add(int(listener.socket.getsockopt(zmq.FD)), 0)
+    waiter = EpollWaiter()
+    waiter.add(int(listener.socket.getsockopt(zmq.FD)), 0)
     while True:
         if not listener.has_message():
-            sleeper.sleep(1.0)
+            waiter.wait(1.0)
         elif (arrived := listener.receive()) is not None:
             listener.send(arrived[0], arrived[1])
 
 
 def lane(port: int) -> None:
     """Sends every message back, by the lanes of a worker."""
-    from graphflow.runtime.polling.wakeup import Sleeper
+    from graphflow.runtime.polling.wakeup import EpollWaiter
     from graphflow.runtime.transport.unix_socket import Lanes
 
     lanes = Lanes(f"tcp://127.0.0.1:{port}")
-    asleep = Sleeper()
-    asleep.add(lanes.fileno(), 0)
-    asleep.sleep(60.0)
+    waiter = EpollWaiter()
+    waiter.add(lanes.fileno(), 0)
+    waiter.wait(60.0)
     found = lanes.admit()
     if found is None:
         return
-    asleep.add(found[1].fileno(), 1)
+    waiter.add(found[1].fileno(), 1)
     with suppress(TransportError):  # the other end has what it wanted
-        while asleep.sleep(60.0):
+        while waiter.wait(60.0):
             while (frames := found[1].receive()) is not None:
                 found[1].send(frames)
 
@@ -141,22 +141,22 @@ def raw(name: str, *, keyed: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def channel() -> Iterator[Any]:
-    from graphflow.runtime.polling.wakeup import Sleeper
+    from graphflow.runtime.polling.wakeup import EpollWaiter
     from graphflow.runtime.transport.tcp import Channel
 
     with peer("frames") as port:
         made = Channel(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
-        sleeper = Sleeper()
-        sleeper.add(int(made.socket.getsockopt(zmq.FD)), 0)
+        waiter = EpollWaiter()
+        waiter.add(int(made.socket.getsockopt(zmq.FD)), 0)
         try:
-            yield made, sleeper
+            yield made, waiter
         finally:
             made.close()
 
 
 @contextmanager
 def near_lane() -> Iterator[Any]:
-    from graphflow.runtime.polling.wakeup import Sleeper
+    from graphflow.runtime.polling.wakeup import EpollWaiter
     from graphflow.runtime.transport.unix_socket import Lane
 
     with peer("lane") as port:
@@ -164,10 +164,10 @@ def near_lane() -> Iterator[Any]:
         while (made := Lane.to(f"tcp://127.0.0.1:{port}")) is None and time.monotonic() < until:
             time.sleep(0.05)
         assert made is not None
-        sleeper = Sleeper()
-        sleeper.add(made.fileno(), 0)
+        waiter = EpollWaiter()
+        waiter.add(made.fileno(), 0)
         try:
-            yield made, sleeper
+            yield made, waiter
         finally:
             made.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from graphflow.runtime.client.io_loop import PATIENCE, SLACK, Loop
 from graphflow.runtime.client.pending_operation import Pending
-from graphflow.runtime.polling.wakeup import AWAKE
+from graphflow.runtime.polling.wakeup import SPIN_SECONDS
 from graphflow.runtime.protocol.coordinator_events import Replies
 from graphflow.runtime.protocol.fast_path import Repeat, RepeatingCoordinator
 
@@ -34,7 +34,7 @@ class RepeatingLoop(Loop):
 
     def _run(self, repeat: Repeat, pending: Pending) -> bool:
         """Runs a step as far as the short way leads; whether it has begun."""
-        if not self._helm.take(PATIENCE):
+        if not self._driver.acquire(PATIENCE):
             return False
         try:
             if not self._tell(repeat, pending):
@@ -43,7 +43,7 @@ class RepeatingLoop(Loop):
         except BaseException as error:
             self._break(error)
         finally:
-            self._helm.leave()
+            self._driver.release()
         return True
 
     def _tell(self, repeat: Repeat, pending: Pending) -> bool:
@@ -70,9 +70,9 @@ class RepeatingLoop(Loop):
         while pending.outcome is None:
             if self._touched or self._unread or self._events or self._held.came:
                 return
-            came = self._sleeper.sleep(due - time.monotonic(), AWAKE)
+            came = self._waiter.wait(due - time.monotonic(), SPIN_SECONDS)
             self._receive(came)
-            if not came or self._helm.wanted:
+            if not came or self._driver.wanted:
                 return
 
     def _heard(self, worker: int, frames: list[Any]) -> None:

@@ -30,8 +30,8 @@ from graphflow.runtime.client.pending_operation import Pending
 from graphflow.runtime.client.worker_connection import Way
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.observability.activity import SessionActivity
-from graphflow.runtime.polling.io_driver import LINGER, SLICE, Helm
-from graphflow.runtime.polling.wakeup import AWAKE, Bell, Sleeper
+from graphflow.runtime.polling.io_driver import LINGER, SLICE, SocketDriverLock
+from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.clock_sync import identity
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.coordinator_events import (
@@ -68,7 +68,7 @@ SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given
 _CATCH_UP = 0.2  # seconds that a turn may be late before it first takes what came meanwhile
 _RETRY = 0.005  # seconds, while a connection's queue is full
 PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
-_BELL = 1 << 30  # no worker's number
+_WAKEUP = 1 << 30  # no worker's number
 _LANE = 1 << 20  # and a worker's number: its lane
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
 _LOOKS = 1000  # at connections, in a second, at most: each takes 10 µs
@@ -83,7 +83,7 @@ class Loop:
     """The sockets and the machine of one session.
 
     Whoever asks for something drives them until it is done; at other times a thread of their own
-    watches. See `transport.helm`.
+    watches. See `polling.io_driver`.
     """
 
     _Machine = CoordinatorMachine
@@ -107,7 +107,7 @@ class Loop:
         self._activity = activity
         self._addresses = addresses
         self._ways: list[Way] = []
-        self._opened = ExitStack()  # bell and sleeper, once they are there
+        self._opened = ExitStack()  # the wake-up and the waiter, once they exist
         self._promised: Promises = deque()
         self.loans: list[Loans] = []  # to each worker
         self._machine = self._Machine(
@@ -151,18 +151,18 @@ class Loop:
 
     def _listen(self) -> None:
         """What wakes whoever drives the sockets."""
-        self._bell = self._opened.enter_context(closing(Bell()))
-        self._held = HeldBack(self._bell.ring)
-        self._helm = Helm(self._bell)
-        self._sleeper = self._opened.enter_context(closing(Sleeper()))
-        self._sleeper.add(self._bell.fileno(), _BELL)
-        offer = partial(_offer, self._events, self._bell)
+        self._wakeup = self._opened.enter_context(closing(WakeupFd()))
+        self._held = HeldBack(self._wakeup.wake)
+        self._driver = SocketDriverLock(self._wakeup)
+        self._waiter = self._opened.enter_context(closing(EpollWaiter()))
+        self._waiter.add(self._wakeup.fileno(), _WAKEUP)
+        offer = partial(_offer, self._events, self._wakeup)
         self.loans += [
             Loans(partial(offer, worker), self._promised) for worker, _ in enumerate(self._ways)
         ]
         for worker, way in enumerate(self._ways):
-            self._sleeper.add(way.channel.socket.getsockopt(zmq.FD), worker)
-            self._sleeper.add(way.channel.monitor.getsockopt(zmq.FD), ~worker)
+            self._waiter.add(way.channel.socket.getsockopt(zmq.FD), worker)
+            self._waiter.add(way.channel.monitor.getsockopt(zmq.FD), ~worker)
 
     # From any thread ---------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Loop:
     def post(self, event: CoordinatorEvent) -> None:
         """Gives the machine an event."""
         self._events.append(event)
-        self._bell.ring()
+        self._wakeup.wake()
 
     def lost(self) -> dict[int, str]:
         """The workers that are lost, and why."""
@@ -247,7 +247,7 @@ class Loop:
     def stop(self) -> None:
         """Ends the thread and frees the sockets. Idempotent."""
         self._stopping = True
-        self._bell.ring()
+        self._wakeup.wake()
         if threading.current_thread() is not self._thread:  # it may collect a forgotten session
             self._thread.join(SLACK)
 
@@ -277,13 +277,13 @@ class Loop:
                 return
             if self._stopping:
                 self._fail_all()
-            if self._helm.take(PATIENCE):
+            if self._driver.acquire(PATIENCE):
                 try:
                     self._drive(pending, until, came)
                 finally:
-                    self._helm.leave()
+                    self._driver.release()
             else:
-                self._bell.ring()
+                self._wakeup.wake()
                 pending.wait(min(left, PATIENCE))
 
     def _watch(self) -> None:
@@ -292,30 +292,32 @@ class Loop:
         try:
             while not self._stopping:
                 due = bool(self._events) or time.monotonic() >= self._due
-                if not self._helm.watch(SLICE if due or self._pending else LINGER):
-                    self._helm.rest()
+                if not self._driver.acquire_as_background(
+                    SLICE if due or self._pending else LINGER
+                ):
+                    self._driver.wait_in_background()
                     continue
                 try:
                     self._drive(nobody, 0.0 if due else math.inf, [])
                 finally:
-                    self._helm.leave()
-                if self._helm.wanted:
+                    self._driver.release()
+                if self._driver.wanted:
                     time.sleep(SLICE)
         finally:
             self._stopping = True
-            if self._helm.seize(SLACK):
+            if self._driver.preempt(SLACK):
                 self._fail_all()
                 self._free()
             else:
                 leave(self._context)
 
-    # At the helm -------------------------------------------------------------------------------
+    # With the driver lock ----------------------------------------------------------------------
 
     def _drive(self, pending: Pending, until: float, came: list[int]) -> None:
         """Moves messages until the operation has an outcome, an interrupt came, or somebody who
         waits for one takes over from the watch."""
         try:
-            while not (pending.outcome or came or self._stopping or self._helm.wanted):
+            while not (pending.outcome or came or self._stopping or self._driver.wanted):
                 self._turn(pending, until)
                 if time.monotonic() >= until:
                     break
@@ -355,7 +357,7 @@ class Loop:
         for worker in list(self._full) if self._full else ():
             due = min(due, now + _RETRY)
             self._flush(worker)
-        self._receive(self._ready(due - now, AWAKE if self._pending else 0.0))
+        self._receive(self._ready(due - now, SPIN_SECONDS if self._pending else 0.0))
 
     def _catch_up(self) -> None:
         """Takes what came while this process did not run: it was stopped, or had no processor. Who
@@ -368,18 +370,18 @@ class Loop:
         """The channels and lanes by which something has come, after waiting for the first one."""
         came: list[int] = []
         if self._touched or self._unread:
-            # Sending may take in what has arrived, of which the sleeper then would not know.
+            # Sending may take in what has arrived, of which the waiter would not know.
             came += [w for w in self._touched if self._ways[w].channel.has_message()]
             came += self._unread
             self._touched.clear()
             self._unread.clear()
-        return came or self._sleeper.sleep(seconds, awake)
+        return came or self._waiter.wait(seconds, awake)
 
     def _receive(self, tags: Iterable[int]) -> None:
         """Takes what has come by channels and lanes that are ready."""
         for tag in tags:
-            if tag == _BELL:
-                self._bell.hear()
+            if tag == _WAKEUP:
+                self._wakeup.drain()
             elif tag >= _LANE:
                 self._hear(tag - _LANE)
             elif tag >= 0:
@@ -432,7 +434,7 @@ class Loop:
         for up in way.channel.changes():
             if up:
                 if (lane := way.find_lane()) is not None:
-                    self._sleeper.add(lane.fileno(), _LANE + worker)
+                    self._waiter.add(lane.fileno(), _LANE + worker)
                 self._handle(LinkUp(worker))
             else:
                 self._handle(self._down(worker))
@@ -544,7 +546,7 @@ class Loop:
         self._context.destroy(linger=0)
 
 
-def _offer(events: deque[CoordinatorEvent], bell: Bell, worker: int, token: str) -> None:
+def _offer(events: deque[CoordinatorEvent], wakeup: WakeupFd, worker: int, token: str) -> None:
     """Offers a worker memory. No method: what is lent would go with a session's cycles, late."""
     events.append(Offer(worker, token))
-    bell.ring()
+    wakeup.wake()

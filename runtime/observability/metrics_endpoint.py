@@ -29,7 +29,7 @@ from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import AddressInUse, ArgumentError, InsecureAddress, TransportError
 from graphflow.placement.plans.tables import Table
-from graphflow.runtime.polling.wakeup import Bell
+from graphflow.runtime.polling.wakeup import WakeupFd
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import (
     BUCKETS,
@@ -110,7 +110,7 @@ class MetricsServer:
         self._names = {"localhost", "127.0.0.1", "::1", bound[0]}
         self._names |= {own, own.partition(".")[0]} if self._is_open else set()
         self.address = f"{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
-        self._bell = Bell()
+        self._wakeup = WakeupFd()
         self._slots = threading.Semaphore(CONNECTIONS)
         # Who has not said all, and who has not taken all of its answer; the oldest first.
         self._asking: dict[socket.socket, None] = {}
@@ -125,15 +125,15 @@ class MetricsServer:
         if self._stopping:
             return
         self._stopping = True
-        self._bell.ring()
+        self._wakeup.wake()
         self._thread.join(REQUEST_SECONDS)
         self._socket.close()
-        self._bell.close()
+        self._wakeup.close()
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
-            selector.register(self._bell.fileno(), selectors.EVENT_READ)
+            selector.register(self._wakeup.fileno(), selectors.EVENT_READ)
             while not self._stopping:
                 selector.select()
                 try:

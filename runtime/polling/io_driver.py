@@ -1,8 +1,8 @@
-"""The helm: which of a process's threads drives its sockets.
+"""The driver lock: it lets one thread at a time poll a process's sockets.
 
-A message that one thread receives for another costs a wake-up, which takes longer than most small
-steps compute. So the thread that waits for something drives the sockets itself until it has come;
-a watch, another thread, drives while nobody does, and notices soon when sockets are left alone.
+If one thread received a message for another, the wake-up would take longer than most small steps
+compute. So the thread that waits for a message polls the sockets itself until the message has come.
+A background thread polls while no other thread does.
 """
 
 from __future__ import annotations
@@ -10,81 +10,96 @@ from __future__ import annotations
 import threading
 from time import monotonic, sleep
 
-from graphflow.runtime.polling.wakeup import Bell
+from graphflow.runtime.polling.wakeup import WakeupFd
 
-SLICE = 0.002  # seconds between two looks of the watch
-LINGER = 0.02  # seconds for which whoever drove last is expected back
-_OFTEN = SLICE / 2  # seconds from one time that the helm is left to the next, in small steps
-_LONGEST = 0.25  # seconds between two looks of the watch while one thread stays at the helm
+SLICE = 0.002
+"""Seconds between two looks of the background thread."""
+
+LINGER = 0.02
+"""Seconds within which the last driver is expected to poll again."""
+
+_OFTEN = SLICE / 2
+"""Seconds between two releases of the lock while small steps follow each other."""
+
+_LONGEST = 0.25
+"""Seconds between two looks of the background thread while one thread holds the lock."""
 
 
-class Helm:
-    """One thread at a time is at the helm, and only that one touches the sockets, and the state of
-    the protocol, that it stands for."""
+class SocketDriverLock:
+    """Lock of a process's sockets and of the protocol state behind them.
 
-    def __init__(self, bell: Bell) -> None:
-        self._bell = bell  # wakes whoever is at the helm
+    Args:
+        wakeup: wakes the thread that holds the lock out of its poll.
+    """
+
+    def __init__(self, wakeup: WakeupFd) -> None:
+        self._wakeup = wakeup
         self._lock = threading.Lock()
-        self._watched = False
-        self._left = monotonic()
-        self._times = 0  # that the helm was left
-        # By the watch: how often, since when no more often, and when it looked.
+        self._is_background = False
+        self._released_at = monotonic()
+        self._releases = 0
+        # What the background thread saw: the count of releases, since when, and its last look.
         self._seen, self._since, self._looked = -1, 0.0, 0.0
-        self._rests = False  # the watch waits for a thread that has been at the helm for long
-        self._woken = threading.Event()
+        self._waits_long = False
+        self._released = threading.Event()
         self.wanted = False
-        """Whether the watch should leave: a thread waits for the helm."""
+        """Whether another thread asks the holder to release the lock."""
 
-    def free(self) -> bool:
-        """Take the helm if nobody is there."""
+    def try_acquire(self) -> bool:
+        """Acquire the lock if it is free; return False if it is not."""
         return self._lock.acquire(blocking=False)
 
-    def take(self, seconds: float) -> bool:
-        """Take the helm: at once if nobody is there, within `seconds` if it is the watch. False:
-        another thread drives, and will see what comes."""
+    def acquire(self, seconds: float) -> bool:
+        """Acquire the lock if it is free, or preempt the background thread within `seconds`.
+
+        Return False if another thread polls: that thread will see what arrives.
+        """
         if self._lock.acquire(blocking=False):
             return True
-        return self._watched and self.seize(seconds)
+        return self._is_background and self.preempt(seconds)
 
-    def seize(self, seconds: float) -> bool:
-        """Take the helm from whoever is there: the watch, or a thread that was told to stop; False:
-        it was not left within `seconds`."""
+    def preempt(self, seconds: float) -> bool:
+        """Ask the holder to release the lock and acquire it; return False after `seconds`."""
         self.wanted = True
-        self._bell.ring()
-        taken = self._lock.acquire(timeout=seconds)
+        self._wakeup.wake()
+        acquired = self._lock.acquire(timeout=seconds)
         self.wanted = False
-        return taken
+        return acquired
 
-    def leave(self) -> None:
-        """Leave the helm, which this thread has taken."""
-        self._watched = False
-        self._left = monotonic()
-        self._times += 1
+    def release(self) -> None:
+        """Release the lock, which this thread holds."""
+        self._is_background = False
+        self._released_at = monotonic()
+        self._releases += 1
         self._lock.release()
-        if self._rests:
-            self._woken.set()
+        if self._waits_long:
+            self._released.set()
 
-    def watch(self, alone: float) -> bool:
-        """Take the helm as the watch, if nobody was there for `alone` seconds."""
-        if monotonic() - self._left < alone or not self._lock.acquire(blocking=False):
+    def acquire_as_background(self, idle: float) -> bool:
+        """Acquire the lock for the background thread if no thread held it for `idle` seconds."""
+        if monotonic() - self._released_at < idle or not self._lock.acquire(blocking=False):
             return False
-        self._watched = True
+        self._is_background = True
         return True
 
-    def rest(self) -> None:
-        """Sleep as the watch, until the next look: a moment; longer while small steps follow each
-        other, of which each look takes a part; or until a thread that has been at the helm for long
-        leaves it, as one that waits for a long step."""
-        now, times = monotonic(), self._times
-        is_busy = now - self._looked < (times - self._seen) * _OFTEN
+    def wait_in_background(self) -> None:
+        """Sleep until the background thread's next look.
+
+        The sleep is short as a rule. It is longer while small steps follow each other, because each
+        look takes time from them. If one thread has held the lock for long, as during a long step,
+        the background thread sleeps until the lock is released.
+        """
+        now, releases = monotonic(), self._releases
+        is_busy = now - self._looked < (releases - self._seen) * _OFTEN
         self._looked = now
-        if not self._lock.locked() or self._seen != times:
-            self._seen, self._since = times, now
+        if not self._lock.locked() or self._seen != releases:
+            self._seen, self._since = releases, now
         if now - self._since < LINGER:
             sleep(LINGER if is_busy else SLICE)
             return
-        self._woken.clear()
-        self._rests = True
-        if self._lock.locked() and self._seen == self._times:  # not left just now
-            self._woken.wait(_LONGEST)
-        self._rests = False
+        self._released.clear()
+        self._waits_long = True
+        # A release between the two checks has set no event, so the holder is looked for again.
+        if self._lock.locked() and self._seen == self._releases:
+            self._released.wait(_LONGEST)
+        self._waits_long = False

@@ -10,7 +10,7 @@ import zmq
 _EVENT = struct.Struct("=Hi")
 
 
-def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
+def read_monitor_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
     """The next event that a socket's monitor tells, and its number: a descriptor, or an error."""
     event, value = _EVENT.unpack(monitor.recv_multipart()[0])
     return event, value

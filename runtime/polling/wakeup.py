@@ -1,4 +1,4 @@
-"""How a thread waits for many sockets at once, and how it is woken by something that is none."""
+"""How a thread waits for many sockets at once, and how another thread wakes it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import select
 import socket
 from time import monotonic
 
-AWAKE = 2e-4
-"""Seconds for which who expects a message soon does not fall asleep: a processor that has nothing
-else to do takes about as long to wake up."""
+SPIN_SECONDS = 2e-4
+"""Seconds for which a thread that expects a message soon polls without sleeping.
+
+An idle processor takes about as long to wake up."""
 
 CROWDED = 5e-4
-"""Seconds after which a yield of the processor has come back late: somebody computes there, and a
-slice of theirs is many round trips."""
+"""Seconds after which `sched_yield` is late: another thread computes on this processor, and its
+time slice is as long as many round trips."""
 
 _SHORTEST, _LONGEST = 1e-2, 1.0
-"""Seconds for which who found the processor crowded falls asleep at once, before it looks again."""
+"""Seconds for which a thread that found its processor busy sleeps at once, without spinning."""
 
 
-class Bell:
-    """Wakes a thread that polls sockets from another thread, or from a signal handler."""
+class WakeupFd:
+    """A socket pair that wakes a polling thread from another thread or from a signal handler."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -29,18 +30,18 @@ class Bell:
         self._write.setblocking(False)
 
     def fileno(self) -> int:
-        """What to poll."""
+        """Return the file descriptor to poll."""
         return self._read.fileno()
 
-    def ring(self) -> None:
-        """Wakes the thread; rings that it has not heard yet become one."""
+    def wake(self) -> None:
+        """Wake the polling thread. Wake-ups that it has not drained yet count as one."""
         try:
             self._write.send(b"!")
         except (BlockingIOError, OSError):
-            return  # it has rung already, or nobody listens any more
+            return  # a wake-up is pending, or the poller has closed its end
 
-    def hear(self) -> None:
-        """Takes the rings in, before looking for what they were about."""
+    def drain(self) -> None:
+        """Clear pending wake-ups. Call it before looking for the work they announce."""
         try:
             while self._read.recv(4096):
                 pass
@@ -48,14 +49,15 @@ class Bell:
             return
 
     def close(self) -> None:
-        """Frees its sockets."""
+        """Close both sockets."""
         self._read.close()
         self._write.close()
 
 
-class Sleeper:
-    """Waits for any of many file descriptors, each known by a tag; the time that this takes does
-    not depend on how many there are."""
+class EpollWaiter:
+    """Waits for any of many file descriptors, each with a tag.
+
+    With epoll the time does not depend on how many there are; other systems use poll."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
@@ -64,17 +66,18 @@ class Sleeper:
         self._crowded_until, self._crowded_for = 0.0, _SHORTEST
 
     def add(self, fd: int, tag: int) -> None:
-        """Waits for this one, too."""
+        """Wait for this file descriptor, too."""
         self._tags[fd] = tag
         self._poll.register(fd, select.POLLIN)
 
-    def sleep(self, seconds: float, awake: float = 0.0) -> list[int]:
-        """The tags of those that are ready, after waiting for the first one; the first `awake`
-        seconds without falling asleep."""
+    def wait(self, seconds: float, spin: float = 0.0) -> list[int]:
+        """Wait at most `seconds` and return the tags of the descriptors that are ready.
+
+        For the first `spin` seconds the thread polls without sleeping."""
         if seconds < 0.0:
             seconds = 0.0
-        if awake and self._epoll is not None and seconds > awake:
-            ready = self._look(self._epoll, awake)
+        if spin and self._epoll is not None and seconds > spin:
+            ready = self._spin(self._epoll, spin)
             if ready:
                 return [self._tags[fd] for fd, _ in ready]
         ready = self._poll.poll(seconds if self._epoll is not None else math.ceil(seconds * 1000))
@@ -82,18 +85,18 @@ class Sleeper:
             return [self._tags[ready[0][0]]]
         return [self._tags[fd] for fd, _ in ready]
 
-    def _look(self, epoll: select.epoll, awake: float) -> list[tuple[int, int]]:
-        """Looks again and again, unless this processor has other work: then each look would cost a
-        slice of it, where a sleeper is woken in between."""
+    def _spin(self, epoll: select.epoll, seconds: float) -> list[tuple[int, int]]:
+        """Poll again and again, unless this processor has other work: each poll would then wait for
+        a whole time slice, while a sleeping thread is woken within it."""
         now = monotonic()
         if now < self._crowded_until:
             return []
-        until = now + awake
+        until = now + seconds
         while now < until:
             ready = epoll.poll(0.0)
             if ready:
                 return ready
-            os.sched_yield()  # whoever has more to do than to look
+            os.sched_yield()  # lets threads that compute go first
             before, now = now, monotonic()
             if now - before > CROWDED:
                 self._crowded_until = now + self._crowded_for
@@ -103,6 +106,6 @@ class Sleeper:
         return []
 
     def close(self) -> None:
-        """Frees what it waits with."""
+        """Close the epoll descriptor."""
         if self._epoll is not None:
             self._epoll.close()

@@ -17,7 +17,7 @@ import zmq
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import KeyFileError, NotAuthorised
-from graphflow.runtime.polling.wakeup import Bell
+from graphflow.runtime.polling.wakeup import WakeupFd
 from graphflow.runtime.security.keys import (
     CLIENT,
     COORDINATOR,
@@ -100,7 +100,7 @@ class Guard:
         self._told: OrderedDict[str, None] = OrderedDict()
         self._roles_now()  # a folder that cannot be used is an error now
         self._context = context
-        self._end: Bell | None = None
+        self._end: WakeupFd | None = None
         self._thread: threading.Thread | None = None
 
     # Sockets --------------------------------------------------------------------------------------
@@ -199,13 +199,13 @@ class Guard:
         answers: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         answers.setsockopt(zmq.LINGER, 0)
         answers.bind(_ENDPOINT)
-        self._end = end = Bell()
+        self._end = end = WakeupFd()
         self._thread = threading.Thread(
             target=self._serve, args=(answers, end), name="guard", daemon=True
         )
         self._thread.start()
 
-    def _serve(self, answers: zmq.Socket[bytes], end: Bell) -> None:
+    def _serve(self, answers: zmq.Socket[bytes], end: WakeupFd) -> None:
         poller = zmq.Poller()
         poller.register(answers, zmq.POLLIN)
         poller.register(end.fileno(), zmq.POLLIN)
@@ -250,6 +250,6 @@ class Guard:
         """End the thread; nobody can connect from now on. Idempotent."""
         end, self._end = self._end, None
         if end is not None and self._thread is not None:
-            end.ring()
+            end.wake()
             self._thread.join()
             end.close()

@@ -22,8 +22,8 @@ from typing import Any
 import zmq
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.runtime.polling.socket_monitor import next_event
-from graphflow.runtime.polling.wakeup import Bell
+from graphflow.runtime.polling.socket_monitor import read_monitor_event
+from graphflow.runtime.polling.wakeup import WakeupFd
 from graphflow.runtime.security.receive_accounting import UNDER_WAY, Connection, Inflow, pause
 from graphflow.runtime.telemetry.logs import Log
 
@@ -105,7 +105,7 @@ class Door:
 
     def __post_init__(self) -> None:
         self._cap = most_connections() if self.most is None else self.most
-        self._end = Bell()
+        self._end = WakeupFd()
         self._monitor = self.socket.get_monitor_socket(_EVENTS)
         self._thread = threading.Thread(target=self._watch, name="door", daemon=True)
         self._thread.start()
@@ -203,7 +203,7 @@ class Door:
                 for visitor in self._visitors.values():
                     visitor.heard += now - due
             while self._monitor.poll(0):
-                event, descriptor = next_event(self._monitor)
+                event, descriptor = read_monitor_event(self._monitor)
                 if event == zmq.EVENT_ACCEPTED:
                     self._arrive(descriptor)
                 elif event == zmq.EVENT_DISCONNECTED:
@@ -290,7 +290,7 @@ class Door:
     def close(self) -> None:
         """Watches no longer; before the socket is closed. Idempotent."""
         if self._thread.is_alive():
-            self._end.ring()
+            self._end.wake()
             self._thread.join()
             self._end.close()
             self.socket.disable_monitor()

@@ -27,7 +27,7 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
-from graphflow.runtime.polling.socket_monitor import next_event
+from graphflow.runtime.polling.socket_monitor import read_monitor_event
 from graphflow.runtime.security.authenticator import Guard
 from graphflow.runtime.security.connection_guard import HANDSHAKE_SECONDS, STRANGER, STRIKES, Door
 from graphflow.runtime.security.receive_accounting import ANEW, Connection, Inflow
@@ -437,7 +437,7 @@ class Channel:
         """What has happened to the link since the last call: True for up, False for down."""
         found = []
         while self.monitor is not None and self.monitor.poll(0):
-            event, detail = next_event(self.monitor)
+            event, detail = read_monitor_event(self.monitor)
             if event == zmq.EVENT_CONNECTED:
                 self._meet(detail)
                 self.refused |= self._sealed  # until the handshake is done

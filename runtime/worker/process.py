@@ -27,8 +27,8 @@ from graphflow.errors import (
 )
 from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.memory.malloc_tuning import give_back_freed_memory
-from graphflow.runtime.polling.io_driver import SLICE, Helm
-from graphflow.runtime.polling.wakeup import AWAKE, Bell, Sleeper
+from graphflow.runtime.polling.io_driver import SLICE, SocketDriverLock
+from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.clock_sync import identity
 from graphflow.runtime.protocol.fast_path import RepeatingWorker
 from graphflow.runtime.protocol.remote_errors import failed
@@ -76,7 +76,7 @@ from graphflow.runtime.worker.watched import watch_worker
 from graphflow.runtime.worker.worker_status import report
 
 _TICK = 0.5  # seconds
-_BELL, _LISTENER, _PARENT, _LANES, _FIRST = range(5)  # what wakes who drives the sockets
+_WAKEUP, _LISTENER, _PARENT, _LANES, _FIRST = range(5)  # what wakes who drives the sockets
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages taken from the socket before anything else has its turn
 _UNSENT = 4096  # answers that a connection does not take: more than any session has under way
@@ -109,7 +109,7 @@ class WorkerProcess:
         epitaph: Epitaph | None = None,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
-        self._bell = Bell()
+        self._wakeup = WakeupFd()
         self._guard: Guard | None = None
         try:
             if key is not None:
@@ -122,7 +122,7 @@ class WorkerProcess:
             if self._guard is not None:
                 self._guard.close()
             self._context.destroy(linger=0)
-            self._bell.close()
+            self._wakeup.close()
             raise
         self.address: str = self._listener.address
         self.meters = Meters()
@@ -139,10 +139,10 @@ class WorkerProcess:
         self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
         self._finished: deque[Finished | Offer | Cut] = deque()
         self._unsent: dict[bytes, deque[list[Any]]] = {}
-        self._helm = Helm(self._bell)
-        self._sleeper = Sleeper()
-        self._sleeper.add(self._bell.fileno(), _BELL)
-        self._sleeper.add(self._listener.socket.getsockopt(zmq.FD), _LISTENER)
+        self._driver = SocketDriverLock(self._wakeup)
+        self._waiter = EpollWaiter()
+        self._waiter.add(self._wakeup.fileno(), _WAKEUP)
+        self._waiter.add(self._listener.socket.getsockopt(zmq.FD), _LISTENER)
         # A socket tells of what comes only once it has been found empty.
         self._unread = True
         self._lanes = Lanes(self.address if self._guard is None else "")
@@ -151,7 +151,7 @@ class WorkerProcess:
         # Lanes and pipes, by what wakes us for them.
         self._heard: dict[int, tuple[bytes, Lane | Pipe]] = {}
         if self._lanes.fileno() >= 0:
-            self._sleeper.add(self._lanes.fileno(), _LANES)
+            self._waiter.add(self._lanes.fileno(), _LANES)
         self._due = time.monotonic() + _TICK
         self._stopping = False
         self._leaving = 0.0  # seconds that sessions have to go, once it was asked to end
@@ -164,7 +164,7 @@ class WorkerProcess:
     def stop(self) -> None:
         """Ends `run` soon; for signal handlers and other threads."""
         self._stopping = True
-        self._bell.ring()
+        self._wakeup.wake()
 
     def leave(self, seconds: float) -> None:
         """Has sessions write checkpoints and go elsewhere; ends `run` when all have gone, or their
@@ -172,25 +172,25 @@ class WorkerProcess:
         if self._leaving:
             self._stopping = True
         self._leaving = seconds
-        self._bell.ring()
+        self._wakeup.wake()
 
     def run(self, parent_pid: int | None = None) -> None:
         """Serves until `stop`, or until the parent process is gone. This thread is the watch: it
         drives the sockets while no session's thread does."""
-        parent = Sleeper()
+        parent = EpollWaiter()
         if parent_pid is not None:
-            for sleeper in (parent, self._sleeper):
-                sleeper.add(sys.stdin.fileno(), _PARENT)  # the parent holds the other end
+            for waiter in (parent, self._waiter):
+                waiter.add(sys.stdin.fileno(), _PARENT)  # the parent holds the other end
         while not (self._stopping or self._is_left()):
             due = time.monotonic() + _TICK
-            if self._helm.watch(SLICE):
+            if self._driver.acquire_as_background(SLICE):
                 try:
-                    self._drive(lambda: self._helm.wanted or self._is_left(), due)
+                    self._drive(lambda: self._driver.wanted or self._is_left(), due)
                 finally:
-                    self._helm.leave()
+                    self._driver.release()
             elif not self._stopping:
-                self._helm.rest()
-            if parent.sleep(0.0):
+                self._driver.wait_in_background()
+            if parent.wait(0.0):
                 break
             if parent_pid is not None and os.getppid() != parent_pid:
                 self._why = "the process that it was started from has ended"
@@ -210,21 +210,21 @@ class WorkerProcess:
     def attend(self, done: Callable[[], bool], seconds: float) -> bool:
         """Drives the sockets until `done`, for a thread of a session that would wait otherwise;
         False: at once, for another one drives."""
-        if self._stopping or not self._helm.take(SLICE):
+        if self._stopping or not self._driver.acquire(SLICE):
             return False
         try:
-            self._drive(done, time.monotonic() + seconds, AWAKE)
+            self._drive(done, time.monotonic() + seconds, SPIN_SECONDS)
         except BaseException as error:  # what breaks the machine ends the process
             self._failure = error
             self.stop()
         finally:
-            self._helm.leave()
+            self._driver.release()
         return True
 
     def close(self) -> None:
         """Ends all sessions, which are told so, and frees the address."""
         self._stopping = True
-        self._helm.seize(_LEAVE_SECONDS)
+        self._driver.preempt(_LEAVE_SECONDS)
         words = _LAST_WORDS if self._machine.sessions else 0
         self._handle(Leave(self._why))
         until = time.monotonic() + _LEAVE_SECONDS
@@ -239,8 +239,8 @@ class WorkerProcess:
         self._lanes.close()
         if self._guard is not None:
             self._guard.close()
-        self._bell.close()
-        self._sleeper.close()
+        self._wakeup.close()
+        self._waiter.close()
         if all(ended):
             self._context.destroy(linger=0)
         else:  # an op that does not return may still want to send
@@ -277,11 +277,11 @@ class WorkerProcess:
         soon = now + _RETRY if self._unsent else self._due
         if self._unread or self._is_left():
             soon = now
-        for tag in self._sleeper.sleep(min(until, soon) - now, awake):
+        for tag in self._waiter.wait(min(until, soon) - now, awake):
             if tag >= _FIRST:
                 self._hear(tag)
-            elif tag == _BELL:
-                self._bell.hear()
+            elif tag == _WAKEUP:
+                self._wakeup.drain()
             elif tag == _LISTENER:
                 self._unread = True
             elif tag == _LANES:
@@ -294,7 +294,7 @@ class WorkerProcess:
     def _look_again(self) -> None:
         """Has whoever drives the sockets look at the listener; from the door's thread."""
         self._unread = True
-        self._bell.ring()
+        self._wakeup.wake()
 
     def _listen(self) -> None:
         for _ in range(_BATCH):
@@ -308,12 +308,12 @@ class WorkerProcess:
         if admitted is not None:
             tag = _FIRST + admitted[1].fileno()
             self._heard[tag] = admitted
-            self._sleeper.add(admitted[1].fileno(), tag)
+            self._waiter.add(admitted[1].fileno(), tag)
 
     def _enter(self, session: str, pipe: Pipe) -> None:
         """Lets a pipe in; from any thread."""
         self._entering.append((session, pipe))
-        self._bell.ring()
+        self._wakeup.wake()
 
     def _adopt(self, session: str, pipe: Pipe) -> None:
         if session not in self._sessions:
@@ -321,7 +321,7 @@ class WorkerProcess:
         elif (route := self._pipes.take_in(session, pipe)) is not None:
             tag = _FIRST + pipe.fileno()
             self._heard[tag] = route, pipe
-            self._sleeper.add(pipe.fileno(), tag)
+            self._waiter.add(pipe.fileno(), tag)
 
     def _hear(self, tag: int) -> None:
         """Takes the next message of a lane or a pipe."""
@@ -479,7 +479,7 @@ class WorkerProcess:
                 allow_ops=self._allow_ops,
                 report=self._report,
                 attend=self.attend,
-                wake=self._bell.ring,
+                wake=self._wakeup.wake,
                 meters=self.meters,
                 checkpoints=self._checkpoints,
                 listens=self.address,
@@ -505,13 +505,13 @@ class WorkerProcess:
 
     def _report(self, finished: Finished | Offer | Cut) -> None:
         self._finished.append(finished)
-        if not self._helm.free():
-            self._bell.ring()
+        if not self._driver.try_acquire():
+            self._wakeup.wake()
             return
         try:
             self._finish()
         finally:
-            self._helm.leave()
+            self._driver.release()
 
     # Sending never waits: what a connection does not take is kept, and tried again ----------------
 

@@ -32,7 +32,7 @@ from graphflow.runtime.client import io_loop as loop
 from graphflow.runtime.client import worker_membership as membership
 from graphflow.runtime.client.pending_operation import Pending
 from graphflow.runtime.observability.activity import SessionActivity
-from graphflow.runtime.polling.wakeup import Bell, Sleeper
+from graphflow.runtime.polling.wakeup import EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.coordinator_events import Begin, Gone, Order
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.security import receive_accounting as inflow
@@ -50,7 +50,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What has a `close` and was opened."""
     made: list[Any] = []
     zmq.Frame(b"\0", copy=False, copy_threshold=0)  # pyzmq's own context comes with the first
-    for owner, name in ((zmq, "Context"), (loop, "Bell"), (loop, "Sleeper")):
+    for owner, name in ((zmq, "Context"), (loop, "WakeupFd"), (loop, "EpollWaiter")):
         kind = getattr(owner, name)
 
         def make(kind: Any = kind) -> Any:
@@ -69,9 +69,9 @@ def begin(address: str = "tcp://127.0.0.1:1") -> loop.Loop:
 
 
 def is_closed(each: Any) -> bool:
-    if isinstance(each, Bell):
+    if isinstance(each, WakeupFd):
         return each.fileno() < 0
-    if isinstance(each, Sleeper):
+    if isinstance(each, EpollWaiter):
         return each._epoll is None or each._epoll.closed
     return bool(each.closed)
 
@@ -85,7 +85,12 @@ def fail(error: Exception) -> Any:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(loop, "Bell"), (loop, "Sleeper"), (Sleeper, "add"), (loop.threading.Thread, "start")],
+    [
+        (loop, "WakeupFd"),
+        (loop, "EpollWaiter"),
+        (EpollWaiter, "add"),
+        (loop.threading.Thread, "start"),
+    ],
 )
 def test_a_session_that_cannot_begin_leaves_nothing_open(
     opened: list[Any], monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
@@ -121,7 +126,7 @@ def test_a_session_that_its_own_thread_stops_leaves_nothing_open(opened: list[An
             came.append(error)
 
     session._promised.append(stop)
-    session._bell.ring()
+    session._wakeup.wake()
     session._thread.join(10.0)
     assert not came and not session._thread.is_alive()
     assert len(opened) == 3 and all(map(is_closed, opened))
@@ -156,14 +161,14 @@ def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_ope
 
 def test_who_has_an_outcome_waits_for_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     session, waited, mine = begin(), list[float](), threading.get_ident()
-    sleep = session._sleeper.sleep
+    sleep = session._waiter.wait
 
     def noted(seconds: float, awake: float = 0.0) -> list[int]:
         if threading.get_ident() == mine:
             waited.append(seconds)
         return sleep(seconds, awake)
 
-    monkeypatch.setattr(session._sleeper, "sleep", noted)
+    monkeypatch.setattr(session._waiter, "wait", noted)
     session.add(Gone(0, "it ended"))
     for request in range(1, 9):
         with pytest.raises(WorkerLost):
@@ -291,14 +296,14 @@ def test_large_messages_that_wait_while_a_session_is_held_up_lose_nobody() -> No
     try:
         own = Version.own()
         made.submit(Begin(2, {0: Order(Hello(2, own.version, own.wire, own.python))}, 60.0))
-        made._bell.ring()
+        made._wakeup.wake()
         route, _, _ = wait_for(listener.receive)
         channel = made._ways[0].channel
         for number in range(300):
             if number % 100 == 0:
                 wait_for(lambda number=number: channel._taken == number)
                 made._promised.append(lambda: time.sleep(0.5))
-                made._bell.ring()
+                made._wakeup.wake()
             wait_for(lambda: listener.send(route, [said, data]))
         wait_for(lambda: channel._taken == 300)
         assert made.lost() == {} and channel.changes() == []

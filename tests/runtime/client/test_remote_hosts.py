@@ -235,7 +235,7 @@ def test_a_process_that_was_stopped_past_a_deadline_takes_what_came_meanwhile(
 ) -> None:
     load(hosts, "p", "count", "count")
     monkeypatch.setattr(membership, "SLACK", slack)
-    sleep = hosts._loop._sleeper.sleep
+    sleep = hosts._loop._waiter.wait
     stopped: list[float] = []
 
     def stop(seconds: float, awake: float = 0.0) -> list[int]:
@@ -246,7 +246,7 @@ def test_a_process_that_was_stopped_past_a_deadline_takes_what_came_meanwhile(
             return []
         return sleep(seconds, awake)
 
-    monkeypatch.setattr(hosts._loop._sleeper, "sleep", stop)
+    monkeypatch.setattr(hosts._loop._waiter, "wait", stop)
     run(hosts, "p", 1, deadline=deadline)
     assert stopped and hosts.read(0, "n") == hosts.read(1, "n") == 1
 

@@ -1,4 +1,4 @@
-"""The helm: how the watch waits while another thread is there."""
+"""The driver lock: how the background thread waits while another thread polls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 
 from graphflow.runtime.polling import io_driver as module
-from graphflow.runtime.polling.io_driver import LINGER, SLICE, Helm
-from graphflow.runtime.polling.wakeup import Bell
+from graphflow.runtime.polling.io_driver import LINGER, SLICE, SocketDriverLock
+from graphflow.runtime.polling.wakeup import WakeupFd
 
 
 def test_the_watch_looks_seldom_while_small_steps_follow_each_other(
@@ -18,14 +18,14 @@ def test_the_watch_looks_seldom_while_small_steps_follow_each_other(
     now, slept = [0.0], list[float]()
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     monkeypatch.setattr(module, "sleep", slept.append)
-    with closing(Bell()) as bell:
-        helm = Helm(bell)
+    with closing(WakeupFd()) as wakeup:
+        driver = SocketDriverLock(wakeup)
         for seconds, times in ((SLICE, 1), (SLICE, 3), (LINGER, 30), (LINGER, 5), (SLICE, 0)):
             for _ in range(times):
-                assert helm.free()
-                helm.leave()
+                assert driver.try_acquire()
+                driver.release()
             now[0] += seconds
-            helm.rest()
+            driver.wait_in_background()
     assert slept == [SLICE, LINGER, LINGER, SLICE, SLICE]
 
 
@@ -41,24 +41,24 @@ def test_the_watch_looks_often_until_one_thread_stays_and_then_waits_for_it_to_l
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     monkeypatch.setattr(module, "sleep", sleep)
     monkeypatch.setattr(module, "_LONGEST", 60.0)
-    with closing(Bell()) as bell:
-        helm = Helm(bell)
+    with closing(WakeupFd()) as wakeup:
+        driver = SocketDriverLock(wakeup)
         for _ in range(2 * round(LINGER / SLICE)):  # steps one after the other
-            assert helm.free()
-            helm.rest()
-            helm.leave()
+            assert driver.try_acquire()
+            driver.wait_in_background()
+            driver.release()
         often = slept[0]
         assert often == 2 * round(LINGER / SLICE)
-        assert helm.free()
-        helm.rest()
+        assert driver.try_acquire()
+        driver.wait_in_background()
         now[0] += LINGER
         before = slept[0]
-        watch = threading.Thread(target=helm.rest)
+        watch = threading.Thread(target=driver.wait_in_background)
         watch.start()
-        while not helm._rests:
+        while not driver._waits_long:
             threading.Event().wait(0.001)
-        helm.leave()
+        driver.release()
         watch.join(10)
         assert not watch.is_alive() and slept[0] == before
-        helm.rest()  # nobody is there: it looks often again
+        driver.wait_in_background()  # nobody is there: it looks often again
         assert slept[0] == before + 1

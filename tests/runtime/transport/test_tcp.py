@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from graphflow.errors import AddressInUse, InsecureAddress, TransportError
-from graphflow.runtime.polling.wakeup import Bell
+from graphflow.runtime.polling.wakeup import WakeupFd
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.tcp import Channel, Listener, check
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES
@@ -192,14 +192,14 @@ def test_of_an_endless_message_only_the_first_frames_are_kept(
     channel.close()
 
 
-def test_a_bell_wakes_once_for_many_rings() -> None:
-    bell = Bell()
+def test_many_wake_ups_before_a_drain_are_one() -> None:
+    wakeup = WakeupFd()
     for _ in range(100_000):
-        bell.ring()
+        wakeup.wake()
     poller = zmq.Poller()
-    poller.register(bell.fileno(), zmq.POLLIN)
+    poller.register(wakeup.fileno(), zmq.POLLIN)
     assert poller.poll(0)
-    bell.hear()
+    wakeup.drain()
     assert not poller.poll(0)
-    bell.close()
-    bell.ring()
+    wakeup.close()
+    wakeup.wake()

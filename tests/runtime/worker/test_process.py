@@ -226,7 +226,7 @@ def test_a_worker_that_ends_waits_for_the_thread_that_drives_its_sockets() -> No
     def look() -> bool:
         drives.set()
         time.sleep(0.2)  # the worker is closed meanwhile
-        is_open.append(worker._bell.fileno() >= 0)
+        is_open.append(worker._wakeup.fileno() >= 0)
         return True
 
     driving = threading.Thread(target=worker.attend, args=(look, 10.0))
