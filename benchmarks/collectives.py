@@ -28,7 +28,7 @@ from graphflow.ops.communication.reduction_order import shares
 from graphflow.runtime.collectives.exchanges import Exchanges, Part
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.wire.messages import Parcel
-from graphflow.runtime.wire.tensor_mailbox import Awaited, Mail
+from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 SIZES = {"64 KB": 1 << 14, "1 MB": 1 << 18, "64 MB": 1 << 24}  # of float32
 GOALS = {"64 KB": 0.1, "1 MB": 0.25, "64 MB": 1 / 3}
@@ -37,7 +37,7 @@ DEVICES = ("/worker:0/cpu:0", "/worker:1/cpu:0")
 LARGE = 1 << 22  # elements, from which a turn is one call
 
 
-class Store(Mail):
+class Store(TensorMailbox):
     """Mail whose words go over torch's store, where workers have links."""
 
     def __init__(self, store: Any, rank: int) -> None:

@@ -154,7 +154,7 @@ def shared_nurseries() -> Iterator[Nurseries]:
     nurseries = Nurseries()
     with pytest.MonkeyPatch.context() as patch:
         if local.can_fork():
-            patch.setattr(local, "Nursery", nurseries)
+            patch.setattr(local, "ForkServer", nurseries)
         yield nurseries
         nurseries.close()
         loaded.close()
@@ -166,4 +166,4 @@ def own_nurseries(monkeypatch: pytest.MonkeyPatch) -> None:
     from graphflow.runtime.launch import fork_server as nursery
     from graphflow.runtime.launch import local
 
-    monkeypatch.setattr(local, "Nursery", nursery.Nursery)
+    monkeypatch.setattr(local, "ForkServer", nursery.ForkServer)

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from graphflow.runtime.launch.fork_server import Forked, Nursery, can_fork, grow
+from graphflow.runtime.launch.fork_server import Forked, ForkServer, can_fork, grow
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = ("GRAPHFLOW_TEST", uuid.uuid4().hex)
@@ -42,7 +42,7 @@ _LOADED = (
 """What commands and scripts load, beside what workers do."""
 
 
-class Loaded(Nursery):
+class Loaded(ForkServer):
     """Starts processes as forks of one that it keeps. Safe for threads."""
 
     def __init__(self) -> None:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from graphflow.runtime.launch.fork_server import Forked, Nursery
+from graphflow.runtime.launch.fork_server import Forked, ForkServer
 
 _KEPT = 2
 """Nurseries that wait for a session, which is as many as tests open at a time."""
 
 
 class Nurseries:
-    """Takes the place of `Nursery`: makes one only where none that waits would be the same."""
+    """Takes the place of `ForkServer`: makes one only where none that waits would be the same."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[object, Nursery]] = []  # the last one was used last
+        self._waiting: list[tuple[object, ForkServer]] = []  # the last one was used last
 
     def __call__(self, environment: Mapping[str, str]) -> Lent:
         kind = _kind(environment)
@@ -30,14 +30,14 @@ class Nurseries:
                 if entry[1].alive:
                     return Lent(self, kind, entry[1])
                 entry[1].close()
-        return Lent(self, kind, Nursery(environment))
+        return Lent(self, kind, ForkServer(environment))
 
     @property
-    def waiting(self) -> list[Nursery]:
+    def waiting(self) -> list[ForkServer]:
         """Those that are kept and not lent."""
         return [nursery for _, nursery in self._waiting]
 
-    def take_back(self, kind: object, nursery: Nursery) -> None:
+    def take_back(self, kind: object, nursery: ForkServer) -> None:
         self._waiting.append((kind, nursery))
         while len(self._waiting) > _KEPT:
             self._waiting.pop(0)[1].close()
@@ -56,7 +56,7 @@ def _kind(environment: Mapping[str, str]) -> object:
 class Lent:
     """A nursery for one session, which is given back rather than closed."""
 
-    def __init__(self, nurseries: Nurseries, kind: object, nursery: Nursery) -> None:
+    def __init__(self, nurseries: Nurseries, kind: object, nursery: ForkServer) -> None:
         self._nurseries, self._kind, self._nursery = nurseries, kind, nursery
         self._is_lent = True
 

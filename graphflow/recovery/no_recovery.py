@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 
-class Fragile:
+class NoRecovery:
     """What stands in the place of a `Recovery` where nothing is kept: it does what it is asked to
     do once.
 

@@ -31,7 +31,7 @@ from graphflow.planning.deployment import Deployment
 from graphflow.recovery.checkpoint_writer import WRITE_SECONDS, Flight, Saver
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.host.host_interface import NOBODY
-from graphflow.runtime.protocol.poison_tracker import Poison
+from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
 from graphflow.runtime.telemetry.logs import Log
 
 Array = np.ndarray[Any, Any]
@@ -119,7 +119,7 @@ class Recovery:
         self._goal = 0  # steps committed when the first of some losses in a row came
         self._before = 0  # steps before what the last of them ended
         self._failures = 0  # of them
-        self._poison = Poison()
+        self._poison = PoisonTaskTracker()
         self._uncertain = False
 
     @property

@@ -50,13 +50,13 @@ from graphflow.planning.deployment import Deployment
 from graphflow.planning.migration import has_drifted, migrate
 from graphflow.planning.planner import Planner
 from graphflow.recovery.checkpoint_writer import Policy, Saver, read, save_by_worker
-from graphflow.recovery.no_recovery import Fragile
+from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.observability.trace import Trace, check_target
 from graphflow.runtime.program.nonfinite_check import RESULTS
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
-from graphflow.sessions.session_lifecycle import Lifetime
+from graphflow.sessions.session_lifecycle import SessionLifecycle
 from graphflow.sessions.step_runner import Running
 
 Array = np.ndarray[Any, Any]
@@ -143,7 +143,7 @@ class Session:
         admit(names)
         policy = Policy.of(checkpoint, every, keep, rejoin, strict, rename)
         chosen = cluster_of(cluster, plan)
-        self._life = life = Lifetime(saves=policy is not None)
+        self._life = life = SessionLifecycle(saves=policy is not None)
         self._lock = life.lock
         with ExitStack() as failed:  # what is undone where the session does not open
             if life.drain is not None:
@@ -167,7 +167,7 @@ class Session:
             self._running = running = Running(
                 life, self._deployment, routes=not self._automatic, short=self._short
             )
-            self._recovery: Recovery | Fragile = Fragile(self._deployment, running.step)
+            self._recovery: Recovery | NoRecovery = NoRecovery(self._deployment, running.step)
             if policy is not None and store is not None:
                 saver = Saver(store, policy.every, hosts, state, steps)
                 patience = life.patience(policy.rejoin)

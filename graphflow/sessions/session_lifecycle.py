@@ -19,7 +19,7 @@ from graphflow.execution.step_executor import Steps
 from graphflow.execution.step_prefetch import Stream
 from graphflow.planning.deployment import Deployment
 from graphflow.recovery.graceful_shutdown import Drain
-from graphflow.recovery.no_recovery import Fragile
+from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.host.host_interface import Hosts
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from graphflow.runtime.observability.metrics_endpoint import MetricsServer
 
 
-class Lifetime:
+class SessionLifecycle:
     """Of a session that is being opened, and then open.
 
     Args:
@@ -46,7 +46,7 @@ class Lifetime:
     deployment: Deployment
     steps: Steps
     server: MetricsServer | None
-    recovery: Recovery | Fragile
+    recovery: Recovery | NoRecovery
 
     def __init__(self, *, saves: bool) -> None:
         self.lock: Any = threading.RLock()
@@ -73,7 +73,7 @@ class Lifetime:
         hosts: Hosts,
         server: MetricsServer | None,
         deployment: Deployment,
-        recovery: Recovery | Fragile,
+        recovery: Recovery | NoRecovery,
     ) -> None:
         """The session is open.
 
@@ -179,7 +179,7 @@ class Lifetime:
             return
         if self._process == os.getpid():
             self.hosts.cancel()  # else the step of a `run_async` would hold the error back
-            if type(error) is WorkerLost and isinstance(self.recovery, Fragile):
+            if type(error) is WorkerLost and isinstance(self.recovery, NoRecovery):
                 error.add_note("A session opened with checkpoint=directory recovers by itself.")
         self._end(complete=False)
         self.heed()

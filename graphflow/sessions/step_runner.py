@@ -16,7 +16,7 @@ from graphflow.execution.compiled_fetches import Compiled, key_of
 from graphflow.execution.step_prefetch import Decide, Run, Stream
 from graphflow.ir.op import Node, Tensor
 from graphflow.planning.deployment import Deployment
-from graphflow.sessions.session_lifecycle import Lifetime
+from graphflow.sessions.session_lifecycle import SessionLifecycle
 
 Array = np.ndarray[Any, Any]
 _MOMENT = 0.01  # seconds for a generator that ends to be gone
@@ -31,7 +31,7 @@ class Running:
     """
 
     def __init__(
-        self, life: Lifetime, deployment: Deployment, *, routes: bool, short: bool
+        self, life: SessionLifecycle, deployment: Deployment, *, routes: bool, short: bool
     ) -> None:
         self._life = life
         self._deployment = deployment

@@ -9,14 +9,14 @@ from graphflow.runtime.client.io_loop import PATIENCE, SLACK, Loop
 from graphflow.runtime.client.pending_operation import Pending
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS
 from graphflow.runtime.protocol.coordinator_events import Replies
-from graphflow.runtime.protocol.fast_path import Repeat, RepeatingCoordinator
+from graphflow.runtime.protocol.fast_path import FastPathCoordinator, Repeat
 
 
-class RepeatingLoop(Loop):
+class FastPathLoop(Loop):
     """The sockets of one session, with a short way for steps like those before."""
 
-    _Machine = RepeatingCoordinator
-    _machine: RepeatingCoordinator
+    _Machine = FastPathCoordinator
+    _machine: FastPathCoordinator
 
     def repeat(self, repeat: Repeat, deadline: float, pending: Pending) -> Replies | None:
         """Runs a step to its end; None where that takes more than the short way, and nothing was

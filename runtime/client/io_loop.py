@@ -27,7 +27,7 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime.client.pending_operation import Pending
-from graphflow.runtime.client.worker_connection import Way
+from graphflow.runtime.client.worker_connection import WorkerConnection
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.observability.activity import SessionActivity
 from graphflow.runtime.polling.io_driver import LINGER, SLICE, SocketDriverLock
@@ -51,13 +51,13 @@ from graphflow.runtime.protocol.coordinator_events import (
     Settle,
     Tick,
 )
-from graphflow.runtime.security.authenticator import Guard
+from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import KeyPair, Keyring
 from graphflow.runtime.security.receive_accounting import ENDLESS, UNDER_WAY, pause
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.array_lending import Loans, Promises
-from graphflow.runtime.transport.shared_memory_arrays import Borrower
+from graphflow.runtime.transport.array_lending import PeerSharedMemory, Promises
+from graphflow.runtime.transport.shared_memory_arrays import SharedArrayReader
 from graphflow.runtime.transport.tcp import leave
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import Chunk
@@ -106,10 +106,10 @@ class Loop:
         self._local = local
         self._activity = activity
         self._addresses = addresses
-        self._ways: list[Way] = []
+        self._ways: list[WorkerConnection] = []
         self._opened = ExitStack()  # the wake-up and the waiter, once they exist
         self._promised: Promises = deque()
-        self.loans: list[Loans] = []  # to each worker
+        self.loans: list[PeerSharedMemory] = []  # to each worker
         self._machine = self._Machine(
             session, addresses, time.monotonic(), epoch, token, dead_after, identity()
         )
@@ -117,7 +117,7 @@ class Loop:
         self.draining: set[int] = set()
         """Workers that were asked to end."""
         self.on_draining: Callable[[], None] | None = None
-        self._borrowers: dict[int, Borrower] = {}
+        self._borrowers: dict[int, SharedArrayReader] = {}
         self._full: set[int] = set()  # workers whose connection takes no more now
         self._touched: set[int] = set()  # workers that were sent to since they were last drained
         self._events: deque[CoordinatorEvent] = deque()
@@ -132,12 +132,12 @@ class Loop:
         name = f"coordinator-{session[:8]}"
         self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
         try:
-            guard = None if pair is None else Guard(self._context, pair, Keyring())
+            guard = None if pair is None else ZapAuthenticator(self._context, pair, Keyring())
             for address, key in zip(addresses, keys, strict=True):
                 channel = transport_of(address).Channel(
                     self._context, address, insecure=insecure, watch=True, guard=guard, key=key
                 )
-                self._ways.append(Way(channel, address, secured=bool(key)))
+                self._ways.append(WorkerConnection(channel, address, secured=bool(key)))
             self._listen()
             self._thread.start()
         except BaseException as error:
@@ -158,7 +158,8 @@ class Loop:
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
         offer = partial(_offer, self._events, self._wakeup)
         self.loans += [
-            Loans(partial(offer, worker), self._promised) for worker, _ in enumerate(self._ways)
+            PeerSharedMemory(partial(offer, worker), self._promised)
+            for worker, _ in enumerate(self._ways)
         ]
         for worker, way in enumerate(self._ways):
             self._waiter.add(way.channel.socket.getsockopt(zmq.FD), worker)
@@ -498,7 +499,7 @@ class Loop:
                     self._settle(action)
                 case Attach(worker, token):
                     with suppress(TransportError):
-                        self._borrowers[worker] = Borrower(token)
+                        self._borrowers[worker] = SharedArrayReader(token)
                 case Leaving():
                     self.draining.add(action.worker)
                     if self.on_draining is not None:

@@ -14,7 +14,7 @@ _LINKED = frozenset((Hello, Open, Ping))
 """What shows a worker the way that can take everything."""
 
 
-class Way:
+class WorkerConnection:
     """The way to the worker at `address`.
 
     Args:

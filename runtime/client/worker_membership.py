@@ -25,7 +25,7 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime.checkpoint.store import Store
-from graphflow.runtime.client.fast_path_loop import RepeatingLoop
+from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.client.handshake import Rendezvous, answering, keys_of
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.launch.local import LocalWorkers
@@ -72,7 +72,7 @@ class Members:
         self._suspects: set[int] = set()  # workers that were lost since the session last began
         self._apart: set[int] = set()  # workers without which the others would reach each other
         self._local: LocalWorkers | None = None
-        self._loop: RepeatingLoop | None = None
+        self._loop: FastPathLoop | None = None
 
     # Start, and start anew -----------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Members:
         )
         self._keys, pair = keys_of(cluster, len(self._addresses))
         with uninterrupted():  # else its thread might be left running while the sockets are closed
-            self._loop = RepeatingLoop(
+            self._loop = FastPathLoop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local,
                 pair=pair, keys=self._keys, activity=self._activity,
                 epoch=epoch, token=self.token, dead_after=self._dead_after,
@@ -203,7 +203,7 @@ class Members:
                 self.cancel()
             raise
 
-    def _joined(self) -> RepeatingLoop:
+    def _joined(self) -> FastPathLoop:
         """The way to the workers.
 
         Raises:
@@ -258,7 +258,7 @@ class Members:
         return [worker for worker in range(len(self._addresses)) if worker not in lost]
 
 
-def _shut(loop: RepeatingLoop | None, local: LocalWorkers | None, owner: int) -> None:
+def _shut(loop: FastPathLoop | None, local: LocalWorkers | None, owner: int) -> None:
     if os.getpid() != owner:  # a fork that ends: threads, sockets and workers are its parent's
         return
     if loop is not None:

@@ -25,17 +25,22 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.device_queue import Lane
 from graphflow.runtime.collectives.group_setup import Line, Place, Site, within
-from graphflow.runtime.collectives.message_transport import Parcels, Post
+from graphflow.runtime.collectives.message_transport import MessageExchange, Post
 from graphflow.runtime.collectives.nccl import Communicator, Nccl
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
-from graphflow.runtime.collectives.shared_counters import SLICE, SPINS, Gates, compiled
-from graphflow.runtime.collectives.shared_memory_edges import Inward, Outward, Passage, carried
+from graphflow.runtime.collectives.shared_counters import SLICE, SPINS, SharedCounters, compiled
+from graphflow.runtime.collectives.shared_memory_edges import (
+    ShmEdge,
+    ShmEdgeReceiver,
+    ShmEdgeSender,
+    carried,
+)
 from graphflow.runtime.collectives.shared_memory_transport import Mapped, Slots, is_mapped, is_small
 from graphflow.runtime.transport.shared_memory import Segment
 from graphflow.runtime.wire.messages import EXCHANGE, Parcel
-from graphflow.runtime.wire.tensor_mailbox import Awaited, Mail
+from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
-End = TypeVar("End", Inward, Outward)
+End = TypeVar("End", ShmEdgeReceiver, ShmEdgeSender)
 
 
 class Exchanges:
@@ -52,7 +57,7 @@ class Exchanges:
     """
 
     def __init__(
-        self, session: str, worker: int, mail: Mail, outbox: Callable[[Parcel], None]
+        self, session: str, worker: int, mail: TensorMailbox, outbox: Callable[[Parcel], None]
     ) -> None:
         self.session = session
         self.worker = worker
@@ -65,8 +70,8 @@ class Exchanges:
         self._named: dict[tuple[str, ...], tuple[int, ...]] = {}  # groups of GPUs in NCCL
         self._communicators: dict[tuple[tuple[int, ...], int], Communicator] = {}
         self.round = 0
-        self.offers: list[Outward] = []
-        self.open: set[Passage] = set()
+        self.offers: list[ShmEdgeSender] = []
+        self.open: set[ShmEdge] = set()
 
     def part(self, program: str, device: str) -> Part:
         """What a device does in the exchanges of a program, made when that is compiled.
@@ -210,19 +215,19 @@ class Part:
         self.arena: Segment | None = None
         self.segments: list[Segment] = []
         self.members: list[Member] = []
-        self._passages: list[Passage] = []
+        self._passages: list[ShmEdge] = []
 
     def outward(
         self, target: str, peer: int, what: Mapping[int, Awaited], specs: Mapping[int, TensorSpec]
-    ) -> dict[int, Outward]:
+    ) -> dict[int, ShmEdgeSender]:
         """The way of edges to a device of another worker, for those that find room in it."""
-        return self._passage(Outward, self.device, target, peer, what, specs)
+        return self._passage(ShmEdgeSender, self.device, target, peer, what, specs)
 
     def inward(
         self, source: str, peer: int, what: Mapping[int, Awaited], specs: Mapping[int, TensorSpec]
-    ) -> dict[int, Inward]:
+    ) -> dict[int, ShmEdgeReceiver]:
         """The same at the other end."""
-        return self._passage(Inward, source, self.device, peer, what, specs)
+        return self._passage(ShmEdgeReceiver, source, self.device, peer, what, specs)
 
     def _passage(
         self,
@@ -300,7 +305,7 @@ class Member:
         self._nccl: Nccl | None = None
         self._small = is_small(what)
         self._site: Site | None = None
-        self._way: Slots | Mapped | Parcels | None = None
+        self._way: Slots | Mapped | MessageExchange | None = None
         self._arrays: dict[int, tuple[Array | None, Array]] = {}
         self._staging: dict[int, tuple[Array, Segment | None]] = {}
         self._step = self._finished = -1
@@ -426,7 +431,7 @@ class Member:
         if not self._owner.knows(self.key, self._site):
             self._meet(step)
         match self._way:
-            case Parcels():
+            case MessageExchange():
                 self._way.run(step, self._given, self._results)
             case Mapped():
                 self._way.run(self._waiting(step, 0 if beside else SPINS))
@@ -446,7 +451,7 @@ class Member:
         if site.memory is None:
             prefix = "/".join(map(str, self.key))
             post = Post(owner.session, prefix, self._name, owner.outbox, owner.mail.take)
-            self._way = Parcels(what, self.ranks, post)
+            self._way = MessageExchange(what, self.ranks, post)
         elif self._small:
             self._way = Slots(what, self.ranks, site.memory)
         else:
@@ -472,8 +477,8 @@ class Member:
     def _go_on(self, step: int) -> None:
         self._owner.mail.go_on(step, Awaited(self._told))
 
-    def _waiting(self, step: int, spins: int = SPINS) -> Callable[[Gates, int], None]:
-        def wait(gates: Gates, value: int) -> None:
+    def _waiting(self, step: int, spins: int = SPINS) -> Callable[[SharedCounters, int], None]:
+        def wait(gates: SharedCounters, value: int) -> None:
             def is_there(rank: int, _: float) -> bool:
                 return gates.pending(value, SLICE, spins) != rank
 

@@ -70,7 +70,7 @@ class Post:
         return array
 
 
-class Parcels:
+class MessageExchange:
     """What a device does in one collective by way of parcels, for the ranks that it has."""
 
     def __init__(self, what: Collective, ranks: Sequence[int], post: Post) -> None:
@@ -172,7 +172,7 @@ class Parcels:
 class _Reduction:
     """An all-reduce by rounds, of one rank."""
 
-    def __init__(self, owner: Parcels, step: int, rank: int, x: Array, y: Array) -> None:
+    def __init__(self, owner: MessageExchange, step: int, rank: int, x: Array, y: Array) -> None:
         what = owner.what
         self._owner = owner
         self._step = step

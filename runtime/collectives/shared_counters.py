@@ -36,7 +36,7 @@ _WAIT, _WAKE = 0, 1
 _EVERYONE = 2**31 - 1
 
 
-class Gates:
+class SharedCounters:
     """The gates of `count` ranks, side by side in memory that all of them see.
 
     Args:

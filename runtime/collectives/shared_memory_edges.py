@@ -24,7 +24,7 @@ from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.kernels.jit.array_address import aligned
 from graphflow.runtime.collectives.group_setup import Line
 from graphflow.runtime.collectives.rank_buffers import Array
-from graphflow.runtime.collectives.shared_counters import LINE, SLICE, Gates
+from graphflow.runtime.collectives.shared_counters import LINE, SLICE, SharedCounters
 from graphflow.runtime.transport.shared_memory import Segment
 from graphflow.runtime.wire.tensor_mailbox import Awaited
 
@@ -64,7 +64,7 @@ class _Slots:
     """What an edge has of the memory."""
 
     def __init__(self, gate: Array, memory: Array, spec: TensorSpec) -> None:
-        self.gate = Gates(gate, 1)
+        self.gate = SharedCounters(gate, 1)
         self.stamp = gate.view(np.int64)[_STAMP : _STAMP + 1]
         step, size = aligned(nbytes(spec)), nbytes(spec)
         self.arrays: list[Array] = [
@@ -73,7 +73,7 @@ class _Slots:
         ]
 
 
-class Passage:
+class ShmEdge:
     """One end of what goes from a device to another.
 
     Args:
@@ -100,7 +100,7 @@ class Passage:
         self._step = -1
         self._use = 0  # steps since then
         self._segment: Segment | None = None
-        self._begun: Gates | None = None  # told by who receives
+        self._begun: SharedCounters | None = None  # told by who receives
         self._slots: dict[int, _Slots] = {}
 
     def _line(self, step: int, edge: int) -> Line:
@@ -123,14 +123,14 @@ class Passage:
 
     def _map(self, segment: Segment) -> None:
         memory = segment.memory
-        self._begun = Gates(memory[:LINE], 1)
+        self._begun = SharedCounters(memory[:LINE], 1)
         gate, start = LINE, LINE * (1 + len(self._specs))
         for edge, spec in self._specs.items():
             end = start + _room(spec)
             self._slots[edge] = _Slots(memory[gate : gate + LINE], memory[start:end], spec)
             gate, start = gate + LINE, end
 
-    def _wait(self, gate: Gates, value: int, step: int, edge: int) -> None:
+    def _wait(self, gate: SharedCounters, value: int, step: int, edge: int) -> None:
         if gate.pending(value, SLICE) >= 0:
             self._owner.mail.until(step, self._what[edge], lambda _: gate.pending(value, SLICE) < 0)
 
@@ -156,7 +156,7 @@ class Passage:
         self._let_go()
 
 
-class Outward(Passage):
+class ShmEdgeSender(ShmEdge):
     """The end that sends."""
 
     def send(self, step: int, edge: int, array: Array) -> bool:
@@ -198,7 +198,7 @@ class Outward(Passage):
             self._let_go()
 
 
-class Inward(Passage):
+class ShmEdgeReceiver(ShmEdge):
     """The end that receives."""
 
     def take(self, step: int, edge: int) -> Array | None:

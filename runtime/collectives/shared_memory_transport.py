@@ -23,7 +23,7 @@ import numpy as np
 from graphflow.ir.graph import Graph, bind_attrs
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
-from graphflow.runtime.collectives.shared_counters import LINE, Gates
+from graphflow.runtime.collectives.shared_counters import LINE, SharedCounters
 from graphflow.runtime.transport import nontemporal_copy as bypass
 
 SMALL = 1 << 20
@@ -40,7 +40,7 @@ _STAGES = 3
 _BLOCK = 1 << 15
 """Elements that are folded at once, so that what several ranks add to stays in the cache."""
 
-Wait = Callable[[Gates, int], None]
+Wait = Callable[[SharedCounters, int], None]
 """Returns when all ranks' counters have reached a value; raises if the step is given up."""
 
 
@@ -95,7 +95,7 @@ class Slots:
     def __init__(self, what: Collective, ranks: Sequence[int], memory: Array) -> None:
         self.what = what
         self.ranks = tuple(ranks)
-        self._arrived = Gates(memory, what.count)
+        self._arrived = SharedCounters(memory, what.count)
         self._use = 0
         self._together = what.is_for_all or (what.kind == "all_reduce" and what.is_uniform)
         slot, start = _slot(what), what.count * LINE
@@ -190,7 +190,9 @@ class Mapped:
         self.what = what
         self.ranks = tuple(ranks)
         span = what.count * LINE
-        self._gates = [Gates(memory[i * span : (i + 1) * span], what.count) for i in range(_STAGES)]
+        self._gates = [
+            SharedCounters(memory[i * span : (i + 1) * span], what.count) for i in range(_STAGES)
+        ]
         self._past = bypass.is_beyond(sum(array.nbytes for array in (*xs, *ys)))
         self._add = _adder(what) if self._past else None
         self._alone = what.kind == "all_reduce" and self._add is not None

@@ -16,7 +16,7 @@ from graphflow.ir.op import Node
 from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.collectives.exchanges import Member, Part
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.collectives.shared_memory_edges import Inward, Outward
+from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.memory.backend import Backend
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.transport.shared_memory import Segment
@@ -45,8 +45,8 @@ class Ends:
     incoming: Mapping[int, Awaited]  # what each edge brings
     sources: Mapping[int, DeviceName]  # where it comes from
     part: Part  # in exchanges
-    outward: Mapping[int, Outward]  # of edges that may go through memory that both ends see
-    inward: Mapping[int, Inward]
+    outward: Mapping[int, ShmEdgeSender]  # of edges that may go through memory that both ends see
+    inward: Mapping[int, ShmEdgeReceiver]
 
     @staticmethod
     def of(
@@ -60,8 +60,8 @@ class Ends:
         recvs = [n for n in partition.graph.walk() if n.op.name == "recv"]
         incoming = {n.attrs["edge"]: _incoming(n) for n in recvs}
         sources = {n.attrs["edge"]: _device(n.attrs["source"]) for n in recvs}
-        outward: dict[int, Outward] = {}
-        inward: dict[int, Inward] = {}
+        outward: dict[int, ShmEdgeSender] = {}
+        inward: dict[int, ShmEdgeReceiver] = {}
         mine = _device(partition.device)
         for end, nodes in _cut(partition).items():
             peer = _device(end)

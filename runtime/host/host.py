@@ -159,9 +159,8 @@ class Host:
         carried: Carried,
         keep: Keep | None = None,
     ) -> None:
-        """How a thread that waits for a tensor may receive it itself, and how another one tells it
-        to look again: see `Mail`. And who hears of tensors that need no message, and where results
-        go."""
+        """Set how a waiting thread receives a tensor itself, and how another thread wakes it (see
+        `TensorMailbox`); who hears of tensors that need no message; and where results go."""
         state = self._of(session)
         state.mail.attend, state.mail.wake, state.mail.carried = attend, wake, carried
         state.keep_by(keep)

@@ -23,14 +23,14 @@ from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
 from graphflow.frontend.pytree import symbols_of
 from graphflow.ir.device_name import DeviceName
 from graphflow.runtime.collectives.exchanges import Exchanges, Part
-from graphflow.runtime.collectives.shared_memory_edges import Inward, Outward
+from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.host.edge_channel import Ends, meets_others
 from graphflow.runtime.memory.arenas import Arena, Arenas
 from graphflow.runtime.memory.backend import Backend, Keep
 from graphflow.runtime.partitioning.partition import FORMS, Partition
 from graphflow.runtime.program.program import Program, Span
 from graphflow.runtime.wire.messages import Computed, Parcel, Usage, step_of
-from graphflow.runtime.wire.tensor_mailbox import Mail
+from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
 
 Array = np.ndarray[Any, Any]
 
@@ -83,7 +83,7 @@ class SessionState:
         backends: Mapping[str, Backend],
         outbox: Callable[[Parcel], None],
     ) -> None:
-        self.mail = Mail(worker)
+        self.mail = TensorMailbox(worker)
         self.exchanges = Exchanges(name, worker, self.mail, outbox)
         self._name = name
         self._worker = worker
@@ -333,7 +333,7 @@ class SessionState:
             host = array if isinstance(array, np.ndarray) else backend.to_host(array)
             self._outbox(Parcel(self._name, step, edge, target.worker or 0, host, True))
 
-    def pass_on(self, step: int, edge: int, passage: Outward, array: Array) -> bool:
+    def pass_on(self, step: int, edge: int, passage: ShmEdgeSender, array: Array) -> bool:
         """Send a tensor through memory that its receiver sees, if there is such."""
         started = monotonic_ns() if self._departures is not None else 0
         if not passage.send(step, edge, array):
@@ -344,7 +344,7 @@ class SessionState:
             self.mail.carried("sent", passage.peer, edge, array.nbytes)
         return True
 
-    def passed(self, step: int, edge: int, passage: Inward) -> Array | None:
+    def passed(self, step: int, edge: int, passage: ShmEdgeReceiver) -> Array | None:
         """A tensor that comes through memory that its sender sees; None if it does not."""
         array = passage.take(step, edge)
         if array is None:

@@ -220,7 +220,7 @@ def started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Nursery:
+class ForkServer:
     """Forks processes that run `graphflow.runtime.worker`. For one thread at a time."""
 
     def __init__(self, environment: Mapping[str, str], first: str = child.__file__) -> None:

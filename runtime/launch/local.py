@@ -24,7 +24,7 @@ from graphflow.placement.clusters.host_facts import shares_of_cores
 from graphflow.runtime.diagnostics.crash_recorder import OUT_OF_MEMORY, Recorder
 from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 from graphflow.runtime.launch import child
-from graphflow.runtime.launch.fork_server import Forked, Nursery, can_fork, started
+from graphflow.runtime.launch.fork_server import Forked, ForkServer, can_fork, started
 
 _GRACE = 2.0  # seconds between the request to end and the kill
 _TAIL_LINES = 20
@@ -64,7 +64,7 @@ class LocalWorker:
         checkpoints: str | None = None,
         cores: Sequence[Sequence[int]] = (),
         *,
-        nursery: Nursery | None,
+        nursery: ForkServer | None,
         until: float,
     ) -> None:
         """Starts it: as a fork of a nursery, or as a process of its own.
@@ -253,7 +253,7 @@ class LocalWorkers:
         )  # fmt: skip
         self._environment = _environment(threads)
         self._workers: list[LocalWorker] = []
-        self._nurseries: list[Nursery] = []  # the last one is in use
+        self._nurseries: list[ForkServer] = []  # the last one is in use
         # Also when the object is dropped without `stop`, and when the interpreter ends.
         self._end = weakref.finalize(self, _end_all, self._workers, self._nurseries, os.getpid())
         try:
@@ -268,7 +268,7 @@ class LocalWorkers:
     def _start(self, index: int, until: float) -> LocalWorker:
         if can_fork() and not (self._nurseries and self._nurseries[-1].alive):
             with uninterrupted():  # else nobody would end one that is not in the list
-                self._nurseries.append(Nursery(self._environment))
+                self._nurseries.append(ForkServer(self._environment))
         return self._one(
             index, nursery=self._nurseries[-1] if self._nurseries else None, until=until
         )
@@ -318,7 +318,7 @@ class LocalWorkers:
         self._end()
 
 
-def _end_all(workers: list[LocalWorker], nurseries: list[Nursery], owner: int) -> None:
+def _end_all(workers: list[LocalWorker], nurseries: list[ForkServer], owner: int) -> None:
     if os.getpid() != owner:  # a fork that ends
         return
     with uninterrupted():  # it is called once: after a Ctrl-C, nobody would end the rest

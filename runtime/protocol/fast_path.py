@@ -32,7 +32,7 @@ from graphflow.runtime.wire.messages import (
     Key,
     Small,
 )
-from graphflow.runtime.wire.step_frame_codec import Dialogue, SameOrder
+from graphflow.runtime.wire.step_frame_codec import SameOrder, StepCodec
 
 _DONE = Done(0, [], {})  # of which nothing is asked that is not known
 
@@ -48,13 +48,15 @@ class Repeat(NamedTuple):
     fed: Mapping[int, list[Small]]
 
 
-class RepeatingCoordinator(CoordinatorMachine):
+class FastPathCoordinator(CoordinatorMachine):
     """A coordinator's machine that begins and decides steps by the short way, too."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         said = self._session, self._epoch
-        self._dialogues = [Dialogue.between(*said, peer.index, self._token) for peer in self._peers]
+        self._dialogues = [
+            StepCodec.between(*said, peer.index, self._token) for peer in self._peers
+        ]
 
     def repeat(self, repeat: Repeat, now: float) -> list[Told] | None:
         """What each of its workers is told for a step to begin."""
@@ -116,12 +118,12 @@ class RepeatingCoordinator(CoordinatorMachine):
         return self._taken(operation)
 
 
-class RepeatingWorker(WorkerMachine):
+class FastPathWorker(WorkerMachine):
     """A worker's machine that takes orders of steps and answers them by the short way, too."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._known: dict[Route, tuple[Served, Dialogue]] = {}  # by lane
+        self._known: dict[Route, tuple[Served, StepCodec]] = {}  # by lane
 
     def repeated(self, route: Route, frame: bytes, now: float) -> Run | None:
         """What to do about the order of a step that came over a lane."""
@@ -196,6 +198,6 @@ class RepeatingWorker(WorkerMachine):
             if known[0] is not session and known[0] is self._sessions.get(known[0].name)
         }
         worker = session.stream.outbound.origin
-        dialogue = Dialogue.between(session.name, session.epoch, worker, session.token)
+        dialogue = StepCodec.between(session.name, session.epoch, worker, session.token)
         if dialogue is not None:
             self._known[event.route] = session, dialogue

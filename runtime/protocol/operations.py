@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
 from graphflow.runtime.protocol.coordinator_events import Begin, Replies
-from graphflow.runtime.wire.chunk_assembler import Assembler
+from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.frame_codec import array_of, pieces
 from graphflow.runtime.wire.messages import (
     Array,
@@ -141,7 +141,7 @@ class Operation:
                 ]
         return found
 
-    def accept(self, worker: int, message: Message, inbox: Assembler) -> None:
+    def accept(self, worker: int, message: Message, inbox: ChunkAssembler) -> None:
         """Takes a worker's reply, with the arrays that came before it.
 
         Raises:

@@ -20,7 +20,7 @@ from graphflow.runtime.protocol.clock_sync import Clock
 from graphflow.runtime.protocol.coordinator_events import Gone
 from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.reliable_stream import Stream, Version
-from graphflow.runtime.wire.chunk_assembler import Assembler
+from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.messages import Hello, Key, Open
 
 BEAT = 1.0  # seconds between two pings
@@ -43,7 +43,7 @@ class Peer:
     heard: float
     clock: Clock
     since: float = 0.0  # when it began to speak without a pause
-    inbox: Assembler = field(default_factory=Assembler)
+    inbox: ChunkAssembler = field(default_factory=ChunkAssembler)
     welcomed: bool = False
     process: int = 0  # the number of the one that has welcomed us
     opening: bool = False  # it was told of the session

@@ -9,7 +9,7 @@ from graphflow.errors import PoisonedTask, WorkerLost
 DEADLY = 3  # deaths at the same task after which it is taken for their cause
 
 
-class Poison:
+class PoisonTaskTracker:
     """Counts the workers that were lost at the same task, over all epochs of a session."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ from graphflow.runtime.protocol.worker_events import (
     WorkerEvent,
 )
 from graphflow.runtime.protocol.worker_session import Served
-from graphflow.runtime.wire.chunk_assembler import Assembler, Purse
+from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
 from graphflow.runtime.wire.frame_codec import Buffer, array_of, give_back, is_far
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
@@ -102,7 +102,7 @@ class _Closed:
 
 
 @dataclass(frozen=True)
-class Epitaph:
+class ExitReport:
     """How a worker's process ended: by the reason, in an op of a session, where these are known.
 
     Others' losses are not of what they compute, and what another session computes is not told.
@@ -136,14 +136,14 @@ class WorkerMachine:
         devices: Sequence[str],
         home: str = "",
         memory: int = 1 << 62,
-        epitaph: Epitaph | None = None,
+        epitaph: ExitReport | None = None,
         process: int = 0,
     ) -> None:
         self._process = process
         self._devices = list(devices)
         self._home = home
         self._version = Version.own()
-        self._purse = Purse(memory)
+        self._purse = ByteBudget(memory)
         self._sessions: dict[str, Served] = {}
         self._closed: dict[str, _Closed] = {}
         self._draining = False
@@ -330,7 +330,7 @@ class WorkerMachine:
             return [Send(route, _back(envelope, envelope.acknowledged + 1), answer)]
         stream = Stream(name, epoch, message.worker, envelope.token, received=envelope.sequence)
         stream.outbound.sent = 1  # Welcome, whatever came of others before it
-        inbox = Assembler(purse=self._purse)
+        inbox = ChunkAssembler(purse=self._purse)
         far = is_far(message.peers[message.worker])
         served = Served(route, stream, count, message.lease, now, inbox, far)
         self._sessions[name] = served

@@ -22,7 +22,7 @@ from graphflow.runtime.protocol.worker_events import (
     Wake,
     WorkerAction,
 )
-from graphflow.runtime.wire.chunk_assembler import Assembler
+from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.frame_codec import (
     SMALL_TOGETHER,
     SPANS_A_MESSAGE,
@@ -76,7 +76,7 @@ class Served:
     count: int  # of workers
     lease: float
     heard: float
-    inbox: Assembler
+    inbox: ChunkAssembler
     far: bool = False  # the coordinator may be on another host
     lane: Route = b""  # the way for short messages, if the coordinator has one
     begun: int = -1  # the last step that was computed or is being computed

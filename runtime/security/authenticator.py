@@ -82,7 +82,7 @@ class _Request:
         return [*self.route, *self.head, *(said if known else refusal)]
 
 
-class Guard:
+class ZapAuthenticator:
     """Keys for the sockets of one ZeroMQ context. Thread-safe.
 
     Args:

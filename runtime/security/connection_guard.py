@@ -24,7 +24,12 @@ import zmq
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.runtime.polling.socket_monitor import read_monitor_event
 from graphflow.runtime.polling.wakeup import WakeupFd
-from graphflow.runtime.security.receive_accounting import UNDER_WAY, Connection, Inflow, pause
+from graphflow.runtime.security.receive_accounting import (
+    UNDER_WAY,
+    Connection,
+    UnframedByteCounter,
+    pause,
+)
 from graphflow.runtime.telemetry.logs import Log
 
 HANDSHAKE_SECONDS = 6.0
@@ -67,7 +72,7 @@ class _Visitor:
     heard: float  # when its last byte came
     received: int = 0  # bytes
     route: bytes | None = None  # once a message has come over it
-    inflow: Inflow = field(default_factory=Inflow)
+    inflow: UnframedByteCounter = field(default_factory=UnframedByteCounter)
     drains: int | None = None  # of the socket, when it had too much under way
 
 
@@ -84,7 +89,7 @@ class _Sender:
 
 
 @dataclass
-class Door:
+class ConnectionLimiter:
     """Watches one bound socket, on a thread of its own.
 
     `took`, `drained` and `blame` are for the thread that reads the socket.

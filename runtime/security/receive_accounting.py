@@ -43,7 +43,7 @@ def pause(under_way: int) -> float:
 
 
 @dataclass
-class Inflow:
+class UnframedByteCounter:
     """What of the bytes of one connection belongs to messages that were taken."""
 
     messages: int = 0  # that had been taken when `whole` was noted

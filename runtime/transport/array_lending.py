@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from graphflow.runtime.transport.shared_memory_arrays import LENT_FROM, Lender
+from graphflow.runtime.transport.shared_memory_arrays import LENT_FROM, SharedArrayPool
 from graphflow.runtime.wire.frame_codec import Announce, Lend, lent
 from graphflow.runtime.wire.messages import Array, Chunk, Key
 
@@ -17,7 +17,7 @@ Promises = deque[Callable[[], None]]
 """What copies arrays of which their receivers are told before."""
 
 
-class Loans:
+class PeerSharedMemory:
     """What is lent to one other party.
 
     Args:
@@ -26,7 +26,7 @@ class Loans:
     """
 
     def __init__(self, offer: Callable[[str], None], promised: Promises | None = None) -> None:
-        self.lender = Lender()
+        self.lender = SharedArrayPool()
         self._offer = offer
         self._offers = _OFFERS
         self._promised: Promises = deque() if promised is None else promised

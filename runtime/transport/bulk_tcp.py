@@ -221,7 +221,7 @@ def _rest(parts: Sequence[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-class Outlet:
+class BulkSender:
     """Where a link to another worker gets a pipe from.
 
     Args:
@@ -340,7 +340,7 @@ def join(token: str, known: str, admit: Callable[[Pipe], None]) -> None:
     threading.Thread(target=connect, name="pipe-join", daemon=True).start()
 
 
-class Pipes:
+class BulkReceivers:
     """The ends that a process reads from, each of a session. For one thread only."""
 
     def __init__(self) -> None:

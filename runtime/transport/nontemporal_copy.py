@@ -4,7 +4,7 @@ An ordinary copy first fetches the lines that it is going to write over, and pus
 what was there. Who lends an array does not look at the copy again, so where it would not stay in a
 cache its stores go straight to memory: a third less traffic. Whether it would stay depends on the
 processor, on its other users and on what else lies there: of what a cache could hold it is
-measured, by a `Pace`.
+measured, by a `CopyStrategyTuner`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Sum = Callable[[Array, Array, Array], None]
 """(target, first, second): whole turns (`turns`) of one dtype."""
 
 
-class Pace:
+class CopyStrategyTuner:
     """How long copies of about one size take, and so which way the next one goes.
 
     Tries of both ways count with the reading of the copy: who writes past the caches is about as

@@ -24,7 +24,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.runtime.polling.wakeup import CROWDED
-from graphflow.runtime.transport.nontemporal_copy import TURN, Pace, copy, read
+from graphflow.runtime.transport.nontemporal_copy import TURN, CopyStrategyTuner, copy, read
 from graphflow.runtime.transport.shared_memory import Segment, is_possible, memory_left
 from graphflow.runtime.wire.frame_codec import SMALL_BYTES, Announce, Borrowed
 
@@ -59,7 +59,7 @@ class _Slot:
         return int(self.words[_RETURNED]) == self.turn and not self.is_written_to
 
 
-class Lender:
+class SharedArrayPool:
     """What one process lends to one other. Safe for threads."""
 
     def __init__(self, most: int = _MOST) -> None:
@@ -67,7 +67,7 @@ class Lender:
         self._lock = threading.Lock()
         self._segment: Segment | None = None
         self._slots: dict[int, list[_Slot]] = {}  # by capacity
-        self._paces: dict[int, Pace] = {}  # by the logarithm of a size
+        self._paces: dict[int, CopyStrategyTuner] = {}  # by the logarithm of a size
         self._reserved = self._used = _BOARD
         self._turn = 0
 
@@ -164,11 +164,11 @@ class Lender:
                 slot.turn, slot.is_written_to = self._turn, True
         return slot
 
-    def _pace(self, nbytes: int) -> Pace:
+    def _pace(self, nbytes: int) -> CopyStrategyTuner:
         """Of copies of about that size."""
         kind = nbytes.bit_length()
         if (pace := self._paces.get(kind)) is None:
-            pace = self._paces[kind] = Pace(nbytes)
+            pace = self._paces[kind] = CopyStrategyTuner(nbytes)
         return pace
 
     def _read(self, slot: _Slot, nbytes: int) -> float:
@@ -243,7 +243,7 @@ class Lender:
         self._reserved = end
 
 
-class Borrower:
+class SharedArrayReader:
     """What one process borrows from one other.
 
     Raises:
@@ -315,12 +315,14 @@ class _Kept(_Loan):
 
     __slots__ = ("_bytes", "_lender", "_start", "is_lent")
 
-    def __init__(self, lender: Lender, memory: Array, start: int, turn: int, nbytes: int) -> None:
+    def __init__(
+        self, lender: SharedArrayPool, memory: Array, start: int, turn: int, nbytes: int
+    ) -> None:
         place = address(memory) + start
         self._lender, self._start, self._bytes, self.is_lent = lender, start, (place, nbytes), False
         super().__init__(_words(memory, start), place, turn, nbytes)
 
-    def is_all(self, lender: Lender, raw: memoryview) -> bool:
+    def is_all(self, lender: SharedArrayPool, raw: memoryview) -> bool:
         """Whether these are its bytes, which that one can lend."""
         is_ours = lender is self._lender and not self.is_lent
         return is_ours and (address(raw.obj), raw.nbytes) == self._bytes

@@ -28,9 +28,14 @@ from graphflow.errors import (
     TransportError,
 )
 from graphflow.runtime.polling.socket_monitor import read_monitor_event
-from graphflow.runtime.security.authenticator import Guard
-from graphflow.runtime.security.connection_guard import HANDSHAKE_SECONDS, STRANGER, STRIKES, Door
-from graphflow.runtime.security.receive_accounting import ANEW, Connection, Inflow
+from graphflow.runtime.security.authenticator import ZapAuthenticator
+from graphflow.runtime.security.connection_guard import (
+    HANDSHAKE_SECONDS,
+    STRANGER,
+    STRIKES,
+    ConnectionLimiter,
+)
+from graphflow.runtime.security.receive_accounting import ANEW, Connection, UnframedByteCounter
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, DIRECT_BYTES
 
 Frames = Sequence[bytes | memoryview]
@@ -173,7 +178,7 @@ class Listener:
         address: str,
         *,
         insecure: bool,
-        guard: Guard | None = None,
+        guard: ZapAuthenticator | None = None,
         most: int | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -197,7 +202,7 @@ class Listener:
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_SECONDS * 1000))
         self._skipping = False  # the rest of a message with too many frames
-        self.door = Door(self.socket, most, wake)
+        self.door = ConnectionLimiter(self.socket, most, wake)
         try:
             self.socket.bind(str(_numeric(parts)))
         except zmq.ZMQError as error:
@@ -358,7 +363,7 @@ class Channel:
         *,
         insecure: bool,
         watch: bool = False,
-        guard: Guard | None = None,
+        guard: ZapAuthenticator | None = None,
         key: str = "",
     ) -> None:
         """Starts to connect, and goes on trying. With `watch`, `changes` tells of the link.
@@ -386,7 +391,7 @@ class Channel:
         self._sealed = bool(key)
         self._descriptor = -1  # of the connection, for who watches it
         self._peer: Any = None  # its address, by which the descriptor is known not to be another's
-        self._inflow = Inflow()
+        self._inflow = UnframedByteCounter()
         self._taken = 0  # messages
         self._lock = threading.Lock()
         self.socket = _socket(context, zmq.DEALER)
@@ -443,7 +448,7 @@ class Channel:
                 self.refused |= self._sealed  # until the handshake is done
             elif event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._descriptor = -1  # it may be another's by now
-                self._inflow = Inflow(ANEW if self._taken else 0)
+                self._inflow = UnframedByteCounter(ANEW if self._taken else 0)
             self.silent = event == zmq.EVENT_CONNECTED and not self._sealed
             if (
                 event in _FAILURES

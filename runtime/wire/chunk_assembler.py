@@ -102,7 +102,7 @@ def _is_of(header: Chunk, chunk: Chunk) -> bool:
     )
 
 
-class Purse:
+class ByteBudget:
     """Bytes that may be under way to one process, all sessions and peers together."""
 
     def __init__(self, budget: int) -> None:
@@ -110,7 +110,7 @@ class Purse:
         self.held = 0
 
 
-class Assembler:
+class ChunkAssembler:
     """Puts the chunks of one session's arrays together, within budgets of bytes.
 
     An array counts against them from its first chunk until it is taken.
@@ -122,11 +122,11 @@ class Assembler:
     """
 
     def __init__(
-        self, budget: int = BUDGET, entries: int = ENTRIES, purse: Purse | None = None
+        self, budget: int = BUDGET, entries: int = ENTRIES, purse: ByteBudget | None = None
     ) -> None:
         self._budget = budget
         self._entries = entries
-        self._purse = purse or Purse(1 << 62)
+        self._purse = purse or ByteBudget(1 << 62)
         self._held: dict[int, int] = {}  # by origin
         self._partial: dict[tuple[int, str, int, Key], _Partial] = {}
         self._whole: dict[tuple[int, str, int, Key], Array] = {}

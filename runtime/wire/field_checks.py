@@ -27,7 +27,7 @@ END = 1 << 63  # of integers
 _PLAIN = "plain data"
 
 
-class Fields(Generic[T]):
+class MessageSchema(Generic[T]):
     """The fields of a class of frozen values, or of named tuples, in the order in which it declares
     them."""
 

@@ -21,7 +21,7 @@ from graphflow.base.argument_checks import shown
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.ops.kernels.jit.array_address import fresh
-from graphflow.runtime.wire.field_checks import END, Fields, check_of, made
+from graphflow.runtime.wire.field_checks import END, MessageSchema, check_of, made
 from graphflow.runtime.wire.messages import (
     KINDS,
     Array,
@@ -60,15 +60,15 @@ _PREFIX = struct.Struct("<QH")  # of an array inside a message: checksum, length
 _SUMMED = 8  # the bytes of the checksum, before those that it is of
 _INSIDE_CAP = SMALL_BYTES + _HEADER_CAP + _PREFIX.size  # bytes of an array inside a message
 
-_HEAD = Fields(Envelope)
+_HEAD = MessageSchema(Envelope)
 _check_header = check_of(tuple[Key, str, list[Count]])
 
 
-class _Known(dict[str, Fields[Message]]):
+class _Known(dict[str, MessageSchema[Message]]):
     """The fields of each kind of message, made when the first of a kind travels."""
 
-    def __missing__(self, kind: str) -> Fields[Message]:
-        self[kind] = Fields(KINDS[kind])
+    def __missing__(self, kind: str) -> MessageSchema[Message]:
+        self[kind] = MessageSchema(KINDS[kind])
         return self[kind]
 
 

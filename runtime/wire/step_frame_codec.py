@@ -268,7 +268,7 @@ def _parted(frame: bytes, start: int) -> list[Small]:
 # Between two who know each other -----------------------------------------------------------------
 
 
-class Dialogue:
+class StepCodec:
     """The orders and answers of steps, between the coordinator of a session in one epoch and a
     worker: the frames of `pack`, written and read in half of its time, for it is known who speaks.
 
@@ -284,12 +284,12 @@ class Dialogue:
         self._answer = struct.Struct(f"<4sqqq{len(self._answers)}s{_REQUEST.format[1:]}")
 
     @staticmethod
-    def between(session: str, epoch: int, worker: int, token: str) -> Dialogue | None:
+    def between(session: str, epoch: int, worker: int, token: str) -> StepCodec | None:
         """The one of a session's coordinator and a worker; None if what tells them from others is
         too long for packed frames."""
         asks = _sender_bytes(session, epoch, COORDINATOR, token)
         answers = _sender_bytes(session, epoch, worker, token)
-        return Dialogue(asks, answers) if max(len(asks), len(answers)) <= _SAME_CAP else None
+        return StepCodec(asks, answers) if max(len(asks), len(answers)) <= _SAME_CAP else None
 
     def order(
         self,

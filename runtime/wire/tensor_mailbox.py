@@ -37,7 +37,7 @@ class Wait(NamedTuple):
     since: float
 
 
-class Mail:
+class TensorMailbox:
     """Tensors that came and were not taken yet, by step and edge; waits end by arrival, cancel or
     deadline.
 

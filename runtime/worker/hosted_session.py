@@ -25,12 +25,12 @@ from graphflow.runtime.observability.activity import Activity
 from graphflow.runtime.polling.io_driver import LINGER
 from graphflow.runtime.protocol.reliable_stream import Outbound
 from graphflow.runtime.protocol.worker_events import Beat, Cut, Finished, Heard, Offer, Outcome, Run
-from graphflow.runtime.security.authenticator import Guard
+from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.array_lending import Loans
-from graphflow.runtime.transport.bulk_tcp import WORD, Outlet, Pipe, join
-from graphflow.runtime.transport.shared_memory_arrays import LENT_FROM, Borrower, is_whole
+from graphflow.runtime.transport.array_lending import PeerSharedMemory
+from graphflow.runtime.transport.bulk_tcp import WORD, BulkSender, Pipe, join
+from graphflow.runtime.transport.shared_memory_arrays import LENT_FROM, SharedArrayReader, is_whole
 from graphflow.runtime.transport.unix_socket import Lane
 from graphflow.runtime.wire.frame_codec import Borrowed
 from graphflow.runtime.wire.graph_limits import Limits
@@ -59,7 +59,7 @@ from graphflow.runtime.wire.messages import (
     step_of,
 )
 from graphflow.runtime.wire.tensor_mailbox import Carried
-from graphflow.runtime.worker.link_probe import Attend, Echoes
+from graphflow.runtime.worker.link_probe import Attend, LinkProber
 from graphflow.runtime.worker.peer_link import Link
 
 _SILENT = frozenset((Commit, Abort, Save))
@@ -120,7 +120,7 @@ class HostedSession:
         devices: Sequence[str],
         threads: int | None,
         insecure: bool,
-        guard: Guard | None,
+        guard: ZapAuthenticator | None,
         factory: HostFactory,
         allow_ops: Collection[str],
         report: Callable[[Finished | Offer | Cut], None],
@@ -161,8 +161,10 @@ class HostedSession:
         self._host: HostLike | None = None
         self._links: dict[int, Link] = {}
         session = opening.session  # and not self: what is lent would go with a cycle, late
-        self._loans = Loans(lambda token: report(Offer(session, token)))  # to the coordinator
-        self._borrowers: dict[int, Borrower] = {}
+        self._loans = PeerSharedMemory(
+            lambda token: report(Offer(session, token))
+        )  # to the coordinator
+        self._borrowers: dict[int, SharedArrayReader] = {}
         self._idle = False  # its thread has no job, and drives the sockets
         self._given, self._done = 1, 0  # jobs; while they are as many, its thread sends nothing
         self._uncounted: int | None = None  # a step that has committed: nobody waits for that
@@ -173,7 +175,7 @@ class HostedSession:
         self._jobs: queue.SimpleQueue[Run] = queue.SimpleQueue()
         name = f"session-{opening.session[:8]}"
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._echoes = Echoes(
+        self._echoes = LinkProber(
             self._index, self._addresses, self._links, attend, self._closing, f"{name}-echo"
         )
         self._thread.start()
@@ -216,7 +218,7 @@ class HostedSession:
                 join(token, self._addresses[origin], self._admit)
             return
         with contextlib.suppress(TransportError):
-            self._borrowers[origin] = Borrower(token)
+            self._borrowers[origin] = SharedArrayReader(token)
 
     def borrowed(self, origin: int, chunk: Chunk) -> Borrowed | None:
         """The bytes of an array that somebody lends; None for one of whom nothing is known."""
@@ -351,7 +353,7 @@ class HostedSession:
                 )  # fmt: skip
                 outbound = Outbound(self._session, self._epoch, self._index, self._token)
                 lane = None if self._keys else Lane.to(address)
-                outlet = Outlet(self._listens) if self._listens and not self._keys else None
+                outlet = BulkSender(self._listens) if self._listens and not self._keys else None
                 sealed = bool(self._keys)
                 self._links[worker] = Link(channel, outbound, lane, outlet, sealed=sealed)
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)

@@ -27,7 +27,7 @@ Attend = Callable[[Callable[[], bool], float], bool]
 another thread does."""
 
 
-class Echoes:
+class LinkProber:
     """Those of one session on worker `index`: asked for here, and sent back to who asked.
 
     Args:

@@ -17,8 +17,12 @@ from graphflow.runtime.protocol.reliable_stream import Letter, Outbound, sealed
 from graphflow.runtime.protocol.worker_events import Heard
 from graphflow.runtime.security.receive_accounting import UNDER_WAY
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.transport.bulk_tcp import Outlet, Pipe
-from graphflow.runtime.transport.shared_memory_arrays import LENT_FROM, Lender, require_whole
+from graphflow.runtime.transport.bulk_tcp import BulkSender, Pipe
+from graphflow.runtime.transport.shared_memory_arrays import (
+    LENT_FROM,
+    SharedArrayPool,
+    require_whole,
+)
 from graphflow.runtime.transport.unix_socket import Lane
 from graphflow.runtime.wire.frame_codec import chunks, encode, is_far, lent, small
 from graphflow.runtime.wire.messages import Ack, Array, Chunk, Key, Share, Tensor
@@ -47,7 +51,7 @@ class Link:
         channel: Any,
         outbound: Outbound,
         lane: Lane | None = None,
-        outlet: Outlet | None = None,
+        outlet: BulkSender | None = None,
         *,
         sealed: bool = False,
     ) -> None:
@@ -57,7 +61,7 @@ class Link:
         self._outbound = outbound
         self._lock = channel.lock
         self._changed = threading.Condition(channel.lock)
-        self._lender = Lender()
+        self._lender = SharedArrayPool()
         # A piece is encrypted here while the one before it is decrypted there.
         self._far = sealed or is_far(channel.address)
         self._offered = -inf  # when, last

@@ -30,9 +30,9 @@ from graphflow.runtime.memory.malloc_tuning import give_back_freed_memory
 from graphflow.runtime.polling.io_driver import SLICE, SocketDriverLock
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.clock_sync import identity
-from graphflow.runtime.protocol.fast_path import RepeatingWorker
+from graphflow.runtime.protocol.fast_path import FastPathWorker
 from graphflow.runtime.protocol.remote_errors import failed
-from graphflow.runtime.protocol.worker import Epitaph
+from graphflow.runtime.protocol.worker import ExitReport
 from graphflow.runtime.protocol.worker_events import (
     Attach,
     Beat,
@@ -52,12 +52,12 @@ from graphflow.runtime.protocol.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
-from graphflow.runtime.security.authenticator import UNTRUSTED, Guard
+from graphflow.runtime.security.authenticator import UNTRUSTED, ZapAuthenticator
 from graphflow.runtime.security.keys import COORDINATOR, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.bulk_tcp import Pipe, Pipes
+from graphflow.runtime.transport.bulk_tcp import BulkReceivers, Pipe
 from graphflow.runtime.transport.tcp import leave
 from graphflow.runtime.transport.unix_socket import Lane, Lanes
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
@@ -106,14 +106,14 @@ class WorkerProcess:
         ring: Keyring | None = None,
         connections: int | None = None,
         checkpoints: str | None = None,
-        epitaph: Epitaph | None = None,
+        epitaph: ExitReport | None = None,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._wakeup = WakeupFd()
-        self._guard: Guard | None = None
+        self._guard: ZapAuthenticator | None = None
         try:
             if key is not None:
-                self._guard = Guard(self._context, key, ring or Keyring())
+                self._guard = ZapAuthenticator(self._context, key, ring or Keyring())
             self._listener = transport_of(listen).Listener(
                 self._context, listen, insecure=insecure, guard=self._guard,
                 most=connections, wake=self._look_again,
@@ -132,7 +132,7 @@ class WorkerProcess:
         self._factory = factory
         self._allow_ops = frozenset(allow_ops)
         self._checkpoints = checkpoints
-        self._machine = RepeatingWorker(
+        self._machine = FastPathWorker(
             devices, identity(), host_memory() // 2, epitaph, secrets.randbits(62)
         )
         self._sessions: dict[str, HostedSession] = {}
@@ -146,7 +146,7 @@ class WorkerProcess:
         # A socket tells of what comes only once it has been found empty.
         self._unread = True
         self._lanes = Lanes(self.address if self._guard is None else "")
-        self._pipes = Pipes()
+        self._pipes = BulkReceivers()
         self._entering: deque[tuple[str, Pipe]] = deque()
         # Lanes and pipes, by what wakes us for them.
         self._heard: dict[int, tuple[bytes, Lane | Pipe]] = {}

@@ -23,7 +23,7 @@ from graphflow.placement.clusters.host_facts import keep_to
 from graphflow.runtime.diagnostics.crash_recorder import record
 from graphflow.runtime.memory.malloc_tuning import keep_freed_memory
 from graphflow.runtime.observability.metrics_endpoint import MetricsServer
-from graphflow.runtime.protocol.worker import Epitaph
+from graphflow.runtime.protocol.worker import ExitReport
 from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.transport import transport_of
@@ -164,7 +164,7 @@ def mourn(
         stand_in = WorkerProcess(
             address, devices=[], threads=None, insecure=insecure, factory=default_factory,
             key=_own_key(ring, key, address, insecure=insecure), ring=ring,
-            epitaph=Epitaph(reason, op, session),
+            epitaph=ExitReport(reason, op, session),
         )  # fmt: skip
     except GraphflowError:
         return  # the next worker is there already

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from graphflow.runtime.telemetry.metrics import Meters, watch_process
 
 if TYPE_CHECKING:
-    from graphflow.runtime.security.connection_guard import Door
+    from graphflow.runtime.security.connection_guard import ConnectionLimiter
     from graphflow.runtime.worker.hosted_session import HostedSession
 
 
@@ -17,7 +17,7 @@ def watch_worker(
     address: str,
     sessions: Mapping[str, HostedSession],
     unsent: Mapping[bytes, Sized],
-    door: Door,
+    door: ConnectionLimiter,
 ) -> None:
     """Let meters tell of a worker.
 

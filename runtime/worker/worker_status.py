@@ -29,7 +29,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.protocol.remote_errors import raised
-from graphflow.runtime.security.authenticator import Guard
+from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import CLIENT, KeyPair, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
 from graphflow.runtime.security.receive_accounting import UNDER_WAY
@@ -224,7 +224,7 @@ def ask(
         TransportError: an address is malformed, or insecure.
     """
     context: zmq.Context[Any] = zmq.Context()
-    guard = None if pair is None else Guard(context, pair, ring or Keyring())
+    guard = None if pair is None else ZapAuthenticator(context, pair, ring or Keyring())
     asked: list[_Asked] = []
     try:
         for worker in workers:
@@ -253,7 +253,7 @@ class _Asked:
     """One worker that was asked."""
 
     def __init__(
-        self, context: Any, worker: Address, *, insecure: bool, guard: Guard | None
+        self, context: Any, worker: Address, *, insecure: bool, guard: ZapAuthenticator | None
     ) -> None:
         self._address = worker.address
         self._keyed = bool(worker.key)

@@ -48,7 +48,7 @@ from graphflow.runtime.observability import metrics_endpoint as endpoint
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol import worker_events as w
-from graphflow.runtime.protocol.fast_path import Repeat, RepeatingCoordinator, RepeatingWorker
+from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker, Repeat
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.security.keys import WORKER, Keyring, PublicKey
 from graphflow.runtime.transport import bulk_tcp as pipe
@@ -57,7 +57,7 @@ from graphflow.runtime.transport.shared_memory import Segment
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire import graph_codec as codec
 from graphflow.runtime.wire import step_frame_codec as packed
-from graphflow.runtime.wire.chunk_assembler import Assembler
+from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.graph_limits import Limits
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
@@ -171,7 +171,7 @@ def envelope(sequence: int = 1, step: int = 0, origin: int = COORDINATOR) -> Env
 
 def chunk_run(data: bytes) -> None:
     """Chunks, as a list of [fields, data], into one assembler."""
-    inbox = Assembler(budget=1 << 20, entries=100)
+    inbox = ChunkAssembler(budget=1 << 20, entries=100)
     for fields, piece in _pairs(data):
         head = msgpack.packb(["Chunk", list(envelope()), fields])
         with contextlib.suppress(ProtocolError):
@@ -321,7 +321,7 @@ OUTCOMES = (
 
 
 def worker_machine(data: bytes) -> None:
-    machine = RepeatingWorker(["cpu:0"])
+    machine = FastPathWorker(["cpu:0"])
     now, jobs = 0.0, []
     for entry in _entries(data):
         event: Any = None
@@ -387,7 +387,7 @@ ORDERS: list[tuple[Message, list[Any]]] = [
 
 def coordinator_machine(data: bytes) -> None:
     now, used = 0.0, set[int]()
-    machine = RepeatingCoordinator(SESSION, PEERS, now, token=TOKEN)
+    machine = FastPathCoordinator(SESSION, PEERS, now, token=TOKEN)
     for entry in _entries(data):
         event: Any = None
         match entry:
@@ -724,7 +724,7 @@ def dialogue_frames() -> tuple[bytes, ...]:
 
 def dialogue(data: bytes) -> None:
     """What is read by those who know each other: what everybody reads, or nothing."""
-    known = packed.Dialogue.between(envelope().session, envelope().epoch, 1, envelope().token)
+    known = packed.StepCodec.between(envelope().session, envelope().epoch, 1, envelope().token)
     assert known is not None
     order, answer = known.read_order(data), known.read_answer(data)
     if order is not None or answer is not None:

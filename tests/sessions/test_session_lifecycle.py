@@ -9,13 +9,13 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, SessionError, StateLost, WorkerLost
-from graphflow.recovery.no_recovery import Fragile
+from graphflow.recovery.no_recovery import NoRecovery
 
 
 def test_a_session_without_checkpoints_is_lost_with_a_worker() -> None:
     v = gf.variable(np.zeros((), "float32"), name="v")
     with gf.Session() as s:
-        assert type(s._recovery) is Fragile and s.checkpoint_error is None
+        assert type(s._recovery) is NoRecovery and s.checkpoint_error is None
         s.set(v, 3.0)
         assert s.get(v) == 3.0
         with pytest.raises(ArgumentError, match="save takes a folder"):

@@ -199,21 +199,21 @@ def test_losses_in_steps_that_are_done_again_count_for_those_steps(
 ) -> None:
     """Else three that have nothing in common would be taken for the work of one."""
     from graphflow.recovery.recoverer import Recovery
-    from graphflow.runtime.protocol.poison_tracker import Poison
+    from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
 
-    again, died, left, found = Recovery._redo, Poison.died, [7, 6, 5], []
+    again, died, left, found = Recovery._redo, PoisonTaskTracker.died, [7, 6, 5], []
 
     def redo(self: Recovery, entry: Any) -> None:
         if left and entry.before == left[-1]:
             kill(s, left.pop() % 2)
         again(self, entry)
 
-    def counted(self: Poison, error: WorkerLost, committed: int) -> PoisonedTask | None:
+    def counted(self: PoisonTaskTracker, error: WorkerLost, committed: int) -> PoisonedTask | None:
         found.append(committed)
         return died(self, error, committed)
 
     monkeypatch.setattr(Recovery, "_redo", redo)
-    monkeypatch.setattr(Poison, "died", counted)
+    monkeypatch.setattr(PoisonTaskTracker, "died", counted)
     expected = []
 
     def strike(number: int) -> None:

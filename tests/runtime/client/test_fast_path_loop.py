@@ -19,9 +19,9 @@ import graphflow as gf
 from graphflow.errors import CheckError, SessionError, StepTimeout, WorkerLost
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.client import fast_path_loop as repeating
-from graphflow.runtime.client.fast_path_loop import RepeatingLoop
+from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.protocol.coordinator_events import Replies
-from graphflow.runtime.protocol.fast_path import RepeatingCoordinator
+from graphflow.runtime.protocol.fast_path import FastPathCoordinator
 from tests.faults import hazards
 from tests.faults.running import stop
 from tests.interrupts import interrupt_at, interrupted
@@ -65,20 +65,20 @@ def session() -> Iterator[gf.Session]:
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What went which way: the steps of all sessions of this process, and the answers to them."""
     found: list[str] = []
-    repeat, answered = RepeatingLoop.repeat, RepeatingCoordinator.answered
+    repeat, answered = FastPathLoop.repeat, FastPathCoordinator.answered
 
-    def told(self: RepeatingLoop, *given: Any) -> Replies | None:
+    def told(self: FastPathLoop, *given: Any) -> Replies | None:
         replies = repeat(self, *given)
         found.append("short" if replies is not None else "long")
         return replies
 
-    def heard(self: RepeatingCoordinator, *given: Any) -> Any:
+    def heard(self: FastPathCoordinator, *given: Any) -> Any:
         actions = answered(self, *given)
         found.append("answered" if actions is not None else "said otherwise")
         return actions
 
-    monkeypatch.setattr(RepeatingLoop, "repeat", told)
-    monkeypatch.setattr(RepeatingCoordinator, "answered", heard)
+    monkeypatch.setattr(FastPathLoop, "repeat", told)
+    monkeypatch.setattr(FastPathCoordinator, "answered", heard)
     return found
 
 
@@ -198,7 +198,7 @@ def test_what_breaks_the_short_way_ends_the_session_and_says_so(
         for _ in range(3):
             session.run(model.add, fed(model, 1))
         for where in ("repeat", "answered"):
-            monkeypatch.setattr(RepeatingCoordinator, where, broken)
+            monkeypatch.setattr(FastPathCoordinator, where, broken)
         began = time.monotonic()
         with pytest.raises(SessionError, match=r"closed.*none is left"):
             while time.monotonic() < began + 10:  # a tick may be due: then there is no short way

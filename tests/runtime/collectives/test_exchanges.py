@@ -21,9 +21,9 @@ from graphflow.ops.communication.reduction_order import shares
 from graphflow.ops.kernels.jit.array_address import fresh
 from graphflow.runtime.collectives import message_transport as parcels
 from graphflow.runtime.collectives import shared_memory_transport as shared
-from graphflow.runtime.collectives.message_transport import Parcels, Post
+from graphflow.runtime.collectives.message_transport import MessageExchange, Post
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
-from graphflow.runtime.collectives.shared_counters import Gates
+from graphflow.runtime.collectives.shared_counters import SharedCounters
 from graphflow.runtime.collectives.shared_memory_transport import Mapped, Slots, ground, private
 from graphflow.runtime.transport import nontemporal_copy as bypass
 from graphflow.runtime.wire.messages import Parcel
@@ -109,7 +109,7 @@ def together(jobs: Sequence[Any]) -> None:
             job.result(timeout=20)
 
 
-def wait(gates: Gates, value: int) -> None:
+def wait(gates: SharedCounters, value: int) -> None:
     for _ in range(1000):
         if gates.pending(value, 0.02) < 0:
             return
@@ -150,7 +150,7 @@ def test_parcels_give_the_bits_of_the_plain_kernel(data: Any) -> None:
     post = Post("s", "p/0", "'y'", box.put, box.take)
 
     def carry(ranks: Sequence[int], given: Mapping[int, Any], results: Any) -> None:
-        Parcels(what, ranks, post).run(1, given, results)
+        MessageExchange(what, ranks, post).run(1, given, results)
 
     before, parcels.PART = parcels.PART, data.draw(st.sampled_from([16, 1 << 20]))
     try:

@@ -27,7 +27,7 @@ from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.exchanges import Exchanges
 from graphflow.runtime.collectives.nccl import Communicator, Nccl
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.wire.tensor_mailbox import Mail
+from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
 from tests.house.sources import ROOT
 from tests.runtime.collectives.test_exchanges import collective, plain, same_bits, together
 
@@ -233,7 +233,7 @@ class Steps:
                        attrs)
             for i, n in enumerate(sizes)
         ]  # fmt: skip
-        mail = Mail()
+        mail = TensorMailbox()
         mail.deadline = time.monotonic() + 60
         self.exchanges = Exchanges("s", 0, mail, lambda parcel: None)
         self.direct: list[bool] = []

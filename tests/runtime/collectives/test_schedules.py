@@ -17,10 +17,10 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.collectives.exchanges import Exchanges
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.schedules import Round, all_reduce, spread
-from graphflow.runtime.collectives.shared_counters import LINE, Gates
+from graphflow.runtime.collectives.shared_counters import LINE, SharedCounters
 from graphflow.runtime.collectives.shared_memory_transport import private
 from graphflow.runtime.transport.shared_memory import Segment, is_possible
-from graphflow.runtime.wire.tensor_mailbox import Mail
+from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
 from tests.runtime.collectives.test_exchanges import together
 
 
@@ -77,7 +77,7 @@ def test_what_is_sent_is_what_is_taken_and_the_bytes_are_least(algorithm: str, c
 
 
 def test_a_gate_waits_no_longer_than_it_is_told_and_says_who_is_missing() -> None:
-    gates = Gates(private(3 * LINE), 3)
+    gates = SharedCounters(private(3 * LINE), 3)
     gates.tell(0, 1)
     started = time.monotonic()
     assert gates.pending(1, 0.05) == 1
@@ -89,7 +89,7 @@ def test_a_gate_waits_no_longer_than_it_is_told_and_says_who_is_missing() -> Non
 
 def test_who_sleeps_at_a_gate_is_woken() -> None:
     memory = private(LINE)
-    mine, others = Gates(memory, 1), Gates(memory, 1)
+    mine, others = SharedCounters(memory, 1), SharedCounters(memory, 1)
     threading.Timer(0.1, others.tell, (0, 7)).start()
     started = time.monotonic()
     assert mine.pending(7, 20.0) == -1
@@ -101,7 +101,7 @@ def test_gates_order_memory_between_processes() -> None:
     segment = Segment.create(4096)
     numbers = segment.memory[1024:].view(np.int64)
     child = os.fork()
-    gates = Gates(segment.memory, 2)
+    gates = SharedCounters(segment.memory, 2)
     me = int(child != 0)
     wrong = 0
     for turn in range(1, 2000):
@@ -132,7 +132,7 @@ def pair(size: int) -> Collective:
 def test_a_part_that_waits_in_vain_names_the_rank_and_the_next_step_is_right(
     size: int, cancelled: bool
 ) -> None:
-    mail = Mail()
+    mail = TensorMailbox()
     mail.deadline = time.monotonic() + (30.0 if cancelled else 0.3)
     exchanges = Exchanges("s", 0, mail, lambda parcel: None)
     what = pair(size)

@@ -22,7 +22,7 @@ from graphflow.runtime.collectives.shared_memory_edges import MOST, ROOM, carrie
 from graphflow.runtime.host.session_state import MEETING
 from graphflow.runtime.transport.shared_memory import Segment, is_possible
 from graphflow.runtime.wire.messages import Parcel
-from graphflow.runtime.wire.tensor_mailbox import Awaited, Mail
+from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.faults import hazards
 from tests.runtime.collectives.test_exchanges import together
 from tests.runtime.workers import segments_of
@@ -37,7 +37,7 @@ class Pair:
     """Two devices of two workers, which have these edges between them, in one direction."""
 
     def __init__(self, specs: dict[int, TensorSpec], seconds: float = 20.0) -> None:
-        self.mails = Mail(0), Mail(1)
+        self.mails = TensorMailbox(0), TensorMailbox(1)
         self.words: list[str] = []
         self.ends = [Exchanges("s", i, mail, self._outbox) for i, mail in enumerate(self.mails)]
         to, of = ({n: Awaited(f"edge {n}", worker) for n in specs} for worker in (1, 0))

@@ -33,7 +33,7 @@ from graphflow.runtime.partitioning.partition import FORMS, Partition, partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.wire.graph_codec import encode
 from graphflow.runtime.wire.messages import Computed, Parcel
-from graphflow.runtime.wire.tensor_mailbox import Awaited, Mail
+from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.interrupts import interrupted
 from tests.runtime.programs import CPU, OTHER, placed
 
@@ -355,7 +355,7 @@ def test_a_late_tensor_of_a_finished_step_is_dropped(host: Host) -> None:
 
 
 def test_mail_of_a_later_step_stays_when_an_earlier_one_ends() -> None:
-    mail = Mail()
+    mail = TensorMailbox()
     mail.deadline = time.monotonic() + 10
     mail.put(1, 0, "one")
     mail.put(2, 0, "two")
@@ -415,7 +415,7 @@ def test_only_a_step_that_assigns_something_has_changes_to_commit(host: Host) ->
 
 @pytest.mark.parametrize("comes", ["put", "cancel"])
 def test_a_thread_that_receives_hears_at_once_of_what_another_device_says(comes: str) -> None:
-    mail = Mail()
+    mail = TensorMailbox()
     mail.deadline = time.monotonic() + 30
     asleep, rung = threading.Event(), threading.Event()
 

@@ -22,7 +22,7 @@ from graphflow.runtime.client.remote_hosts import RemoteHosts
 from graphflow.runtime.diagnostics.crash_recorder import Recorder
 from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 from graphflow.runtime.launch import local
-from graphflow.runtime.launch.fork_server import Nursery, _settled, can_fork
+from graphflow.runtime.launch.fork_server import ForkServer, _settled, can_fork
 from graphflow.runtime.launch.local import LocalWorker, LocalWorkers
 from tests.faults.running import stop
 
@@ -34,8 +34,8 @@ needs_forks = pytest.mark.skipif(not can_fork(), reason="processes have no descr
 
 
 @pytest.fixture
-def nursery() -> Iterator[Nursery]:
-    made = Nursery(dict(os.environ))
+def nursery() -> Iterator[ForkServer]:
+    made = ForkServer(dict(os.environ))
     yield made
     made.close()
 
@@ -69,7 +69,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_ctrl_c_while_a_nursery_begins_is_none_of_its_business(nursery: Nursery) -> None:
+def test_ctrl_c_while_a_nursery_begins_is_none_of_its_business(nursery: ForkServer) -> None:
     os.kill(nursery.pid, signal.SIGINT)
     state = Path(f"/proc/{nursery.pid}/status")
 
@@ -94,7 +94,7 @@ def test_forks_do_not_draw_the_same_random_numbers(monkeypatch: pytest.MonkeyPat
 
 
 @needs_forks
-def test_a_fork_has_streams_of_its_own_and_tells_how_it_ended(nursery: Nursery) -> None:
+def test_a_fork_has_streams_of_its_own_and_tells_how_it_ended(nursery: ForkServer) -> None:
     recorder = Recorder()
     until = time.monotonic() + START
     wrong = nursery.fork(["--listen", "nonsense"], recorder.descriptors, until)
@@ -116,7 +116,7 @@ def test_a_fork_has_streams_of_its_own_and_tells_how_it_ended(nursery: Nursery) 
 
 
 @needs_forks
-def test_a_worker_that_nobody_waits_for_is_seen_off_by_its_nursery(nursery: Nursery) -> None:
+def test_a_worker_that_nobody_waits_for_is_seen_off_by_its_nursery(nursery: ForkServer) -> None:
     recorder = Recorder()
     arguments = ["--listen", "tcp://127.0.0.1:*", "--parent", str(nursery.pid)]
     worker = nursery.fork(arguments, recorder.descriptors, time.monotonic() + START)
@@ -131,7 +131,7 @@ def test_a_worker_that_nobody_waits_for_is_seen_off_by_its_nursery(nursery: Nurs
 
 @needs_forks
 def test_a_worker_whose_start_was_interrupted_ends_with_the_nursery_that_is_closed(
-    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+    nursery: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder, started = Recorder(), list[int]()
 
@@ -153,7 +153,7 @@ def test_a_worker_whose_start_was_interrupted_ends_with_the_nursery_that_is_clos
 
 
 @needs_forks
-def test_a_nursery_outlives_a_request_to_end_and_closes_twice(nursery: Nursery) -> None:
+def test_a_nursery_outlives_a_request_to_end_and_closes_twice(nursery: ForkServer) -> None:
     recorder = Recorder()
     nursery.fork(["--listen", "nonsense"], recorder.descriptors, time.monotonic() + START).wait(5)
     os.kill(nursery.pid, signal.SIGTERM)

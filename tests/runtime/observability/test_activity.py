@@ -218,7 +218,7 @@ def test_a_clients_key_may_ask_for_the_status_and_give_no_order(tmp_path: Path) 
         ring.add(str(pair.public), "here")
         roles[role] = pair.public.key
     context: zmq.Context[Any] = zmq.Context()
-    guard = guards.Guard(context, pair, ring)
+    guard = guards.ZapAuthenticator(context, pair, ring)
     try:
         envelope = Envelope("s", 1, COORDINATOR, 0, 1)
         for key in roles.values():

@@ -16,7 +16,7 @@ import graphflow as gf
 from graphflow.runtime.program import loop_edge_flow_control as windows
 from graphflow.runtime.program.loop_edge_flow_control import InLoops, portion_of
 from graphflow.runtime.wire.messages import EDGE_BITS
-from graphflow.runtime.wire.tensor_mailbox import Awaited, Mail
+from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.faults import hazards
 
 MB = 1 << 20
@@ -27,7 +27,7 @@ SECONDS = 20.0
 class Wire:
     """What one device of several has of a step's mail; notes how far writers are ahead."""
 
-    mail: Mail
+    mail: TensorMailbox
     lead: dict[int, int]
     most: dict[int, int]
 
@@ -101,7 +101,7 @@ def test_no_loops_and_cuts_make_devices_wait_in_a_circle(
     data: st.DataObject, devices: int, ahead: int
 ) -> None:
     loop = data.draw(loops(devices))
-    mail = Mail()
+    mail = TensorMailbox()
     mail.deadline = threading.TIMEOUT_MAX
     lead: dict[int, int] = {}
     most: dict[int, int] = {}
@@ -131,7 +131,7 @@ def test_a_portion_is_half_of_what_may_be_under_way(nbytes: int, portion: int) -
 
 
 def test_each_step_begins_with_a_whole_window() -> None:
-    mail = Mail()
+    mail = TensorMailbox()
     mail.deadline = threading.TIMEOUT_MAX
     ends = InLoops(Wire(mail, {}, {}))  # type: ignore[arg-type]
     for step in range(1, 4):

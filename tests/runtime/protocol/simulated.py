@@ -26,7 +26,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol import worker_events as w
-from graphflow.runtime.protocol.fast_path import Repeat, RepeatingCoordinator, RepeatingWorker
+from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker, Repeat
 from graphflow.runtime.protocol.reliable_stream import Letter, Outbound, Version
 from graphflow.runtime.protocol.worker_session import AHEAD
 from graphflow.runtime.wire.frame_codec import chunks, decode, decode_frames, encode
@@ -286,7 +286,7 @@ class SimulatedWorker(Process):
         self.alive, self.frozen = True, False
         self.vouched, self.stopped = False, 0.0  # while it is frozen: by the transport; since when
         self.life += 1
-        self.machine = RepeatingWorker(["cpu:0"], process=self.life)
+        self.machine = FastPathWorker(["cpu:0"], process=self.life)
         self.depth = 0
         self.hosted: dict[str, Hosted] = {}
         self.backlog = []
@@ -377,7 +377,7 @@ class User(Process):
         self.epoch = 0
         self.done = False
         self.checkpoint = 0
-        self.machine: RepeatingCoordinator | None = None
+        self.machine: FastPathCoordinator | None = None
         self.begun: dict[int, float] = {}
         self._then: dict[int, tuple[Any, int]] = {}  # what to do with replies; the step, if any
         self.recover()
@@ -393,7 +393,7 @@ class User(Process):
         self.alive, self.frozen, self.backlog = True, False, []
         self.committed, self.step, self.request = self.checkpoint, 0, 0
         self.begun = {}
-        self.machine = RepeatingCoordinator(
+        self.machine = FastPathCoordinator(
             self.name, self.world.addresses, self.world.now * self.rate, self.epoch,
             self.world.token_of(self.name),
         )  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 from graphflow.errors import OpError
 from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol import worker_events as w
-from graphflow.runtime.protocol.fast_path import Repeat, RepeatingCoordinator, RepeatingWorker
+from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker, Repeat
 from graphflow.runtime.protocol.reliable_stream import ACK_EVERY, WINDOW, Outbound, Version
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire.messages import (
@@ -31,7 +31,7 @@ from graphflow.runtime.wire.messages import (
     Ping,
     changed,
 )
-from graphflow.runtime.wire.step_frame_codec import Dialogue
+from graphflow.runtime.wire.step_frame_codec import StepCodec
 
 SESSION, TOKEN = "5" * 32, "7" * 32
 LANE = b"lane 1"
@@ -44,7 +44,7 @@ def state(value: Any) -> Any:
     """What an object holds, to be compared: what answers say is not, only that there are some."""
     if isinstance(value, np.ndarray):
         return value.dtype, value.shape, value.tobytes()
-    if isinstance(value, Dialogue):
+    if isinstance(value, StepCodec):
         return "dialogue"
     if isinstance(value, Done):
         return "done"
@@ -66,8 +66,8 @@ class Cluster:
     def __init__(self, workers: int = 2) -> None:
         addresses = [f"tcp://127.0.0.1:{7000 + index}" for index in range(workers)]
         self.now = 10.0
-        self.coordinator = RepeatingCoordinator(SESSION, addresses, self.now, 1, TOKEN)
-        self.workers = [RepeatingWorker(["cpu:0"], process=index) for index in range(workers)]
+        self.coordinator = FastPathCoordinator(SESSION, addresses, self.now, 1, TOKEN)
+        self.workers = [FastPathWorker(["cpu:0"], process=index) for index in range(workers)]
         self.request = self.step = 0
         self.runs: list[tuple[int, w.Run]] = []
         self.settled: list[c.Settle] = []
@@ -358,10 +358,10 @@ def test_a_worker_knows_lanes_only_as_long_as_they_and_their_sessions_last() -> 
 
 @pytest.mark.parametrize("token", ["t" * 2000, "t" * 100_000])
 def test_a_secret_that_is_too_long_for_packed_frames_goes_the_long_way(token: str) -> None:
-    assert Dialogue.between("s", 1, 0, token) is None
-    coordinator = RepeatingCoordinator("s", ["tcp://127.0.0.1:7000"], 0.0, 1, token)
+    assert StepCodec.between("s", 1, 0, token) is None
+    coordinator = FastPathCoordinator("s", ["tcp://127.0.0.1:7000"], 0.0, 1, token)
     assert coordinator.repeat(Repeat(1, 1, ORDER, [0], {}), 0.0) is None
-    worker = RepeatingWorker(["cpu:0"])
+    worker = FastPathWorker(["cpu:0"])
     opening = Envelope("s", 1, COORDINATOR, 0, 1, 0, token)
     message = Open(1, 0, ["tcp://127.0.0.1:7000"], 30.0)
     worker.handle(w.Received(b"route", opening, message), 0.0)

@@ -14,7 +14,7 @@ from graphflow.errors import OpError, StepTimeout, WorkerLost
 from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol.coordinator import GRACE
 from graphflow.runtime.wire.messages import Compute, Done, Failed
-from graphflow.runtime.wire.tensor_mailbox import Awaited, Mail
+from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.runtime.protocol.test_protocol import Desk, settled
 
 
@@ -135,7 +135,7 @@ def test_a_step_that_waited_in_vain_before_the_one_it_follows_is_decided_ends_wi
 def test_a_device_that_waits_for_another_one_of_its_worker_blames_who_that_waits_for(
     first: str,
 ) -> None:
-    mail = Mail(worker=1)
+    mail = TensorMailbox(worker=1)
     mail.deadline = time.monotonic() + 0.3
     asleep = threading.Event()
 

@@ -16,7 +16,7 @@ from graphflow.errors import StaleEpoch, StaleSession
 from graphflow.runtime.protocol import coordinator, worker
 from graphflow.runtime.protocol import reliable_stream as stream
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
-from graphflow.runtime.protocol.fast_path import RepeatingCoordinator, RepeatingWorker
+from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker
 from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.peer_liveness import Watch
 from graphflow.runtime.protocol.reliable_stream import Arrival, Inbound, Outbound
@@ -248,7 +248,7 @@ def keeps_what_followed(settle: Any) -> Any:
 def commits_nothing(repeated: Any) -> Any:
     """Who is told shortly of the next step does not commit the one before it."""
 
-    def mutant(self: RepeatingWorker, *given: Any) -> Any:
+    def mutant(self: FastPathWorker, *given: Any) -> Any:
         run = repeated(self, *given)
         return run and run._replace(commits=-1)
 
@@ -256,7 +256,7 @@ def commits_nothing(repeated: Any) -> Any:
 
 
 def decides_with_the_first_short_answer(answered: Any) -> Any:
-    def mutant(self: RepeatingCoordinator, *given: Any) -> Any:
+    def mutant(self: FastPathCoordinator, *given: Any) -> Any:
         actions = answered(self, *given)
         steps = self._operations.steps()
         if actions != [] or not steps[0].replies.arrays:
@@ -271,7 +271,7 @@ def decides_with_the_first_short_answer(answered: Any) -> Any:
 def keeps_no_answer(answer: Any) -> Any:
     """What was answered shortly is not kept, to be sent again."""
 
-    def mutant(self: RepeatingWorker, finished: Any) -> Any:
+    def mutant(self: FastPathWorker, finished: Any) -> Any:
         told = answer(self, finished)
         if told is not None:
             self._sessions[finished.session].stream.outbound._kept.pop()
@@ -308,11 +308,11 @@ MUTATIONS: dict[str, Mutation] = {
     "what is missing is asked for once": around(Inbound, "_ask", asks_once),
     "a step after one that failed": around(CoordinatorMachine, "_go_on", goes_on_after_a_failure),
     "a step that waits survives an abort": around(Served, "settle", keeps_what_followed),
-    "the short way commits nothing": around(RepeatingWorker, "repeated", commits_nothing),
+    "the short way commits nothing": around(FastPathWorker, "repeated", commits_nothing),
     "the short way decides with the first": around(
-        RepeatingCoordinator, "answered", decides_with_the_first_short_answer
+        FastPathCoordinator, "answered", decides_with_the_first_short_answer
     ),
-    "short answers are not kept": around(RepeatingWorker, "answer", keeps_no_answer),
+    "short answers are not kept": around(FastPathWorker, "answer", keeps_no_answer),
 }
 EASY = (
     "no look at the epoch", "acknowledged before it was applied", "committed twice",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphflow.errors import PoisonedTask, WorkerLost
-from graphflow.runtime.protocol.poison_tracker import Poison
+from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
 
 
 def death(worker: int, *, op: str = "", program: str = "p", ended: bool = True) -> WorkerLost:
@@ -12,7 +12,7 @@ def death(worker: int, *, op: str = "", program: str = "p", ended: bool = True) 
 
 
 def test_an_op_that_ended_three_workers_is_poisoned_at_whatever_steps_it_did() -> None:
-    poison = Poison()
+    poison = PoisonTaskTracker()
     op = 'decode "image" (made at model.py:7)'
     assert poison.died(death(1, op=op), 4) is None
     assert poison.died(death(1, op="another"), 4) is None
@@ -24,7 +24,7 @@ def test_an_op_that_ended_three_workers_is_poisoned_at_whatever_steps_it_did() -
 
 
 def test_a_program_is_poisoned_where_it_ended_three_workers_at_the_same_point() -> None:
-    poison = Poison()
+    poison = PoisonTaskTracker()
     for committed in range(5):
         assert poison.died(death(0), committed) is None
     assert poison.died(death(1), 2) is None
@@ -33,7 +33,7 @@ def test_a_program_is_poisoned_where_it_ended_three_workers_at_the_same_point() 
 
 
 def test_a_worker_that_was_cut_off_or_computed_nothing_died_of_no_task() -> None:
-    poison = Poison()
+    poison = PoisonTaskTracker()
     for _ in range(5):
         assert poison.died(death(0, ended=False), 1) is None
         assert poison.died(death(0, program=""), 1) is None

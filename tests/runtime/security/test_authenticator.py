@@ -26,7 +26,7 @@ from graphflow.runtime.launch import child
 from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.protocol.worker_events import Heard, Received
 from graphflow.runtime.security import authenticator as guard
-from graphflow.runtime.security.authenticator import Guard
+from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
 from graphflow.runtime.transport.tcp import Channel, Listener, check
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, checksum
@@ -70,11 +70,11 @@ class Box:
     def __init__(self, context: Any, folder: Path) -> None:
         self.ring = Keyring(folder / "box")
         self.pair = self.ring.new("box", WORKER)
-        self.guard = Guard(context, self.pair, self.ring)
+        self.guard = ZapAuthenticator(context, self.pair, self.ring)
         self.listener = Listener(context, "tcp://127.0.0.1:*", insecure=False, guard=self.guard)
         self._folder = folder
         self.contexts: list[Any] = []
-        self.guards: list[Guard] = []
+        self.guards: list[ZapAuthenticator] = []
 
     def visitor(self, name: str, role: str, *, trusted: bool) -> tuple[Channel, str]:
         """A connection with a key of its own, and that key."""
@@ -84,7 +84,7 @@ class Box:
             self.ring.add(str(pair.public), name)
         own: Any = zmq.Context()
         self.contexts.append(own)
-        self.guards.append(Guard(own, pair, ring))
+        self.guards.append(ZapAuthenticator(own, pair, ring))
         channel = Channel(
             own, self.listener.address, insecure=False, watch=True,
             guard=self.guards[-1], key=self.pair.public.key,
@@ -176,10 +176,10 @@ def test_a_listener_that_shows_another_key_is_not_talked_to(box: Box, tmp_path: 
     pair, other = ring.new("alice", COORDINATOR), ring.new("other", WORKER)
     box.ring.add(str(pair.public), "alice")
     own: Any = zmq.Context()
+    guard = ZapAuthenticator(own, pair, ring)
     channel = Channel(
-        own, box.listener.address, insecure=False, watch=True, guard=Guard(own, pair, ring),
-        key=other.public.key,
-    )  # fmt: skip
+        own, box.listener.address, insecure=False, watch=True, guard=guard, key=other.public.key
+    )
     channel.send([b"secret"])
     time.sleep(0.3)
     assert True not in channel.changes() and box.listener.receive() is None
@@ -247,7 +247,7 @@ def test_an_address_beyond_loopback_needs_a_key_or_the_users_word(
     with pytest.raises(InsecureAddress, match="graphflow keys new"):
         Listener(context, "tcp://0.0.0.0:*", insecure=False)
     ring = Keyring(tmp_path)
-    guard = Guard(context, ring.new("box", WORKER), ring)
+    guard = ZapAuthenticator(context, ring.new("box", WORKER), ring)
     Listener(context, "tcp://0.0.0.0:*", insecure=False, guard=guard).close()
     guard.close()
     assert not check("tcp://10.0.0.2:7001", insecure=True, listening=True).loopback
@@ -409,7 +409,7 @@ def test_a_guard_does_not_begin_without_descriptors(
     pair = ring.new("box", WORKER)
     no_descriptors()
     with pytest.raises(KeyFileError, match="Too many open files"):
-        Guard(context, pair, ring)
+        ZapAuthenticator(context, pair, ring)
 
 
 def test_a_folder_that_cannot_be_read_ends_nothing(
@@ -437,7 +437,7 @@ def test_a_key_file_that_is_written_over_is_read_again(context: Any, tmp_path: P
     first = other.new("alice", COORDINATOR).public
     second = Keyring(tmp_path / "new").new("alice", COORDINATOR).public
     ring.add(str(first), "a mail")
-    guard = Guard(context, ring.new("box", WORKER), ring)
+    guard = ZapAuthenticator(context, ring.new("box", WORKER), ring)
     assert guard.role(first.key) == COORDINATOR
     (ring.folder / "trusted" / "alice.public").write_text(f"{second}\n")
     wait_for(lambda: guard.role(first.key) is None)

@@ -91,13 +91,13 @@ def served(context: Any) -> Iterator[Served]:
 @pytest.fixture
 def late_news(monkeypatch: pytest.MonkeyPatch) -> None:
     """The monitor tells of connections half a second late."""
-    arrive = door.Door._arrive
+    arrive = door.ConnectionLimiter._arrive
 
-    def late(self: door.Door, descriptor: int) -> None:
+    def late(self: door.ConnectionLimiter, descriptor: int) -> None:
         time.sleep(0.5)
         arrive(self, descriptor)
 
-    monkeypatch.setattr(door.Door, "_arrive", late)
+    monkeypatch.setattr(door.ConnectionLimiter, "_arrive", late)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from graphflow.runtime.security.receive_accounting import (
     HEARTBEATS,
     UNDER_WAY,
     Connection,
-    Inflow,
+    UnframedByteCounter,
     pause,
 )
 from graphflow.runtime.transport.tcp import Channel, Listener
@@ -28,7 +28,7 @@ DAY = 86_400
 
 
 def test_what_was_taken_is_whole_and_what_came_since_is_under_way() -> None:
-    inflow = Inflow()
+    inflow = UnframedByteCounter()
     assert inflow.under_way(1000, 0, 1.0) == 1000
     assert inflow.under_way(5000, 0, 1.0) == 5000
     assert inflow.under_way(9000, 3, 1.0) == 0
@@ -39,7 +39,7 @@ def test_what_was_taken_is_whole_and_what_came_since_is_under_way() -> None:
 @pytest.mark.parametrize("bytes_a_second", [16, 82])  # without keys, and with keys
 @pytest.mark.parametrize("pause", [0.2, 0.5, 60.0])
 def test_heartbeats_alone_are_never_under_way_for_long(bytes_a_second: int, pause: float) -> None:
-    inflow, most = Inflow(), 0
+    inflow, most = UnframedByteCounter(), 0
     for look in range(10_000):
         now = 7.0 + look * pause
         most = max(most, inflow.under_way(int(now) * bytes_a_second, 0, now))
@@ -47,28 +47,28 @@ def test_heartbeats_alone_are_never_under_way_for_long(bytes_a_second: int, paus
 
 
 def test_a_message_that_comes_slowly_is_under_way_all_the_same() -> None:
-    inflow = Inflow()
+    inflow = UnframedByteCounter()
     for second in range(600):
         under_way = inflow.under_way(second * 100_000, 0, float(second))
     assert under_way == pytest.approx(599 * (100_000 - HEARTBEATS), abs=1) and under_way > UNDER_WAY
 
 
 def test_clocks_that_stand_still_or_go_back_forgive_nothing_and_charge_nothing() -> None:
-    inflow = Inflow()
+    inflow = UnframedByteCounter()
     assert inflow.under_way(1000, 0, 5.0) == 1000
     assert inflow.under_way(1000, 0, 5.0) == 1000
     assert inflow.under_way(1000, 0, -DAY) == 1000
 
 
 def test_a_count_that_is_too_low_once_does_not_charge_what_was_whole() -> None:
-    inflow = Inflow()
+    inflow = UnframedByteCounter()
     assert inflow.under_way(9000, 3, 1.0) == 0
     assert inflow.under_way(2000, 3, 1.0) == 0
     assert inflow.under_way(9100, 3, 1.0) == 100
 
 
 def test_of_a_connection_that_may_have_been_there_for_long_only_what_comes_later_counts() -> None:
-    inflow = Inflow(ANEW)
+    inflow = UnframedByteCounter(ANEW)
     assert inflow.under_way(1 << 30, 7, 1.0) == 0
     assert inflow.under_way((1 << 30) + 500, 7, 1.0) == 500
 

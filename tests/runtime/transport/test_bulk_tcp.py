@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.runtime.transport import bulk_tcp as pipes
-from graphflow.runtime.transport.bulk_tcp import MOST, Outlet, Pipe, Pipes, join
+from graphflow.runtime.transport.bulk_tcp import MOST, BulkReceivers, BulkSender, Pipe, join
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP
 from tests.runtime.security.test_connection_guard import wait_for
 
@@ -36,14 +36,14 @@ def framed(*frames: bytes) -> bytes:
 
 
 @pytest.fixture
-def outlet() -> Iterator[Outlet]:
-    made = Outlet(ADDRESS)
+def outlet() -> Iterator[BulkSender]:
+    made = BulkSender(ADDRESS)
     yield made
     made.close()
 
 
 @pytest.fixture
-def ends(outlet: Outlet) -> Iterator[tuple[Pipe, Pipe]]:
+def ends(outlet: BulkSender) -> Iterator[tuple[Pipe, Pipe]]:
     """The end that sends, and the one that receives."""
     found: list[Pipe] = []
     join(outlet.offer(), ADDRESS, found.append)
@@ -141,7 +141,7 @@ def test_nothing_overtakes_what_went_another_way(ends: tuple[Pipe, Pipe]) -> Non
 
 
 def test_a_pipe_that_ends_says_so_and_sends_nothing(
-    outlet: Outlet, ends: tuple[Pipe, Pipe]
+    outlet: BulkSender, ends: tuple[Pipe, Pipe]
 ) -> None:
     near, far = ends
     far.close()
@@ -228,7 +228,7 @@ def test_any_bytes_are_messages_or_refused(ends: tuple[Pipe, Pipe]) -> None:
 # Offers ------------------------------------------------------------------------------------------
 
 
-def test_an_offer_is_for_who_knows_the_secret(outlet: Outlet) -> None:
+def test_an_offer_is_for_who_knows_the_secret(outlet: BulkSender) -> None:
     token = outlet.offer()
     port = int(token.split()[1])
     assert outlet.offer() == "", "one stands already"
@@ -248,7 +248,7 @@ def test_an_offer_is_for_who_knows_the_secret(outlet: Outlet) -> None:
 
 
 def test_who_says_nothing_does_not_keep_others_out(
-    outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+    outlet: BulkSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipes, "_GREETING", 0.2)
     token = outlet.offer()
@@ -261,7 +261,7 @@ def test_who_says_nothing_does_not_keep_others_out(
 
 def test_an_offer_ends_with_its_time_or_with_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipes, "_OFFERED", 0.2)
-    outlet = Outlet(ADDRESS)
+    outlet = BulkSender(ADDRESS)
     first = outlet.offer()
     second = wait_for(outlet.offer)
     assert first and second and first != second
@@ -283,7 +283,9 @@ def test_an_offer_ends_with_its_time_or_with_its_link(monkeypatch: pytest.Monkey
         ("", ADDRESS),
     ],
 )
-def test_an_offer_that_leads_elsewhere_is_not_taken(outlet: Outlet, token: str, known: str) -> None:
+def test_an_offer_that_leads_elsewhere_is_not_taken(
+    outlet: BulkSender, token: str, known: str
+) -> None:
     found: list[Pipe] = []
     join(token.format(token=outlet.offer()), known, found.append)
     time.sleep(0.1)
@@ -291,11 +293,11 @@ def test_an_offer_that_leads_elsewhere_is_not_taken(outlet: Outlet, token: str, 
 
 
 def test_a_worker_that_listens_everywhere_offers_none() -> None:
-    assert Outlet("tcp://*:7001").offer() == ""
+    assert BulkSender("tcp://*:7001").offer() == ""
 
 
 def test_a_process_reads_from_so_many_and_no_more() -> None:
-    taken = Pipes()
+    taken = BulkReceivers()
     ours, theirs = zip(*(socket.socketpair() for _ in range(MOST + 1)), strict=True)
     made: list[Any] = [FakePipe(each) for each in ours]
     routes = [taken.take_in("a" if n % 2 else "b", each) for n, each in enumerate(made)]

@@ -12,7 +12,7 @@ from graphflow.runtime.transport import nontemporal_copy as bypass
 from graphflow.runtime.transport.nontemporal_copy import (
     STREAMED_FROM,
     TURN,
-    Pace,
+    CopyStrategyTuner,
     adder,
     copy,
     turns,
@@ -99,7 +99,7 @@ def test_turns_begin_with_a_line_and_leave_few_elements_beside_them(
     assert dtype == "uint8" or crooked[turns(crooked)].size == 0
 
 
-def ways(pace: Pace, copies: int, seconds: dict[bool, float]) -> list[bool]:
+def ways(pace: CopyStrategyTuner, copies: int, seconds: dict[bool, float]) -> list[bool]:
     """Whether each of some copies goes past the caches, if copies take so long a byte."""
     found = []
     for _ in range(copies):
@@ -113,9 +113,9 @@ def test_the_way_that_is_clearly_quicker_is_taken_once_both_were_tried(
 ) -> None:
     monkeypatch.setattr(bypass, "_last_cache", lambda: 32 * MB)
     both = [False] * 4 + [True] * 4
-    assert ways(Pace(4 * MB), 12, {False: 2e-10, True: 1e-10}) == both + [True] * 4
-    assert ways(Pace(4 * MB), 12, {False: 1e-10, True: 1e-10}) == both + [False] * 4
-    pace = Pace(4 * MB)
+    assert ways(CopyStrategyTuner(4 * MB), 12, {False: 2e-10, True: 1e-10}) == both + [True] * 4
+    assert ways(CopyStrategyTuner(4 * MB), 12, {False: 1e-10, True: 1e-10}) == both + [False] * 4
+    pace = CopyStrategyTuner(4 * MB)
     ways(pace, 256, {False: 1e-10, True: 5e-10})  # then somebody else takes the cache
     assert ways(pace, 12, {False: 9e-10, True: 5e-10}) == both + [True] * 4
 
@@ -125,6 +125,6 @@ def test_sizes_that_lie_in_no_cache_or_in_ones_own_are_not_tried(
 ) -> None:
     monkeypatch.setattr(bypass, "_last_cache", lambda: 32 * MB)
     for nbytes, past in ((MB, False), (6 * MB, True), (64 * MB, True)):
-        assert ways(Pace(nbytes), 3, {False: 1e-10, True: 1e-10}) == [past] * 3
+        assert ways(CopyStrategyTuner(nbytes), 3, {False: 1e-10, True: 1e-10}) == [past] * 3
     monkeypatch.setattr(bypass, "_last_cache", lambda: 0)
-    assert Pace(4 * MB).past
+    assert CopyStrategyTuner(4 * MB).past

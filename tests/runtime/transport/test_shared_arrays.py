@@ -17,9 +17,13 @@ import graphflow as gf
 from graphflow.errors import GraphflowError, ProtocolError, WorkerLost
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.transport.shared_memory import is_possible
-from graphflow.runtime.transport.shared_memory_arrays import LENT_FROM, Borrower, Lender
+from graphflow.runtime.transport.shared_memory_arrays import (
+    LENT_FROM,
+    SharedArrayPool,
+    SharedArrayReader,
+)
 from graphflow.runtime.wire import frame_codec as wire
-from graphflow.runtime.wire.chunk_assembler import Assembler
+from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.messages import Chunk
 from graphflow.runtime.worker.peer_link import Link
 from tests.faults.running import resident, stop
@@ -196,11 +200,11 @@ def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[Link, Wire]
     send(made, array)
     offer, chunk = (type(message).__name__ for _, message, _ in channel.sent)
     assert (offer, chunk) == ("Share", "Chunk")
-    borrower = Borrower(channel.sent[0][1].token)
+    borrower = SharedArrayReader(channel.sent[0][1].token)
     send(made, array)
     _, lent, data = channel.sent[-1]
     assert isinstance(lent, Chunk) and lent.slot and data is None
-    inbox = Assembler()
+    inbox = ChunkAssembler()
     borrowed = wire.Borrowed(lambda: borrower.borrow(lent.slot, lent.turn, lent.nbytes))
     assert inbox.add(0, lent, borrowed)
     back = inbox.take(0, "edge", 1, 7)
@@ -210,8 +214,8 @@ def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[Link, Wire]
 @needs_memory
 def test_a_link_without_room_sends_the_bytes(link: tuple[Link, Wire]) -> None:
     made, channel = link
-    made._lender = Lender(2 * LENT_FROM)
-    Borrower(made._lender.offer())
+    made._lender = SharedArrayPool(2 * LENT_FROM)
+    SharedArrayReader(made._lender.offer())
     send(made, np.zeros(LENT_FROM, np.uint8))
     send(made, np.zeros(4 * LENT_FROM, np.uint8))
     first, second = channel.sent
@@ -234,8 +238,8 @@ def test_a_small_tensor_is_one_frame(link: tuple[Link, Wire]) -> None:
      ("shape", [1 << 20, 1 << 20]), ("offset", 4 << 20), ("axes", [0, 0])],
 )  # fmt: skip
 def test_a_lent_array_that_contradicts_itself_is_refused(field: str, value: Any) -> None:
-    lender = Lender()
-    borrower = Borrower(lender.offer())
+    lender = SharedArrayPool()
+    borrower = SharedArrayReader(lender.offer())
     chunk = wire.lent("edge", 1, 7, np.zeros(LENT_FROM, np.uint8), lender.lend)
     assert chunk is not None
     fields = {**chunk.__dict__, field: value}
@@ -244,7 +248,7 @@ def test_a_lent_array_that_contradicts_itself_is_refused(field: str, value: Any)
     wrong = Chunk(**fields)
     borrowed = wire.Borrowed(lambda: borrower.borrow(wrong.slot, wrong.turn, wrong.nbytes))
     with pytest.raises((ProtocolError, GraphflowError)):
-        Assembler(1 << 50).add(0, wrong, borrowed)
+        ChunkAssembler(1 << 50).add(0, wrong, borrowed)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -12,35 +12,39 @@ from hypothesis import strategies as st
 
 from graphflow.errors import ProtocolError, StepTimeout, TransportError
 from graphflow.runtime.transport.shared_memory import Segment, is_possible
-from graphflow.runtime.transport.shared_memory_arrays import Borrower, Lender, is_whole
-from graphflow.runtime.wire.tensor_mailbox import Awaited, Mail
+from graphflow.runtime.transport.shared_memory_arrays import (
+    SharedArrayPool,
+    SharedArrayReader,
+    is_whole,
+)
+from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="no anonymous shared memory here")
 
 MB = 1 << 20
 
 
-def pair(most: int = 64 * MB) -> tuple[Lender, Borrower]:
-    lender = Lender(most)
-    return lender, Borrower(lender.offer())
+def pair(most: int = 64 * MB) -> tuple[SharedArrayPool, SharedArrayReader]:
+    lender = SharedArrayPool(most)
+    return lender, SharedArrayReader(lender.offer())
 
 
 def raw(value: int, nbytes: int) -> memoryview:
     return np.full(nbytes, value, np.uint8).data
 
 
-def lend(lender: Lender, value: int, nbytes: int) -> tuple[int, int, int]:
+def lend(lender: SharedArrayPool, value: int, nbytes: int) -> tuple[int, int, int]:
     found = lender.lend(raw(value, nbytes))
     assert found is not None
     return (*found, nbytes)
 
 
 def test_nothing_is_lent_before_somebody_has_attached() -> None:
-    lender = Lender()
+    lender = SharedArrayPool()
     assert lender.lend(raw(1, 100)) is None and not lender.accepted
     token = lender.offer()
     assert lender.lend(raw(1, 100)) is None
-    Borrower(token)
+    SharedArrayReader(token)
     assert lender.accepted and lender.lend(raw(1, 100)) is not None
 
 
@@ -131,7 +135,7 @@ def test_a_slot_that_cannot_be_is_refused(start: int, turn: int, nbytes: int) ->
 def test_memory_without_a_board_is_refused() -> None:
     small = Segment.create(10)
     with pytest.raises(TransportError, match="room"):
-        Borrower(small.token)
+        SharedArrayReader(small.token)
 
 
 @pytest.mark.parametrize("nbytes", [100, MB, 4 * MB, 4 * MB + 1, 5 * MB + 77])
@@ -183,7 +187,7 @@ def test_what_is_sent_on_is_copied_when_it_is_whole() -> None:
 
 def test_a_step_waits_for_the_end_of_a_tensor_until_its_deadline() -> None:
     lender, borrower = pair()
-    source, mail, taken = np.full(3 * MB, 7, np.uint8), Mail(), []
+    source, mail, taken = np.full(3 * MB, 7, np.uint8), TensorMailbox(), []
     mail.deadline = monotonic() + 30.0
     mail.arrivals = []
 
@@ -261,7 +265,7 @@ def test_a_closed_lender_leaves_what_is_borrowed() -> None:
 
 
 def test_an_offer_takes_no_memory_until_something_is_lent() -> None:
-    lender = Lender()
+    lender = SharedArrayPool()
     lender.offer()
     assert lender._reserved == 64 and lender.lent == 0
 
@@ -303,7 +307,7 @@ def test_only_all_of_what_is_kept_and_only_once_is_lent_without_a_copy() -> None
 
 
 def test_what_is_not_attached_keeps_nothing() -> None:
-    lender = Lender()
+    lender = SharedArrayPool()
     assert lender.keep(np.ones(40_000)) is None
     lender.offer()
     assert lender.keep(np.ones(40_000)) is None

@@ -11,7 +11,7 @@ import pytest
 
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
 from graphflow.runtime.wire import chunk_assembler as assembler
-from graphflow.runtime.wire.chunk_assembler import Assembler, Purse
+from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, chunks
 from graphflow.runtime.wire.messages import Chunk
 
@@ -44,14 +44,14 @@ def test_a_header_is_checked_before_memory_is_allocated(change: Any, data: bytes
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):
-            Assembler().add(0, replace(CHUNK, **change), data)
+            ChunkAssembler().add(0, replace(CHUNK, **change), data)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
 
 
 def test_a_budget_bounds_what_is_under_way_until_it_is_taken_or_forgotten() -> None:
-    inbox = Assembler(budget=100, entries=3)
+    inbox = ChunkAssembler(budget=100, entries=3)
     for number in range(3):
         inbox.add(0, replace(CHUNK, number=number), b"\0" * 24)
     with pytest.raises(MessageTooLarge, match="arrays"):
@@ -66,8 +66,8 @@ def test_a_budget_bounds_what_is_under_way_until_it_is_taken_or_forgotten() -> N
 
 
 def test_each_peer_has_a_budget_and_all_sessions_share_one() -> None:
-    purse = Purse(130)
-    first, second = Assembler(60, purse=purse), Assembler(60, purse=purse)
+    purse = ByteBudget(130)
+    first, second = ChunkAssembler(60, purse=purse), ChunkAssembler(60, purse=purse)
     for inbox, origin in ((first, 0), (first, 0), (first, 1), (second, 0)):
         inbox.add(origin, replace(CHUNK, number=purse.held), b"\0" * 24)
     with pytest.raises(MessageTooLarge, match="48 of 60 bytes of its sender"):
@@ -90,13 +90,13 @@ def test_memory_that_there_is_not_is_an_error_of_ours(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(assembler, "fresh", none)
     with pytest.raises(MessageTooLarge, match="no memory"):
-        Assembler().add(0, CHUNK, b"\0" * 24)
+        ChunkAssembler().add(0, CHUNK, b"\0" * 24)
 
 
 def test_chunks_must_continue_each_other() -> None:
     array = np.zeros(CHUNK_BYTES + 8, np.uint8)
     (first, data), (second, rest) = chunks("edge", 1, "e", array)
-    inbox = Assembler()
+    inbox = ChunkAssembler()
     with pytest.raises(ProtocolError, match="starts at"):
         inbox.add(0, second, rest)
     assert not inbox.add(0, first, data)

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays_of
 
 from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.runtime.wire import frame_codec as wire
-from graphflow.runtime.wire.chunk_assembler import Assembler
+from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.frame_codec import (
     SMALL_BYTES,
     array_of,
@@ -228,7 +228,7 @@ def test_only_a_chunk_has_a_second_frame() -> None:
 
 
 def travel(array: Any) -> Any:
-    inbox = Assembler()
+    inbox = ChunkAssembler()
     for chunk, data in chunks("edge", 1, "e", array):
         _, message, frame = decode_frames([encode(ENVELOPE, chunk), bytes(data)])
         assert isinstance(message, Chunk) and frame is not None
@@ -404,7 +404,7 @@ def test_an_address_beyond_loopback_counts_as_far(address: str, far: bool) -> No
 
 def test_an_array_for_another_host_goes_in_small_pieces_and_arrives_whole() -> None:
     array = np.arange(5 * wire.FAR_CHUNK_BYTES // 8 + 3, dtype=np.int64)
-    inbox = Assembler()
+    inbox = ChunkAssembler()
     pieces = list(chunks("edge", 1, 2, array, far=True))
     assert max(len(data) for _, data in pieces) == wire.FAR_CHUNK_BYTES and len(pieces) == 6
     assert [inbox.add(0, chunk, data) for chunk, data in pieces] == [False] * 5 + [True]

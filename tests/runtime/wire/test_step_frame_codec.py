@@ -210,7 +210,7 @@ def test_what_two_messages_have_in_common_is_not_shared_between_them() -> None:
 
 # Between two who know each other -----------------------------------------------------------------
 
-KNOWN = packed.Dialogue.between("s" * 32, 2, 3, "t" * 32)
+KNOWN = packed.StepCodec.between("s" * 32, 2, 3, "t" * 32)
 assert KNOWN is not None
 FROM_COORDINATOR = Envelope("s" * 32, 2, -1, 0, 0, 0, "t" * 32)
 plain_orders = st.builds(

@@ -9,7 +9,7 @@ import numpy as np
 
 from graphflow.runtime.protocol.worker_events import Heard, Received, Run
 from graphflow.runtime.wire.messages import Chunk, Envelope
-from graphflow.runtime.worker.link_probe import Echoes
+from graphflow.runtime.worker.link_probe import LinkProber
 from tests.runtime.protocol.test_fast_path import SESSION, TOKEN, Cluster
 
 
@@ -37,7 +37,7 @@ def echo(nbytes: int) -> Run:
 
 def test_an_echo_goes_at_once_unless_it_would_wait_for_room_or_overtake() -> None:
     link: Any = FakeLink(room=100)
-    echoes = Echoes(0, ["a", "b"], {1: link}, lambda *_: False, threading.Event(), "echo")
+    echoes = LinkProber(0, ["a", "b"], {1: link}, lambda *_: False, threading.Event(), "echo")
     assert echoes.goes_at_once(echo(100)) and link.senders == [threading.get_ident()]
     assert not echoes.goes_at_once(echo(101))
     link.may_go.clear()
