@@ -28,6 +28,7 @@ from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, functio
 from graphflow.ir.scopes import owed_to
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
 from graphflow.ops.base.composite import in_float32, rounded
+from graphflow.ops.base.shape_rules import zeros_like
 from graphflow.transforms.reverse_mode import built_since, inputs_cotangents, pulled_back
 
 Tangents = dict[Tensor, Tensor]
@@ -136,13 +137,12 @@ def pushed(outputs: Sequence[Tensor], given: Tangents) -> list[Tensor]:
     """The tangents of outputs, given those of some tensors they depend on."""
     tangents: Tangents = dict(given)
     found = pushed_over(Graph(outputs).nodes if outputs else (), tangents)
-    return [found[y] if y in found else _unmoved(y) for y in outputs]
+    return [found[y] if y in found else _zero_tangent(y) for y in outputs]
 
 
-def _unmoved(y: Tensor) -> Tensor:
+def _zero_tangent(y: Tensor) -> Tensor:
     with owed_to(y.node):
-        zeros: Tensor = FUNCTIONS["full_like"](y, y.dtype.type(0).item())
-    return zeros
+        return zeros_like(y)
 
 
 def pushed_over(nodes: Sequence[Node], tangents: Tangents) -> Tangents:
