@@ -112,10 +112,7 @@ def _shown_sizes(shape: Shape, bindings: Mapping[str, int]) -> str:
 
 def nbytes(spec: TensorSpec) -> int:
     """Bytes of a tensor of known shape."""
-    total: Size = spec.dtype.itemsize
-    for size in spec.shape:
-        total = total * size
-    return evaluate(total, {})
+    return evaluate(spec.nbytes, {})
 
 
 @spelt(ShapeError)

@@ -27,7 +27,7 @@ from graphflow.frontend.builders import assign
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, user_location
 from graphflow.ir.spec import Size, is_inexact, kind, promote, real_dtype
-from graphflow.ops.base.composite import widened
+from graphflow.ops.base.composite import widen
 from graphflow.optim.loss_scaling import LossScaling, all_finite, only_if
 from graphflow.optim.update_copies import Built, UpdateCopies
 from graphflow.optim.update_targets import (
@@ -198,7 +198,7 @@ class Optimizer:
         """The assignments of a variable and of its slots."""
         with made_by(variable.node, "train/"):
             target, gradient = self._target(variable, gradient)
-            value = widened(target.part(variable))
+            value = widen(target.part(variable))
             new = self._update(value, in_dtype_of(gradient, value), target, shared)
             last = target.assigned(variable, in_dtype_of(new, variable))
         return Built([*target.updates, last], target.slots)
@@ -460,8 +460,8 @@ def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[T
     norm: Tensor = FUNCTIONS["sqrt"](total)
     limit = rate_for(max_norm, norm)
     scale = limit / FUNCTIONS["maximum"](norm, limit)
-    scaled = (widened(g) * in_dtype_of(scale, widened(g)) for g in grads)
-    return [in_dtype_of(g, like) for g, like in zip(scaled, grads, strict=True)], norm
+    pairs = [(g, widen(g)) for g in grads]
+    return [in_dtype_of(w * in_dtype_of(scale, w), g) for g, w in pairs], norm
 
 
 __all__ = [

@@ -27,7 +27,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, function, next_serial
 from graphflow.ir.scopes import owed_to
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
-from graphflow.ops.base.composite import in_float32, rounded
+from graphflow.ops.base.composite import in_float32, round_to
 from graphflow.ops.base.shape_rules import zeros_like
 from graphflow.transforms.reverse_mode import built_since, inputs_cotangents, pulled_back
 
@@ -183,7 +183,7 @@ def _rule(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | No
         raise type(error)(f"tangent of {node.name!r} at {node.location}: {error}") from error
     specs = node.specs
     return [
-        rounded(t, s.dtype) if is_half(s.dtype) else t for t, s in zip(results, specs, strict=True)
+        round_to(t, s.dtype) if is_half(s.dtype) else t for t, s in zip(results, specs, strict=True)
     ]
 
 

@@ -27,8 +27,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, next_serial, user_location
 from graphflow.ir.scopes import owed_to
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
-from graphflow.ops.base.composite import in_float32, rounded
-from graphflow.ops.base.composite import total as summed
+from graphflow.ops.base.composite import add_up, in_float32, round_to
 from graphflow.ops.base.shape_rules import unbroadcast, zeros_like
 from graphflow.ops.communication.collectives import groups_of
 
@@ -107,8 +106,8 @@ class _Cotangents:
         parts = self._parts.get(tensor)
         if parts is None:
             return zeros_like(tensor)
-        whole = summed(parts[::-1])
-        whole = rounded(whole, tensor.dtype) if is_half(tensor.dtype) else whole
+        whole = add_up(parts[::-1])
+        whole = round_to(whole, tensor.dtype) if is_half(tensor.dtype) else whole
         self._parts[tensor] = [whole]
         return whole
 

@@ -47,14 +47,14 @@ def composite(*names: str, to: Literal["low", "high"] | None = None) -> Callable
             if dtype is None or (casting and to == "low"):
                 return f(*args, **kwargs)
             high = casting and to == "high"
-            wide = _autocasted if high else widened
+            wide = _autocasted if high else widen
             at = {i for _, i in places()}
             taken = [_mapped(x, wide) if i in at else x for i, x in enumerate(args)]
             named = {n: _mapped(x, wide) if n in names else x for n, x in kwargs.items()}
             if high:
                 return f(*taken, **named)
             with autocast(None):
-                return _mapped(f(*taken, **named), lambda y: rounded(y, dtype))
+                return _mapped(f(*taken, **named), lambda y: round_to(y, dtype))
 
         if FUNCTIONS.get(f.__name__) is f:
             FUNCTIONS[f.__name__] = entered
@@ -77,34 +77,34 @@ def in_float32(node: Node, *tensors: Any, again: bool = True) -> tuple[Any, ...]
     exact = op.halves or op.alias or op.autocast == "low" or op.joint is not None
     if exact or not any(is_half(t.dtype) for t in (*node.outputs, *xs)):
         return y, xs, *tensors
-    xs = tuple(map(widened, xs))
+    xs = tuple(map(widen, xs))
     if again and op.expr is not None and not op.random:
         y = op(*xs, **node.attrs)
-    return _mapped(y, widened), xs, *(_mapped(t, widened) for t in tensors)
+    return _mapped(y, widen), xs, *(_mapped(t, widen) for t in tensors)
 
 
-def widened(x: Any) -> Any:
-    """A tensor of 16-bit floats as float32, anything else as it is."""
+def widen(x: Any) -> Any:
+    """Convert a tensor of 16-bit floats to float32; return anything else as it is."""
     if not isinstance(x, Tensor) or not is_half(x.dtype):
         return x
     return FUNCTIONS["full_like"](x, 0, _SINGLE) if is_zeros(x) else FUNCTIONS["astype"](x, _SINGLE)
 
 
-def rounded(x: Any, dtype: np.dtype[Any]) -> Any:
-    """A float32 tensor in a 16-bit dtype, anything else as it is."""
+def round_to(x: Any, dtype: np.dtype[Any]) -> Any:
+    """Round a float32 tensor to a 16-bit dtype; return anything else as it is."""
     if not isinstance(x, Tensor) or x.dtype != _SINGLE:
         return x
     before = _converted(x)
     return before if before.dtype == dtype else FUNCTIONS["astype"](x, dtype)
 
 
-def total(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors, in order; of 16-bit floats those that were rounded from float32 are taken
-    as they were before, and more than two are added in float32."""
+def add_up(parts: Sequence[Tensor]) -> Tensor:
+    """Add tensors in order. Of 16-bit floats, those that were rounded from float32 are added as
+    they were before, and more than two are added in float32."""
     if len(parts) > 1 and any(is_half(part.dtype) for part in parts):
         parts = [s if (s := _converted(part)).dtype == _SINGLE else part for part in parts]
         if len(parts) > 2 or any(part.dtype == _SINGLE for part in parts):
-            parts = [widened(part) for part in parts]
+            parts = [widen(part) for part in parts]
     first, *rest = parts
     return sum(rest, first)
 
@@ -145,4 +145,4 @@ def _mapped(value: Any, each: Callable[[Any], Any]) -> Any:
     return each(as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value)
 
 
-__all__ = ["composite", "in_float32", "rounded", "total", "widened"]
+__all__ = ["composite", "in_float32", "round_to", "add_up", "widen"]

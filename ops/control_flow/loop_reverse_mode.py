@@ -16,7 +16,7 @@ from graphflow.frontend.tracing import parameter
 from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
 from graphflow.ir.spec import Size
-from graphflow.ops.base.composite import total, widened
+from graphflow.ops.base.composite import add_up, widen
 from graphflow.ops.base.shape_rules import zeros_like
 from graphflow.ops.control_flow.control import scan, while_loop
 from graphflow.ops.control_flow.reverse_mode import (
@@ -153,7 +153,7 @@ class _Backwards:
         """Those of the loop's operands."""
         loop, back = self.loop, self.back
         _, xs, outer = loop.parts(loop.inputs)
-        starts = {i: widened(zeros_like(outer[i])) for i in self.summed}
+        starts = {i: widen(zeros_like(outer[i])) for i in self.summed}
         sums = [parameter(zeros.spec, f"sum_{i}") for i, zeros in starts.items()]
         known = self._known_rows()
         stacked = [
@@ -194,7 +194,7 @@ class _Backwards:
             found = self.g_carried[i]
             moved.append(zeros_like(self.carried[i].outputs[0]) if found is None else found)
         parts = zip(sums, self.summed.values(), strict=True)
-        return moved + [total([s.outputs[0], x]) for s, x in parts]
+        return moved + [add_up([s.outputs[0], x]) for s, x in parts]
 
     def _known_rows(self) -> dict[Tensor, Tensor]:
         """Parameters that stand for rows, with what they are rows of."""
