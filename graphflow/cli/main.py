@@ -186,7 +186,7 @@ def worker(
     from graphflow.runtime.security.keys import WORKER, Keyring
     from graphflow.runtime.telemetry.logs import FORMATS, configure_by_environment
     from graphflow.runtime.transport import transport_of
-    from graphflow.runtime.wire.graph_limits import Limits
+    from graphflow.runtime.wire.graph_limits import GraphLimits
     from graphflow.runtime.worker.serving import mourn, serve  # loads ZeroMQ
 
     if insecure:
@@ -196,20 +196,20 @@ def worker(
     check_environment()
     configure_by_environment(log_format or word("GRAPHFLOW_LOG", FORMATS) or "text", log_level)
     with argument("--listen"):
-        transport_of(listen).check(listen, insecure=True, listening=True)
+        transport_of(listen).check_address(listen, insecure=True, listening=True)
     with argument("--devices"):
         names = names_of(devices)
         Cluster.here(devices=names)  # refuses names of devices that are not here
     if key is not None:
         with argument("--key"):
-            Keyring().own(key, WORKER)
+            Keyring().own_pair(key, WORKER)
     allowed = module_names(allow_ops or [], "--allow-ops")
     require_modules(allowed, "--allow-ops")
     nbytes = None if max_memory is None else int(max_memory * 1e9)
     with attended(partial(mourn, insecure=insecure, key=key)) as told:
         serve(
             listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
-            connections=max_connections, limits=Limits(max_nodes, nbytes, max_iterations),
+            connections=max_connections, limits=GraphLimits(max_nodes, nbytes, max_iterations),
             checkpoints=str(folder(checkpoints)) if checkpoints is not None else None,
             metrics=metrics, told=told,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from graphflow.runtime.host.host_interface import Hosts, Ready
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.observability.trace import Exchange, Trace
 from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.wire.messages import EDGE_BITS, EXCHANGE, TAKEN, Key
+from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS, EXCHANGE_PREFIX, Key
 from graphflow.strategy import Division
 
 Array = np.ndarray[Any, Any]
@@ -38,8 +38,8 @@ ROUTES = 64
 all of them, and each keeps what was compiled for it."""
 CHECKED = 4096
 """Combinations of sizes that are known to fit."""
-_OF_GROUP = re.compile(rf"{EXCHANGE}[^/]+/([0-9]{{1,9}})/")
-_OF_EDGE = re.compile(rf"{TAKEN}([0-9]{{1,9}})/")
+_OF_GROUP = re.compile(rf"{EXCHANGE_PREFIX}[^/]+/([0-9]{{1,9}})/")
+_OF_EDGE = re.compile(rf"{CREDIT_PREFIX}([0-9]{{1,9}})/")
 _Shapes = frozenset[tuple[Node, tuple[int, ...]]]
 
 

@@ -36,8 +36,8 @@ from graphflow.runtime.collectives.shared_memory_edges import (
     carried,
 )
 from graphflow.runtime.collectives.shared_memory_transport import Mapped, Slots, is_mapped, is_small
-from graphflow.runtime.transport.shared_memory import Segment
-from graphflow.runtime.wire.messages import EXCHANGE, Parcel
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 End = TypeVar("End", ShmEdgeReceiver, ShmEdgeSender)
@@ -57,7 +57,7 @@ class Exchanges:
     """
 
     def __init__(
-        self, session: str, worker: int, mail: TensorMailbox, outbox: Callable[[Parcel], None]
+        self, session: str, worker: int, mail: TensorMailbox, outbox: Callable[[TensorParcel], None]
     ) -> None:
         self.session = session
         self.worker = worker
@@ -65,7 +65,9 @@ class Exchanges:
         self.outbox = outbox
         self._lock = threading.Lock()
         self._sites: dict[Hashable, Site] = {}
-        self._attached: dict[str, tuple[Segment, set[Hashable]]] = {}  # and the sites that use it
+        self._attached: dict[
+            str, tuple[SharedMemorySegment, set[Hashable]]
+        ] = {}  # and the sites that use it
         self._lanes: dict[str, Lane] = {}
         self._named: dict[tuple[str, ...], tuple[int, ...]] = {}  # groups of GPUs in NCCL
         self._communicators: dict[tuple[tuple[int, ...], int], Communicator] = {}
@@ -139,12 +141,12 @@ class Exchanges:
 
     def line(self, step: int, key: Sequence[Any], told: str) -> Line:
         """How the workers of a group talk about their way."""
-        prefix = f"{EXCHANGE}{'/'.join(map(str, key))}"
+        prefix = f"{EXCHANGE_PREFIX}{'/'.join(map(str, key))}"
 
         def tell(what: str, worker: int, data: bytes) -> None:
             array = np.frombuffer(data, np.uint8)
             name = f"{prefix}/{what}"
-            self.outbox(Parcel(self.session, step, name, worker, array, owned=True))
+            self.outbox(TensorParcel(self.session, step, name, worker, array, owned=True))
 
         def hear(what: str, worker: int) -> bytes:
             about = Awaited(f"word of worker {worker} about {told}", worker)
@@ -152,14 +154,14 @@ class Exchanges:
             return array.tobytes()
 
         def go_on() -> None:
-            self.mail.go_on(step, Awaited(told))
+            self.mail.check_cancelled(step, Awaited(told))
 
         return Line(self.worker, tell, hear, go_on, partial(self._attach, tuple(key)))
 
-    def _attach(self, key: Hashable, token: str) -> Segment:
+    def _attach(self, key: Hashable, token: str) -> SharedMemorySegment:
         with self._lock:
             if token not in self._attached:
-                self._attached[token] = (Segment.attach(token), set())
+                self._attached[token] = (SharedMemorySegment.attach(token), set())
             segment, users = self._attached[token]
             users.add(key)
             return segment
@@ -212,8 +214,8 @@ class Part:
         self.owner = owner
         self.program = program
         self.device = device
-        self.arena: Segment | None = None
-        self.segments: list[Segment] = []
+        self.arena: SharedMemorySegment | None = None
+        self.segments: list[SharedMemorySegment] = []
         self.members: list[Member] = []
         self._passages: list[ShmEdge] = []
 
@@ -254,7 +256,7 @@ class Part:
         self.segments.append(segment)
         return segment.memory
 
-    def found(self, array: Array) -> tuple[Segment, int] | None:
+    def found(self, array: Array) -> tuple[SharedMemorySegment, int] | None:
         """Where other processes of this host find an array, if they can."""
         return within((*self.segments, *([] if self.arena is None else [self.arena])), array)
 
@@ -307,7 +309,7 @@ class Member:
         self._site: Site | None = None
         self._way: Slots | Mapped | MessageExchange | None = None
         self._arrays: dict[int, tuple[Array | None, Array]] = {}
-        self._staging: dict[int, tuple[Array, Segment | None]] = {}
+        self._staging: dict[int, tuple[Array, SharedMemorySegment | None]] = {}
         self._step = self._finished = -1
 
     @property
@@ -470,12 +472,12 @@ class Member:
             places.append(("", 0) if found is None else (found[0].token, found[1]))
         return Place(x, y, *places)
 
-    def _found(self, array: Array) -> tuple[Segment, int] | None:
+    def _found(self, array: Array) -> tuple[SharedMemorySegment, int] | None:
         copies = [segment for _, segment in self._staging.values() if segment is not None]
         return within(copies, array) or self.part.found(array)
 
     def _go_on(self, step: int) -> None:
-        self._owner.mail.go_on(step, Awaited(self._told))
+        self._owner.mail.check_cancelled(step, Awaited(self._told))
 
     def _waiting(self, step: int, spins: int = SPINS) -> Callable[[SharedCounters, int], None]:
         def wait(gates: SharedCounters, value: int) -> None:
@@ -483,7 +485,7 @@ class Member:
                 return gates.pending(value, SLICE, spins) != rank
 
             while (late := gates.pending(value, SLICE, spins)) >= 0:
-                self._owner.mail.until(step, self._part_of(late), partial(is_there, late))
+                self._owner.mail.wait_until(step, self._part_of(late), partial(is_there, late))
 
         return wait
 
@@ -496,8 +498,8 @@ class Member:
         return Awaited(told, self.what.workers[rank])
 
 
-def _created(nbytes: int) -> Segment | None:
+def _created(nbytes: int) -> SharedMemorySegment | None:
     try:
-        return Segment.create(nbytes)
+        return SharedMemorySegment.create(nbytes)
     except TransportError:
         return None

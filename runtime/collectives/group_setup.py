@@ -27,7 +27,7 @@ from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.collectives.shared_memory_transport import ground, is_small, private
-from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
 _PAUSE = 0.001  # seconds between two looks at whether another device of this worker is there
 
@@ -47,7 +47,9 @@ class Place:
     y_at: tuple[str, int] = ("", 0)
 
 
-def within(segments: Iterable[Segment], array: Array) -> tuple[Segment, int] | None:
+def within(
+    segments: Iterable[SharedMemorySegment], array: Array
+) -> tuple[SharedMemorySegment, int] | None:
     """The segment that an array lies in, and where."""
     at = address(array)
     for segment in segments:
@@ -72,7 +74,7 @@ class Line:
     tell: Callable[[str, int, bytes], None]
     hear: Callable[[str, int], bytes]
     go_on: Callable[[], None]
-    attach: Callable[[str], Segment]
+    attach: Callable[[str], SharedMemorySegment]
 
 
 class Site:
@@ -100,7 +102,7 @@ class Site:
         self._named = named
         self._small = is_small(what)
         self._places: dict[int, Place] = {}
-        self._segments: list[Segment] = []
+        self._segments: list[SharedMemorySegment] = []
         self._met: dict[int, bool] = {}
         self._all_met: bool | None = None
         self._voting = threading.Lock()
@@ -164,7 +166,7 @@ class Site:
 
     def _lead(self, line: Line, others: Sequence[int]) -> None:
         try:
-            segment: Segment | None = Segment.create(ground(self._what))
+            segment: SharedMemorySegment | None = SharedMemorySegment.create(ground(self._what))
         except TransportError:
             segment = None
         for other in others:

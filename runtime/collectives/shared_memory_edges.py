@@ -25,7 +25,7 @@ from graphflow.ops.kernels.jit.array_address import aligned
 from graphflow.runtime.collectives.group_setup import Line
 from graphflow.runtime.collectives.rank_buffers import Array
 from graphflow.runtime.collectives.shared_counters import LINE, SLICE, SharedCounters
-from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.wire.tensor_mailbox import Awaited
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class ShmEdge:
         self._round = -1  # of the ways that the session's devices agreed on
         self._step = -1
         self._use = 0  # steps since then
-        self._segment: Segment | None = None
+        self._segment: SharedMemorySegment | None = None
         self._begun: SharedCounters | None = None  # told by who receives
         self._slots: dict[int, _Slots] = {}
 
@@ -121,7 +121,7 @@ class ShmEdge:
         """Bytes of memory: gates, then slots."""
         return LINE * (1 + len(self._specs)) + sum(map(_room, self._specs.values()))
 
-    def _map(self, segment: Segment) -> None:
+    def _map(self, segment: SharedMemorySegment) -> None:
         memory = segment.memory
         self._begun = SharedCounters(memory[:LINE], 1)
         gate, start = LINE, LINE * (1 + len(self._specs))
@@ -132,9 +132,11 @@ class ShmEdge:
 
     def _wait(self, gate: SharedCounters, value: int, step: int, edge: int) -> None:
         if gate.pending(value, SLICE) >= 0:
-            self._owner.mail.until(step, self._what[edge], lambda _: gate.pending(value, SLICE) < 0)
+            self._owner.mail.wait_until(
+                step, self._what[edge], lambda _: gate.pending(value, SLICE) < 0
+            )
 
-    def _held(self, segment: Callable[[], Segment]) -> Segment | None:
+    def _held(self, segment: Callable[[], SharedMemorySegment]) -> SharedMemorySegment | None:
         """The memory, held from now on; None, and messages are the way, if it is not to be had."""
         if len(self._owner.open) < HELD:
             with contextlib.suppress(TransportError):
@@ -180,7 +182,7 @@ class ShmEdgeSender(ShmEdge):
         return True
 
     def _offer(self, step: int, edge: int) -> None:
-        segment = self._held(lambda: Segment.create(self._ground()))
+        segment = self._held(lambda: SharedMemorySegment.create(self._ground()))
         token = b"" if segment is None else segment.token.encode()
         self._line(step, edge).tell("token", self.peer, token)
         self._owner.offers.append(self)
@@ -227,7 +229,7 @@ class ShmEdgeReceiver(ShmEdge):
     def _find(self, step: int, edge: int) -> None:
         line = self._line(step, edge)
         token = line.hear("token", self.peer).decode("ascii", "replace")
-        segment = self._held(lambda: Segment.attach(token))
+        segment = self._held(lambda: SharedMemorySegment.attach(token))
         if segment is not None and segment.memory.nbytes == self._ground():
             self._map(segment)
             for array in (each for slots in self._slots.values() for each in slots.arrays):

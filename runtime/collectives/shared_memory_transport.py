@@ -193,7 +193,7 @@ class Mapped:
         self._gates = [
             SharedCounters(memory[i * span : (i + 1) * span], what.count) for i in range(_STAGES)
         ]
-        self._past = bypass.is_beyond(sum(array.nbytes for array in (*xs, *ys)))
+        self._past = bypass.exceeds_cache(sum(array.nbytes for array in (*xs, *ys)))
         self._add = _adder(what) if self._past else None
         self._alone = what.kind == "all_reduce" and self._add is not None
         self._parts = [what.parts(rank, x) for rank, x in enumerate(xs)]
@@ -226,7 +226,7 @@ class Mapped:
             return
         if self._past and _contiguous(place, found):
             place, found = (array.reshape(-1).view(np.uint8) for array in (place, found))
-            past = bypass.turns(place)
+            past = bypass.whole_blocks(place)
             bypass.copy(place[past], found[past], True)
             for edge in _edges(past):
                 place[edge] = found[edge]
@@ -237,7 +237,7 @@ class Mapped:
         pieces = [parts[share] for parts in self._parts]
         if self._add is not None and _contiguous(out, *pieces):
             out, one, other = (array.reshape(-1) for array in (out, *pieces))
-            past = bypass.turns(out)
+            past = bypass.whole_blocks(out)
             swapped = self.what.order(share) == (1, 0)
             pair = (other, one) if swapped else (one, other)
             self._add(out[past], pair[0][past], pair[1][past])
@@ -263,7 +263,7 @@ def _adder(what: Collective) -> bypass.Sum | None:
     reduction = what.attrs.get("reduction")
     if what.count != 2 or reduction not in ("sum", "mean"):
         return None
-    return bypass.adder(what.dtype.name, halved=reduction == "mean")
+    return bypass.make_adder(what.dtype.name, halved=reduction == "mean")
 
 
 def _contiguous(*arrays: Array) -> bool:

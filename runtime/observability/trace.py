@@ -29,7 +29,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, SessionError
 from graphflow.runtime.observability.edge_traffic import Exchanges, Traffic
 from graphflow.runtime.observability.perfetto_export import number, trace_events
-from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
+from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 if TYPE_CHECKING:
     from graphflow.placement.plans.plan_records import Measured
@@ -322,7 +322,13 @@ def _event(
     uses: Counter[tuple[str, int]],
 ) -> Event:
     """A span on a device; one that sends or waits knows of which edge."""
-    kind = "wait" if name.startswith(WAIT) else "send" if name.startswith(SEND) else "compute"
+    kind = (
+        "wait"
+        if name.startswith(WAIT_PREFIX)
+        else "send"
+        if name.startswith(SEND_PREFIX)
+        else "compute"
+    )
     edge = number(name.rpartition("/")[2])
     if kind == "compute" or edge not in edges:
         return Event(track, name, "compute" if kind == "send" else kind, start, end)

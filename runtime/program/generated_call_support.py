@@ -28,7 +28,7 @@ from graphflow.runtime.memory.memory_layout import Inner, Layout
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.partitioning.user_code_check import is_foreign
 from graphflow.runtime.program.body_loops import Carried
-from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
 LOOPS = ("scan", "while_loop")
 
@@ -52,7 +52,7 @@ class Channel(Protocol):
     def shared(self, nbytes: int) -> Any:
         """Memory that other processes of this host can reach; None where there is none."""
 
-    def lie_in(self, segment: Segment) -> None:
+    def lie_in(self, segment: SharedMemorySegment) -> None:
         """Where the program's buffers are, if others can reach them."""
 
     def rest(self) -> None:

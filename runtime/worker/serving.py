@@ -27,7 +27,7 @@ from graphflow.runtime.protocol.worker import ExitReport
 from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.worker.hosted_session import HostFactory, default_factory
 from graphflow.runtime.worker.process import WorkerProcess
 
@@ -53,7 +53,7 @@ def serve(
     keys: str | os.PathLike[str] | None = None,
     metrics: str | None = None,
     connections: int | None = None,
-    limits: Limits | None = None,
+    limits: GraphLimits | None = None,
     checkpoints: str | None = None,
     told: Callable[[str], None] = lambda address: None,
 ) -> None:
@@ -177,10 +177,12 @@ def mourn(
 
 def _own_key(ring: Keyring, key: str | None, listen: str, *, insecure: bool) -> KeyPair | None:
     if key is None:
-        beyond = not transport_of(listen).check(listen, insecure=True, listening=True).loopback
+        beyond = (
+            not transport_of(listen).check_address(listen, insecure=True, listening=True).loopback
+        )
         if insecure or not beyond or not any(own.role == WORKER for own in ring.pairs()):
             return None
-    return ring.own(key or None, WORKER)
+    return ring.own_pair(key or None, WORKER)
 
 
 def _stopper(worker: WorkerProcess) -> Callable[[int, object], None]:

@@ -26,7 +26,7 @@ from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.collectives.shared_counters import SharedCounters
 from graphflow.runtime.collectives.shared_memory_transport import Mapped, Slots, ground, private
 from graphflow.runtime.transport import nontemporal_copy as bypass
-from graphflow.runtime.wire.messages import Parcel
+from graphflow.runtime.wire.messages import TensorParcel
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64", "bool",
           "complex64", "complex128")  # fmt: skip
@@ -130,7 +130,7 @@ class Box:
         self.changed = threading.Condition()
         self.arrays: dict[Any, Array] = {}
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, parcel: TensorParcel) -> None:
         with self.changed:
             assert parcel.edge not in self.arrays
             self.arrays[parcel.edge] = parcel.array
