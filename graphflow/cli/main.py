@@ -43,7 +43,7 @@ from graphflow.errors import ArgumentError, GraphflowError, InsecureAddress
 from graphflow.execution.cluster_connection import default_cluster
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import SUFFIXES, Plan, plan
-from graphflow.placement.plans.tables import Table
+from graphflow.placement.plans.tables import TextTable
 
 app = typer.Typer(
     name="graphflow",
@@ -347,7 +347,7 @@ def devices_command(cluster: ClusterFile = None) -> None:
     )
     # not a table of rich, which shortens names where a line is short, and in pipes
     heads = ("device", "address", "memory", "threads", "GFLOP/s", "GB/s")
-    typer.echo(str(Table("", heads, rows, left=2)))
+    typer.echo(str(TextTable("", heads, rows, left=2)))
     if cluster is None:
         found = gpu_lines()
         for line in found:
@@ -401,7 +401,7 @@ def calibrate() -> None:
             busy = f"{slower['threads'][-1]:.0f} busy threads"
             for what in ("compute", "memory"):
                 rows.append((f"{what}, {busy}", f"{slower[what][-1]:.2f} times as long"))
-        typer.echo(str(Table(kind, ("", ""), tuple(rows), left=2)))
+        typer.echo(str(TextTable(kind, ("", ""), tuple(rows), left=2)))
     typer.echo(
         f"between two processes {show_seconds(latency)} and {bandwidth / 1e9:.1f} GB/s\n"
         f"kept in {profile_path()}"

@@ -22,7 +22,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import evaluate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_records import Measured
+from graphflow.placement.plans.plan_records import MeasuredSteps
 from graphflow.runtime.host.host_interface import Hosts, Ready
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.observability.trace import Exchange, Trace
@@ -144,7 +144,7 @@ class Compiled:
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     traced: list[dict[str, int]] = field(default_factory=list)
-    measured: Measured | None = None
+    measured: MeasuredSteps | None = None
     took: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
     route: Route | None = None
     division: Division | None = None

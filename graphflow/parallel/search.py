@@ -44,7 +44,7 @@ from graphflow.parallel.searching.measurement import measured
 from graphflow.parallel.searching.search_result import ALIKE, Search, Tried
 from graphflow.parallel.sharding.batch_axis import batch_of
 from graphflow.passes import optimize
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import build_problem
 from graphflow.placement.plans.plan import known_of, sizes_of
@@ -168,7 +168,7 @@ class _Search:
         if trial:
             _survey(cluster)
         learned, self._steps = known_of(cluster)
-        self._learned = learned or Learned()
+        self._learned = learned or TraceCorrections()
         self._rules = tensor_rules(loss)
         self._stages: dict[int, dict[Node, int] | GraphflowError] = {}
         self._too_large: list[tuple[Candidate, int]] = []

@@ -56,7 +56,14 @@ from graphflow.base.argument_checks import meant
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.cluster_checks import describe_shared_address, normalize_address
-from graphflow.placement.clusters.devices import CLIENT, MOST, Device, Link, Worker, local_kind
+from graphflow.placement.clusters.devices import (
+    CLIENT,
+    MAX_DEVICES,
+    Device,
+    Link,
+    Worker,
+    local_kind,
+)
 from graphflow.placement.clusters.hardware_catalog import product
 from graphflow.placement.clusters.host_facts import device_memory
 from graphflow.placement.clusters.topology import short_name
@@ -64,13 +71,13 @@ from graphflow.placement.clusters.wiring import Wiring
 
 DEVICE_KEYS = ("memory", "threads", "flops", "bandwidth", "launch")
 LINK_KEYS = ("source", "target", "latency", "bandwidth", "symmetric")
-_DOTS = 1000
+_DOT_CAP = 1000
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     unit: 1024 ** (power + 1) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"))
 }
 
 
-_UNLIKELY: dict[str, tuple[float, float, str, str]] = {
+_PLAUSIBLE: dict[str, tuple[float, float, str, str]] = {
     "memory": (2**16, inf, "bytes", 'memory = "16GB" for 16 gigabytes'),
     "flops": (1e6, inf, "flop/s", "flops = 1.0e12 for a teraflop/s"),
     "bandwidth": (1e3, inf, "bytes/s", "bandwidth = 1.0e9 for a gigabyte/s"),
@@ -95,22 +102,22 @@ def read(path: Path) -> dict[str, Any]:
             hint = f"; hardware that is not at hand is gf.Cluster.hypothetical({str(path)!r})"
         raise ClusterError(f"cannot read cluster file {path}: {error}{hint}") from None
     for number, line in enumerate(text.splitlines(), 1):
-        if line.count(".") > _DOTS:  # keys of keys: their time grows with the square
-            raise ClusterError(f"{path}, line {number}: more than {_DOTS} dots in a line")
+        if line.count(".") > _DOT_CAP:  # keys of keys: their time grows with the square
+            raise ClusterError(f"{path}, line {number}: more than {_DOT_CAP} dots in a line")
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits; nests
         raise ClusterError(f"{path} is not TOML: {error}") from None
-    return Reader(path, text).cluster(data)
+    return ClusterFileReader(path, text).cluster(data)
 
 
-def _sharing(addresses: list[Any]) -> list[int]:
+def _count_host_workers(addresses: list[Any]) -> list[int]:
     """How many workers share the host of each, by their addresses."""
     hosts = [str(i if a is None else a).rpartition(":")[0] for i, a in enumerate(addresses)]
     return [hosts.count(host) if host else 1 for host in hosts]
 
 
-class Reader:
+class ClusterFileReader:
     """Keeps the text at hand, so that an error can say the line."""
 
     def __init__(self, path: Path, text: str) -> None:
@@ -121,15 +128,15 @@ class Reader:
             "key", "insecure", "deadline", "dead_after", "defaults", "workers", "hosts", "network",
             "links",
         )  # fmt: skip
-        self.keys(data, known, None, 0)
-        insecure = self.typed(data, "insecure", bool, False, None, 0)
-        own_key = self.typed(data, "key", str, None, None, 0)
-        deadline = self.typed(data, "deadline", (int, float), 60.0, None, 0)
-        dead_after = self.typed(data, "dead_after", (int, float), 4.5, None, 0)
-        defaults = self.typed(data, "defaults", dict, {}, None, 0)
-        self.keys(defaults, ("devices", "link", *DEVICE_KEYS), "defaults", 0)
+        self.check_keys(data, known, None, 0)
+        insecure = self.get_typed(data, "insecure", bool, False, None, 0)
+        own_key = self.get_typed(data, "key", str, None, None, 0)
+        deadline = self.get_typed(data, "deadline", (int, float), 60.0, None, 0)
+        dead_after = self.get_typed(data, "dead_after", (int, float), 4.5, None, 0)
+        defaults = self.get_typed(data, "defaults", dict, {}, None, 0)
+        self.check_keys(defaults, ("devices", "link", *DEVICE_KEYS), "defaults", 0)
         tables = self.tables(data, "workers")
-        sharing = _sharing([table.get("address") for table in tables])
+        sharing = _count_host_workers([table.get("address") for table in tables])
         workers = [
             self.worker(i, table, defaults, sharing[i], ("workers", i))
             for i, table in enumerate(tables)
@@ -169,10 +176,10 @@ class Reader:
             "links": [asdict(link) for link in links],
             "ports": [asdict(port) for port in ports],
         }
-        self.check_whole(result)
+        self.check_cluster(result)
         return result
 
-    def check_whole(self, result: dict[str, Any]) -> None:
+    def check_cluster(self, result: dict[str, Any]) -> None:
         """What only the whole cluster shows (missing numbers, deadline), with the file's name."""
         try:
             Cluster.from_dict(result)
@@ -191,15 +198,15 @@ class Reader:
         """A worker, whose host `sharing` workers share; `place` is its section and table there."""
         section, index = place
         if section == "workers":
-            self.keys(table, ("address", "key", "devices", "host"), "workers", index)
-        address = self.typed(table, "address", str, None, section, index)
-        key = self.typed(table, "key", str, None, section, index)
+            self.check_keys(table, ("address", "key", "devices", "host"), "workers", index)
+        address = self.get_typed(table, "address", str, None, section, index)
+        key = self.get_typed(table, "key", str, None, section, index)
         entries = table.get("devices", defaults.get("devices", ["cpu:0"]))
         if isinstance(entries, str):
             entries = [entries]
         if not isinstance(entries, list):
             self.fail(f"devices must be a list, not {entries!r}", section, index, "devices")
-        entries = self.expanded(entries, place)
+        entries = self.expand_devices(entries, place)
         devices = [
             self.device(number, entry, defaults, sharing * len(entries), place) for entry in entries
         ]
@@ -209,7 +216,7 @@ class Reader:
             named = next((k for k in ("address", "key") if f": {k}" in str(error)), "devices")
             self.fail(str(error), section, index, named)
 
-    def expanded(self, entries: list[Any], place: tuple[str, int]) -> list[dict[str, Any]]:
+    def expand_devices(self, entries: list[Any], place: tuple[str, int]) -> list[dict[str, Any]]:
         """Entries of devices as tables with one local name each; products become GPUs in turn."""
         made: list[dict[str, Any]] = []
         names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
@@ -218,7 +225,7 @@ class Reader:
             table = {"name": entry} if isinstance(entry, str) else entry
             if not isinstance(table, dict):
                 self.fail(f"a device is a name or a table, not {entry!r}", *place, "devices")
-            self.keys(table, ("name", "count", *DEVICE_KEYS), *place)
+            self.check_keys(table, ("name", "count", *DEVICE_KEYS), *place)
             if "name" not in table:
                 self.fail('a device table needs a name, such as "cpu:0"', *place, "devices")
             count = table.get("count", 1)
@@ -238,8 +245,10 @@ class Reader:
 
     def check_count(self, count: Any, place: tuple[str | None, int], key: str) -> None:
         """Fail unless it is a number of devices that a cluster may have."""
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST:
-            self.fail(f"count must be a whole number from 1 to {MOST}, not {count!r}", *place, key)
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_DEVICES:
+            self.fail(
+                f"count must be a whole number from 1 to {MAX_DEVICES}, not {count!r}", *place, key
+            )
 
     def product(self, name: Any, place: tuple[str, int]) -> tuple[int, int, str]:
         try:
@@ -288,11 +297,11 @@ class Reader:
         """The [[links]] tables, and their ways back."""
         found: list[Link] = []
         for index, table in enumerate(self.tables(data, "links")):
-            self.keys(table, LINK_KEYS, "links", index)
+            self.check_keys(table, LINK_KEYS, "links", index)
             for key in LINK_KEYS[:4]:
                 if key not in table:
                     self.fail(f"a link needs {key!r}", "links", index, None)
-            symmetric = self.typed(table, "symmetric", bool, True, "links", index)
+            symmetric = self.get_typed(table, "symmetric", bool, True, "links", index)
             values = {key: table[key] for key in LINK_KEYS[:4]}
             found.append(self.link(values, "links", index))
             if symmetric:
@@ -304,10 +313,10 @@ class Reader:
         self, defaults: dict[str, Any], found: list[Link], workers: list[Worker]
     ) -> list[Link]:
         """The default between every two ends that no described link covers."""
-        default = self.typed(defaults, "link", dict, None, "defaults", 0)
+        default = self.get_typed(defaults, "link", dict, None, "defaults", 0)
         if default is None:
             return []
-        self.keys(default, ("latency", "bandwidth"), "defaults.link", 0)
+        self.check_keys(default, ("latency", "bandwidth"), "defaults.link", 0)
         for key in ("latency", "bandwidth"):
             if key not in default:
                 self.fail(f"[defaults.link] needs {key!r}", "defaults.link", 0, None)
@@ -338,7 +347,7 @@ class Reader:
         """Fail if a number was surely meant in another unit than the one that its key has."""
         for key, value in table.items():
             number = value if type(value) in (int, float) else 0  # others are refused elsewhere
-            least, most, unit, example = _UNLIKELY.get(key, (0.0, inf, "", ""))
+            least, most, unit, example = _PLAUSIBLE.get(key, (0.0, inf, "", ""))
             if 0 < number < inf and not least <= number <= most:
                 told = f"{key} = {value!r} is {value:g} {unit}; write {example}"
                 self.fail(told, section, index, key)
@@ -354,13 +363,13 @@ class Reader:
                 'or a string like "8GiB" or "16GB"'
             )
         size = int(float(match[1]) * UNITS[match[2]])
-        if 0 < size < _UNLIKELY["memory"][0]:
+        if 0 < size < _PLAUSIBLE["memory"][0]:
             raise ClusterError(f'device: memory {value!r} is {size} bytes; write "{match[1]}GB"')
         return size
 
     # Values and lines -------------------------------------------------------------------------
 
-    def keys(
+    def check_keys(
         self, table: dict[str, Any], known: tuple[str, ...], section: str | None, index: int
     ) -> None:
         for key in table:
@@ -369,7 +378,7 @@ class Reader:
                 self.fail(f"unknown key {key!r}; {hint}", section, index, key)
         self.check_unit(table, section, index)
 
-    def typed(
+    def get_typed(
         self,
         table: dict[str, Any],
         key: str,
@@ -390,7 +399,7 @@ class Reader:
             self.fail(f"{key!r} must be {name}, not {value!r}", section, index, key)
         return value
 
-    def unknown(
+    def fail_unknown(
         self, what: str, name: Any, known: list[str], place: tuple[str, int], key: str
     ) -> NoReturn:
         """Complain of a name that stands for nothing here."""

@@ -10,7 +10,7 @@ from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.problems.problem import Assignment, Problem
-from graphflow.placement.simulation.simulator import Run, Timeline, execute, simulate
+from graphflow.placement.simulation.simulator import ExecutionResult, Timeline, execute, simulate
 from graphflow.placement.view.text import printable
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class PlanModel:
     """The problem behind a plan and its answer, kept to ask what else could have been.
 
     Args:
@@ -49,7 +49,7 @@ class Model:
             position[node] = place
         return position
 
-    def moved(self, node: int, device: int) -> Run:
+    def run_with_move(self, node: int, device: int) -> ExecutionResult:
         """The step with a node, and what must live with it, on another device; the order stays."""
         group = int(self.problem.groups[node])
         devices = self.assignment.device.tolist()
@@ -72,7 +72,7 @@ class Model:
                 continue
             begin = self._free(node, at)
             if coming is None:
-                coming = problem.predecessors.of(node).tolist()
+                coming = problem.predecessors.edges_of(node).tolist()
             for edge in coming:
                 begin = max(begin, self._arrival(edge, at))
             found[at] = begin + problem.compute_rows[node][at]
@@ -134,7 +134,7 @@ class Model:
         return made + float(problem.latency[home, at]) + moving
 
 
-def reason(model: Model, node: int, op: str, variable: str | None) -> str:
+def reason(model: PlanModel, node: int, op: str, variable: str | None) -> str:
     """One sentence: why a node is where it is.
 
     Args:
@@ -166,8 +166,8 @@ def reason(model: Model, node: int, op: str, variable: str | None) -> str:
     )
 
 
-def _variable_reason(model: Model, node: int, at: int) -> str:
-    edges = model.problem.successors.of(node).tolist()
+def _variable_reason(model: PlanModel, node: int, at: int) -> str:
+    edges = model.problem.successors.edges_of(node).tolist()
     readers = dict.fromkeys(int(model.problem.edges[edge, 1]) for edge in edges)
     near = [model.names[r] for r in readers if int(model.assignment.device[r]) == at]
     if near:
@@ -239,7 +239,7 @@ def _elsewhere(plan: Plan, node: PlannedNode) -> list[str]:
             if not model.problem.allowed[number, at]:
                 lines.append(f"  on {device}: not possible (what it lives with cannot move there)")
                 continue
-            run = model.moved(number, at)
+            run = model.run_with_move(number, at)
             whole = run.makespan + plan.overhead
             change = whole - plan.makespan
             text += (

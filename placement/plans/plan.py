@@ -27,16 +27,21 @@ from graphflow.ir.spec import show_shape
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
-from graphflow.placement.plans.explanations import Model, explain
+from graphflow.placement.plans.explanations import PlanModel, explain
 from graphflow.placement.plans.graph_fingerprint import fingerprint
-from graphflow.placement.plans.plan_records import Interval, Measured, PlannedNode, PlannedTransfer
+from graphflow.placement.plans.plan_records import (
+    Interval,
+    MeasuredSteps,
+    PlannedNode,
+    PlannedTransfer,
+)
 from graphflow.strategy import divided_whole
 
 if TYPE_CHECKING:
     import networkx
 
     from graphflow.placement.calibration.calibrate import StepCost
-    from graphflow.placement.calibration.trace_corrections import Learned
+    from graphflow.placement.calibration.trace_corrections import TraceCorrections
     from graphflow.placement.placers import Placer
     from graphflow.placement.plans.plan_diff import Difference
     from graphflow.placement.plans.report import Report
@@ -71,10 +76,10 @@ class Plan:
     baselines: Mapping[str, float]
     shapes: Mapping[str, tuple[int, ...]]
     fingerprint: str
-    measured: Measured | None = None
+    measured: MeasuredSteps | None = None
     reproducible: bool = True
     overhead: float = 0.0
-    model: Model | None = field(default=None, compare=False, repr=False)
+    model: PlanModel | None = field(default=None, compare=False, repr=False)
 
     @property
     def placement(self) -> Mapping[str, str]:
@@ -115,10 +120,10 @@ class Plan:
         if not isinstance(name, str):
             raise PlanError(f"explain takes the name of a node, or a tensor, not {name!r}")
         if name not in self.by_name:
-            name = self._meant(name)
+            name = self._resolve_name(name)
         return explain(self, name)
 
-    def _meant(self, name: str) -> str:
+    def _resolve_name(self, name: str) -> str:
         """The node that a tensor's name speaks of ("split:1").
 
         Raises:
@@ -192,7 +197,7 @@ class Plan:
                 lines.append(f"only {text}: {', '.join(names[:10])}")
         return "\n".join(lines)
 
-    def with_measured(self, measured: Measured) -> Plan:
+    def with_measured(self, measured: MeasuredSteps) -> Plan:
         """The plan with what happened beside what was predicted."""
         return replace(self, measured=measured)
 
@@ -212,14 +217,14 @@ class Plan:
                 f"a plan is saved as {', '.join(SUFFIXES)}, not {target.suffix or 'no suffix'!r}: "
                 f"{target}"
             )
-        text = self._rendered(target.suffix)
+        text = self._render(target.suffix)
         try:
             target.write_text(text, encoding="utf-8")
         except OSError as error:
             raise PlanError(f"cannot write the plan to {target}: {error.strerror}") from None
         return target
 
-    def _rendered(self, suffix: str) -> str:
+    def _render(self, suffix: str) -> str:
         if suffix == ".json":
             from graphflow.placement.plans.plan_file import dumps
 
@@ -261,7 +266,7 @@ class Plan:
         return digraph_of(self)
 
     def _repr_html_(self) -> str:
-        return self._rendered(".svg")
+        return self._render(".svg")
 
     def __repr__(self) -> str:
         """Short: a plan of 100,000 nodes is not read in a traceback."""
@@ -350,17 +355,17 @@ def plan(
     )  # fmt: skip
 
 
-def known_of(cluster: Cluster) -> tuple[Learned | None, StepCost | None]:
+def known_of(cluster: Cluster) -> tuple[TraceCorrections | None, StepCost | None]:
     """What sessions before learned and measured, if the cluster is this machine."""
     from graphflow.placement.calibration import calibrate
     from graphflow.placement.calibration.cluster_rates import is_described
-    from graphflow.placement.calibration.trace_corrections import kept
+    from graphflow.placement.calibration.trace_corrections import load_corrections
 
     if cluster.kind not in ("here", "local") or is_described(cluster):
         return None, None
     profile = calibrate.profile({d.kind for worker in cluster.workers for d in worker.devices})
     kind = "here" if cluster.kind == "here" else "process"
-    return kept(profile), calibrate.steps_of(profile, kind)
+    return load_corrections(profile), calibrate.step_cost_of(profile, kind)
 
 
 def sizes_of(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node, tuple[int, ...]]:
@@ -407,7 +412,7 @@ def plan_graph(
     homes: Mapping[Node, str] | None = None,
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
-    learned: Learned | None = None,
+    learned: TraceCorrections | None = None,
     steps: StepCost | None = None,
     tasks: Sequence[str] = (),
 ) -> Plan:

@@ -12,12 +12,12 @@ import numpy as np
 from graphflow.base.argument_checks import shown
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.explanations import Model
+from graphflow.placement.plans.explanations import PlanModel
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import (
-    HeldNode,
+    BodyNode,
     Interval,
-    Measured,
+    MeasuredSteps,
     PlannedNode,
     PlannedTransfer,
 )
@@ -54,12 +54,12 @@ def dumps(plan: Plan) -> str:
     return json.dumps(data, allow_nan=False, ensure_ascii=False, indent=1)
 
 
-def _model(model: Model) -> dict[str, Any]:
+def _model(model: PlanModel) -> dict[str, Any]:
     problem = model.problem
     arrays = {name: getattr(problem, name) for name in _ARRAYS}
     return {
         "problem": {
-            **{k: None if v is None else _listed(v) for k, v in arrays.items()},
+            **{k: None if v is None else _to_lists(v) for k, v in arrays.items()},
             "contention": problem.contention,
             "client": problem.client,
         },
@@ -72,7 +72,7 @@ def _model(model: Model) -> dict[str, Any]:
     }
 
 
-def _listed(array: np.ndarray[Any, Any]) -> Any:
+def _to_lists(array: np.ndarray[Any, Any]) -> Any:
     """An array as lists; infinite is null."""
     if array.dtype.kind != "f" or np.isfinite(array).all():
         return array.tolist()
@@ -127,7 +127,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         shapes={k: tuple(int(s) for s in shape) for k, shape in data["shapes"].items()},
         fingerprint=_text(data["fingerprint"]),
         reproducible=data.get("reproducible", True) is True,
-        measured=None if measured is None else _measured(measured),
+        measured=None if measured is None else _read_measured(measured),
         model=None if data["model"] is None else _read_model(data["model"]),
     )
 
@@ -146,7 +146,7 @@ def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
     values: dict[str, Any] = {}
     for each in fields(kind):
         if each.name == "holds":  # plans before bodies were drawn have none
-            values[each.name] = tuple(_record(HeldNode, row) for row in data.get(each.name, ()))
+            values[each.name] = tuple(_record(BodyNode, row) for row in data.get(each.name, ()))
             continue
         if each.name in ("fused", "task") and each.name not in data:  # nor kernels, or tasks
             continue
@@ -160,8 +160,8 @@ def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
     return kind(**values)
 
 
-def _measured(data: Mapping[str, Any]) -> Measured:
-    return Measured(
+def _read_measured(data: Mapping[str, Any]) -> MeasuredSteps:
+    return MeasuredSteps(
         makespan=float(data["makespan"]),
         timeline=tuple(_record(Interval, row) for row in data["timeline"]),
         peak_memory={_text(k): int(v) for k, v in data["peak_memory"].items()},
@@ -169,7 +169,7 @@ def _measured(data: Mapping[str, Any]) -> Measured:
     )
 
 
-def _read_model(data: Mapping[str, Any]) -> Model:
+def _read_model(data: Mapping[str, Any]) -> PlanModel:
     stored = data["problem"]
     nodes, devices = len(data["names"]), len(data["devices"])
     arrays: dict[str, Any] = {
@@ -181,7 +181,7 @@ def _read_model(data: Mapping[str, Any]) -> Model:
     problem = Problem(**arrays, contention=bool(stored["contention"]), client=stored["client"])
     assignment = Assignment(_whole(data["device"]), _whole(data["order"]))
     assignment.validate(problem)
-    return Model(
+    return PlanModel(
         problem,
         assignment,
         tuple(map(_text, data["names"])),

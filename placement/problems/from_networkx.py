@@ -77,9 +77,9 @@ class _Reader:
                 routes=self.settings.get("routes"),  # type: ignore[arg-type]
             )
         except ProblemError as error:
-            raise self._named(error) from None
+            raise self._name_nodes(error) from None
 
-    def _named(self, error: ProblemError) -> ProblemError:
+    def _name_nodes(self, error: ProblemError) -> ProblemError:
         """A complaint of the problem, with the graph's names of the nodes that it speaks of."""
         text = str(error)
         if text.startswith("edges form a cycle: "):

@@ -17,7 +17,7 @@ import numpy as np
 from graphflow.base.blas_threads import one_thread
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.ir.device_name import DeviceName
-from graphflow.placement.clusters.host_facts import cores, everywhere
+from graphflow.placement.clusters.host_facts import cores, on_all_cores
 from graphflow.runtime.host.session_state import SessionState
 from graphflow.runtime.memory.backend import Keep, backend_for
 from graphflow.runtime.partitioning.partition import Partition
@@ -209,7 +209,7 @@ class Host:
         the cost model."""
         from graphflow.placement.calibration.calibrate import machine_profile
 
-        with everywhere():
+        with on_all_cores():
             return machine_profile(self.devices)
 
     def _of(self, session: str) -> SessionState:

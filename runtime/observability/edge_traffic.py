@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.plans.tables import Table
+from graphflow.placement.plans.tables import TextTable
 
 if TYPE_CHECKING:
     from graphflow.runtime.observability.trace import Event, Step
@@ -76,7 +76,7 @@ class Traffic(tuple[EdgeTraffic, ...]):
         found = (_summed(edge, events, busy, errors[edge]) for edge, events in moved.items())
         return Traffic(sorted(found, key=lambda each: (-each.waiting, -each.latency, each.edge)))
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """A line for each edge."""
         heads = (
             "tensor", "from", "to", "size", "times", "latency", "95 %", "rate", "wait", "clocks ±",
@@ -89,7 +89,7 @@ class Traffic(tuple[EdgeTraffic, ...]):
             )
             for each in self
         )  # fmt: skip
-        return Table("Edges between devices: medians of the traced steps", heads, rows, left=3)
+        return TextTable("Edges between devices: medians of the traced steps", heads, rows, left=3)
 
     def __str__(self) -> str:
         return str(self.table()) if self else "no tensor went from device to device"
@@ -146,7 +146,7 @@ class Exchanges(tuple[ExchangeTraffic, ...]):
         found = filter(None, (_exchanged(each) for each in runs.values()))
         return Exchanges(sorted(found, key=lambda each: (-each.taking, each.name)))
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """A line for each collective."""
         heads = (
             "exchange", "what", "devices", "gives", "times", "takes", "95 %", "rate", "apart",
@@ -160,7 +160,9 @@ class Exchanges(tuple[ExchangeTraffic, ...]):
             )
             for each in self
         )  # fmt: skip
-        return Table("Exchanges between devices: medians of the traced steps", heads, rows, left=2)
+        return TextTable(
+            "Exchanges between devices: medians of the traced steps", heads, rows, left=2
+        )
 
     def __str__(self) -> str:
         return str(self.table()) if self else "no collective ran over several devices"

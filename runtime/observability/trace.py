@@ -32,7 +32,7 @@ from graphflow.runtime.observability.perfetto_export import number, trace_events
 from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan_records import Measured
+    from graphflow.placement.plans.plan_records import MeasuredSteps
 
 Span = tuple[str, str, int, int]
 Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
@@ -203,7 +203,7 @@ class Trace:
             clocks = f", times of workers on one clock to {bound}"
         return f"{counted(count, 'traced step')}, median {show_seconds(took)}{clocks}"
 
-    def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
+    def measured(self, peak_memory: Mapping[str, int] | None = None) -> MeasuredSteps:
         """The traced steps as a plan shows them: the median step, its timeline from its own start.
 
         Args:
@@ -212,7 +212,7 @@ class Trace:
         Raises:
             SessionError: no step was traced.
         """
-        from graphflow.placement.plans.plan_records import Interval, Measured
+        from graphflow.placement.plans.plan_records import Interval, MeasuredSteps
 
         if not self.steps:
             raise SessionError("nothing was measured: no step ran while the trace was on")
@@ -235,7 +235,7 @@ class Trace:
             for event in middle.events
         )
         makespan = (middle.end - middle.start + other.end - other.start) / 2 * 1e-9
-        return Measured(makespan, timeline, peak, len(self.steps))
+        return MeasuredSteps(makespan, timeline, peak, len(self.steps))
 
     def to_dict(self) -> dict[str, Any]:
         """The Trace Event Format: times in µs from the start of the first traced step."""

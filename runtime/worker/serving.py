@@ -19,7 +19,7 @@ from typing import TextIO
 
 from graphflow import _version
 from graphflow.errors import AddressInUse, GraphflowError, TransportError
-from graphflow.placement.clusters.host_facts import keep_to
+from graphflow.placement.clusters.host_facts import pin_to_cores
 from graphflow.runtime.diagnostics.crash_recorder import record
 from graphflow.runtime.memory.malloc_tuning import keep_freed_memory
 from graphflow.runtime.observability.metrics_endpoint import MetricsServer
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recorder", help=argparse.SUPPRESS)  # two descriptors of a `Recorder`
     parser.add_argument("--core", type=int, action="append", default=[], help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    keep_to(given.core)
+    pin_to_cores(given.core)
     if given.recorder:
         record(*map(int, given.recorder.split(",")))
     configure_by_environment()

@@ -490,11 +490,11 @@ switches = [{ devices = ["gpu:0", "gpu:1"], uplink = "pcie4" }]
 def cluster(data: bytes) -> None:
     path = folder() / "cluster.toml"
     path.write_bytes(data)
-    most, cluster_file.MOST = cluster_file.MOST, 32  # the time grows with its square
+    most, cluster_file.MAX_DEVICES = cluster_file.MAX_DEVICES, 32  # the time grows with its square
     try:
         cluster_file.read(path)
     finally:
-        cluster_file.MOST = most
+        cluster_file.MAX_DEVICES = most
 
 
 @functools.cache
@@ -600,16 +600,16 @@ def tensors(data: bytes) -> None:
 
 def taught(data: bytes) -> None:
     """What was learned, as it is kept in a file."""
-    path = learned.learned_path(folder())
+    path = learned.corrections_path(folder())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    made = learned.kept({"devices": {}}, folder())
+    made = learned.load_corrections({"devices": {}}, folder())
     bucket = learned.Bucket("|cpu|1", False, "matmul", "matmul", "float32", 3, 4)
     assert made.factor(bucket) > 0
 
 
 def taught_seed() -> bytes:
-    made = learned.Learned(learned.basis_of({"devices": {}}))
+    made = learned.TraceCorrections(learned.basis_of({"devices": {}}))
     bucket = learned.Bucket("|cpu|1", False, "matmul", "matmul", "float32", 3, 4)
     for ratio in (1.0, 2.0, 3.0):
         made.observe(bucket, ratio, 1.0)

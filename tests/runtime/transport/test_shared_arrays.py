@@ -107,7 +107,7 @@ def test_a_step_that_has_ended_keeps_none_of_its_feeds(monkeypatch: pytest.Monke
         for _ in range(20):
             s.run(third, {x: np.ones(1 << 18, "float32")})
         lenders = [loans.pool for loans in s._life.hosts._loop.loans]
-        assert [each.lent for each in lenders] == [0, 0]
+        assert [each.lent_bytes for each in lenders] == [0, 0]
         assert [len(slots) for each in lenders for slots in each._slots.values()] == [1, 1]
 
 

@@ -28,8 +28,8 @@ SEALS = 0 if sys.platform != "linux" else (
 
 PEER = """
 import sys
-from graphflow.runtime.transport.shared_memory import Segment
-found = Segment.attach(sys.argv[1])
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+found = SharedMemorySegment.attach(sys.argv[1])
 assert found.memory[:4].tolist() == [1, 2, 3, 4]
 found.memory[4:8] = 9
 print("attached", flush=True)
@@ -97,8 +97,8 @@ def test_views_outlive_the_segment() -> None:
 def test_nothing_is_left_when_both_processes_are_killed() -> None:
     held = """
 import sys
-from graphflow.runtime.transport.shared_memory import Segment
-mine = Segment.create(64 << 20)
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+mine = SharedMemorySegment.create(64 << 20)
 print(mine.token, flush=True)
 sys.stdin.read()
 """

@@ -51,7 +51,7 @@ limit = lambda more: resource.setrlimit(resource.RLIMIT_NOFILE, (there + more, m
 for few in range(1, 16):
     limit(few)
     try:
-        Channel(zmq.Context(), "tcp://127.0.0.1:1", insecure=False)
+        TcpChannel(zmq.Context(), "tcp://127.0.0.1:1", insecure=False)
     except TransportError as error:
         assert "ulimit -n" in str(error)
     else:
@@ -59,7 +59,7 @@ for few in range(1, 16):
 limit(64)
 context = zmq.Context()
 listener = TcpListener(context, "tcp://127.0.0.1:*", insecure=False)
-Channel(context, listener.address, insecure=False)
+TcpChannel(context, listener.address, insecure=False)
 limit(len(os.listdir("/proc/self/fd")) - there)
 zmq.Frame(bytes(1 << 20), copy=False)  # needs none that it has not
 print("ended well")
