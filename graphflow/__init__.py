@@ -161,14 +161,16 @@ if TYPE_CHECKING:
     from graphflow import placement as placement
     from graphflow.placement.clusters.cluster import Cluster
     from graphflow.placement.clusters.devices import Device, Link, Worker
-    from graphflow.placement.plans.plan import Plan, plan
+    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_fetches import plan
     from graphflow.sessions.session import Session
 
-_CLUSTERS, _PLANS = "graphflow.placement.clusters.cluster", "graphflow.placement.plans.plan"
+_CLUSTERS = "graphflow.placement.clusters.cluster"
 _DEVICES = "graphflow.placement.clusters.devices"
 _LATER = {
     "Cluster": _CLUSTERS, "Device": _DEVICES, "Link": _DEVICES, "Worker": _DEVICES,
-    "Plan": _PLANS, "plan": _PLANS, "Session": "graphflow.sessions.session",
+    "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
+    "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""

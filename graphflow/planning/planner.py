@@ -22,8 +22,8 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
-from graphflow.placement.plans.plan import Plan, plan_graph
-from graphflow.placement.plans.planning import Given
+from graphflow.placement.plans.plan import Plan
+from graphflow.placement.plans.planning import Given, plan_graph
 from graphflow.planning.trace_feedback import (
     idle,
     is_known,
