@@ -22,7 +22,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.control_flow.control import FREE, cond, scan
+from graphflow.ops.control_flow.control import UNPLACED_OPS, cond, scan
 from graphflow.passes.bodies import spread as is_spread
 
 FIRST_EDGE = 1 << 24
@@ -102,7 +102,7 @@ class _Side:
         It is received where it is first read: before that, this device may have its own part in
         the making of it.
         """
-        if tensor.node.op.name in FREE:
+        if tensor.node.op.name in UNPLACED_OPS:
             return tensor
         if tensor not in self.twins:
             recv = _node(REGISTRY["recv"], (), self.coming[tensor], tensor.node)
@@ -179,7 +179,7 @@ class _Cutter:
         chosen = {
             inner: self._matching(inner, home)
             for inner in body.graph.nodes
-            if inner.op.name not in FREE
+            if inner.op.name not in UNPLACED_OPS
         }
         expanded = self.expand(body.graph, chosen, tuple(chosen))
         outputs = [expanded.mapped[t] for t in body.outputs]
