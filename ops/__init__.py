@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphflow.ir.op import Op, run_elementwise_by
+from graphflow.ir.op import Op, set_elementwise_runner
 from graphflow.ops import nn
 from graphflow.ops.attention import packed_qkv, row_layout
 from graphflow.ops.base import state_ops
@@ -86,4 +86,4 @@ def _run_generated(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, A
     return computed(op, xp, arrays, attrs)
 
 
-run_elementwise_by(_run_generated)
+set_elementwise_runner(_run_generated)

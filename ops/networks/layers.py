@@ -29,8 +29,8 @@ from graphflow.ir.op import (
     current_prefix,
     located,
     name_scope,
+    prefix_scope,
     user_location,
-    within,
 )
 from graphflow.ir.spec import show_shape
 from graphflow.ops.matrices.matmul import add_bias, matmul
@@ -105,7 +105,7 @@ def _run_in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(call)
     def wrapper(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        with within(_prefix_of(self)):
+        with prefix_scope(_prefix_of(self)):
             return call(self, *args, **kwargs)
 
     return wrapper
