@@ -678,7 +678,7 @@ HTTP = b"GET /metrics?x=1 HTTP/1.1\r\nHost: localhost:9100\r\nAccept: text/plain
 
 def http(data: bytes) -> None:
     """A request for metrics, and whether it is for this machine."""
-    request: Any = endpoint._read(Heard(data), float("inf"))  # type: ignore[arg-type]
+    request: Any = endpoint._read_request(Heard(data), float("inf"))  # type: ignore[arg-type]
     server: Any = endpoint.MetricsServer.__new__(endpoint.MetricsServer)
     server._names, server._is_open = {"localhost", "127.0.0.1"}, True
     for header in getattr(request, "headers", {}).values():
