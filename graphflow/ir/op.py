@@ -12,9 +12,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from graphflow.base.argument_checks import checked
+from graphflow.base.argument_checks import validate_arguments
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.source_location import Location, is_own, located, told, user_location
+from graphflow.base.source_location import (
+    Location,
+    error_location,
+    is_own,
+    user_location,
+    with_location,
+)
 from graphflow.errors import ArgumentError, GraphError
 from graphflow.ir.half_precision import any_half, rounded, widened, widening
 from graphflow.ir.node import Node, make_node, next_serial
@@ -132,7 +138,7 @@ class Op:
             if self.autocast is not None:
                 tensors = tuple(autocasted(tensors, self.autocast))
         except GraphError as error:
-            raise told(self.name, error) from None
+            raise with_location(self.name, error) from None
         outputs = make_node(self, tensors, attrs, name).outputs
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -233,8 +239,9 @@ def owner(op: Op) -> str | None:
 __all__ = [
     "FUNCTIONS", "PLAIN", "REGISTRY", "Autocast", "Cost", "Location", "NameScope", "Node", "Op",
     "Rows", "Sample", "Sharding", "Streams", "Tensor",
-    "as_tensor", "autocast", "autocasted", "checked", "current_prefix", "current_scope", "derived",
-    "device", "function", "located", "made_by", "make_node", "name_scope", "next_serial",
+    "as_tensor", "autocast", "autocasted", "current_prefix", "current_scope", "derived",
+    "device", "function", "error_location", "made_by", "make_node", "name_scope", "next_serial",
     "next_stream", "owner", "promoted", "read_from", "register", "run_elementwise_by", "sample",
-    "scope_of", "seeded", "standing_for", "told", "user_location", "within",
+    "scope_of", "seeded", "standing_for", "user_location", "validate_arguments",
+    "with_location", "within",
 ]  # fmt: skip

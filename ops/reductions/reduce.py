@@ -20,8 +20,8 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
+    error_location,
     function,
-    located,
     register,
     sample,
 )
@@ -71,7 +71,7 @@ FLOAT_SAMPLES = (
 def arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple[Tensor, Axes]:
     """What the user gave, as a tensor and normalised axes; errors name op and line."""
     x = as_tensor(x)
-    with located(op_name):
+    with error_location(op_name):
         if not isinstance(keepdims, bool):
             raise ArgumentError(f"keepdims is True or False, not {keepdims!r}")
         return x, normalize_axes(axis, x.ndim)
@@ -348,7 +348,7 @@ def var(
         ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
     """
     x, axes = arguments("var", x, axis, keepdims)
-    with located("var"):
+    with error_location("var"):
         _require_correction(correction)
     result: Tensor = _var(
         _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
@@ -370,7 +370,7 @@ def std(
         ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
     """
     x, axes = arguments("std", x, axis, keepdims)
-    with located("std"):
+    with error_location("std"):
         _require_correction(correction)
     result: Tensor = _std(
         _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name

@@ -17,8 +17,8 @@ from graphflow.ir.op import (
     Rows,
     Tensor,
     as_tensor,
+    error_location,
     function,
-    located,
     register,
     sample,
 )
@@ -146,7 +146,7 @@ def softmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
         ShapeError, ArgumentError: not an axis of x, or no elements along it.
     """
     x = as_tensor(x)
-    with located("softmax"):
+    with error_location("softmax"):
         axis = normalize_axis(axis, x.ndim)
     result: Tensor = _softmax(x, axis=axis, name=name)
     return result
@@ -161,7 +161,7 @@ def log_softmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
         ShapeError, ArgumentError: not an axis of x, or no elements along it.
     """
     x = as_tensor(x)
-    with located("log_softmax"):
+    with error_location("log_softmax"):
         axis = normalize_axis(axis, x.ndim)
     result: Tensor = _log_softmax(x, axis=axis, name=name)
     return result

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
@@ -174,7 +174,7 @@ class Sweep:
         return target
 
 
-@checks(PlanError)
+@checks_arguments(PlanError)
 @passes_interrupts
 def sweep(
     fetches: Any,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
 from graphflow.placement.problems.arrays import Ints, array_of, error_at, put, reject
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graphflow.placement.problems.problem import Problem
 
 
-@checks(ProblemError)
+@checks_arguments(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Assignment:
     """Where and in which order nodes run.
