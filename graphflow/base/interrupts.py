@@ -1,9 +1,10 @@
-"""Interrupts: what signal handlers of this program raise, Ctrl-C among it.
+"""Interrupts: exceptions that signal handlers raise, such as KeyboardInterrupt of Ctrl-C.
 
-A handler runs on the main thread between any two lines, and may raise. `DeferredSignals` lets no
-handler run in moments in which nothing may be raised. `passing_interrupts` takes what a handler raised out
-of a call, past whatever the call catches. `is_interrupt` tells what a handler raised from what this
-package or an op did.
+Python runs a handler on the main thread between any two bytecodes, and the handler may raise there.
+
+- `defer_signals` holds handlers back during a block that must not be cut in half.
+- `passing_interrupts` carries an exception of a handler out of a call, past every `except` inside.
+- `is_interrupt` tells an exception of a handler from one of this package or of an op.
 """
 
 from __future__ import annotations
