@@ -20,7 +20,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, FeedError, GraphflowError, NonFiniteError
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.step_executor import StepExecutor
-from graphflow.frontend.feeds import Known, convert_all
+from graphflow.frontend.feeds import PlaceholderGroups, convert_feeds
 from graphflow.ir.op import Node, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -97,7 +97,7 @@ class StepStream:
         compiled: Callable[[], CompiledFetches | None],
         run: Callable[[Given, Decide], list[Any]],
         run_cached: RunCached,
-        placeholders: Known,
+        placeholders: PlaceholderGroups,
     ) -> None:
         self._steps = steps
         self._near = steps.is_near
@@ -315,7 +315,7 @@ class StepStream:
             if taken is not None:
                 return _QueuedStep(taken, repeated=True)
         try:
-            given = convert_all(feeds, self._placeholders)
+            given = convert_feeds(feeds, self._placeholders)
         except GraphflowError as error:
             wrong = self._feed_error(self._feeds_taken, error)
             wrong.__cause__ = error

@@ -25,7 +25,7 @@ from graphflow.execution.checkpoint_matching import (
 )
 from graphflow.execution.compiled_fetches import worker_of
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import Span, part_of
+from graphflow.ir.spec import Span, index_of
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
 from graphflow.runtime.checkpoint.manifest import Groups, Part, Signature, some
@@ -236,7 +236,7 @@ class VariableStore:
         for piece, spans in _distinct_shards(self.shards[node]).items():
             if spans not in found:
                 found.add(spans)
-                value[part_of(spans, spec.shape)] = self._value(piece)
+                value[index_of(spans, spec.shape)] = self._value(piece)
         return value
 
     # Values -----------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class VariableStore:
         """Give a variable a value that fits it."""
         if node in self.shards:
             for piece, spans in _distinct_shards(self.shards[node]).items():
-                part = value[part_of(spans, node.specs[0].shape)]
+                part = value[index_of(spans, node.specs[0].shape)]
                 self.set(piece, np.ascontiguousarray(part).reshape(piece.specs[0].shape))
             return
         name = self._name(node)

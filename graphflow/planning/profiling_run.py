@@ -28,7 +28,7 @@ import numpy as np
 from graphflow.base.interrupts import is_interrupt
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Node, owner
+from graphflow.ir.op import Node, owner_module
 from graphflow.ir.spec import evaluate, kind
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
@@ -135,7 +135,7 @@ def may_profile(
         return False
     if not all(n.op.pure or n.op.random or n.op.name in STATEFUL for n in graph.walk()):
         return False
-    if any(owner(n.op) is not None for n in graph.walk()):
+    if any(owner_module(n.op) is not None for n in graph.walk()):
         return False  # a user's op may end its process: that is to be a worker's, not this one
     sizes = (evaluate(t.spec.nbytes, bindings) for node in graph.nodes for t in node.outputs)
     return times * sum(sizes) <= MAX_MEMORY_SHARE * host_memory()

@@ -45,9 +45,9 @@ from graphflow.execution.replan_policy import GAIN, Replanned, check_replan
 from graphflow.execution.step_prefetch import Decide, check_stream, not_begun
 from graphflow.execution.variable_store import VariableStore
 from graphflow.execution.warmup_shapes import as_shape, by_placeholder
-from graphflow.frontend.feeds import convert, convert_all
+from graphflow.frontend.feeds import convert, convert_feeds
 from graphflow.frontend.pytree import flatten
-from graphflow.ir.numpy_interop import SESSIONS_ELSEWHERE
+from graphflow.ir.numpy_interop import SESSION_HINTS
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
@@ -252,7 +252,7 @@ class Session:
         with passing_interrupts():
             tensors, rebuild = flatten(fetches)
             known = partial(self._deployment.placeholders, tensors)
-            given = convert_all(feeds, known)  # out of turn: it may run code of the user's
+            given = convert_feeds(feeds, known)  # out of turn: it may run code of the user's
             with self._lock:
                 life.check_usable()
                 return rebuild(self._values(tensors, given))
@@ -280,7 +280,7 @@ class Session:
         life.check_not_reentrant()
         life.check_usable()
         known = partial(self._deployment.placeholders, flatten(fetches)[0])
-        copies = {n.outputs[0]: np.array(a) for n, a in convert_all(feeds, known).items()}
+        copies = {n.outputs[0]: np.array(a) for n, a in convert_feeds(feeds, known).items()}
         with life.executor.lock:
             life.check_usable()
             future = life.executor.submit(self.run, fetches, copies)
@@ -606,8 +606,8 @@ class Session:
 
         def __getattr__(self, name: str) -> NoReturn:
             told = f"a session has no attribute {name!r}"
-            if name in SESSIONS_ELSEWHERE:
-                told += f"; use {SESSIONS_ELSEWHERE[name]}"
+            if name in SESSION_HINTS:
+                told += f"; use {SESSION_HINTS[name]}"
             elif name[0] != "_" and (hint := did_you_mean(name, dir(type(self)))):
                 told += f"; {hint}"
             raise AttributeError(told, name=name, obj=self)

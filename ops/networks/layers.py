@@ -28,9 +28,9 @@ from graphflow.ir.op import (
     current_prefix,
     error_location,
     name_scope,
+    prefix_scope,
     user_location,
     validate_arguments,
-    within,
 )
 from graphflow.ir.spec import show_shape
 from graphflow.ops.matrices.matmul import biased, matmul
@@ -105,7 +105,7 @@ def _in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(call)
     def scoped(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        with within(_prefix_of(self)):
+        with prefix_scope(_prefix_of(self)):
             return call(self, *args, **kwargs)
 
     return scoped

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
-from graphflow.ir.half_precision import any_half
+from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node
 from graphflow.ir.spec import evaluate, is_half, nbytes, product
 from graphflow.placement.cost_model.memory_peaks import predict_by
@@ -93,7 +93,7 @@ def kernel_workspace(node: Node, layout: Layout) -> int:
     taken = 0
     if op.ufunc is None and (op.into is None or op.random or added):
         taken += sum(map(nbytes, outputs))
-    if not op.halves and any_half(inputs):
+    if not op.halves and has_half(inputs):
         wide = [s for s in (*inputs, *outputs) if is_half(s.dtype)]
         taken += sum(4 * evaluate(product(s.shape), {}) for s in wide)
     return taken

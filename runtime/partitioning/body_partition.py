@@ -23,7 +23,7 @@ from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.control_flow.control import FREE, cond, scan
-from graphflow.passes.bodies import spread as is_spread
+from graphflow.passes.bodies import spans_devices as is_spread
 
 FIRST_EDGE = 1 << 24
 """Edges inside bodies have numbers from here on, those of the graph below."""

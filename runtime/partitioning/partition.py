@@ -174,7 +174,7 @@ def _rebuild(
     here: _Builder,
     variables: Mapping[Node, str],
 ) -> None:
-    twin = node.local(inputs, variables.get(node, node.name), here.device)
+    twin = node.copy_to_run(inputs, variables.get(node, node.name), here.device)
     here.names[twin] = graph.names[node]
     if len(node.outputs) == 1:
         here.twins[node.outputs[0]] = twin.outputs[0]

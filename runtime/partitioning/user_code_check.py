@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from graphflow.errors import ModuleNotAllowed
-from graphflow.ir.op import Node, owner
+from graphflow.ir.op import Node, owner_module
 from graphflow.ops.host_calls.host_call import foreign_functions
 from graphflow.runtime.partitioning.partition import Partition
 
@@ -27,11 +27,11 @@ def check_modules(partitions: Mapping[int, Sequence[Partition]], ops: Collection
 
 def is_foreign(node: Node) -> bool:
     """Whether a node runs the user's own code."""
-    return owner(node.op) is not None or bool(foreign_functions(node.attrs))
+    return owner_module(node.op) is not None or bool(foreign_functions(node.attrs))
 
 
 def _check(node: Node, ops: Collection[str]) -> None:
-    module = owner(node.op)
+    module = owner_module(node.op)
     if module is not None and module not in ops:
         raise ModuleNotAllowed(f"{node.op.name} {_place(node)} is an op of {_remedy(module)}")
     for function in foreign_functions(node.attrs):

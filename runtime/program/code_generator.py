@@ -18,7 +18,7 @@ import numpy as np
 
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, bind_attrs, bodies
-from graphflow.ir.half_precision import any_half
+from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.control_flow.control import call
@@ -382,7 +382,7 @@ class Code:
         names = [self._operands.name(t) for t in node.outputs]
         attrs = bind_attrs(node.attrs, self.bindings)
         specs = [t.spec for t in node.inputs]
-        half = not node.op.halves and any_half(specs)
+        half = not node.op.halves and has_half(specs)
         if node.op.ufunc is not None and not attrs and not self.plain and not half:
             self.scope[f"k{number}"] = getattr(self.backend.xp, node.op.ufunc)
             line = f"k{number}({', '.join(inputs)}, out={names[0]})"

@@ -16,7 +16,7 @@ from graphflow.errors import (
     ProtocolError,
     error_text,
 )
-from graphflow.ir.op import Node, Op, owner
+from graphflow.ir.op import Node, Op, owner_module
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.kernels.fusion.region_kernels import enabled
 from graphflow.ops.kernels.jit.array_address import aligned
@@ -96,7 +96,7 @@ def writing(
     if into is not None and not op.random and not plain:
         return partial(into, xp, **attrs) if attrs else partial(into, xp)
 
-    users = owner(op) is not None
+    users = owner_module(op) is not None
 
     def run(out: Any, *arrays: Any, step: int = 0) -> None:
         results = op.run(xp, arrays, attrs, step, plain=plain)

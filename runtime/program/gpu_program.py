@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.errors import DeviceError, GraphflowError
 from graphflow.ir.graph import bind_attrs, bodies
-from graphflow.ir.half_precision import any_half
+from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.ops.control_flow.control import call, scan
@@ -311,7 +311,7 @@ class GpuCode:
         outs = [self._out(t) for t in node.outputs]
         attrs = bind_attrs(node.attrs, self.bindings)
         specs = [self.layout.specs[t] for t in node.inputs]
-        half = not node.op.halves and any_half(specs)
+        half = not node.op.halves and has_half(specs)
         inputs, values = node.inputs, self.values
         kernel = None if self.plain else library_kernel(self.backend, node.op, specs, attrs)
         if kernel is None and node.op.ufunc is not None and not attrs and not (self.plain or half):

@@ -10,7 +10,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, ShardingError
-from graphflow.ir.spec import alone
+from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
 from graphflow.runtime.partitioning.partition import FREE, partition
 from tests.parallel.models import cnn, difference, gpt, mlp, undivided
@@ -162,7 +162,7 @@ def test_each_replica_is_fed_its_share_of_the_batch_only() -> None:
     division = Data(3).report(model.fetches).division
     random = np.random.default_rng(0)
     arrays = {t.node: a for t, a in model.feeds(random, 7).items()}
-    sizes = {alone(n.specs[0].shape[0]): 7 for n in arrays}
+    sizes = {sole_symbol(n.specs[0].shape[0]): 7 for n in arrays}
     fed = division.feeds(arrays, division.bindings(sizes))
     assert sorted(a.shape[0] for a in fed.values()) == [2, 2, 2, 2, 3, 3]
     assert sum(a.nbytes for a in fed.values()) == sum(a.nbytes for a in arrays.values())
