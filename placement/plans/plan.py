@@ -226,9 +226,8 @@ class Plan(PlanData):
         devices, others = shown_devices(device_uses(self))
         for use in devices:
             peak = "" if use.peak_memory is None else f", peak {show_bytes(use.peak_memory)}"
-            rows.append(
-                f"  {use.device}: {show_count(use.nodes, 'node')}, busy {show_seconds(use.busy)}{peak}"
-            )
+            nodes = show_count(use.nodes, "node")
+            rows.append(f"  {use.device}: {nodes}, busy {show_seconds(use.busy)}{peak}")
         at_client = sum(node.device == CLIENT for node in self.nodes)
         rows += [f"  {others}"] if others else []
         rows.append(f"  {CLIENT}: {show_count(at_client, 'node')}")
