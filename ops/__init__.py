@@ -65,9 +65,9 @@ __all__ = [
 
 
 def _generated(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    from graphflow.ops.kernels.fusion.region_kernels import computed
+    from graphflow.ops.kernels.fusion.region_kernels import run_op
 
-    return computed(op, xp, arrays, attrs)
+    return run_op(op, xp, arrays, attrs)
 
 
 run_elementwise_by(_generated)

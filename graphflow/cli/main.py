@@ -427,11 +427,11 @@ def cache(
     ] = "info",
 ) -> None:
     """Tell of the compiled kernels kept on disk for later processes, or remove them."""
-    from graphflow.ops.kernels.jit.object_cache import LIMIT, Store
+    from graphflow.ops.kernels.jit.object_cache import LIMIT, ObjectCache
 
     if action not in ("info", "clear"):
         raise ArgumentError(f"cache takes info or clear, not {action!r}")
-    store = Store()
+    store = ObjectCache()
     usage, refused = (store.usage(), []) if action == "info" else store.clear()
     what = f"{counted(usage.entries, 'compiled kernel')}, {show_bytes(usage.nbytes)}"
     if action == "info":

@@ -13,7 +13,7 @@ from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import conj, normalize_axis
 from graphflow.ops.kernels.fusion.row_ops import over_axes
-from graphflow.ops.kernels.sparse.prefix_sum import running_sum
+from graphflow.ops.kernels.sparse.prefix_sum import try_running_sum
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.reductions.reduce import (
@@ -149,7 +149,7 @@ def _running_dtype(xp: Any, dtype: Any) -> Any:
 
 
 def _cumsum_into(xp: Any, out: Any, x: Any, axis: int, reverse: bool) -> None:
-    if xp is np and running_sum(out, x, axis, reverse):
+    if xp is np and try_running_sum(out, x, axis, reverse):
         return
     dtype = _running_dtype(xp, out.dtype)
     if reverse:

@@ -17,7 +17,7 @@ from graphflow.ops.base.shape_rules import (
     reduced_shape,
     require_kind,
 )
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
 from graphflow.ops.pointwise.arithmetic import equal, isinf
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import minimum, where
@@ -181,7 +181,7 @@ _logsumexp = register(
     Op(
         "logsumexp",
         infer=infer_reduction("float"),
-        kernel=by_rows(_logsumexp_of, over_axes),
+        kernel=row_kernel(_logsumexp_of, over_axes),
         expr=_logsumexp_of,
         rows=over_axes,
         vjp=_logsumexp_vjp,

@@ -44,7 +44,7 @@ from graphflow.ops.base.shape_rules import (
     reduced_shape,
     require_kind,
 )
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
 from graphflow.ops.pointwise.convert import astype, size_of
 from graphflow.ops.sharding import row_ops as sharding_coupled
 from graphflow.ops.sharding import rules as sharding
@@ -269,7 +269,7 @@ _var = register(
         infer=lambda x, axis, keepdims, correction: infer_reduction("float", empty=True)(
             x, axis, keepdims
         ),
-        kernel=by_rows(_variance, over_axes),
+        kernel=row_kernel(_variance, over_axes),
         expr=_variance,
         rows=over_axes,
         vjp=_var_vjp,
@@ -313,7 +313,7 @@ _std = register(
     Op(
         "std",
         infer=_var.infer,
-        kernel=by_rows(_deviation, over_axes),
+        kernel=row_kernel(_deviation, over_axes),
         expr=_deviation,
         rows=over_axes,
         vjp=_std_vjp,

@@ -25,7 +25,7 @@ from graphflow.ir.op import (
 from graphflow.ir.spec import TensorSpec, broadcast_shapes, equate, kind, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes, refusing
+from graphflow.ops.kernels.fusion.row_ops import check_first, over_axes, row_kernel
 from graphflow.ops.pointwise.transcendental import exp
 from graphflow.ops.reductions.reduce import CUBE, F, require_elements, sum
 from graphflow.ops.sharding import row_ops as sharding_coupled
@@ -71,7 +71,7 @@ softmax_grad = register(
     Op(
         "softmax_grad",
         infer=_infer_along,
-        kernel=by_rows(_softmax_grad_of, over_axes),
+        kernel=row_kernel(_softmax_grad_of, over_axes),
         expr=_softmax_grad_of,
         rows=over_axes,
         vjp=_softmax_grad_vjp,
@@ -85,7 +85,7 @@ _softmax = register(
     Op(
         "softmax",
         infer=_infer_along,
-        kernel=by_rows(_softmax_of, over_axes),
+        kernel=row_kernel(_softmax_of, over_axes),
         expr=_softmax_of,
         rows=over_axes,
         vjp=lambda g, y, x, axis: (softmax_grad(g, y, axis=axis),),
@@ -110,7 +110,7 @@ log_softmax_grad = register(
     Op(
         "log_softmax_grad",
         infer=_infer_along,
-        kernel=by_rows(_log_softmax_grad_of, over_axes),
+        kernel=row_kernel(_log_softmax_grad_of, over_axes),
         expr=_log_softmax_grad_of,
         rows=over_axes,
         vjp=_log_softmax_grad_vjp,
@@ -124,7 +124,7 @@ _log_softmax = register(
     Op(
         "log_softmax",
         infer=_infer_along,
-        kernel=by_rows(_log_softmax_of, over_axes),
+        kernel=row_kernel(_log_softmax_of, over_axes),
         expr=_log_softmax_of,
         rows=over_axes,
         vjp=lambda g, y, x, axis: (log_softmax_grad(g, y, axis=axis),),
@@ -252,7 +252,7 @@ cross_entropy_grad = register(
     Op(
         "cross_entropy_grad",
         infer=_infer_cross_entropy_grad,
-        kernel=refusing(refuse_labels, by_rows(_cross_entropy_grad_of, _grad_along_classes)),
+        kernel=check_first(refuse_labels, row_kernel(_cross_entropy_grad_of, _grad_along_classes)),
         expr=_cross_entropy_grad_of,
         rows=_grad_along_classes,
         refuse=refuse_labels,
@@ -270,7 +270,9 @@ cross_entropy_op = register(
     Op(
         "cross_entropy",
         infer=_infer_cross_entropy,
-        kernel=refusing(refuse_labels, by_rows(_cross_entropy_of, _along_classes, squeezed=True)),
+        kernel=check_first(
+            refuse_labels, row_kernel(_cross_entropy_of, _along_classes, squeezed=True)
+        ),
         expr=_cross_entropy_of,
         rows=_along_classes,
         refuse=refuse_labels,

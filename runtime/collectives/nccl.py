@@ -22,7 +22,7 @@ from graphflow.base.environment import NCCL, setting, word
 from graphflow.errors import DeviceError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ops.communication.reduction_order import combining, finish, fold
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
+from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.protocol.clock_sync import identity
 from graphflow.runtime.telemetry.logs import Log
@@ -40,7 +40,7 @@ def library() -> Any:
     """CuPy's NCCL; None where there is none, of which CuPy warns: a machine with one GPU needs
     none."""
     try:
-        imported_cupy()
+        import_cupy()
         with _importing, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from cupy.cuda import nccl
@@ -75,7 +75,7 @@ def may_meet(told: Sequence[Any], count: int) -> bool:
 
 def _gpu(index: int) -> str:
     host = setting("NCCL_HOSTID") or identity()
-    return f"{host}/{imported_cupy().cuda.runtime.deviceGetPCIBusId(index)}"
+    return f"{host}/{import_cupy().cuda.runtime.deviceGetPCIBusId(index)}"
 
 
 class _Job:

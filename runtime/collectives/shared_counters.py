@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Function, compiler, named
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, name_module
 
 LINE = 64
 """Bytes of a gate: the counter, how often sleepers were woken, how many there are."""
@@ -78,10 +78,10 @@ def compiled() -> tuple[Any, Any]:
 def _functions() -> tuple[Any, Any]:
     """`tell` and `pending`; the first is too short to release the interpreter's lock for."""
     waiting = _PENDING.replace("@SLEEP", _sleep()).replace("@PAUSE", _pause())
-    texts = named(_TELL.replace("@WAKE", _wake()), _needs()), named(waiting, _needs())
+    texts = name_module(_TELL.replace("@WAKE", _wake()), _needs()), name_module(waiting, _needs())
     tell, pending = (compiler().function(*text) for text in texts)
-    assert isinstance(tell, Function)
-    return tell.held, pending.freed
+    assert isinstance(tell, NativeFunction)
+    return tell.holding_gil, pending.releasing_gil
 
 
 def _number() -> int | None:

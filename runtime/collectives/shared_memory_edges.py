@@ -21,7 +21,7 @@ import numpy as np
 
 from graphflow.errors import TransportError
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.jit.array_address import aligned
+from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.runtime.collectives.group_setup import Line
 from graphflow.runtime.collectives.rank_buffers import Array
 from graphflow.runtime.collectives.shared_counters import LINE, SLICE, SharedCounters
@@ -57,7 +57,7 @@ def carried(specs: Mapping[int, TensorSpec]) -> dict[int, TensorSpec]:
 
 def _room(spec: TensorSpec) -> int:
     """Bytes of an edge's slots."""
-    return _SLOTS * aligned(nbytes(spec))
+    return _SLOTS * align_up(nbytes(spec))
 
 
 class _Slots:
@@ -66,7 +66,7 @@ class _Slots:
     def __init__(self, gate: Array, memory: Array, spec: TensorSpec) -> None:
         self.gate = SharedCounters(gate, 1)
         self.stamp = gate.view(np.int64)[_STAMP : _STAMP + 1]
-        step, size = aligned(nbytes(spec)), nbytes(spec)
+        step, size = align_up(nbytes(spec)), nbytes(spec)
         self.arrays: list[Array] = [
             memory[at : at + size].view(spec.dtype).reshape(spec.shape)
             for at in range(0, _room(spec), step)

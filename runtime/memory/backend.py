@@ -13,8 +13,8 @@ from graphflow.base.blas_threads import one_thread
 from graphflow.errors import DeviceError, DeviceOutOfMemory
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.spec import BFLOAT16
-from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, fresh
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, empty_aligned
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Keep = Callable[[Array], Array | None]
@@ -73,7 +73,7 @@ class CpuBackend:
         """
         for is_last in (False, True):
             try:
-                return fresh(nbytes)
+                return empty_aligned(nbytes)
             except (MemoryError, ValueError):  # numpy's word for more than any address reaches
                 if is_last:
                     break
@@ -130,7 +130,7 @@ class _Active:
     """While a program runs on a CPU. A class, because a generator takes twice as long to enter."""
 
     def __init__(self, pool: Pool) -> None:
-        self._using = using(pool)
+        self._using = use_pool(pool)
 
     def __enter__(self) -> None:
         one_thread().__enter__()

@@ -18,10 +18,10 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.kernels.fusion.region_kernels import FREED
+from graphflow.ops.kernels.fusion.region_kernels import GIL_RELEASE_NANOSECONDS
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address
 from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
-from graphflow.ops.kernels.jit.compiler import Task, compiler
+from graphflow.ops.kernels.jit.compiler import KernelTask, compiler
 from graphflow.runtime.native_calls.gemm_epilogues import Used, Work, steps
 
 LONGEST = 5e6
@@ -46,7 +46,7 @@ class Call:
     """
 
     node: Node
-    task: Task
+    task: KernelTask
     places: tuple[Place, ...]
     nbytes: tuple[int, ...] = ()
     written: int = 0
@@ -87,7 +87,11 @@ class Segment:
         self._turns = self._by_turns()
         self._place = address(self._turns) if calls else 0
         function = driver().walk
-        self._walk = function.freed if self.nanoseconds > FREED else function.held
+        self._walk = (
+            function.releasing_gil
+            if self.nanoseconds > GIL_RELEASE_NANOSECONDS
+            else function.holding_gil
+        )
         self.run: Callable[[], None] = partial(
             self._walk, ctypes.c_void_p(self._place), None, ctypes.c_int64(0),
             ctypes.c_int64(len(self._turns) // WORDS),
@@ -114,7 +118,7 @@ class Segment:
     @property
     def freely(self) -> Callable[[], None]:
         """As `run`, but other threads go on meanwhile."""
-        return partial(driver().walk.freed, *self.run.args)  # type: ignore[attr-defined]
+        return partial(driver().walk.releasing_gil, *self.run.args)  # type: ignore[attr-defined]
 
     def one(self, i: int) -> None:
         """Run one of the calls."""
@@ -125,7 +129,7 @@ class Segment:
         return address(self.pointers) + 8 * i
 
 
-def _joined(tasks: Iterable[Task]) -> tuple[np.ndarray[Any, Any], list[int]]:
+def _joined(tasks: Iterable[KernelTask]) -> tuple[np.ndarray[Any, Any], list[int]]:
     """The sizes of tasks in one array, equal tasks once, and where those of each begin."""
     sizes: list[int] = [0]  # an array of none has no address
     at: dict[int, int] = {}

@@ -22,10 +22,15 @@ from graphflow.ir.half_precision import any_half
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.control_flow.control import call
-from graphflow.ops.kernels.fusion.multi_tensor_updates import Sweep
-from graphflow.ops.kernels.fusion.region_kernels import SHARED, Launch, enabled, kernel_of
+from graphflow.ops.kernels.fusion.multi_tensor_updates import MultiTensorUpdate
+from graphflow.ops.kernels.fusion.region_kernels import (
+    THREADING_NANOSECONDS,
+    KernelLaunch,
+    is_jit_enabled,
+    kernel_of,
+)
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.memory.backend import Backend, require_dtype
 from graphflow.runtime.memory.memory_layout import Layout
@@ -85,7 +90,7 @@ class Code:
         self.layout = layout
         self.backend = backend
         self.bindings = bindings
-        self.plain = not enabled()
+        self.plain = not is_jit_enabled()
         self.scope: dict[str, Any] = {
             "send": ends.send, "recv": ends.recv, "copy": backend.xp.copy,
             "copyto": backend.xp.copyto, "kept": {},
@@ -94,7 +99,7 @@ class Code:
         threads = 1 if self.inside else backend.threads
         self.compute = Part(threads)
         self.commit = Part(threads)
-        self._swept: list[tuple[Node, Task, Sequence[Place]]] = []
+        self._swept: list[tuple[Node, KernelTask, Sequence[Place]]] = []
         self._sizes: dict[int, int] = {}  # bytes, by the id of a spec of the layout's
         self._dtypes: set[np.dtype[Any]] = set()  # which the backend has
         self.variables: dict[str, Any] = {}
@@ -297,7 +302,7 @@ class Code:
         if part is self.commit and not task.scratch and _stays(places):
             self._swept.append((node, task, places))
             return
-        launch = Launch(
+        launch = KernelLaunch(
             kernel_of(fused.region),
             fused.sizes,
             [p if isinstance(p, int) else None for p in places],
@@ -322,7 +327,7 @@ class Code:
         self.commit.calls = [c for c in self.commit.calls if id(c) not in taken]
         calls: list[Any] = [(task, places) for _, task, places in self._swept]
         calls += [(call.task, call.places) for call in small]
-        self.scope["sweep"] = Sweep(calls, self.backend.threads)
+        self.scope["sweep"] = MultiTensorUpdate(calls, self.backend.threads)
         self.commit.line(self._swept[-1][0], "sweep()")
 
     def _refusal(self, node: Node, number: int) -> None:
@@ -339,12 +344,12 @@ class Code:
         self.scope[f"c{number}"] = partial(node.op.refuse, self.backend.xp, **attrs)
         self._line(node, f"c{number}({', '.join(arrays)})")
 
-    def _is_shared(self, task: Task) -> bool:
+    def _is_shared(self, task: KernelTask) -> bool:
         """Whether threads share the work of a task."""
-        return task.nanoseconds > SHARED and self.backend.threads > 1
+        return task.nanoseconds > THREADING_NANOSECONDS and self.backend.threads > 1
 
     def _call(
-        self, part: Part, node: Node, task: Task, tensors: Sequence[Tensor], results: int
+        self, part: Part, node: Node, task: KernelTask, tensors: Sequence[Tensor], results: int
     ) -> None:
         """A call of a task with operands and, last of them, so many results."""
         if not task.rows:

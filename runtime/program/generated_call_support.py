@@ -18,9 +18,9 @@ from graphflow.errors import (
 )
 from graphflow.ir.op import Node, Op, owner
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.fusion.region_kernels import enabled
-from graphflow.ops.kernels.jit.array_address import aligned
-from graphflow.ops.kernels.jit.call_table_driver import copy_task, texts
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.jit.array_address import align_up
+from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
 from graphflow.runtime.collectives.exchanges import Member
 from graphflow.runtime.collectives.rank_buffers import Collective
@@ -67,12 +67,12 @@ class Channel(Protocol):
 
 def compile_ahead(layout: Layout) -> None:
     """Compile all kernels of a program and its bodies that are missing, together."""
-    if not enabled():
+    if not is_jit_enabled():
         return
     wanted: dict[str, str] = {}
     _collect(layout, wanted)
     if wanted:
-        compiler().functions({**texts(), **wanted})
+        compiler().functions({**driver_sources(), **wanted})
 
 
 def _collect(layout: Layout, wanted: dict[str, str]) -> None:
@@ -162,7 +162,7 @@ def carried_buffers(inner: Inner, own: Any) -> Carried:
         tuple(
             own[at : at + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
             for spec, place in inner.carried
-            for at in [place + which * aligned(nbytes(spec))]
+            for at in [place + which * align_up(nbytes(spec))]
         )
         for which in range(2)
     )

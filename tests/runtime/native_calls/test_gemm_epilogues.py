@@ -10,18 +10,20 @@ import pytest
 
 import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ops.kernels.gemm.gemm import available
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.gemm.gemm import is_supported
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.native_calls import native_segments as segments
 from graphflow.runtime.native_calls.gemm_epilogues import Step, Used, Work, steps
 
 MADE, SCRATCH = Used(1000, 160), Used(2000, 64)
 PRODUCT = Work(
-    Task("product", "", (), 5, 0.0, blocks=((2, 16), (4, 32), (5, 40))),
+    KernelTask("product", "", (), 5, 0.0, blocks=((2, 16), (4, 32), (5, 40))),
     (Used(0, 80), Used(80, 80)),
     (MADE, SCRATCH),
 )
-REGION = Work(Task("region", "", (), 10, 0.0, row=4), (MADE, Used(None, 16)), (Used(3000, 160),))
+REGION = Work(
+    KernelTask("region", "", (), 10, 0.0, row=4), (MADE, Used(None, 16)), (Used(3000, 160),)
+)
 
 
 def test_a_region_follows_each_block_of_the_product_that_it_reads() -> None:
@@ -60,7 +62,7 @@ def test_what_is_unknown_runs_as_a_whole() -> None:
     assert steps([]) == []
 
 
-@pytest.mark.skipif(not available("float32"), reason="made for AVX2 and up")
+@pytest.mark.skipif(not is_supported("float32"), reason="made for AVX2 and up")
 @pytest.mark.parametrize("epilogue", ["bias and gelu", "norm", "residual", "attention"])
 def test_programs_with_epilogues_give_the_bits_of_nodes_one_by_one(
     epilogue: str, monkeypatch: pytest.MonkeyPatch
