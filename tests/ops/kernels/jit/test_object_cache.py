@@ -17,8 +17,8 @@ import numpy as np
 from graphflow.ir.op import REGISTRY
 import graphflow
 from graphflow.ops.kernels.jit.compiler import compiler
-from graphflow.ops.kernels.fusion.region_kernels import computed
-y = computed(REGISTRY["tanh"], np, [np.linspace(-3, 3, 50, dtype="float32")], {})
+from graphflow.ops.kernels.fusion.region_kernels import run_op
+y = run_op(REGISTRY["tanh"], np, [np.linspace(-3, 3, 50, dtype="float32")], {})
 print(compiler().compiled, y.tobytes().hex())
 """
 
