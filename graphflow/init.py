@@ -16,7 +16,7 @@ from graphflow.base.argument_checks import spelt
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import next_stream, user_location
-from graphflow.ir.spec import Span, as_dtype, is_inexact, part_of
+from graphflow.ir.spec import Span, as_dtype, index_of, is_inexact
 from graphflow.ir.spec import kind as kind_of
 
 
@@ -71,7 +71,7 @@ class Whole:
             self._made, self._seen = None, set()
         else:
             self._made = made
-        return np.array(made[part_of(spans, made.shape)])
+        return np.array(made[index_of(spans, made.shape)])
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphflow.ir.op import Op, run_elementwise_by
+from graphflow.ir.op import Op, set_elementwise_runner
 from graphflow.ops import nn
 from graphflow.ops.attention import packed_qkv as attention_packed
 from graphflow.ops.attention import row_layout as attention_rows
@@ -70,4 +70,4 @@ def _generated(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any])
     return run_op(op, xp, arrays, attrs)
 
 
-run_elementwise_by(_generated)
+set_elementwise_runner(_generated)

@@ -42,7 +42,8 @@ from graphflow.cli.status import status
 from graphflow.errors import ArgumentError, GraphflowError, InsecureAddress
 from graphflow.execution.cluster_connection import default_cluster
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.plan import SUFFIXES, Plan, plan
+from graphflow.placement.plans.plan import SUFFIXES, Plan
+from graphflow.placement.plans.plan_fetches import plan
 from graphflow.placement.plans.tables import Table
 
 app = typer.Typer(
@@ -328,7 +329,7 @@ app.command()(status)
 @app.command("devices")
 def devices_command(cluster: ClusterFile = None) -> None:
     """List the devices of this machine, or of a cluster file, with their speeds."""
-    from graphflow.runtime.program.vendor_libraries import gpu_lines
+    from graphflow.runtime.program.vendor_libraries import describe_gpus
 
     if cluster is None:
         shown = Cluster.here(devices=["cpu:0", *gpus()])
@@ -349,7 +350,7 @@ def devices_command(cluster: ClusterFile = None) -> None:
     heads = ("device", "address", "memory", "threads", "GFLOP/s", "GB/s")
     typer.echo(str(Table("", heads, rows, left=2)))
     if cluster is None:
-        found = gpu_lines()
+        found = describe_gpus()
         for line in found:
             typer.echo(line)
         if found:

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import FeedError, LinkLost, MemoryLimitError, ProtocolError
-from graphflow.frontend.feeds import convert, convert_all
+from graphflow.frontend.feeds import convert, convert_feeds
 from graphflow.frontend.pytree import bind, concerns, derived_from, fed_sizes
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
@@ -100,7 +100,7 @@ class Route:
         """The value of each fetch."""
         if self._plain:
             return [fetched[i] for i in self._values]  # type: ignore[index]
-        arrays = convert_all(given)
+        arrays = convert_feeds(given)
         return [fetched[v] if isinstance(v, int) else v(arrays) for v in self._values]
 
 

@@ -20,7 +20,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, FeedError, GraphflowError, NonFiniteError
 from graphflow.execution.compiled_fetches import Compiled
 from graphflow.execution.step_executor import Steps
-from graphflow.frontend.feeds import Known, convert_all
+from graphflow.frontend.feeds import PlaceholderGroups, convert_feeds
 from graphflow.ir.op import Node, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -97,7 +97,7 @@ class Stream:
         compiled: Callable[[], Compiled | None],
         run: Callable[[Given, Decide], list[Any]],
         shortly: Shortly,
-        named: Known,
+        named: PlaceholderGroups,
     ) -> None:
         self._steps = steps
         self._near = steps.is_near
@@ -304,7 +304,7 @@ class Stream:
             if taken is not None:
                 return _Step(taken, usual=True)
         try:
-            given = convert_all(feeds, self._named)
+            given = convert_feeds(feeds, self._named)
         except GraphflowError as error:
             wrong = self._wrong(self._taken, error)
             wrong.__cause__ = error

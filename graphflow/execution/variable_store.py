@@ -25,7 +25,7 @@ from graphflow.execution.checkpoint_matching import (
 )
 from graphflow.execution.compiled_fetches import worker_of
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import Span, part_of
+from graphflow.ir.spec import Span, index_of
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
 from graphflow.runtime.checkpoint.manifest import Groups, Part, Signature, some
@@ -234,7 +234,7 @@ class State:
         for piece, spans in _distinct(self.pieces[node]).items():
             if spans not in found:
                 found.add(spans)
-                value[part_of(spans, spec.shape)] = self._value(piece)
+                value[index_of(spans, spec.shape)] = self._value(piece)
         return value
 
     # Values -----------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class State:
         """Give a variable a value that fits it."""
         if node in self.pieces:
             for piece, spans in _distinct(self.pieces[node]).items():
-                part = value[part_of(spans, node.specs[0].shape)]
+                part = value[index_of(spans, node.specs[0].shape)]
                 self.set(piece, np.ascontiguousarray(part).reshape(piece.specs[0].shape))
             return
         name = self._name(node)

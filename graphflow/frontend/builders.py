@@ -11,7 +11,7 @@ from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_rang
 from graphflow.errors import ArgumentError, DTypeError, VariableError
 from graphflow.frontend.feeds import cast
 from graphflow.init import Initializer
-from graphflow.ir.op import PLAIN, REGISTRY, Tensor, as_tensor, located
+from graphflow.ir.op import DEFAULT_DTYPES, REGISTRY, Tensor, as_tensor, located
 from graphflow.ir.scopes import current_prefix
 from graphflow.ir.spec import as_dtype, normalize_shape
 
@@ -62,13 +62,13 @@ def variable(
         if isinstance(name, str) and name == RESERVED and not current_prefix():
             raise ArgumentError(f"files of checkpoints keep the name {name!r}; choose another")
         if not isinstance(initial, Initializer):
-            initial = _initial(initial, dtype)
+            initial = _copy_initial(initial, dtype)
         elif dtype is not None:
             initial = initial.with_dtype(dtype)
-    return kept_variable(initial, name, trainable)
+    return make_variable(initial, name, trainable)
 
 
-def kept_variable(initial: Any, name: str | None, trainable: bool) -> Tensor:
+def make_variable(initial: Any, name: str | None, trainable: bool) -> Tensor:
     """A variable that begins as an array which nobody changes, of which no copy is made."""
     tensor: Tensor = REGISTRY["variable"](
         initial=initial,
@@ -81,7 +81,7 @@ def kept_variable(initial: Any, name: str | None, trainable: bool) -> Tensor:
     return tensor
 
 
-def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def _copy_initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     """A copy of an initial value that nobody changes."""
     if isinstance(value, Tensor):
         raise VariableError("the initial value is a tensor; give an array")
@@ -90,8 +90,8 @@ def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     except NoArrayError as error:
         raise DTypeError(f"the initial value is {error}") from None
     wanted = None if dtype is None else as_dtype(dtype)
-    if not isinstance(value, np.ndarray | np.generic) and array.dtype.name in PLAIN:
-        wanted = wanted or np.dtype(PLAIN[array.dtype.name])
+    if not isinstance(value, np.ndarray | np.generic) and array.dtype.name in DEFAULT_DTYPES:
+        wanted = wanted or np.dtype(DEFAULT_DTYPES[array.dtype.name])
     given = as_dtype(array.dtype)
     try:
         array = cast_in_range(array, given if wanted is None else wanted)
@@ -111,7 +111,7 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     """
     with located("constant"):
         if is_foreign(value) and not isinstance(value, Tensor | np.generic):
-            value = _converted(value)
+            value = _convert_foreign(value)
         tensor = as_tensor(value, dtype)
         if tensor is value and (name is not None or dtype is not None):
             raise ArgumentError("the value is a tensor already; use .astype for another dtype")
@@ -121,7 +121,7 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     return named
 
 
-def _converted(value: Any) -> np.ndarray[Any, Any]:
+def _convert_foreign(value: Any) -> np.ndarray[Any, Any]:
     """An array of another library as one of numpy's."""
     try:
         return array_of(value)

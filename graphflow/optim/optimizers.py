@@ -25,7 +25,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
 from graphflow.frontend.builders import assign
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, user_location
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, name_scope, origin_scope, user_location
 from graphflow.ir.spec import Size, is_inexact, kind, promote, real_dtype
 from graphflow.ops.base.composite import widen
 from graphflow.optim.loss_scaling import LossScaling, all_finite, only_if
@@ -196,7 +196,7 @@ class Optimizer:
 
     def _updates(self, shared: Any, variable: Tensor, gradient: Tensor) -> Built:
         """The assignments of a variable and of its slots."""
-        with made_by(variable.node, "train/"):
+        with origin_scope(variable.node, "train/"):
             target, gradient = self._target(variable, gradient)
             value = widen(target.part(variable))
             new = self._update(value, in_dtype_of(gradient, value), target, shared)

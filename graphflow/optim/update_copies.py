@@ -80,7 +80,7 @@ class UpdateCopies:
                 name = f"{self._prefix}{owner.name}/{slot}"
                 attrs = {**attrs, "initial": replace(attrs["initial"], stream=next_stream())}
             inputs = tuple([now.get(tensor, tensor) for tensor in node.inputs])
-            copy = node.copied(inputs, name, owner.device, owner, attrs)
+            copy = node.copy_for(inputs, name, owner.device, owner, attrs)
             now.update(zip(node.outputs, copy.outputs, strict=True))
         return [now[update] for update in pattern.updates]
 

@@ -17,7 +17,7 @@ from graphflow.errors import GraphflowError, ScheduleError, ShardingError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
-from graphflow.ir.spec import alone
+from graphflow.ir.spec import sole_symbol
 from graphflow.parallel.mesh.count_arguments import count_of, settle
 from graphflow.parallel.mesh.device_mesh import MICRO, SYMBOLS, WAY, Mesh
 from graphflow.parallel.pipelining.asynchronous_pipeline import unrolled
@@ -349,7 +349,7 @@ def _check_batch(
     """
     for tensor in batch:
         size = tensor.shape[0]
-        symbol = alone(size)
+        symbol = sole_symbol(size)
         count = size if isinstance(size, int) else fed.get(symbol) if symbol else None
         if count is not None and count < microbatches:
             fewer = f", or give it microbatches={count // times} at most" if count >= times else ""

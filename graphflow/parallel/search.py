@@ -47,7 +47,7 @@ from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import build_problem
-from graphflow.placement.plans.plan import known_of, sizes_of
+from graphflow.placement.plans.plan_fetches import known_of, sizes_of
 from graphflow.placement.plans.planning import outlook
 from graphflow.planning.profiling_run import try_out
 from graphflow.planning.trace_feedback import is_known, remember

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, standing_for
+from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, replacement_scope
 from graphflow.ir.spec import nbytes
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm.gemm import is_supported
@@ -42,7 +42,7 @@ class AccumulateProducts(Pass):
                 if once and self._fits(node, inputs[1 - i], inputs[i]):
                     product = inputs[i].node
                     given = (inputs[1 - i], *product.inputs)
-                    with standing_for(node):
+                    with replacement_scope(node):
                         made = make_node(REGISTRY["accumulate_product"], given, product.attrs)
                     return made.with_inputs(given, turn=product.turn).outputs
             return None

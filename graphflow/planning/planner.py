@@ -17,13 +17,13 @@ from graphflow.execution.cluster_connection import links_of, survey_of
 from graphflow.execution.compiled_fetches import Compiled
 from graphflow.execution.step_executor import Steps
 from graphflow.execution.variable_store import State
-from graphflow.frontend.feeds import convert_all
+from graphflow.frontend.feeds import convert_feeds
 from graphflow.ir.op import Node, Tensor
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
-from graphflow.placement.plans.plan import Plan, plan_graph
-from graphflow.placement.plans.planning import Given
+from graphflow.placement.plans.plan import Plan
+from graphflow.placement.plans.planning import Given, plan_graph
 from graphflow.planning.trace_feedback import (
     idle,
     is_known,
@@ -178,7 +178,7 @@ class Planner:
 
     def _fed(self, compiled: Compiled, feeds: Mapping[Tensor, Any]) -> list[Any]:
         """A step of compiled fetches."""
-        arrays = compiled.arrays(convert_all(feeds))
+        arrays = compiled.arrays(convert_feeds(feeds))
         bindings = compiled.bindings({node: a.shape for node, a in arrays.items()})
         compiled.check_memory(self._cluster, bindings)
         return self._steps.run(compiled, arrays, bindings)

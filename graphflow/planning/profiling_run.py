@@ -28,7 +28,7 @@ import numpy as np
 from graphflow.base.interrupts import is_interrupt
 from graphflow.execution.compiled_fetches import Compiled
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Node, owner
+from graphflow.ir.op import Node, owner_module
 from graphflow.ir.spec import evaluate, kind
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
@@ -39,7 +39,7 @@ from graphflow.planning.trace_feedback import node_seconds
 from graphflow.runtime.client.cluster_survey import Survey
 from graphflow.runtime.host.host import Host
 from graphflow.runtime.host.session_state import DRAWS
-from graphflow.runtime.partitioning.partition import FREE, partition
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
 from graphflow.runtime.program.program import clock
 from graphflow.runtime.telemetry.logs import Log
 
@@ -135,7 +135,7 @@ def may_be_tried(
         return False
     if not all(n.op.pure or n.op.random or n.op.name in STATEFUL for n in graph.walk()):
         return False
-    if any(owner(n.op) is not None for n in graph.walk()):
+    if any(owner_module(n.op) is not None for n in graph.walk()):
         return False  # a user's op may end its process: that is to be a worker's, not this one
     sizes = (evaluate(t.spec.nbytes, bindings) for node in graph.nodes for t in node.outputs)
     return times * sum(sizes) <= ROOM * host_memory()
@@ -183,7 +183,7 @@ class _Stage:
         """
         self._bindings = bindings
         self._feeds = {graph.names[node]: array for node, array in arrays.items()}
-        devices = {node: self._DEVICE for node in graph.nodes if node.op.name not in FREE}
+        devices = {node: self._DEVICE for node in graph.nodes if node.op.name not in UNPLACED_OPS}
         names = {node: graph.names[node] for node in graph.variables}
         parts = partition(graph, devices, order_in_turns(graph), names, [self._DEVICE])
         self._host.add(self._NAME, self._NAME, list(parts.values()))

@@ -39,9 +39,9 @@ from graphflow.execution.replan_policy import GAIN, Replanned, check_replan
 from graphflow.execution.step_prefetch import Decide, check_stream, nothing
 from graphflow.execution.variable_store import State
 from graphflow.execution.warmup_shapes import as_shape, by_placeholder
-from graphflow.frontend.feeds import convert, convert_all
+from graphflow.frontend.feeds import convert, convert_feeds
 from graphflow.frontend.pytree import flatten
-from graphflow.ir.numpy_interop import SESSIONS_ELSEWHERE
+from graphflow.ir.numpy_interop import SESSION_HINTS
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
@@ -53,7 +53,7 @@ from graphflow.recovery.checkpoint_writer import Policy, Saver, read, save_by_wo
 from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.checkpoint import Checkpoint
-from graphflow.runtime.observability.trace import Trace, check_target
+from graphflow.runtime.observability.trace import Trace, check_writable
 from graphflow.runtime.program.nonfinite_check import RESULTS
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.sessions.session_lifecycle import SessionLifecycle
@@ -238,7 +238,7 @@ class Session:
         with passing_interrupts():
             tensors, rebuild = flatten(fetches)
             known = partial(self._deployment.placeholders, tensors)
-            given = convert_all(feeds, known)  # out of turn: it may run code of the user's
+            given = convert_feeds(feeds, known)  # out of turn: it may run code of the user's
             with self._lock:
                 life.check()
                 return rebuild(self._values(tensors, given))
@@ -266,7 +266,7 @@ class Session:
         life.check_turn()
         life.check()
         known = partial(self._deployment.placeholders, flatten(fetches)[0])
-        copies = {n.outputs[0]: np.array(a) for n, a in convert_all(feeds, known).items()}
+        copies = {n.outputs[0]: np.array(a) for n, a in convert_feeds(feeds, known).items()}
         with life.queued.lock:
             life.check()
             future = life.queued.put(self.run, fetches, copies)
@@ -543,7 +543,7 @@ class Session:
         trace = Trace()
         with passing_interrupts():
             if path is not None:
-                check_target(path)
+                check_writable(path)
             self._life.check_turn()
             with self._lock:
                 self._life.check()
@@ -588,8 +588,8 @@ class Session:
 
         def __getattr__(self, name: str) -> NoReturn:
             told = f"a session has no attribute {name!r}"
-            if name in SESSIONS_ELSEWHERE:
-                told += f"; use {SESSIONS_ELSEWHERE[name]}"
+            if name in SESSION_HINTS:
+                told += f"; use {SESSION_HINTS[name]}"
             elif name[0] != "_" and (hint := meant(name, dir(type(self)))):
                 told += f"; {hint}"
             raise AttributeError(told, name=name, obj=self)

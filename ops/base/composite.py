@@ -16,7 +16,15 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 
 from graphflow.base.argument_checks import signature_of
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, autocast, autocasted, current_scope
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Node,
+    Tensor,
+    as_tensor,
+    autocast,
+    autocast_inputs,
+    current_scope,
+)
 from graphflow.ir.spec import is_half, is_inexact
 from graphflow.ops.base.shape_rules import is_zeros
 
@@ -115,7 +123,7 @@ def _converted(x: Tensor) -> Tensor:
 
 
 def _autocasted(x: Any) -> Any:
-    return autocasted([x], "high")[0] if isinstance(x, Tensor) else x
+    return autocast_inputs([x], "high")[0] if isinstance(x, Tensor) else x
 
 
 def _half_of(values: Iterable[Any]) -> np.dtype[Any] | None:

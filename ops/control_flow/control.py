@@ -18,7 +18,7 @@ from graphflow.errors import ShapeError
 from graphflow.frontend.interpreter import run
 from graphflow.ir.graph import Body
 from graphflow.ir.op import Cost, Op, register
-from graphflow.ir.spec import Size, TensorSpec, shown_apart, spec
+from graphflow.ir.spec import Size, TensorSpec, show_distinctly, spec
 from graphflow.ops.base.shape_rules import require_kind
 
 COUNT = spec("int64")
@@ -51,7 +51,7 @@ def _check_operands(body: Body, operands: Sequence[TensorSpec]) -> None:
         raise ShapeError(f"{len(operands)} operands for a body of {len(wanted)} parameters")
     for i, (want, have) in enumerate(zip(wanted, operands, strict=True)):
         if want != have:
-            given, taken = shown_apart(have, want)
+            given, taken = show_distinctly(have, want)
             raise ShapeError(f"operand {i} is {given}, and the body takes {taken}")
 
 
@@ -62,7 +62,7 @@ def _results(body: Body) -> tuple[TensorSpec, ...]:
 def _check_carried(body: Body, carries: Sequence[TensorSpec], what: str) -> None:
     for i, (before, after) in enumerate(zip(carries, _results(body), strict=False)):
         if before != after:
-            first, last = shown_apart(before, after)
+            first, last = show_distinctly(before, after)
             raise ShapeError(
                 f"{what} {i} begins as {first} and comes back as {last}; it must stay the same"
             )
@@ -121,7 +121,7 @@ def _infer_cond(
         _check_operands(body, operands)
     if _results(then) != _results(orelse):
         count = len(_results(then))
-        shown = shown_apart(*_results(then), *_results(orelse))
+        shown = show_distinctly(*_results(then), *_results(orelse))
         raise ShapeError(
             f"the branches differ: ({', '.join(shown[:count])}) and ({', '.join(shown[count:])}); "
             "let both return the same shapes and dtypes"
@@ -173,7 +173,7 @@ def _infer_scan(
         operands = operands[1:]
     for i, item in enumerate(operands[carries : carries + items]):
         if not item.shape or item.shape[0] != length:
-            given, wanted = shown_apart(item, length)
+            given, wanted = show_distinctly(item, length)
             raise ShapeError(
                 f"xs {i} is {given}; its first axis must be {wanted}, as of the others"
             )

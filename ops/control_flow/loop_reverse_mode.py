@@ -12,7 +12,7 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import DifferentiationError
-from graphflow.frontend.tracing import parameter
+from graphflow.frontend.tracing import make_parameter
 from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
 from graphflow.ir.spec import Size
@@ -108,7 +108,7 @@ def _loop_backward(loop: _Loop) -> Backward:
     present = [x for x in back.grads if x is not None]
     grads = substituted(present, again)
     return Backward(
-        loop.body.extended([t for t, _ in kept]) if kept else loop.body,
+        loop.body.with_extra_results([t for t, _ in kept]) if kept else loop.body,
         tuple(t for t, _ in kept),
         back.cotangents,
         tuple(s for _, s in kept),
@@ -154,7 +154,7 @@ class _Backwards:
         loop, back = self.loop, self.back
         _, xs, outer = loop.parts(loop.inputs)
         starts = {i: widen(zeros_like(outer[i])) for i in self.summed}
-        sums = [parameter(zeros.spec, f"sum_{i}") for i, zeros in starts.items()]
+        sums = [make_parameter(zeros.spec, f"sum_{i}") for i, zeros in starts.items()]
         known = self._known_rows()
         stacked = [
             t

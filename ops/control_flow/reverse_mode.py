@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.frontend.tracing import parameter
+from graphflow.frontend.tracing import make_parameter
 from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
 from graphflow.ir.spec import is_inexact
@@ -65,7 +65,7 @@ def backward_of(
         recompute: keep nothing, compute the body again.
     """
     ys = [t for t in body.outputs if differentiable(t)]
-    cotangents = tuple(parameter(t.spec, f"g_{i}") for i, t in enumerate(ys))
+    cotangents = tuple(make_parameter(t.spec, f"g_{i}") for i, t in enumerate(ys))
     xs = [node.outputs[0] for node in body.inputs if differentiable(node.outputs[0])]
     found: list[Tensor] = []
     if ys and xs:
@@ -76,13 +76,13 @@ def backward_of(
     }  # a gradient that reads no cotangent is 0
     cut = _Cut(body, flowing, varying, recompute)
     residuals = cut.residuals(list(grads.values()))
-    saved = tuple(parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
+    saved = tuple(make_parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
     rewritten = substituted(
         list(grads.values()), dict(zip(residuals, (n.outputs[0] for n in saved), strict=True))
     )
     by_node = dict(zip(grads, rewritten, strict=True))
     return Backward(
-        body.extended(residuals) if residuals else body,
+        body.with_extra_results(residuals) if residuals else body,
         tuple(residuals),
         cotangents,
         saved,
@@ -209,8 +209,8 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
     residuals: tuple[Tensor, ...] = ()
     if first or second:
         attrs = {
-            "then": then.extended([*first, *map(_blank, second)]),
-            "orelse": orelse.extended([*map(_blank, first), *second]),
+            "then": then.with_extra_results([*first, *map(_blank, second)]),
+            "orelse": orelse.with_extra_results([*map(_blank, first), *second]),
         }
         residuals = make_node(cond, tuple(inputs), attrs).outputs[then.results :]
     saved = (backs[0].saved, backs[1].saved)
@@ -220,7 +220,7 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
             zeros_like(body.inputs[i].outputs[0]) if back.grads[i] is None else back.grads[i]
             for i in wanted
         ]
-        blanks = [parameter(n.specs[0], n.name) for n in saved[1 - at]]
+        blanks = [make_parameter(n.specs[0], n.name) for n in saved[1 - at]]
         held = (*saved[0], *blanks) if at == 0 else (*blanks, *saved[1])
         parameters = (*back.cotangents, *held, *body.inputs)
         branches.append(Body(parameters, Graph(grads), len(grads)))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ShapeError
-from graphflow.ir.op import Tensor, function, promoted
+from graphflow.ir.op import Tensor, function, promote_inputs
 from graphflow.ir.spec import Shape, equate, product, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
@@ -52,7 +52,7 @@ def deform_conv(
     Source: Zhu, Hu, Lin & Dai, Deformable ConvNets v2, CVPR 2019.
     """
     given = [x, weight, offset, *(t for t in (bias, mask) if t is not None)]
-    x, w, shifts, *others = promoted("deform_conv", given)
+    x, w, shifts, *others = promote_inputs("deform_conv", given)
     b = others.pop(0) if bias is not None else None
     m = others.pop(0) if mask is not None else None
     require_kind(x.spec, "float")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promoted
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promote_inputs
 from graphflow.ir.spec import Dim, Shape, Size, equate, normalize_shape, product, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
@@ -157,7 +157,7 @@ def grid_sample(
         ShapeError: x and grid do not fit.
         DTypeError, ArgumentError: not floats, or another mode or padding.
     """
-    x, grid = promoted("grid_sample", (x, grid))
+    x, grid = promote_inputs("grid_sample", (x, grid))
     require_kind(x.spec, "float")
     if mode not in _MODES or padding not in PADDINGS:
         raise ArgumentError(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import Cost, Op, Tensor, function, promoted, register, sample
+from graphflow.ir.op import Cost, Op, Tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import TensorSpec, equate, show_shape, spec
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.tensors.shape import expand_dims
@@ -126,7 +126,7 @@ def non_max_suppression(
     Raises:
         ShapeError, DTypeError, ArgumentError: the arguments do not fit.
     """
-    b, s = promoted("non_max_suppression", (boxes, scores))
+    b, s = promote_inputs("non_max_suppression", (boxes, scores))
     alone = b.ndim == 2 and s.ndim == 1
     if alone:
         b, s = expand_dims(b, 0), expand_dims(s, (0, 1))

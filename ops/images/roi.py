@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, equate, show_shape, spec
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.kernels.images.roi_sampling import (
@@ -235,7 +235,7 @@ def roi_align(
 
     Source: He, Gkioxari, Dollár & Girshick, Mask R-CNN, ICCV 2017.
     """
-    x, boxes = promoted("roi_align", (x, boxes))
+    x, boxes = promote_inputs("roi_align", (x, boxes))
     if mode not in ("avg", "max"):
         raise ArgumentError(f"mode is 'avg' or 'max', not {mode!r}")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:

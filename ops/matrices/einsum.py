@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import FUNCTIONS, Tensor, function, promoted
+from graphflow.ir.op import FUNCTIONS, Tensor, function, promote_inputs
 from graphflow.ir.spec import Shape, Size, equate, product, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import listed, normalize_axis
@@ -32,7 +32,7 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     """
     if not isinstance(subscripts, str):
         raise ArgumentError(f"subscripts are a str such as 'ij,jk->ik', not {subscripts!r}")
-    tensors = list(promoted("einsum", operands)) if operands else []
+    tensors = list(promote_inputs("einsum", operands)) if operands else []
     inputs, output = _parse(subscripts, tensors)
     contract = _einsum if _is_one_product(inputs, output) else _einsum_of_many
     return contract(tensors, inputs, output, repr(subscripts))
@@ -219,7 +219,7 @@ def tensordot(a: Tensor, b: Tensor, axes: int | tuple[Sequence[int], Sequence[in
         ArgumentError: the two lists differ in length, or there are not as many axes.
         ShapeError: sizes differ.
     """
-    a, b = promoted("tensordot", (a, b))
+    a, b = promote_inputs("tensordot", (a, b))
     if isinstance(axes, int):
         if not 0 <= axes <= min(a.ndim, b.ndim):
             raise ArgumentError(f"tensordot over {axes} axes of ranks {a.ndim} and {b.ndim}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from graphflow.base.argument_checks import spelt
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, located, promoted
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, located, promote_inputs
 from graphflow.ir.spec import equate, maximum, minimum, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import listed, normalize_axis, require_kind, whole
@@ -72,7 +72,7 @@ def cross(a: Any, b: Any, *, axis: int = -1) -> Tensor:
         ShapeError: the axis is not of size 3 in both.
         DTypeError: bools, or kinds mix.
     """
-    a, b = promoted("cross", (a, b))
+    a, b = promote_inputs("cross", (a, b))
     require_kind(a.spec, "int", "float", "complex")
     for x in (a, b):
         size = x.shape[normalize_axis(axis, x.ndim)]
@@ -99,7 +99,7 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
     given = listed("arrays", arrays)
     if not 2 <= len(given) < len(string.ascii_letters):
         raise ArgumentError(f"takes from 2 to {len(string.ascii_letters) - 1} matrices")
-    tensors = promoted("multi_dot", given)
+    tensors = promote_inputs("multi_dot", given)
     for i, x in enumerate(tensors):
         if x.ndim != 2 and not (x.ndim == 1 and i in (0, len(tensors) - 1)):
             raise ShapeError(

@@ -21,9 +21,9 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
-    autocasted,
+    autocast_inputs,
     function,
-    promoted,
+    promote_inputs,
     register,
     sample,
 )
@@ -367,7 +367,7 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
         ShapeError: inner sizes differ, other axes do not broadcast, or an operand is a scalar.
         DTypeError: kinds mix, or bools.
     """
-    a, b = promoted("matmul", (a, b))
+    a, b = promote_inputs("matmul", (a, b))
     if not a.ndim or not b.ndim:
         raise ShapeError(f"{show_shape(a.shape)} @ {show_shape(b.shape)}: use * for scalars")
     if a.ndim == 1:
@@ -388,7 +388,7 @@ def biased(y: Tensor, bias: Tensor | None) -> Tensor:
     product one of 16 bits."""
     if bias is None:
         return y
-    (bias,) = autocasted([bias], "low" if is_half(y.dtype) else None)
+    (bias,) = autocast_inputs([bias], "low" if is_half(y.dtype) else None)
     total: Tensor = FUNCTIONS["add"](y, bias)
     return total
 
@@ -403,7 +403,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         ShapeError: not vectors.
     """
-    a, b = promoted("outer", (a, b))
+    a, b = promote_inputs("outer", (a, b))
     if a.ndim != 1 or b.ndim != 1:
         raise ShapeError(
             f"outer takes vectors, not {show_shape(a.shape)} and {show_shape(b.shape)}"
@@ -419,7 +419,7 @@ def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
     Raises:
         ShapeError: the sizes differ.
     """
-    a, b = promoted("vecdot", (a, b))
+    a, b = promote_inputs("vecdot", (a, b))
     if not a.ndim or not b.ndim:
         raise ShapeError("vecdot takes vectors, not scalars")
     n, n2 = a.shape[normalize_axis(axis, a.ndim)], b.shape[normalize_axis(axis, b.ndim)]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, CheckError, ShapeError
-from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promoted, register
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register
 from graphflow.ir.op import sample as sample_of
 from graphflow.ir.spec import (
     TensorSpec,
@@ -141,7 +141,7 @@ def solve(a: Any, b: Any) -> Tensor:
         DTypeError: not float or complex.
         CheckError: from the step, where a matrix is singular.
     """
-    a, b = promoted("solve", (a, b))
+    a, b = promote_inputs("solve", (a, b))
     square_size(a.spec)
     if b.ndim == 1:
         return squeeze(solve_op(a, expand_dims(b, 1), adjoint=False), -1)
@@ -250,7 +250,7 @@ def triangular_solve(
         ArgumentError: a flag is not a bool.
         CheckError: from the step, where the diagonal holds a 0.
     """
-    a, b = promoted("triangular_solve", (a, b))
+    a, b = promote_inputs("triangular_solve", (a, b))
     flags: dict[str, Any] = {"lower": lower, "adjoint": adjoint, "unit_diagonal": unit_diagonal}
     for name, value in flags.items():
         if not isinstance(value, bool):

@@ -17,7 +17,7 @@ from graphflow.ir.op import (
     Tensor,
     as_tensor,
     function,
-    promoted,
+    promote_inputs,
     register,
     sample,
 )
@@ -442,7 +442,7 @@ def lstsq(a: Any, b: Any, *, rtol: float | None = None) -> Tensor:
 
     Source: Golub & Pereyra, SIAM J. Numer. Anal. 10(2), 1973.
     """
-    a, b = promoted("lstsq", (a, b))
+    a, b = promote_inputs("lstsq", (a, b))
     attrs: dict[str, Any] = {"adjoint": False, "rtol": _tolerance(rtol)}
     if b.ndim == 1:
         return squeeze(lstsq_op(a, expand_dims(b, 1), **attrs), -1)

@@ -29,8 +29,8 @@ from graphflow.ir.op import (
     current_prefix,
     located,
     name_scope,
+    prefix_scope,
     user_location,
-    within,
 )
 from graphflow.ir.spec import show_shape
 from graphflow.ops.matrices.matmul import biased, matmul
@@ -105,7 +105,7 @@ def _in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(call)
     def scoped(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        with within(_prefix_of(self)):
+        with prefix_scope(_prefix_of(self)):
             return call(self, *args, **kwargs)
 
     return scoped

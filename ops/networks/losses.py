@@ -15,9 +15,9 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
-    autocasted,
+    autocast_inputs,
     function,
-    promoted,
+    promote_inputs,
     register,
     sample,
 )
@@ -83,7 +83,7 @@ def _as_weights(weights: Any, like: Tensor) -> Tensor:
 
 def _pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
     """Both of one float dtype and shape: a loss of shapes that broadcast is a mistake."""
-    a, b = autocasted(promoted("loss", (prediction, target)), "high")
+    a, b = autocast_inputs(promote_inputs("loss", (prediction, target)), "high")
     require_kind(a.spec, "float")
     text = f"prediction {show_shape(a.shape)} and target {show_shape(b.shape)} differ in shape"
     if a.ndim != b.ndim:
@@ -492,7 +492,7 @@ def cosine_similarity(a: Any, b: Any, axis: int = -1, epsilon: float = 1e-8) -> 
         DTypeError: not floats.
         ShapeError, ArgumentError: shapes do not broadcast, not an axis, epsilon not above 0.
     """
-    a, b = promoted("cosine_similarity", (a, b))
+    a, b = promote_inputs("cosine_similarity", (a, b))
     require_kind(a.spec, "float")
     least = _above_zero("cosine_similarity", "epsilon", epsilon) ** 2
     norms = (sqrt(maximum(sum(square(x), axis), least)) for x in (a, b))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
-from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import Dim, Size, TensorSpec, kind, spec
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
 from graphflow.ops.pointwise.arithmetic import less, not_equal
@@ -341,7 +341,7 @@ def searchsorted(sorted: Any, values: Any, side: str = "left", sorter: Any = Non
     """
     if side not in ("left", "right"):
         raise ArgumentError(f"side is 'left' or 'right', not {side!r}")
-    line, values = promoted("searchsorted", (sorted, values))
+    line, values = promote_inputs("searchsorted", (sorted, values))
     if sorter is not None:
         line = take(line, sorter, 0)
     result: Tensor = _searchsorted(line, values, side=side)

@@ -19,7 +19,7 @@ from graphflow.ir.op import (
     Sharding,
     Tensor,
     function,
-    promoted,
+    promote_inputs,
     register,
     sample,
     user_location,
@@ -181,7 +181,7 @@ def divide(a: Any, b: Any, name: str | None = None) -> Tensor:
         DTypeError: the kinds of the dtypes mix.
         ShapeError: the shapes do not broadcast.
     """
-    a, b = promoted("divide", (a, b))
+    a, b = promote_inputs("divide", (a, b))
     if not is_inexact(a.dtype):
         a, b = (FUNCTIONS["astype"](t, "float64") for t in (a, b))
     result: Tensor = _divide(a, b, name=name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.ir.op import Op, Tensor, as_tensor, function, located, promoted, sample
+from graphflow.ir.op import Op, Tensor, as_tensor, function, located, promote_inputs, sample
 from graphflow.ir.spec import TensorSpec, complex_dtype, kind, real_dtype
 from graphflow.ops.base.shape_rules import require_kind, same_float
 from graphflow.ops.pointwise.arithmetic import COLUMN, COMPLEX, ROW, F, elementwise
@@ -110,7 +110,7 @@ def complex(re: Any, im: Any, name: str | None = None) -> Tensor:
         DTypeError: the parts are not floats.
         ShapeError: the shapes do not broadcast.
     """
-    re, im = promoted("complex", (re, im))
+    re, im = promote_inputs("complex", (re, im))
     result: Tensor = _complex(re, im, name=name)
     return result
 

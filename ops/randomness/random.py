@@ -16,13 +16,13 @@ import numpy as np
 
 from graphflow.base.argument_checks import spelt
 from graphflow.errors import ArgumentError, DTypeError
-from graphflow.ir.numpy_interop import missing
+from graphflow.ir.numpy_interop import missing_attribute_error
 from graphflow.ir.op import (
     Cost,
     NameScope,
     Op,
+    RandomStreams,
     Sample,
-    Streams,
     Tensor,
     as_tensor,
     current_scope,
@@ -80,7 +80,9 @@ def seed(value: int) -> Seeded:
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not 0 <= value < 2**64:
             raise ArgumentError(f"a seed is an int in [0, 2**64), not {value!r}")
-    return Seeded(current_scope.set(current_scope.get()._replace(streams=Streams(int(value)))))
+    return Seeded(
+        current_scope.set(current_scope.get()._replace(streams=RandomStreams(int(value))))
+    )
 
 
 def _infer_random(shape: Shape, dtype: str, **attrs: Any) -> TensorSpec:
@@ -438,7 +440,7 @@ def _float_dtype(dtype: Any) -> str:
 
 
 def __getattr__(name: str) -> NoReturn:
-    raise missing(__name__, name)
+    raise missing_attribute_error(__name__, name)
 
 
 __all__ = ["bernoulli", "categorical", "normal", "permutation", "randint", "seed", "uniform"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import (
     Dim,
     Shape,
@@ -68,7 +68,7 @@ def full(shape: Any, value: Any, dtype: Any = None) -> Tensor:
     wanted = as_dtype(dtype)
     if isinstance(value, list | tuple) or np.ndim(value):
         raise ArgumentError(f"the value is a scalar, not {value!r}; use broadcast_to")
-    promoted("full", (as_tensor(0, wanted), value))  # refuses a value that does not fit
+    promote_inputs("full", (as_tensor(0, wanted), value))  # refuses a value that does not fit
     result: Tensor = fill(shape=sizes, value=np.asarray(value).item(), dtype=wanted.name)
     return result
 

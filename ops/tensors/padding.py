@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import Tensor, as_tensor, function, promoted
+from graphflow.ir.op import Tensor, as_tensor, function, promote_inputs
 from graphflow.ir.spec import Size, normalize_shape
 from graphflow.ops.tensors.shape import repeat
 from graphflow.ops.tensors.slicing import concat, flip, pad_op, window
@@ -51,7 +51,7 @@ def pad(x: Tensor, widths: Any, mode: str = "constant", value: Any = None) -> Te
         return x
     if value is None:
         value = x.dtype.type(0).item()
-    promoted("pad", (x, value))  # refuses a value that does not fit the dtype
+    promote_inputs("pad", (x, value))  # refuses a value that does not fit the dtype
     if not any(before) and not any(after):
         return x
     shape = tuple(b + n + a for b, n, a in zip(before, x.shape, after, strict=True))

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec
 
 from graphflow.base.environment import is_on
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promoted
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promote_inputs
 from graphflow.ir.spec import Shape, equate, show_shape
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.tensors.shape import moveaxis, reshape
@@ -150,7 +150,7 @@ def _operands(
     what: str, x: Any, weight: Any, bias: Any, channels_last: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     given = (x, weight) if bias is None else (x, weight, bias)
-    tensors = promoted(what, given)
+    tensors = promote_inputs(what, given)
     x, w = tensors[:2]
     require_kind(x.spec, "float")
     if x.ndim < 3 or x.ndim != w.ndim:

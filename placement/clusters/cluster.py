@@ -22,6 +22,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.ir.device_name import DeviceName
 from graphflow.placement.clusters.cluster_checks import check_cluster, suggested
+from graphflow.placement.clusters.cluster_file import read
 from graphflow.placement.clusters.devices import (
     CLIENT,
     Device,
@@ -34,6 +35,7 @@ from graphflow.placement.clusters.devices import (
 from graphflow.placement.clusters.hardware_catalog import product
 from graphflow.placement.clusters.host_facts import MEMORY_SHARE, cores, device_memory, gpu_memory
 from graphflow.placement.clusters.shared_ports import Port
+from graphflow.placement.clusters.topology import Cable, Host, connect, device_names, short_name
 
 Kind = Literal["here", "local", "remote", "hypothetical"]
 
@@ -134,8 +136,6 @@ class Cluster:
         Raises:
             ClusterError: unreadable, malformed or wrong; names file, line, key and remedy.
         """
-        from graphflow.placement.clusters.cluster_file import read
-
         if "://" in str(path):
             raise ClusterError(
                 f"{path} is an address; workers by address are listed in a file, whose name is "
@@ -143,7 +143,11 @@ class Cluster:
             )
         if re.fullmatch(r"(cpu|gpu)(:\d+)?", str(path)) and not Path(path).exists():
             raise ClusterError(f"{path} is a device: give gf.Cluster.here(devices=[{str(path)!r}])")
-        return cls.from_dict(read(Path(path)))
+        data, at_its_line = read(Path(path))
+        try:
+            return cls.from_dict(data)
+        except ClusterError as error:
+            raise at_its_line(error) from error
 
     @classmethod
     @spelt(ClusterError)
@@ -182,14 +186,6 @@ class Cluster:
                 number that is missing or without sense.
             DeviceError: a malformed name of a device.
         """
-        from graphflow.placement.clusters.topology import (
-            Cable,
-            Host,
-            connect,
-            device_names,
-            short_name,
-        )
-
         if isinstance(workers, str) and not workers.isdigit():
             workers, count, name = short_name(workers)
             devices = (f"{count}x{name}",)

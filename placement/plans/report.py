@@ -26,7 +26,7 @@ from graphflow.placement.plans.tables import (
 )
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import PlannedTransfer
 
 FEW = 4
@@ -171,7 +171,7 @@ class Report(Printed):
         return text
 
 
-def report(plan: Plan) -> Report:
+def report(plan: PlanData) -> Report:
     """See `Plan.report`."""
     measured, took = plan.measured, _measured(plan)
     links: dict[tuple[str, str], list[PlannedTransfer]] = {}
@@ -201,7 +201,7 @@ def shown_devices(uses: Sequence[DeviceUse]) -> tuple[list[DeviceUse], str]:
     return (used, f"{idle} more devices have no nodes") if idle > FEW else (list(uses), "")
 
 
-def device_uses(plan: Plan) -> tuple[DeviceUse, ...]:
+def device_uses(plan: PlanData) -> tuple[DeviceUse, ...]:
     """What a step asks of each device of the cluster."""
     measured, took = plan.measured, _measured(plan)
     busy, count = dict.fromkeys(plan.cluster.devices, 0.0), dict.fromkeys(plan.cluster.devices, 0)
@@ -224,7 +224,7 @@ def device_uses(plan: Plan) -> tuple[DeviceUse, ...]:
     )
 
 
-def _measured(plan: Plan) -> dict[tuple[str, str], float]:
+def _measured(plan: PlanData) -> dict[tuple[str, str], float]:
     """Seconds by kind and track."""
     took: dict[tuple[str, str], float] = {}
     for row in plan.measured.timeline if plan.measured else ():

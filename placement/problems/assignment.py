@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from graphflow.base.argument_checks import checks
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
-from graphflow.placement.problems.arrays import Ints, array_of, error_at, put, reject
-
-if TYPE_CHECKING:
-    from graphflow.placement.problems.problem import Problem
+from graphflow.placement.problems.arrays import Ints, ProblemArrays, array_of, error_at, put, reject
 
 
 @checks(ProblemError)
@@ -39,7 +34,7 @@ class Assignment:
                 "exactly once"
             )
 
-    def validate(self, problem: Problem) -> None:
+    def validate(self, problem: ProblemArrays) -> None:
         """Check the assignment against a problem (memory is the simulator's to judge).
 
         Raises:

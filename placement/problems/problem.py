@@ -19,6 +19,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
 from graphflow.placement.problems.arrays import Floats, Ints, array_of, frozen, is_empty, put
 from graphflow.placement.problems.assignment import Assignment
+from graphflow.placement.problems.from_networkx import NetworkxReader
 from graphflow.placement.problems.problem_checks import check, check_values
 from graphflow.placement.solvers import graph_loops
 from graphflow.placement.solvers.loop_compiler import native
@@ -154,9 +155,11 @@ class Problem:
         Raises:
             ProblemError: an attribute is missing or wrong; names the node or the edge.
         """
-        from graphflow.placement.problems.from_networkx import problem_of
-
-        return problem_of(graph)
+        reader = NetworkxReader(graph)
+        try:
+            return cls(**reader.arguments())
+        except ProblemError as error:
+            raise reader.with_names(error) from None
 
     def with_compute(self, compute: ArrayLike) -> Problem:
         """The same problem with other seconds, finite and infinite at the same places.

@@ -13,11 +13,11 @@ from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import PlannedNode
 
 
-def render(plan: Plan) -> str:
+def render(plan: PlanData) -> str:
     """A DOT digraph; node identifiers are n0, n1, … in the order of execution."""
     devices = dict.fromkeys([*plan.cluster.devices, *(node.device for node in plan.nodes)])
     index = {node.name: i for i, node in enumerate(plan.nodes)}
@@ -49,7 +49,7 @@ def _attributes(node: PlannedNode) -> str:
     return f"[label={quoted(label)}, tooltip={quoted(tip)}]"
 
 
-def _edges(plan: Plan, index: dict[str, int]) -> list[str]:
+def _edges(plan: PlanData, index: dict[str, int]) -> list[str]:
     lines = []
     for node in plan.nodes:
         for name in dict.fromkeys(node.inputs):

@@ -18,7 +18,7 @@ from graphflow.placement.view.scene import Box, Row, Scene, Wire, headlines, sce
 from graphflow.placement.view.text import printable, shorten, ticks
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import Interval
     from graphflow.placement.plans.report import DeviceUse
 
@@ -44,7 +44,7 @@ text {{ font-family: Inter, "Helvetica Neue", Helvetica, Arial, "DejaVu Sans", s
 """
 
 
-def render(plan: Plan) -> str:
+def render(plan: PlanData) -> str:
     """A standalone SVG document.
 
     Raises:

@@ -19,7 +19,7 @@ import numpy as np
 from graphflow.base.argument_checks import shown
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError
-from graphflow.ir.spec import Span, as_dtype, part_of, show_shape
+from graphflow.ir.spec import Span, as_dtype, index_of, show_shape
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2
@@ -110,7 +110,7 @@ class Manifest:
                 raise CheckpointError(f"its pieces do not make up {name} {show_shape(shape)}")
             found[name] = value = np.zeros(shape, as_dtype(dtype))
             for piece, spans in parts:
-                place = part_of([Span(*span) for span in spans], shape)
+                place = index_of([Span(*span) for span in spans], shape)
                 value[place] = stored[piece].reshape(value[place].shape)
         return found
 

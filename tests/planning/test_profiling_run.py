@@ -13,7 +13,7 @@ import graphflow as gf
 from graphflow.errors import ArgumentError, OpError
 from graphflow.execution.compiled_fetches import Compiled
 from graphflow.ir.graph import Graph
-from graphflow.ir.spec import alone
+from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.cost_model.trace_observations import lessons
@@ -39,7 +39,7 @@ def compiled(fetches: list[Any]) -> Compiled:
 
 
 def dims(fetches: list[Any], x: gf.Tensor, rows: int = 32) -> dict[str, int]:
-    return {alone(x.shape[0]): rows}
+    return {sole_symbol(x.shape[0]): rows}
 
 
 def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None:

@@ -19,7 +19,8 @@ from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration.calibrate import seconds_beyond
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.plan import Plan, devices_of, plan_graph
+from graphflow.placement.plans.plan import Plan, devices_of
+from graphflow.placement.plans.planning import plan_graph
 from graphflow.planning.trace_feedback import idle, learn, mark_seconds, step_cost
 from graphflow.runtime.client import cluster_survey as survey
 from graphflow.runtime.client.cluster_survey import Survey

@@ -234,11 +234,11 @@ def save(
         OnnxError: an argument is wrong, or the model is larger than protobuf allows.
     """
     with located("save"):
-        named = _named("output", outputs)
+        named = _name_tensors("output", outputs)
         graph = Graph(list(named.values()))
-        given = _named("input", inputs) if inputs is not None else _placeholders(graph)
+        given = _name_tensors("input", inputs) if inputs is not None else _placeholders(graph)
         _check_inputs(graph, given)
-    export = Export(graph, _reader(values, graph))
+    export = Export(graph, _variable_reader(values, graph))
     infos = [export.input(tensor, name) for name, tensor in given.items()]
     made = export.write(named)
     proto = helper.make_graph(
@@ -256,11 +256,11 @@ def save(
         raise OnnxError(f"the model has {size} bytes, protobuf takes {LIMIT}")
     checker.check_model(model)
     if path is not None:
-        _store(Path(path), model.SerializeToString())
+        _write_file(Path(path), model.SerializeToString())
     return model
 
 
-def _named(what: str, tensors: Any) -> dict[str, Tensor]:
+def _name_tensors(what: str, tensors: Any) -> dict[str, Tensor]:
     if isinstance(tensors, Tensor):
         tensors = [tensors]
     if isinstance(tensors, Mapping):
@@ -270,7 +270,7 @@ def _named(what: str, tensors: Any) -> dict[str, Tensor]:
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
                 raise ArgumentError(f"an {what} is a tensor, not {tensor!r}")
-            named[_free(tensor.name.replace("/", "_"), named)] = tensor
+            named[_free_name(tensor.name.replace("/", "_"), named)] = tensor
     else:
         raise ArgumentError(f"{what}s are a tensor, a list or {{name: tensor}}, not {tensors!r}")
     for name, tensor in named.items():
@@ -279,7 +279,7 @@ def _named(what: str, tensors: Any) -> dict[str, Tensor]:
     return named
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
     free, number = name, 1
     while free in taken:
         free, number = f"{name}_{number}", number + 1
@@ -300,19 +300,21 @@ def _check_inputs(graph: Graph, given: Mapping[str, Tensor]) -> None:
         raise ArgumentError(f"the outputs also depend on placeholders {', '.join(missing)}")
 
 
-def _reader(values: Session | Mapping[Any, Any] | None, graph: Graph) -> Callable[[Tensor], Array]:
+def _variable_reader(
+    values: Session | Mapping[Any, Any] | None, graph: Graph
+) -> Callable[[Tensor], Array]:
     """Where the value of a variable comes from.
 
     Raises:
         OnnxError: a dict lacks variables of the graph.
     """
 
-    def initial(tensor: Tensor) -> Array:
+    def read_initial(tensor: Tensor) -> Array:
         start = tensor.node.attrs["initial"]
         return np.asarray(start() if callable(start) else start)
 
     if values is None:
-        return initial
+        return read_initial
     if isinstance(values, Session):
         return values.get
     if not isinstance(values, Mapping):
@@ -329,14 +331,14 @@ def _reader(values: Session | Mapping[Any, Any] | None, graph: Graph) -> Callabl
             f"all of them. {meant(lacking[0], spare)}".rstrip()
         )
 
-    def given(tensor: Tensor) -> Array:
+    def read_given(tensor: Tensor) -> Array:
         found = values[tensor] if tensor in values else values[tensor.name]
         return convert(tensor.node, found, OnnxError)
 
-    return given
+    return read_given
 
 
-def _store(path: Path, content: bytes) -> None:
+def _write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

@@ -18,7 +18,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.init import Initializer, Whole
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Node, Tensor, made_by
+from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import Span, evaluate
 from graphflow.parallel.mesh.device_mesh import Cuts, Homes, Mesh, Piece, Place, Split, too_small
 from graphflow.parallel.mesh.layouts import Layout, Move, Value, whole
@@ -370,8 +370,8 @@ class _Division:
         name = f"{self.graph.names[node]}{self.mesh.tag(place)}"
         device = self.moves.device(node, place)
         if shape == tuple(node.attrs["shape"]):
-            return node.copied((), name, device, node, {**node.attrs, "named": False})
-        with made_by(node, "", device):
+            return node.copy_for((), name, device, node, {**node.attrs, "named": False})
+        with origin_scope(node, "", device):
             tensor: Tensor = REGISTRY["variable"](
                 initial=self._part_of(node, shape, spans),
                 trainable=node.attrs["trainable"],

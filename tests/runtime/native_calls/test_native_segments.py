@@ -14,7 +14,7 @@ from graphflow.errors import OpError, ShapeError
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
-from graphflow.runtime.native_calls.native_segments import Segment
+from graphflow.runtime.native_calls.native_segments import NativeSegment
 from graphflow.runtime.program.program import Program, Span
 from tests.properties.random_graphs import random_case, reference, same_bits
 from tests.runtime.programs import CPU, alone, compiled, initial_state
@@ -27,7 +27,7 @@ def jit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
 
 
-def segments(program: Program) -> list[Segment]:
+def segments(program: Program) -> list[NativeSegment]:
     return program._code.compute.segments
 
 
