@@ -14,7 +14,7 @@ from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, replacement_scope
 from graphflow.ir.spec import nbytes
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm.gemm import is_supported
-from graphflow.ops.matrices.matmul import added_product
+from graphflow.ops.matrices.matmul import generated_accumulation
 from graphflow.passes.base import Pass
 
 _KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
@@ -61,4 +61,4 @@ class AccumulateProducts(Pass):
             return True
         flags = [bool(source.attrs.get(name)) for name in ("transpose_a", "transpose_b")]
         a, b = (t.spec for t in source.inputs)
-        return added_product(a, b, *flags) is not None
+        return generated_accumulation(a, b, *flags) is not None

@@ -329,7 +329,7 @@ attention_grad = register(
         kernel=_attention_grad_kernel,
         into=_attention_grad_into,
         vjp=_grad_vjp,
-        batch=batching.attended(6),
+        batch=batching.attention(6),
         sharding=sharding_coupled.attention_grad,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 5),
         samples=tuple(
@@ -344,7 +344,7 @@ attention_mask_grad = register(
         infer=lambda g, delta, q, k, v, logs, mask, **attrs: mask,
         kernel=_mask_grad_kernel,
         vjp=_mask_grad_vjp,
-        batch=batching.attended(6, masks=True),
+        batch=batching.attention(6, masks=True),
         sharding=sharding_coupled.attention_mask_grad,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 2),
         samples=tuple(
@@ -361,7 +361,7 @@ _attention = register(
         kernel=_attention_kernel,
         into=_attention_into,
         vjp=_attention_vjp,
-        batch=batching.attended(3),
+        batch=batching.attention(3),
         sharding=sharding_coupled.attention,
         cost=lambda q, k, v, *mask, **attrs: _flops(q, k, 2),
         autocast="low",

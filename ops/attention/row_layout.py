@@ -165,7 +165,7 @@ attention_rows: Op = register(
         kernel=_kernel,
         into=_into,
         vjp=_vjp,
-        batch=batching.attended(3),
+        batch=batching.attention(3),
         cost=_cost("attention", 0, 1, 2),
         autocast="low",
         samples=tuple(sample(_Q, _K, _V, *mask, **attrs) for mask, attrs in _CASES),
@@ -179,7 +179,7 @@ attention_rows_grad: Op = register(
         kernel=_grad_kernel,
         into=_grad_into,
         vjp=_grad_vjp,
-        batch=batching.attended(6),
+        batch=batching.attention(6),
         cost=_cost("attention_grad", 0, 2, 3, 4),
         samples=tuple(
             sample(_Y, _LOGS, _Q, _K, _V, _LOGS, *mask, low=-1.0, high=1.0, **attrs)

@@ -11,7 +11,7 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Shape, Size, TensorSpec, normalize_shape, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import listed, normalize_axis, require_kind
+from graphflow.ops.base.shape_rules import normalize_axis, require_kind, require_list
 from graphflow.ops.kernels.images.resample import (
     COORDINATES,
     MODES,
@@ -22,7 +22,7 @@ from graphflow.ops.kernels.images.resample import (
     slice_table,
     table_for,
 )
-from graphflow.ops.windows import sharding_rules as sharding_windows
+from graphflow.ops.windows import sharding_rules as window_sharding
 
 Ints = tuple[int, ...]
 Parts = tuple[tuple[int, int, int, int], ...] | None
@@ -49,7 +49,7 @@ def _infer(
     return x.with_shape(shape)
 
 
-def _into(
+def _resize_into(
     xp: Any, out: Any, x: Any, axes: Ints, sizes: Ints, rules: Any, transpose: bool,
     parts: Parts = None,
 ) -> None:  # fmt: skip
@@ -77,7 +77,7 @@ def _kernel(xp: Any, x: Any, **attrs: Any) -> Any:
     for axis, size in zip(attrs["axes"], attrs["sizes"], strict=True):
         shape[axis] = size
     out = xp.empty(tuple(shape), x.dtype)
-    _into(xp, out, x, **attrs)
+    _resize_into(xp, out, x, **attrs)
     return out
 
 
@@ -118,10 +118,10 @@ resize_op: Op = register(
         "resize",
         infer=_infer,
         kernel=_kernel,
-        into=_into,
+        into=_resize_into,
         vjp=_vjp,
         batch=batching.along("axes"),
-        sharding=sharding_windows.resized,
+        sharding=window_sharding.resize,
         cost=_cost,
         samples=(
             *(sample(_IMAGE, axes=(1, 2), sizes=(5, 3), rules=r, transpose=False) for r in _CALLS),
@@ -192,10 +192,10 @@ def resize(
     Source: ONNX operator Resize, opset 19.
     """
     x = as_tensor(x)
-    _check_words(mode, coordinates, rounding)
-    chosen = _axes(x, axes, channels_last)
-    sizes, factors = _sizes(x, chosen, size, scale)
-    crops = _crops(roi, len(chosen)) if coordinates == "tf_crop_and_resize" else None
+    _require_options(mode, coordinates, rounding)
+    chosen = _resize_axes(x, axes, channels_last)
+    sizes, factors = _new_sizes(x, chosen, size, scale)
+    crops = _crop_ranges(roi, len(chosen)) if coordinates == "tf_crop_and_resize" else None
     rules = tuple(
         ResampleRule(
             mode, coordinates, factors[i], rounding, float(cubic_a), bool(exclude_outside),
@@ -218,10 +218,10 @@ def resize(
         transpose=False,
         name=name,
     )
-    return _extrapolated(x, y, chosen, sizes, rules, extrapolation_value) if crops else y
+    return _fill_outside(x, y, chosen, sizes, rules, extrapolation_value) if crops else y
 
 
-def _check_words(mode: str, coordinates: str, rounding: str) -> None:
+def _require_options(mode: str, coordinates: str, rounding: str) -> None:
     for what, word, known in (
         ("mode", mode, MODES),
         ("coordinates", coordinates, COORDINATES),
@@ -231,9 +231,9 @@ def _check_words(mode: str, coordinates: str, rounding: str) -> None:
             raise ArgumentError(f"{what} {word!r} is none of {', '.join(known)}")
 
 
-def _axes(x: Tensor, axes: Any, channels_last: bool) -> Ints:
+def _resize_axes(x: Tensor, axes: Any, channels_last: bool) -> Ints:
     if axes is not None:
-        chosen = tuple(normalize_axis(a, x.ndim) for a in listed("axes", axes))
+        chosen = tuple(normalize_axis(a, x.ndim) for a in require_list("axes", axes))
         if len(set(chosen)) != len(chosen):
             raise ArgumentError(f"axes {axes} name an axis twice")
         return chosen
@@ -244,7 +244,7 @@ def _axes(x: Tensor, axes: Any, channels_last: bool) -> Ints:
     return tuple(range(1, x.ndim - 1)) if channels_last else tuple(range(2, x.ndim))
 
 
-def _sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, list[float | None]]:
+def _new_sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, list[float | None]]:
     """The new size of each axis, and its factor where one was given."""
     if size is None and scale is None:
         raise ArgumentError("give size or scale")
@@ -256,7 +256,7 @@ def _sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, list[fl
         factors = [float(f) for f in given]
     if size is None:
         found = (
-            _scaled(x.shape[a], f) for a, f in zip(axes, factors, strict=True) if f is not None
+            _scale_size(x.shape[a], f) for a, f in zip(axes, factors, strict=True) if f is not None
         )
         return tuple(found), factors
     whole = size if isinstance(size, tuple | list) else [size] * len(axes)
@@ -272,7 +272,7 @@ def _is_factor(value: Any) -> bool:
     return 0 < float(value) < math.inf
 
 
-def _scaled(n: Size, factor: float) -> Size:
+def _scale_size(n: Size, factor: float) -> Size:
     if isinstance(n, int):
         return int(n * factor)
     if factor != int(factor):
@@ -280,14 +280,14 @@ def _scaled(n: Size, factor: float) -> Size:
     return n * int(factor)
 
 
-def _crops(roi: Any, count: int) -> list[tuple[float, float]]:
-    pairs = listed("roi", roi) if not isinstance(roi, np.ndarray) else list(roi)
+def _crop_ranges(roi: Any, count: int) -> list[tuple[float, float]]:
+    pairs = require_list("roi", roi) if not isinstance(roi, np.ndarray) else list(roi)
     if len(pairs) != count or any(len(p) != 2 for p in pairs):
         raise ArgumentError(f"roi is a pair (begin, end) for each of {count} axes, not {roi!r}")
     return [(float(begin), float(end)) for begin, end in pairs]
 
 
-def _extrapolated(
+def _fill_outside(
     x: Tensor, y: Tensor, axes: Ints, sizes: Shape, rules: Any, value: float
 ) -> Tensor:
     """y, which is 0 where an axis lies outside of x, with `value` there."""
@@ -305,7 +305,7 @@ def _extrapolated(
     return result
 
 
-_LIKE_TORCH = {
+_TORCH_MODES = {
     "nearest": ("nearest", "asymmetric", "floor"),
     "nearest-exact": ("nearest", "half_pixel", "round_prefer_ceil"),
     "linear": ("linear", "half_pixel", "floor"),
@@ -338,12 +338,12 @@ def interpolate(
     Raises:
         As `resize`.
     """
-    if mode not in _LIKE_TORCH:
-        raise ArgumentError(f"mode {mode!r} is none of {', '.join(_LIKE_TORCH)}")
-    filter_name, coordinates, rounding = _LIKE_TORCH[mode]
+    if mode not in _TORCH_MODES:
+        raise ArgumentError(f"mode {mode!r} is none of {', '.join(_TORCH_MODES)}")
+    filter_name, coordinates, rounding = _TORCH_MODES[mode]
     if align_corners and size is None:
         x = as_tensor(x)
-        size, scale = _sizes(x, _axes(x, None, channels_last), None, scale)[0], None
+        size, scale = _new_sizes(x, _resize_axes(x, None, channels_last), None, scale)[0], None
     if align_corners and filter_name not in ("linear", "cubic"):
         raise ArgumentError(f"align_corners goes with linear and cubic modes, not {mode!r}")
     result: Tensor = resize(

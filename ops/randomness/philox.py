@@ -64,7 +64,7 @@ def words(xp: Any, count: int, stream: tuple[int, int], step: int, first: int = 
     return result.reshape(-1)[first - 4 * before :][:count]
 
 
-def below(
+def draw_below(
     xp: Any, count: int, bound: int, stream: tuple[int, int], step: int, first: int = 0
 ) -> Any:
     """Whether each word from `first` on is below a bound (< 2³²), bool, shape (count,)."""

@@ -23,9 +23,9 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import listed, require_kind
+from graphflow.ops.base.shape_rules import require_kind, require_list
 from graphflow.ops.kernels.sparse.scatter_rows import normalize_indices
-from graphflow.ops.sharding import gather_scatter as sharding_tables
+from graphflow.ops.sharding import gather_scatter as gather_sharding
 from graphflow.ops.sharding import rules as sharding
 
 I64 = np.dtype("int64")
@@ -66,8 +66,8 @@ flat_rows = register(
         infer=_infer_rows,
         kernel=_rows_kernel,
         into=_rows_into,
-        batch=batching.numbered_rows,
-        sharding=sharding_tables.numbered,
+        batch=batching.flat_rows,
+        sharding=gather_sharding.numbered,
         cost=lambda indices, sizes, batch_dims: Cost(flops=indices.size * 4),
         samples=(
             sample(spec("int64", (5, 2)), sizes=(3, 4), batch_dims=0),
@@ -120,7 +120,7 @@ flat_elements = register(
         into=lambda xp, out, indices, shape, axis: xp.copyto(
             out, element_places(xp, indices, shape, axis)
         ),
-        batch=batching.numbered_elements,
+        batch=batching.flat_elements,
         cost=lambda indices, shape, axis: Cost(flops=indices.size * (2 + len(shape))),
         samples=(
             sample(spec("int64", (3, 1)), shape=(3, 4), axis=1),
@@ -187,5 +187,5 @@ def ravel_multi_index(indices: Any, shape: Any) -> Tensor:
     sizes = normalize_shape(shape, "ravel_multi_index")
     if not sizes:
         raise ArgumentError("a tensor of rank 0 has no axis to index")
-    result: Tensor = ravel_op(*map(as_tensor, listed("indices", indices)), sizes=sizes)
+    result: Tensor = ravel_op(*map(as_tensor, require_list("indices", indices)), sizes=sizes)
     return result

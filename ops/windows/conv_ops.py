@@ -27,8 +27,8 @@ from graphflow.ops.kernels.conv import (
     pointwise,
     winograd,
 )
-from graphflow.ops.windows import sharding_rules as sharding_windows
-from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, slid_shape
+from graphflow.ops.windows import sharding_rules as window_sharding
+from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, positions_shape
 
 # Shape rules ------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ def _infer_conv(
     exact: bool = False,
 ) -> TensorSpec:
     _require_weight(x, w, groups, axis=1)
-    out = slid_shape(x.shape[2:], w.shape[2:], stride, padding, dilation)
+    out = positions_shape(x.shape[2:], w.shape[2:], stride, padding, dilation)
     return x.with_shape((x.shape[0], w.shape[0], *out))
 
 
@@ -74,7 +74,7 @@ def _infer_transpose(
     exact: bool = False,
 ) -> TensorSpec:
     _require_weight(g, w, groups, axis=0)
-    _equate_positions(g, slid_shape(sizes, w.shape[2:], stride, padding, dilation))
+    _equate_positions(g, positions_shape(sizes, w.shape[2:], stride, padding, dilation))
     return g.with_shape((g.shape[0], w.shape[1] * groups, *sizes))
 
 
@@ -96,7 +96,7 @@ def _infer_weight(
         if isinstance(channels, int) and channels % groups:
             raise ShapeError(f"{shapes}: {channels} channels are no multiple of the groups")
     equate(x.shape[0], g.shape[0], "batch sizes")
-    _equate_positions(g, slid_shape(x.shape[2:], kernel, stride, padding, dilation))
+    _equate_positions(g, positions_shape(x.shape[2:], kernel, stride, padding, dilation))
     inputs = x.shape[1] // groups
     return x.with_shape((g.shape[1], inputs, *kernel))
 
@@ -182,7 +182,7 @@ def _transpose_into(
     exact: bool = False,
 ) -> None:
     windows = _windows(w.shape[2:], stride, padding, dilation, g.shape[2:])
-    turned = _turned(out, windows)
+    turned = _flipped_windows(out, windows)
     single = w.shape[1] == 1 and groups > 1
     if not out.size or not g.size or not w.size:
         out[...] = 0
@@ -190,12 +190,12 @@ def _transpose_into(
         winograd.convolve(out, g, w, turned, turned=True)
     elif (groups > 1 or set(stride) == {1}) and direct.fits(xp, g, out.shape[1], turned, groups):
         apart = turned._replace(stride=(1,) * len(stride))
-        direct.convolve(out, g, _flipped(xp, w, groups), apart, groups, stride)
+        direct.convolve(out, g, _flip_weight(xp, w, groups), apart, groups, stride)
     elif implicit_gemm.fits(xp, out, g.shape[1], windows, groups):
         implicit_gemm.convolve(out, g, w, windows, turned=True)
     elif pointwise.fits(xp, out, windows, groups):
         pointwise.input_gradient(out, g, w, windows)
-    elif set(stride) == {1} and (w.shape[0] == groups if single else not _weighty(g, w)):
+    elif set(stride) == {1} and (w.shape[0] == groups if single else not _is_flip_expensive(g, w)):
         _correlate_flipped(xp, out, g, w, windows, groups)
     elif single:
         depthwise.input_gradient(xp, out, g, w, windows)
@@ -203,7 +203,7 @@ def _transpose_into(
         im2col.input_gradient(xp, out, g, w, windows, groups)
 
 
-def _turned(out: Any, windows: Windows) -> Windows:
+def _flipped_windows(out: Any, windows: Windows) -> Windows:
     """With stride 1: the windows, turned round, over cotangents."""
     before = tuple(
         (k - 1) * d - b
@@ -212,12 +212,12 @@ def _turned(out: Any, windows: Windows) -> Windows:
     return windows._replace(before=before, out=out.shape[2:])
 
 
-def _weighty(g: Any, w: Any) -> bool:
+def _is_flip_expensive(g: Any, w: Any) -> bool:
     """Whether turning the weight round costs more than adding windows to each other."""
     return bool(g.size < 2 * w.shape[0] * g.shape[1])
 
 
-def _flipped(xp: Any, w: Any, groups: int) -> Any:
+def _flip_weight(xp: Any, w: Any, groups: int) -> Any:
     """The weight of the convolution that gives the gradient in the input: its windows turned round,
     inputs for outputs."""
     outputs, inputs, *kernel = w.shape
@@ -228,7 +228,7 @@ def _flipped(xp: Any, w: Any, groups: int) -> Any:
 
 def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
     """With stride 1, the gradient in the input is a convolution by the flipped kernel."""
-    flipped, turned = _flipped(xp, w, groups), _turned(out, windows)
+    flipped, turned = _flip_weight(xp, w, groups), _flipped_windows(out, windows)
     if flipped.shape[1] == 1 and groups > 1:
         depthwise.convolve(xp, out, g, flipped, turned)
     else:
@@ -266,21 +266,21 @@ def _weight_into(
 
 def _conv_kernel(xp: Any, x: Any, w: Any, **attrs: Any) -> Any:
     padding = attrs["padding"]
-    out = slid_shape(x.shape[2:], w.shape[2:], attrs["stride"], padding, attrs["dilation"])
-    return _made(xp, _conv_into, (x.shape[0], w.shape[0], *out), x, w, attrs)
+    out = positions_shape(x.shape[2:], w.shape[2:], attrs["stride"], padding, attrs["dilation"])
+    return _allocate_and_run(xp, _conv_into, (x.shape[0], w.shape[0], *out), x, w, attrs)
 
 
 def _transpose_kernel(xp: Any, g: Any, w: Any, **attrs: Any) -> Any:
     shape = (g.shape[0], w.shape[1] * attrs["groups"], *attrs["sizes"])
-    return _made(xp, _transpose_into, shape, g, w, attrs)
+    return _allocate_and_run(xp, _transpose_into, shape, g, w, attrs)
 
 
 def _weight_kernel(xp: Any, x: Any, g: Any, **attrs: Any) -> Any:
     shape = (g.shape[1], x.shape[1] // attrs["groups"], *attrs["kernel"])
-    return _made(xp, _weight_into, shape, x, g, attrs)
+    return _allocate_and_run(xp, _weight_into, shape, x, g, attrs)
 
 
-def _made(xp: Any, into: Any, shape: Any, a: Any, b: Any, attrs: Any) -> Any:
+def _allocate_and_run(xp: Any, into: Any, shape: Any, a: Any, b: Any, attrs: Any) -> Any:
     out = xp.empty(shape, a.dtype)
     into(xp, out, a, b, **attrs)
     return out
@@ -321,8 +321,8 @@ conv_op: Op = register(
             conv_transpose_op(g, w, sizes=x.shape[2:], **attrs),
             conv_weight_op(x, g, kernel=w.shape[2:], **attrs),
         ),
-        batch=batching.grouped(1, 0, out=1),
-        sharding=sharding_windows.conv,
+        batch=batching.convolution(1, 0, out=1),
+        sharding=window_sharding.conv,
         cost=_cost_conv,
         autocast="low",
         samples=(
@@ -345,8 +345,8 @@ conv_transpose_op: Op = register(
             conv_op(h, w, **attrs),
             conv_weight_op(h, g, kernel=w.shape[2:], **attrs),
         ),
-        batch=batching.grouped(1, 0, out=1),
-        sharding=sharding_windows.conv_transpose,
+        batch=batching.convolution(1, 0, out=1),
+        sharding=window_sharding.conv_transpose,
         cost=_cost_transpose,
         autocast="low",
         samples=(
@@ -367,8 +367,8 @@ conv_weight_op: Op = register(
             conv_transpose_op(g, h, sizes=x.shape[2:], **attrs),
             conv_op(x, h, **attrs),
         ),
-        batch=batching.grouped(1, 1, out=0),
-        sharding=sharding_windows.conv_weight_grad,
+        batch=batching.convolution(1, 1, out=0),
+        sharding=window_sharding.conv_weight_grad,
         cost=_cost_weight,
         samples=(
             sample(_f(2, 3, 5, 4), _f(2, 4, 2, 2), kernel=(3, 2), **_STRIDED),

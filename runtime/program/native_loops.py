@@ -17,7 +17,7 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Body
 from graphflow.ir.op import Node
-from graphflow.ops.control_flow.control import indices, scan
+from graphflow.ops.control_flow.control import iteration_indices, scan
 from graphflow.ops.kernels.fusion.region_kernels import GIL_RELEASE_NANOSECONDS
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver, loop_frame
@@ -177,7 +177,7 @@ def _make_scan_runner(
 
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         given = arrays[counted:]
-        order = indices(length, int(arrays[0]) if counted else None, reverse)
+        order = iteration_indices(length, int(arrays[0]) if counted else None, reverse)
         count, first = len(order), order[0] if order else 0
         of = f" of {count}"
         for held, value in zip(carried.first, given, strict=False):

@@ -152,8 +152,8 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
         return value.item()
     if isinstance(value, Body):
         return {"body": _encode_body(value, buffers)}
-    if isinstance(value, HostFunction) and value.place is not None:
-        return {"host": value.place}
+    if isinstance(value, HostFunction) and value.import_path is not None:
+        return {"host": value.import_path}
     raise GraphError(f"an attribute of type {type(value).__name__} cannot be sent to a worker")
 
 

@@ -233,12 +233,12 @@ def test_a_generated_loop_draws_the_same_words(count: int, monkeypatch: pytest.M
     streams = [((5, 1), 2), ((2**40 + 7, 3), 2**33 + 1), ((2**63 + 11, 2**33 + 5), 0)]
     bound = 2**31 + 5
     have = [philox.words(np, count, *given) for given in streams]
-    masks = [philox.below(np, count, bound, *given) for given in streams]
+    masks = [philox.draw_below(np, count, bound, *given) for given in streams]
     monkeypatch.setenv("GRAPHFLOW_JIT", "off")
     for given, words, mask in zip(streams, have, masks, strict=True):
         assert words.dtype == np.uint32 and mask.dtype == bool
         assert (philox.words(np, count, *given) == words).all()
-        assert (philox.below(np, count, bound, *given) == mask).all()
+        assert (philox.draw_below(np, count, bound, *given) == mask).all()
 
 
 def test_any_number_of_threads_draws_the_same_words() -> None:
