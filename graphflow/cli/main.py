@@ -331,7 +331,7 @@ app.command()(status)
 @app.command("devices")
 def devices_command(cluster: ClusterFile = None) -> None:
     """List the devices of this machine, or of a cluster file, with their speeds."""
-    from graphflow.runtime.program.vendor_libraries import gpu_lines
+    from graphflow.runtime.program.vendor_libraries import describe_gpus
 
     if cluster is None:
         shown = Cluster.here(devices=["cpu:0", *gpu_names()])
@@ -352,7 +352,7 @@ def devices_command(cluster: ClusterFile = None) -> None:
     heads = ("device", "address", "memory", "threads", "GFLOP/s", "GB/s")
     typer.echo(str(Table("", heads, rows, left=2)))
     if cluster is None:
-        found = gpu_lines()
+        found = describe_gpus()
         for line in found:
             typer.echo(line)
         if found:
@@ -430,11 +430,11 @@ def cache(
     ] = "info",
 ) -> None:
     """Tell of the compiled kernels kept on disk for later processes, or remove them."""
-    from graphflow.ops.kernels.jit.object_cache import LIMIT, Store
+    from graphflow.ops.kernels.jit.object_cache import LIMIT, ObjectCache
 
     if action not in ("info", "clear"):
         raise ArgumentError(f"cache takes info or clear, not {action!r}")
-    store = Store()
+    store = ObjectCache()
     usage, refused = (store.usage(), []) if action == "info" else store.clear()
     what = f"{show_count(usage.entries, 'compiled kernel')}, {show_bytes(usage.nbytes)}"
     if action == "info":

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from graphflow.base.formatting import show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
-from graphflow.runtime.observability.trace import Step
+from graphflow.runtime.observability.trace import TraceStep
 
 GAIN = 0.1
 """Share of a step that the automatic mode must gain."""
@@ -79,7 +79,7 @@ def window_position(runs: int) -> int | None:
     return None
 
 
-def shows_drift(steps: Sequence[Step], predicted: float, mark: float) -> bool:
+def shows_drift(steps: Sequence[TraceStep], predicted: float, mark: float) -> bool:
     """Whether enough steps took otherwise than predicted, all in one direction.
 
     Args:
@@ -96,7 +96,7 @@ def shows_drift(steps: Sequence[Step], predicted: float, mark: float) -> bool:
     return max(slow, fast) >= SEEN
 
 
-def _max_spans(step: Step) -> int:
+def _max_spans(step: TraceStep) -> int:
     """Spans of the device that has most: devices mark theirs beside each other."""
     counts: dict[str, int] = {}
     for event in step.events:

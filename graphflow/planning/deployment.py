@@ -31,7 +31,7 @@ from graphflow.placement.placers.construction.execution_order import order_in_tu
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
 from graphflow.planning.planner import Planner
 from graphflow.runtime.host.host_interface import Hosts
-from graphflow.runtime.partitioning.partition import FREE, forms, partition
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition, specialisation_limit
 from graphflow.strategy import Division, Strategy, divide_with, strategy_of
 
 _WARN_AT = 100
@@ -152,7 +152,9 @@ class Deployment:
             compiled = self.compile(tensors, each)
             bindings = compiled.bindings(each)
             self.prepare(compiled, each, bindings)
-            kept = min((p.forms for p in compiled.partitions.values()), default=len(steps))
+            kept = min(
+                (p.max_specialisations for p in compiled.partitions.values()), default=len(steps)
+            )
             if len(steps) > kept:
                 raise FeedError(
                     f"warmup at {user_location()}: {len(steps)} combinations of shapes, but of "
@@ -207,7 +209,7 @@ class Deployment:
         order: Sequence[Node] | None = None
         if len(self.cluster.devices) == 1 and self._plan is None and compiled.plan is None:
             (device,) = self.cluster.devices
-            compiled.devices = {n: device for n in graph.nodes if n.op.name not in FREE}
+            compiled.devices = {n: device for n in graph.nodes if n.op.name not in UNPLACED_OPS}
             order = order_in_turns(graph)
         else:
             if compiled.plan is None and self._plan is None and compiled.division is None:
@@ -223,9 +225,9 @@ class Deployment:
             graph, compiled.devices, order, {**self.state.names, **names}, self.cluster.devices,
             self.cluster.pinned,
         )  # fmt: skip
-        kept = forms(parts.values())
+        kept = specialisation_limit(parts.values())
         compiled.partitions = {
-            d: replace(p, checks=self.checks, forms=kept) for d, p in parts.items()
+            d: replace(p, checks=self.checks, max_specialisations=kept) for d, p in parts.items()
         }
         compiled.check_memory(self.cluster, bindings)
 

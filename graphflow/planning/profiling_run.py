@@ -39,7 +39,7 @@ from graphflow.planning.trace_feedback import node_seconds
 from graphflow.runtime.client.cluster_survey import Survey
 from graphflow.runtime.host.host import Host
 from graphflow.runtime.host.session_state import DRAWS
-from graphflow.runtime.partitioning.partition import FREE, partition
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
 from graphflow.runtime.program.program import clock
 from graphflow.runtime.telemetry.logs import Log
 
@@ -183,7 +183,7 @@ class _ProfiledDevice:
         """
         self._bindings = bindings
         self._feeds = {graph.names[node]: array for node, array in arrays.items()}
-        devices = {node: self._DEVICE for node in graph.nodes if node.op.name not in FREE}
+        devices = {node: self._DEVICE for node in graph.nodes if node.op.name not in UNPLACED_OPS}
         names = {node: graph.names[node] for node in graph.variables}
         parts = partition(graph, devices, order_in_turns(graph), names, [self._DEVICE])
         self._host.add(self._NAME, self._NAME, list(parts.values()))

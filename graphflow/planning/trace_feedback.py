@@ -27,8 +27,8 @@ from graphflow.placement.cost_model.trace_observations import Lesson, lessons
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.planning import session_kind, units
 from graphflow.runtime.client.cluster_survey import Survey
-from graphflow.runtime.observability.trace import Event, Step
-from graphflow.runtime.partitioning.partition import FREE
+from graphflow.runtime.observability.trace import TraceEvent, TraceStep
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 
 MIN_STEPS = 3
 """Steps that were not traced, from which a lesson about steps as a whole is drawn."""
@@ -73,7 +73,7 @@ def learn(learned: Learned, cluster: Cluster, survey: Survey, compiled: Compiled
     The first one warms up: it counts only if it is alone.
     """
     traced = list(zip(compiled.trace.steps, compiled.traced, strict=True))
-    by_sizes: dict[tuple[tuple[str, int], ...], list[Step]] = {}
+    by_sizes: dict[tuple[tuple[str, int], ...], list[TraceStep]] = {}
     for step, bindings in traced[1:] or traced:
         by_sizes.setdefault(tuple(sorted(bindings.items())), []).append(step)
     names = cluster.devices
@@ -100,7 +100,7 @@ def learn_steps(learned: Learned, plan: Plan, took: Sequence[float]) -> bool:
     return True
 
 
-def _learn_nodes(learned: Learned, known: Mapping[str, Lesson], step: Step) -> None:
+def _learn_nodes(learned: Learned, known: Mapping[str, Lesson], step: TraceStep) -> None:
     timed = ((e.name, e.start, e.end) for e in step.events if e.kind == "compute")
     observe_nodes(learned, known, node_seconds(timed))
 
@@ -128,7 +128,7 @@ def observe_nodes(learned: Learned, known: Mapping[str, Lesson], took: Mapping[s
 
 
 def _observed_transfers(
-    step: Step, links: Mapping[tuple[str, str], str]
+    step: TraceStep, links: Mapping[tuple[str, str], str]
 ) -> Iterator[tuple[str, int, float]]:
     """Kind of link, bytes and seconds of each transfer.
 
@@ -140,7 +140,7 @@ def _observed_transfers(
         kind = links.get((event.source, event.target)) if event.kind == "transfer" else None
         if kind is None:
             continue
-        wait: Event | None = waits.get((event.edge, event.use))
+        wait: TraceEvent | None = waits.get((event.edge, event.use))
         waited = wait is not None and wait.start < event.start
         if waited and wait is not None:
             yield kind, event.bytes, (max(event.end, wait.end) - event.start) * 1e-9
@@ -174,7 +174,9 @@ def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
     graph = Graph([FUNCTIONS["add"](x, 1.0) for _ in devices])
     compiled = CompiledFetches(graph.outputs, graph, graph)
     where = dict(zip((t.node for t in graph.outputs), devices, strict=True))
-    compiled.devices = {node: where[node] for node in graph.nodes if node.op.name not in FREE}
+    compiled.devices = {
+        node: where[node] for node in graph.nodes if node.op.name not in UNPLACED_OPS
+    }
     return compiled, x.node
 
 

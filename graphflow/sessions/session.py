@@ -64,7 +64,7 @@ from graphflow.recovery.checkpoint_writer import (
 from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.checkpoint import Checkpoint
-from graphflow.runtime.observability.trace import Trace, check_target
+from graphflow.runtime.observability.trace import Trace, check_writable
 from graphflow.runtime.program.nonfinite_check import RESULTS
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.sessions.session_lifecycle import SessionLifecycle
@@ -561,7 +561,7 @@ class Session:
         trace = Trace()
         with passing_interrupts():
             if path is not None:
-                check_target(path)
+                check_writable(path)
             self._life.check_not_reentrant()
             with self._lock:
                 self._life.check_usable()

@@ -126,7 +126,7 @@ _PATTERN = (spec("int64", (7,)), spec("int64", (4,)))  # columns and offsets, 3 
 _SHAPE = (3, 4)
 
 
-def _patterned(arrays: list[Any]) -> list[Any]:
+def _set_offsets(arrays: list[Any]) -> list[Any]:
     """Random inputs with offsets that are some; they follow the columns."""
     at = next(i for i, a in enumerate(arrays) if a.shape == (4,) and a.dtype == I64)
     arrays[at] = np.array([0, 3, 3, 7])  # the middle row is empty
@@ -153,7 +153,7 @@ csr_matmul: Op = register(
         samples=tuple(
             sample(
                 spec("float32", (7,)), *_PATTERN, spec("float32", (n, k)),
-                shape=_SHAPE, transpose=transpose, make=_patterned,
+                shape=_SHAPE, transpose=transpose, make=_set_offsets,
             )
             for n, k, transpose in ((4, 2, False), (3, 2, True), (4, 1, False), (3, 1, True))
         ),
@@ -215,7 +215,7 @@ csr_sample: Op = register(
         samples=(
             sample(
                 *_PATTERN, spec("float32", (3, 2)), spec("float32", (4, 2)), shape=_SHAPE,
-                make=_patterned,
+                make=_set_offsets,
             ),
         ),
     )
@@ -232,9 +232,9 @@ csr_places: Op = register(
     Op(
         "csr_places",
         infer=_infer_places,
-        kernel=kernels.places,
+        kernel=kernels.flat_places,
         cost=lambda columns, offsets, shape: Cost(flops=columns.size * 3),
-        samples=(sample(*_PATTERN, shape=_SHAPE, make=_patterned),),
+        samples=(sample(*_PATTERN, shape=_SHAPE, make=_set_offsets),),
     )
 )
 

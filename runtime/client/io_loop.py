@@ -487,7 +487,7 @@ class Loop:
             return
         self._act(actions)
         if type(event) not in _ORDINARY:
-            self._activity.lost(self._machine.lost(), self._addresses)
+            self._activity.on_workers_lost(self._machine.lost(), self._addresses)
 
     def _act(self, actions: Iterable[CoordinatorAction]) -> None:
         for action in actions:
@@ -526,7 +526,7 @@ class Loop:
 
     def _settle(self, action: Settle) -> None:
         if type(action.outcome) is WorkerLost:
-            self._activity.lost(self._machine.lost(), self._addresses)
+            self._activity.on_workers_lost(self._machine.lost(), self._addresses)
         pending = self._pending.get(action.request)
         if pending is not None:
             pending.settle(action.outcome)

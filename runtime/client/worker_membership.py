@@ -240,7 +240,7 @@ class Members:
             _log.tell("session.unconfirmed", session=self.session, reason=str(error))
         finally:
             self._abandon()
-            self._activity.ended()
+            self._activity.on_session_end()
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ from graphflow.errors import GraphflowError, SessionError
 from graphflow.ir.device_name import DeviceName
 from graphflow.placement.clusters.host_facts import cores, everywhere
 from graphflow.runtime.host.session_state import SessionState
-from graphflow.runtime.memory.backend import Keep, backend_for
+from graphflow.runtime.memory.backend import ResultExporter, backend_for
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.wire.graph_limits import Limits
@@ -157,7 +157,7 @@ class Host:
         attend: Callable[[Callable[[], bool], float], bool],
         wake: Callable[[], None],
         carried: Carried,
-        keep: Keep | None = None,
+        keep: ResultExporter | None = None,
     ) -> None:
         """Set how a waiting thread receives a tensor itself, and how another thread wakes it (see
         `TensorMailbox`); who hears of tensors that need no message; and where results go."""

@@ -20,7 +20,7 @@ import xxhash
 from graphflow.base.argument_checks import format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import MessageTooLarge, ProtocolError
-from graphflow.ops.kernels.jit.array_address import fresh
+from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.runtime.wire.field_checks import END, MessageSchema, check_of, made
 from graphflow.runtime.wire.messages import (
     KINDS,
@@ -289,7 +289,7 @@ def array_of(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
     found: Array = np.ndarray(shape, dtype, sent, end)
     if not aligned:
         return name, found.copy()
-    array: Array = np.ndarray(shape, dtype, fresh(nbytes))
+    array: Array = np.ndarray(shape, dtype, empty_aligned(nbytes))
     array[...] = found
     return name, array
 

@@ -24,7 +24,7 @@ from graphflow.ir.op import Tensor
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.client import cluster_survey as survey
-from graphflow.runtime.observability.trace import Event, Step
+from graphflow.runtime.observability.trace import TraceEvent, TraceStep
 from tests.placement.speeds import profile
 
 EMBEDDED = Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
@@ -227,9 +227,9 @@ def test_windows_come_at_twice_the_number_of_steps_each_time() -> None:
     assert window_position(0) is None
 
 
-def traced(*seconds: float) -> list[Step]:
-    event = Event("/worker:0/cpu:0", "a", "compute", 0, 1)
-    return [Step(i, 0, round(s * 1e9), (event,), {}) for i, s in enumerate(seconds)]
+def traced(*seconds: float) -> list[TraceStep]:
+    event = TraceEvent("/worker:0/cpu:0", "a", "compute", 0, 1)
+    return [TraceStep(i, 0, round(s * 1e9), (event,), {}) for i, s in enumerate(seconds)]
 
 
 def test_drift_is_several_steps_off_to_the_same_side() -> None:

@@ -22,7 +22,7 @@ from graphflow.errors import DeviceError
 from graphflow.ops.kernels.jit.object_cache import cache_folder
 
 
-def imported_cupy() -> Any:
+def import_cupy() -> Any:
     """CuPy.
 
     Raises:
@@ -39,13 +39,13 @@ def imported_cupy() -> Any:
     return cupy
 
 
-def name_of(properties: Mapping[str, Any]) -> str:
+def gpu_name(properties: Mapping[str, Any]) -> str:
     """The name of a GPU, of what CuPy tells of it."""
     name: bytes | str = properties["name"]
     return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
-def captured(cupy: Any, stream: Any, run: Callable[[], object]) -> Any:
+def capture_graph(cupy: Any, stream: Any, run: Callable[[], object]) -> Any:
     """A CUDA graph of what is started on a stream, which is the current one; nothing of it is done.
 
     Calls that no capture allows are errors in this thread only; other devices' threads go on.

@@ -191,7 +191,7 @@ def test_a_function_from_the_wire_is_one_that_an_admitted_module_defines() -> No
             allowed_function(place)
     for place in (
         "graphflow.ops.host_calls.host_samples:__loader__",
-        "graphflow.ops.host_calls.host_samples:both.__call__",
+        "graphflow.ops.host_calls.host_samples:add_and_compare.__call__",
     ):
         with pytest.raises(ModuleNotAllowed, match="defines no such function"):
             allowed_function(place)
