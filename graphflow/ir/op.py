@@ -12,9 +12,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from graphflow.base.argument_checks import checked
+from graphflow.base.argument_checks import validate_arguments
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.source_location import Location, is_own, located, told, user_location
+from graphflow.base.source_location import (
+    Location,
+    error_location,
+    is_own,
+    user_location,
+    with_location,
+)
 from graphflow.errors import ArgumentError, GraphError
 from graphflow.ir.half_precision import has_half, round_to_specs, upcast_half, upcast_into
 from graphflow.ir.node import Node, make_node, next_serial
@@ -134,7 +140,7 @@ class Op:
             if self.autocast is not None:
                 tensors = tuple(autocast_inputs(tensors, self.autocast))
         except GraphError as error:
-            raise told(self.name, error) from None
+            raise with_location(self.name, error) from None
         outputs = make_node(self, tensors, attrs, name).outputs
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -235,9 +241,10 @@ def owner_module(op: Op) -> str | None:
 __all__ = [
     "DEFAULT_DTYPES", "FUNCTIONS", "REGISTRY", "Autocast", "Cost", "Location", "NameScope",
     "Node", "Op", "RandomStreams", "Rows", "Sample", "Sharding", "Tensor", "as_tensor",
-    "autocast", "autocast_inputs", "checked", "current_prefix", "current_scope",
-    "derivative_scope", "device", "function", "located", "make_node", "name_scope",
+    "autocast", "autocast_inputs", "current_prefix", "current_scope",
+    "derivative_scope", "device", "error_location", "function", "make_node", "name_scope",
     "next_serial", "next_stream", "origin_scope", "owner_module", "prefix_of", "prefix_scope",
     "promote_inputs", "register", "replacement_scope", "sample", "seed_scope",
-    "set_elementwise_runner", "source_scope", "told", "user_location",
+    "set_elementwise_runner", "source_scope", "user_location", "validate_arguments",
+    "with_location",
 ]  # fmt: skip

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range
-from graphflow.base.source_location import told, user_location
+from graphflow.base.source_location import user_location, with_location
 from graphflow.errors import DTypeError, GraphError, VariableError
 from graphflow.ir import numpy_interop as numpy_names
 from graphflow.ir.registry import FUNCTIONS, REGISTRY
@@ -169,9 +169,9 @@ class Tensor:
     if not TYPE_CHECKING:  # it would have every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            told = f"tensors have no attribute {name!r}"
-            told += numpy_names.attribute_hint(name)
-            raise AttributeError(told, name=name, obj=self)
+            with_location = f"tensors have no attribute {name!r}"
+            with_location += numpy_names.attribute_hint(name)
+            raise AttributeError(with_location, name=name, obj=self)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise GraphError(
@@ -278,7 +278,7 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         array = array_of(value)
     except NoArrayError as error:
         why = f"no regular array: {error.__cause__}" if error.__cause__ is not None else error
-        raise DTypeError(f"{shown(value)} is {why}") from None
+        raise DTypeError(f"{format_value(value)} is {why}") from None
     if dtype is None and not isinstance(value, np.ndarray | np.generic):
         dtype = _PLAIN_DTYPES.get(array.dtype)
     given = as_dtype(array.dtype)
@@ -321,7 +321,7 @@ def promote_inputs(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         converted = (_convert_scalar(x, dtype) if _is_scalar(x) else next(scalars) for x in inputs)
         return tuple(t if t.dtype == dtype else FUNCTIONS["astype"](t, dtype) for t in converted)
     except DTypeError as error:
-        raise told(op_name, error) from None
+        raise with_location(op_name, error) from None
 
 
 def autocast_inputs(

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from graphflow import init
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.frontend.builders import assign
@@ -25,12 +25,12 @@ from graphflow.ir.op import (
     REGISTRY,
     Tensor,
     as_tensor,
-    checked,
     current_prefix,
-    located,
+    error_location,
     name_scope,
     prefix_scope,
     user_location,
+    validate_arguments,
 )
 from graphflow.ir.spec import show_shape
 from graphflow.ops.matrices.matmul import add_bias, matmul
@@ -70,7 +70,7 @@ class Layer:
         if cls.__module__.startswith("graphflow."):
             for name in ("__init__", "__call__"):
                 if name in vars(cls):
-                    setattr(cls, name, checked(vars(cls)[name], ""))
+                    setattr(cls, name, validate_arguments(vars(cls)[name], ""))
         if "__call__" in vars(cls):
             setattr(cls, "__call__", _run_in_scope(vars(cls)["__call__"]))  # noqa: B010
 
@@ -429,7 +429,7 @@ class BatchNorm3d(BatchNorm):
 # Others -----------------------------------------------------------------------------------------
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True, eq=False)
 class Dropout(Layer):
     """`gf.nn.dropout` in a `gf.nn.training` block, else x as it is."""
@@ -451,7 +451,7 @@ class Sequential(Layer):
     """Layers and functions, one after the other: `Sequential(Linear(4, 8), gf.nn.relu)`."""
 
     def __init__(self, *layers: Callable[[Any], Any]) -> None:
-        with located("Sequential"):
+        with error_location("Sequential"):
             for layer in layers:
                 if not callable(layer):
                     raise ArgumentError(f"layers are callable, {layer!r} is not")

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, sample
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, error_location, function, sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, same_float, zeros_like
@@ -516,7 +516,7 @@ def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Ten
 
     Source: Hendrycks & Gimpel, arXiv:1606.08415.
     """
-    with located("gelu"):
+    with error_location("gelu"):
         if not isinstance(approximate, str | None) or approximate not in (None, "none", "tanh"):
             raise ArgumentError(f"approximate is None or 'tanh', not {approximate!r}")
     x = as_tensor(x)
@@ -533,7 +533,7 @@ def finite_number(op_name: str, what: str, value: Any) -> float:
     Raises:
         ArgumentError: not a finite number; names the op and the user's line.
     """
-    with located(op_name):
+    with error_location(op_name):
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)

@@ -20,8 +20,8 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
+    error_location,
     function,
-    located,
     register,
     sample,
 )
@@ -44,7 +44,7 @@ from graphflow.ops.base.shape_rules import (
     require_kind,
     restore_reduced_axes,
 )
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
 from graphflow.ops.pointwise.convert import astype, size_of
 from graphflow.ops.sharding import row_ops as row_sharding
 from graphflow.ops.sharding import rules as sharding
@@ -71,7 +71,7 @@ FLOAT_SAMPLES = (
 def normalize_arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple[Tensor, Axes]:
     """What the user gave, as a tensor and normalised axes; errors name op and line."""
     x = as_tensor(x)
-    with located(op_name):
+    with error_location(op_name):
         if not isinstance(keepdims, bool):
             raise ArgumentError(f"keepdims is True or False, not {keepdims!r}")
         return x, normalize_axes(axis, x.ndim)
@@ -274,7 +274,7 @@ _var = register(
         infer=lambda x, axis, keepdims, correction: infer_reduction("float", empty=True)(
             x, axis, keepdims
         ),
-        kernel=by_rows(_variance, over_axes),
+        kernel=row_kernel(_variance, over_axes),
         expr=_variance,
         rows=over_axes,
         vjp=_var_vjp,
@@ -320,7 +320,7 @@ _std = register(
     Op(
         "std",
         infer=_var.infer,
-        kernel=by_rows(_deviation, over_axes),
+        kernel=row_kernel(_deviation, over_axes),
         expr=_deviation,
         rows=over_axes,
         vjp=_std_vjp,
@@ -355,7 +355,7 @@ def var(
         ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
     """
     x, axes = normalize_arguments("var", x, axis, keepdims)
-    with located("var"):
+    with error_location("var"):
         _require_correction(correction)
     result: Tensor = _var(
         _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
@@ -377,7 +377,7 @@ def std(
         ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
     """
     x, axes = normalize_arguments("std", x, axis, keepdims)
-    with located("std"):
+    with error_location("std"):
         _require_correction(correction)
     result: Tensor = _std(
         _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name

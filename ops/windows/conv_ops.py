@@ -19,11 +19,14 @@ from graphflow.ir.op import (
 from graphflow.ir.spec import Shape, Size, TensorSpec, equate, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.conv import direct as planar
-from graphflow.ops.kernels.conv import implicit_gemm as gathered
-from graphflow.ops.kernels.conv import pointwise, winograd
-from graphflow.ops.kernels.conv.depthwise import depthwise, depthwise_weights, spread_depthwise
-from graphflow.ops.kernels.conv.im2col import correlate, correlate_weights, spread
+from graphflow.ops.kernels.conv import (
+    depthwise,
+    direct,
+    im2col,
+    implicit_gemm,
+    pointwise,
+    winograd,
+)
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, positions_shape
 
@@ -154,16 +157,16 @@ def _conv_into(
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[1], windows, groups):
         winograd.convolve(out, x, w, windows)
-    elif planar.fits(xp, x, out.shape[1], windows, groups):
-        planar.convolve(out, x, w, windows, groups)
-    elif gathered.fits(xp, x, out.shape[1], windows, groups):
-        gathered.convolve(out, x, w, windows)
+    elif direct.fits(xp, x, out.shape[1], windows, groups):
+        direct.convolve(out, x, w, windows, groups)
+    elif implicit_gemm.fits(xp, x, out.shape[1], windows, groups):
+        implicit_gemm.convolve(out, x, w, windows)
     elif pointwise.fits(xp, x, windows, groups):
         pointwise.convolve(out, x, w, windows)
     elif w.shape[1] == 1 and groups > 1:
-        depthwise(xp, out, x, w, windows)
+        depthwise.convolve(xp, out, x, w, windows)
     else:
-        correlate(xp, out, x, w, windows, groups)
+        im2col.convolve(xp, out, x, w, windows, groups)
 
 
 def _transpose_into(
@@ -185,19 +188,19 @@ def _transpose_into(
         out[...] = 0
     elif not exact and winograd.fits(xp, g, out.shape[1], turned, groups):
         winograd.convolve(out, g, w, turned, turned=True)
-    elif (groups > 1 or set(stride) == {1}) and planar.fits(xp, g, out.shape[1], turned, groups):
+    elif (groups > 1 or set(stride) == {1}) and direct.fits(xp, g, out.shape[1], turned, groups):
         apart = turned._replace(stride=(1,) * len(stride))
-        planar.convolve(out, g, _flip_weight(xp, w, groups), apart, groups, stride)
-    elif gathered.fits(xp, out, g.shape[1], windows, groups):
-        gathered.convolve(out, g, w, windows, turned=True)
+        direct.convolve(out, g, _flip_weight(xp, w, groups), apart, groups, stride)
+    elif implicit_gemm.fits(xp, out, g.shape[1], windows, groups):
+        implicit_gemm.convolve(out, g, w, windows, turned=True)
     elif pointwise.fits(xp, out, windows, groups):
-        pointwise.convolve_turned(out, g, w, windows)
+        pointwise.input_gradient(out, g, w, windows)
     elif set(stride) == {1} and (w.shape[0] == groups if single else not _is_flip_expensive(g, w)):
         _correlate_flipped(xp, out, g, w, windows, groups)
     elif single:
-        spread_depthwise(xp, out, g, w, windows)
+        depthwise.input_gradient(xp, out, g, w, windows)
     else:
-        spread(xp, out, g, w, windows, groups)
+        im2col.input_gradient(xp, out, g, w, windows, groups)
 
 
 def _flipped_windows(out: Any, windows: Windows) -> Windows:
@@ -227,9 +230,9 @@ def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, grou
     """With stride 1, the gradient in the input is a convolution by the flipped kernel."""
     flipped, turned = _flip_weight(xp, w, groups), _flipped_windows(out, windows)
     if flipped.shape[1] == 1 and groups > 1:
-        depthwise(xp, out, g, flipped, turned)
+        depthwise.convolve(xp, out, g, flipped, turned)
     else:
-        correlate(xp, out, g, flipped, turned, groups)
+        im2col.convolve(xp, out, g, flipped, turned, groups)
 
 
 def _weight_into(
@@ -248,17 +251,17 @@ def _weight_into(
     if not out.size or not x.size:
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[0], windows, groups):
-        winograd.convolve_weights(out, x, g, windows)
-    elif planar.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
-        planar.convolve_weights(out, x, g, windows, groups)
-    elif gathered.fits(xp, x, out.shape[0], windows, groups):
-        gathered.convolve_weights(out, x, g, windows)
+        winograd.weight_gradient(out, x, g, windows)
+    elif direct.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
+        direct.weight_gradient(out, x, g, windows, groups)
+    elif implicit_gemm.fits(xp, x, out.shape[0], windows, groups):
+        implicit_gemm.weight_gradient(out, x, g, windows)
     elif pointwise.fits(xp, x, windows, groups):
-        pointwise.convolve_weights(out, x, g, windows)
+        pointwise.weight_gradient(out, x, g, windows)
     elif out.shape[1] == 1 and groups > 1:
-        depthwise_weights(xp, out, x, g, windows)
+        depthwise.weight_gradient(xp, out, x, g, windows)
     else:
-        correlate_weights(xp, out, x, g, windows, groups)
+        im2col.weight_gradient(xp, out, x, g, windows, groups)
 
 
 def _conv_kernel(xp: Any, x: Any, w: Any, **attrs: Any) -> Any:

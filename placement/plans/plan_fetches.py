@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.errors import PlanError
 from graphflow.frontend.pytree import bind, concerns, flatten
@@ -22,10 +22,10 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.planning import plan_graph
-from graphflow.strategy import divided_whole
+from graphflow.strategy import divide_graph
 
 
-@checks(PlanError)
+@checks_arguments(PlanError)
 @passes_interrupts
 def plan(
     fetches: Any,
@@ -54,7 +54,7 @@ def plan(
     source = Graph(flatten(fetches)[0]).verify()
     sizes = sizes_of(source, shapes or {})
     bindings = bind(source, sizes, error=PlanError)
-    graph, division = divided_whole(source, cluster, bindings)
+    graph, division = divide_graph(source, cluster, bindings)
     if division is not None:
         bindings = division.bindings(bindings)
     learned, steps = known_of(cluster)
