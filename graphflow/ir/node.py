@@ -14,7 +14,7 @@ from graphflow.base.source_location import Location, user_location
 from graphflow.errors import ArgumentError, DTypeError, GraphflowError, OpCheckError, ShapeError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.scopes import current_device, current_scope, is_name
-from graphflow.ir.spec import Equation, TensorSpec, recorded_equations, show_shape
+from graphflow.ir.spec import Equation, TensorSpec, record_equations, show_shape
 from graphflow.ir.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Node:
         for spec in specs:
             for size in spec.shape:
                 if type(size) is int and size < 0:
-                    raise _negative(op, location, inputs, spec)
+                    raise _negative_size_error(op, location, inputs, spec)
         self.op = op
         self.inputs = inputs
         self.attrs = attrs
@@ -99,7 +99,7 @@ class Node:
             turn=turn,
         )
 
-    def copied(
+    def copy_for(
         self,
         inputs: tuple[Tensor, ...],
         name: str,
@@ -112,7 +112,7 @@ class Node:
         attrs = self.attrs if attrs is None else attrs
         return self._again(inputs, attrs, name, device, origin.location, origin, self.equations, -1)
 
-    def local(self, inputs: tuple[Tensor, ...], name: str, device: DeviceName) -> Node:
+    def copy_to_run(self, inputs: tuple[Tensor, ...], name: str, device: DeviceName) -> Node:
         """The same application as a device runs it: it was made where this one was, and what else
         is known of that has had its effect."""
         return self._again(inputs, self.attrs, name, device, self.location, None, (), -1)
@@ -172,7 +172,9 @@ class Node:
 _new_node = Node.__new__
 
 
-def _negative(op: Op, location: Location, inputs: Sequence[Tensor], spec: TensorSpec) -> ShapeError:
+def _negative_size_error(
+    op: Op, location: Location, inputs: Sequence[Tensor], spec: TensorSpec
+) -> ShapeError:
     given = ", ".join(str(t.spec) for t in inputs) or "no tensors"
     return ShapeError(
         f"{op.name} at {location}: the result would have shape {show_shape(spec.shape)}, and no "
@@ -202,10 +204,10 @@ def make_node(
         )
     given = [t.node.specs[t.index] for t in inputs]
     try:
-        with recorded_equations() as equations:
+        with record_equations() as equations:
             specs = op.infer(*given, **attrs) if attrs else op.infer(*given)
     except GraphflowError as error:
-        hint = _widening(inputs) if isinstance(error, DTypeError) else ""
+        hint = _float64_hint(inputs) if isinstance(error, DTypeError) else ""
         raise type(error)(f"{op.name} at {location}: {error}{hint}") from None
     except TypeError:
         _require_attributes(op, inputs, attrs, location)
@@ -233,7 +235,7 @@ def make_node(
     )
 
 
-def _widening(inputs: Sequence[Tensor]) -> str:
+def _float64_hint(inputs: Sequence[Tensor]) -> str:
     """Where float32 became float64 by a scalar of numpy, which people take for a number; "" if it
     did not."""
     stack = [t.node for t in inputs if t.dtype == np.float64]

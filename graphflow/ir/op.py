@@ -12,11 +12,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from graphflow.base.argument_checks import checked
+from graphflow.base.argument_checks import validate_arguments
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.source_location import Location, is_own, located, told, user_location
+from graphflow.base.source_location import (
+    Location,
+    error_location,
+    is_own,
+    user_location,
+    with_location,
+)
 from graphflow.errors import ArgumentError, GraphError
-from graphflow.ir.half_precision import any_half, rounded, widened, widening
+from graphflow.ir.half_precision import has_half, round_to_specs, upcast_half, upcast_into
 from graphflow.ir.node import Node, make_node, next_serial
 from graphflow.ir.op_declaration import Cost, Rows, Sample, Sharding, sample
 from graphflow.ir.op_help import OpDoc
@@ -24,23 +30,23 @@ from graphflow.ir.registry import FUNCTIONS, REGISTRY, function
 from graphflow.ir.scopes import (
     Autocast,
     NameScope,
-    Streams,
+    RandomStreams,
     autocast,
     current_prefix,
     current_scope,
-    derived,
+    derivative_scope,
     device,
-    made_by,
     name_scope,
     next_stream,
-    read_from,
-    scope_of,
-    seeded,
-    standing_for,
-    within,
+    origin_scope,
+    prefix_of,
+    prefix_scope,
+    replacement_scope,
+    seed_scope,
+    source_scope,
 )
 from graphflow.ir.spec import TensorSpec
-from graphflow.ir.tensor import PLAIN, Tensor, as_tensor, autocasted, promoted
+from graphflow.ir.tensor import DEFAULT_DTYPES, Tensor, as_tensor, autocast_inputs, promote_inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,12 +133,14 @@ class Op:
             )
         try:
             tensors = (
-                promoted(self.name, inputs) if self.promotes else tuple(map(as_tensor, inputs))
+                promote_inputs(self.name, inputs)
+                if self.promotes
+                else tuple(map(as_tensor, inputs))
             )
             if self.autocast is not None:
-                tensors = tuple(autocasted(tensors, self.autocast))
+                tensors = tuple(autocast_inputs(tensors, self.autocast))
         except GraphError as error:
-            raise told(self.name, error) from None
+            raise with_location(self.name, error) from None
         outputs = make_node(self, tensors, attrs, name).outputs
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -155,13 +163,13 @@ class Op:
         Args:
             plain: not by a generated kernel; the last bits of exp and its like may differ.
         """
-        if not (self.halves or self.alias) and any_half(arrays):
+        if not (self.halves or self.alias) and has_half(arrays):
             specs = self.infer(*(TensorSpec(a.shape, a.dtype) for a in arrays), **attrs)
             specs = (specs,) if isinstance(specs, TensorSpec) else specs
-            return rounded(self.run(xp, widened(arrays), attrs, step, plain=True), specs)
+            return round_to_specs(self.run(xp, upcast_half(arrays), attrs, step, plain=True), specs)
         result = None
-        if (self.elementwise or self.rows is not None) and not plain and _generated:
-            result = _generated[0](self, xp, arrays, attrs)
+        if (self.elementwise or self.rows is not None) and not plain and _elementwise_runner:
+            result = _elementwise_runner[0](self, xp, arrays, attrs)
         if result is not None:
             pass
         elif self.expr is not None and self.rows is None:
@@ -176,9 +184,9 @@ class Op:
 
     def writer(self, inputs: Sequence[TensorSpec]) -> Callable[..., None] | None:
         """`into` for inputs of these dtypes."""
-        if self.into is None or self.halves or not any_half(inputs):
+        if self.into is None or self.halves or not has_half(inputs):
             return self.into
-        return widening(self.into)
+        return upcast_into(self.into)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -189,13 +197,13 @@ class Op:
 
 Op.__doc__ = OpDoc(Op.__doc__)  # type: ignore[assignment]
 
-_Generated = Callable[[Op, Any, Sequence[Any], Mapping[str, Any]], Any]
-_generated: list[_Generated] = []  # one, when the op families are there
+_ElementwiseRunner = Callable[[Op, Any, Sequence[Any], Mapping[str, Any]], Any]
+_elementwise_runner: list[_ElementwiseRunner] = []  # one, when the op families are there
 
 
-def run_elementwise_by(generated: _Generated) -> None:
+def set_elementwise_runner(generated: _ElementwiseRunner) -> None:
     """Let a function (op, xp, arrays, attrs) compute elementwise ops where it gives a result."""
-    _generated[:] = [generated]
+    _elementwise_runner[:] = [generated]
 
 
 _OWNERS: dict[str, tuple[str, str]] = {}  # of users' ops: the module that registers it, and where
@@ -225,16 +233,18 @@ def register(op: Op) -> Op:
     return op
 
 
-def owner(op: Op) -> str | None:
+def owner_module(op: Op) -> str | None:
     """The module that registers an op of a user's; None for graphflow's own."""
     return _OWNERS.get(op.name, (None,))[0]
 
 
 __all__ = [
-    "FUNCTIONS", "PLAIN", "REGISTRY", "Autocast", "Cost", "Location", "NameScope", "Node", "Op",
-    "Rows", "Sample", "Sharding", "Streams", "Tensor",
-    "as_tensor", "autocast", "autocasted", "checked", "current_prefix", "current_scope", "derived",
-    "device", "function", "located", "made_by", "make_node", "name_scope", "next_serial",
-    "next_stream", "owner", "promoted", "read_from", "register", "run_elementwise_by", "sample",
-    "scope_of", "seeded", "standing_for", "told", "user_location", "within",
+    "DEFAULT_DTYPES", "FUNCTIONS", "REGISTRY", "Autocast", "Cost", "Location", "NameScope",
+    "Node", "Op", "RandomStreams", "Rows", "Sample", "Sharding", "Tensor", "as_tensor",
+    "autocast", "autocast_inputs", "current_prefix", "current_scope",
+    "derivative_scope", "device", "error_location", "function", "make_node", "name_scope",
+    "next_serial", "next_stream", "origin_scope", "owner_module", "prefix_of", "prefix_scope",
+    "promote_inputs", "register", "replacement_scope", "sample", "seed_scope",
+    "set_elementwise_runner", "source_scope", "user_location", "validate_arguments",
+    "with_location",
 ]  # fmt: skip

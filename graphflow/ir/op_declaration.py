@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, NamedTuple
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.ir.spec import Outer, Shape, Size, TensorSpec
@@ -118,7 +118,7 @@ class Sample:
     fixed: tuple[int, ...] = ()
 
 
-@checks(ArgumentError)
+@checks_arguments(ArgumentError)
 def sample(
     *inputs: TensorSpec,
     low: float = -2.0,

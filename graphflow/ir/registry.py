@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from graphflow.base.argument_checks import checked
+from graphflow.base.argument_checks import validate_arguments
 
 if TYPE_CHECKING:
     from graphflow.ir.op import Op
@@ -19,5 +19,5 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 def function(f: F) -> F:
     """Enter a public function under its own name, for Tensor's operators and methods to find; its
     arguments are checked, and its errors name it and the user's line."""
-    entered = FUNCTIONS[f.__name__] = checked(f, f.__name__)
+    entered = FUNCTIONS[f.__name__] = validate_arguments(f, f.__name__)
     return cast(F, entered)

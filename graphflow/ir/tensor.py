@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range
-from graphflow.base.source_location import told, user_location
+from graphflow.base.source_location import user_location, with_location
 from graphflow.errors import DTypeError, GraphError, VariableError
 from graphflow.ir import numpy_interop as numpy_names
 from graphflow.ir.registry import FUNCTIONS, REGISTRY
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     def operator(self: Tensor, other: Any) -> Any:
-        if not _convertible(other):
+        if not _is_convertible(other):
             return NotImplemented
         return FUNCTIONS[name](other, self) if swapped else FUNCTIONS[name](self, other)
 
@@ -129,49 +129,49 @@ class Tensor:
 
     __hash__ = object.__hash__
 
-    def _no_value(self, what: str) -> GraphError:
+    def _no_value_error(self, what: str) -> GraphError:
         return GraphError(
             f"{self.name} (made at {self.node.location}) has no {what} while the graph is built: "
             "it is symbolic; use gf.where for choices, Session.run for values"
         )
 
     def __bool__(self) -> bool:
-        raise self._no_value("truth value")
+        raise self._no_value_error("truth value")
 
     def __int__(self) -> int:
-        raise self._no_value("integer value")
+        raise self._no_value_error("integer value")
 
     __index__ = __int__
 
     def __float__(self) -> float:
-        raise self._no_value("float value")
+        raise self._no_value_error("float value")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise self._no_value("array")
+        raise self._no_value_error("array")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Operators between an array of numpy and a tensor; no other ufunc."""
         name = numpy_names.OPERATORS.get(ufunc.__name__)
         if name is None or method != "__call__" or options:
-            raise self._not_for_numpy(ufunc)
+            raise self._numpy_error(ufunc)
         return FUNCTIONS[name](*inputs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         name = function.__name__
         if name in numpy_names.ATTRIBUTES and args == (self,) and not options:
             return getattr(self, name)
-        raise self._not_for_numpy(function)
+        raise self._numpy_error(function)
 
-    def _not_for_numpy(self, function: Any) -> GraphError:
+    def _numpy_error(self, function: Any) -> GraphError:
         what = f"{self.name} (made at {self.node.location})"
-        return GraphError(numpy_names.refusal(function, what))
+        return GraphError(numpy_names.unsupported_message(function, what))
 
     if not TYPE_CHECKING:  # it would have every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            told = f"tensors have no attribute {name!r}"
-            told += numpy_names.without(name)
-            raise AttributeError(told, name=name, obj=self)
+            with_location = f"tensors have no attribute {name!r}"
+            with_location += numpy_names.attribute_hint(name)
+            raise AttributeError(with_location, name=name, obj=self)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise GraphError(
@@ -199,7 +199,7 @@ class Tensor:
 
     def __len__(self) -> int:
         if not self.ndim:
-            raise self._no_value("length")
+            raise self._no_value_error("length")
         if not isinstance(self.shape[0], int):
             raise GraphError(
                 f"{self.name} (made at {self.node.location}) has no length while the graph is "
@@ -246,15 +246,15 @@ class Tensor:
         return reshaped
 
 
-def _convertible(value: Any) -> bool:
+def _is_convertible(value: Any) -> bool:
     return isinstance(
         value, Tensor | bool | int | float | complex | np.ndarray | np.generic | list | tuple | Dim
     )
 
 
 # What plain Python numbers and lists become, by the dtype that numpy gives them.
-PLAIN = {"float64": "float32", "complex128": "complex64"}
-_PLAIN_DTYPES = {np.dtype(given): np.dtype(taken) for given, taken in PLAIN.items()}
+DEFAULT_DTYPES = {"float64": "float32", "complex128": "complex64"}
+_PLAIN_DTYPES = {np.dtype(given): np.dtype(taken) for given, taken in DEFAULT_DTYPES.items()}
 
 
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
@@ -266,7 +266,7 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     """
     if isinstance(value, Tensor):
         return value
-    if not _convertible(value):
+    if not _is_convertible(value):
         raise DTypeError(
             f"cannot make a tensor of {type(value).__name__} {value!r}; give a tensor, a number, a "
             "list of numbers or an array"
@@ -278,7 +278,7 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         array = array_of(value)
     except NoArrayError as error:
         why = f"no regular array: {error.__cause__}" if error.__cause__ is not None else error
-        raise DTypeError(f"{shown(value)} is {why}") from None
+        raise DTypeError(f"{format_value(value)} is {why}") from None
     if dtype is None and not isinstance(value, np.ndarray | np.generic):
         dtype = _PLAIN_DTYPES.get(array.dtype)
     given = as_dtype(array.dtype)
@@ -294,7 +294,7 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     return constant
 
 
-def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+def promote_inputs(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     """Inputs converted to their common dtype; Python scalars are weak and take the tensors', a
     complex one the complex dtype of the floats'.
 
@@ -302,11 +302,11 @@ def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         DTypeError: kinds would mix, or a scalar does not fit.
     """
     try:
-        strong: Sequence[Tensor] = [as_tensor(x) for x in inputs if type(x) not in _RANKS]
+        strong: Sequence[Tensor] = [as_tensor(x) for x in inputs if type(x) not in _SCALAR_KINDS]
         if op_name in REGISTRY and current_scope.get().autocast is not None:
-            strong = autocasted(strong, REGISTRY[op_name].autocast)
+            strong = autocast_inputs(strong, REGISTRY[op_name].autocast)
         if not strong:
-            strong = [as_tensor(max(inputs, key=lambda x: list(_RANKS).index(type(x))))]
+            strong = [as_tensor(max(inputs, key=lambda x: list(_SCALAR_KINDS).index(type(x))))]
         dtype = strong[0].dtype
         same = True
         for tensor in strong[1:]:
@@ -318,13 +318,15 @@ def promoted(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         if kind(dtype) == "float" and any(type(x) is complex for x in inputs):
             dtype = complex_dtype(dtype)
         scalars = iter(strong)
-        converted = (_weak(x, dtype) if _is_scalar(x) else next(scalars) for x in inputs)
+        converted = (_convert_scalar(x, dtype) if _is_scalar(x) else next(scalars) for x in inputs)
         return tuple(t if t.dtype == dtype else FUNCTIONS["astype"](t, dtype) for t in converted)
     except DTypeError as error:
-        raise told(op_name, error) from None
+        raise with_location(op_name, error) from None
 
 
-def autocasted(tensors: Sequence[Tensor], to: Literal["low", "high"] | None) -> Sequence[Tensor]:
+def autocast_inputs(
+    tensors: Sequence[Tensor], to: Literal["low", "high"] | None
+) -> Sequence[Tensor]:
     """Inputs in the dtypes in which a `gf.autocast` block computes what declares `to`."""
     scope = current_scope.get().autocast
     if scope is None or to is None:
@@ -335,29 +337,29 @@ def autocasted(tensors: Sequence[Tensor], to: Literal["low", "high"] | None) -> 
 def _is_scalar(value: Any) -> bool:
     """Whether a value is a Python scalar (np.float64 is a float, but keeps its dtype), or a size,
     which counts as one."""
-    return type(value) in _RANKS
+    return type(value) in _SCALAR_KINDS
 
 
-_RANKS = {bool: "bool", int: "int", Dim: "int", float: "float", complex: "complex"}
+_SCALAR_KINDS = {bool: "bool", int: "int", Dim: "int", float: "float", complex: "complex"}
 
 
-def _weak(scalar: Any, dtype: np.dtype[Any]) -> Tensor:
+def _convert_scalar(scalar: Any, dtype: np.dtype[Any]) -> Tensor:
     rank = ("bool", "int", "float", "complex")
-    scalar_kind = _RANKS[type(scalar)]
+    scalar_kind = _SCALAR_KINDS[type(scalar)]
     if rank.index(scalar_kind) > rank.index(kind(dtype)) or (
         not is_inexact(dtype) and scalar_kind != kind(dtype)
     ):
         raise DTypeError(
             f"Python scalar {scalar!r} does not fit {dtype}; convert the tensor with .astype first"
         )
-    if not isinstance(scalar, Dim) and not _in_range(scalar, dtype):
+    if not isinstance(scalar, Dim) and not _is_in_range(scalar, dtype):
         raise DTypeError(f"Python scalar {scalar!r} is outside the range of {dtype}")
     if scalar_kind == "int" and is_inexact(dtype) and not isinstance(scalar, Dim):
         scalar = float(scalar)  # an int may be longer than any of numpy's
     return as_tensor(scalar, dtype)
 
 
-def _in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
+def _is_in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
     """Whether a dtype holds a number, or nearly; floats hold infinities and NaN."""
     if kind(dtype) == "bool":
         return True

@@ -1,7 +1,7 @@
 """Learned: what traced steps taught about this machine, and how it corrects the cost model.
 
     traced nodes and transfers ─observe→ TraceCorrections ─factor, link→ the session's next plan
-                                            └─save_corrections→ a file beside the profile
+                                            └─write_corrections→ a file beside the profile
 
 What is kept of nodes are ratios, measured by predicted, so that a lesson holds for other sizes of
 its bucket. They belong to one calibration: where another one counts, all is learned anew.
@@ -304,7 +304,7 @@ def corrections_path(folder: Path | None = None) -> Path:
     return path.with_name(path.name.replace("machine-", "learned-"))
 
 
-def load_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> TraceCorrections:
+def read_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> TraceCorrections:
     """What sessions before learned under this calibration; empty where nothing usable is kept."""
     basis = basis_of(profile)
     try:
@@ -314,6 +314,6 @@ def load_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> 
     return TraceCorrections.from_dict(data, basis)
 
 
-def save_corrections(learned: TraceCorrections, folder: Path | None = None) -> None:
+def write_corrections(learned: TraceCorrections, folder: Path | None = None) -> None:
     """For sessions to come, where the folder can be written."""
     write_json(corrections_path(folder), learned.to_dict())

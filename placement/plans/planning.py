@@ -39,9 +39,10 @@ from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import singles
 from graphflow.placement.plans.body_nodes import body_nodes
-from graphflow.placement.plans.explanations import PlanModel, reason
+from graphflow.placement.plans.explanations import reason
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan import Plan
+from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.plan_records import PlannedNode, PlannedTransfer
 from graphflow.placement.problems.infeasibility import memory_limit
 from graphflow.placement.problems.problem import Assignment, Problem
@@ -54,20 +55,33 @@ towers of the digits example were torn apart for 1 % of predicted gain and ran a
 
 
 @without_collection
-def make_plan(
+def plan_graph(
     graph: Graph,
     cluster: Cluster,
     shapes: Mapping[Node, tuple[int, ...]],
     bindings: Mapping[str, int],
-    placer: str | Placer,
-    homes: Mapping[Node, str],
-    profiles: Mapping[int, Mapping[str, Any]] | None,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None,
+    placer: str | Placer = "greedy",
+    homes: Mapping[Node, str] | None = None,
+    profiles: Mapping[int, Mapping[str, Any]] | None = None,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
     learned: TraceCorrections | None = None,
     steps: StepCost | None = None,
     tasks: Sequence[str] = (),
 ) -> Plan:
-    """See `plan.plan_graph`."""
+    """Place an optimised graph.
+
+    Args:
+        shapes: of the placeholders; bindings: sizes of symbols that follow from them.
+        homes: where variables live already.
+        profiles, links: measured speeds, by worker and by ends; default: see `build_problem`.
+        learned: what traced steps taught about them.
+        steps: what a step costs beyond its nodes and transfers; default: nothing.
+        tasks: what the nodes of a pipeline belong to, by their turns.
+
+    Raises:
+        DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
+    """
+    homes = homes or {}
 
     def problems(homes: Mapping[Node, str]) -> tuple[GraphProblem, GraphProblem]:
         return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
@@ -163,11 +177,13 @@ def outlook(
     learned: TraceCorrections | None = None,
     steps: StepCost | None = None,
 ) -> Outlook:
-    """What `make_plan` would predict, without all that a plan can tell of it, and with what sending
-    keeps processors busy: it decides between strategies that send much and little.
+    """Return what `plan_graph` would predict for a step as a whole, without the details of a plan.
+
+    The seconds that sending keeps processors busy are included, since they decide between
+    strategies that send much and little.
 
     Raises:
-        DeviceError, MemoryLimitError: as `plan.plan_graph`.
+        DeviceError, MemoryLimitError: as `plan_graph`.
     """
     alone, shared = build_problems(graph, cluster, bindings, learned=learned)
     fixed = partial(_step_overhead, alone, cluster, learned, steps)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import compiler, named
+from graphflow.ops.kernels.jit.compiler import compiler, name_module
 from graphflow.placement.clusters.host_facts import cache_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -147,8 +147,8 @@ def _copy_loop() -> Any:
 
 
 def _compile_loop(sources: Sequence[str], vector: str, lines: Sequence[str]) -> Any:
-    name, text = named(_loop_text(sources, vector, lines), "")
-    return compiler().function(name, f"{text}!0 = !{{i32 1}}\n").freed
+    name, text = name_module(_loop_text(sources, vector, lines), "")
+    return compiler().function(name, f"{text}!0 = !{{i32 1}}\n").releasing_gil
 
 
 def _loop_text(sources: Sequence[str], vector: str, lines: Sequence[str]) -> str:

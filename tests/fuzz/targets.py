@@ -36,10 +36,10 @@ from graphflow.errors import (
     TransportError,
 )
 from graphflow.ir.graph import Graph
-from graphflow.ops.kernels.jit.object_cache import Store
+from graphflow.ops.kernels.jit.object_cache import ObjectCache
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration import trace_corrections as learned
-from graphflow.placement.clusters import cluster_file
+from graphflow.placement.clusters import table_reader
 from graphflow.placement.plans import plan_file
 from graphflow.runtime import checkpoint
 from graphflow.runtime.checkpoint import shard
@@ -490,11 +490,11 @@ switches = [{ devices = ["gpu:0", "gpu:1"], uplink = "pcie4" }]
 def cluster(data: bytes) -> None:
     path = folder() / "cluster.toml"
     path.write_bytes(data)
-    most, cluster_file.MAX_DEVICES = cluster_file.MAX_DEVICES, 32  # the time grows with its square
+    most, table_reader.MAX_DEVICES = table_reader.MAX_DEVICES, 32  # the time grows with its square
     try:
-        cluster_file.read(path)
+        gf.Cluster.load(path)
     finally:
-        cluster_file.MAX_DEVICES = most
+        table_reader.MAX_DEVICES = most
 
 
 @functools.cache
@@ -567,7 +567,7 @@ def status_report(data: bytes) -> None:
     if (wrong := status.misfit(told)) is not None:
         raise ProtocolError(wrong)
     answers = [(status.Address("tcp://127.0.0.1:1"), told)]
-    Console(file=io.StringIO(), width=180).print(cli_status.shown(answers))
+    Console(file=io.StringIO(), width=180).print(cli_status.render_answers(answers))
     json.dumps(told, allow_nan=False)
 
 
@@ -603,7 +603,7 @@ def taught(data: bytes) -> None:
     path = learned.corrections_path(folder())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    made = learned.load_corrections({"devices": {}}, folder())
+    made = learned.read_corrections({"devices": {}}, folder())
     bucket = learned.Bucket("|cpu|1", False, "matmul", "matmul", "float32", 3, 4)
     assert made.factor(bucket) > 0
 
@@ -638,14 +638,14 @@ def profile_seed() -> bytes:
 
 def kernel(data: bytes) -> None:
     """Object code, as it is kept in a file: whatever is not as it was written is not there."""
-    store = Store(folder() / "cache")
+    store = ObjectCache(folder() / "cache")
     store.put("key", b"code")
     store._path("key").write_bytes(data)
     assert store.get("key") in (None, b"code")
 
 
 def kernel_seed() -> bytes:
-    store = Store(folder() / "cache")
+    store = ObjectCache(folder() / "cache")
     store.put("key", b"code")
     return store._path("key").read_bytes()
 
@@ -681,7 +681,7 @@ HTTP = b"GET /metrics?x=1 HTTP/1.1\r\nHost: localhost:9100\r\nAccept: text/plain
 
 def http(data: bytes) -> None:
     """A request for metrics, and whether it is for this machine."""
-    request: Any = endpoint._read(Heard(data), float("inf"))  # type: ignore[arg-type]
+    request: Any = endpoint._read_request(Heard(data), float("inf"))  # type: ignore[arg-type]
     server: Any = endpoint.MetricsServer.__new__(endpoint.MetricsServer)
     server._names, server._is_open = {"localhost", "127.0.0.1"}, True
     for header in getattr(request, "headers", {}).values():

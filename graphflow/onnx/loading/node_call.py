@@ -53,7 +53,7 @@ class RunOnHost(Signal):
     """The node cannot be part of a graph: it runs on the host, between two graphs."""
 
 
-class Call:
+class NodeCall:
     """A node, the values of its inputs, and its opset."""
 
     def __init__(
@@ -129,7 +129,7 @@ class Call:
     def rank(self, i: int) -> int:
         return self.spec(i).rank
 
-    def static(self, size: Size) -> int:
+    def static_size(self, size: Size) -> int:
         """A size as a plain int; the model is specialised by shapes if it must be."""
         if isinstance(size, Dim):
             raise NeedsShapes(f"{self.label} needs the size {size} as a number")
@@ -140,7 +140,7 @@ class Call:
         value = self.value(i)
         return isinstance(value, Known) and value.symbolic
 
-    def known(self, i: int) -> Array:
+    def known_array(self, i: int) -> Array:
         """The value of input i as an array of plain numbers.
 
         Signals NeedsValue where it depends on what is fed.
@@ -166,11 +166,11 @@ class Call:
             if any(not isinstance(x, Dim) and x != int(x) for x in items):
                 raise OnnxError(f"{self.label}: sizes are whole numbers, not {items}")
             return [x if isinstance(x, Dim) else int(x) for x in items]
-        return [int(x) for x in self.known(i).reshape(-1)]
+        return [int(x) for x in self.known_array(i).reshape(-1)]
 
     def scalar(self, i: int) -> Any:
         """The value of an input of one element as a Python number."""
-        return self.known(i).reshape(-1)[0].item()
+        return self.known_array(i).reshape(-1)[0].item()
 
     # Attributes -------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Call:
         attribute = self._attributes.get(name)
         return default if attribute is None else attribute_value(attribute)
 
-    def required(self, name: str) -> Any:
+    def required_attr(self, name: str) -> Any:
         """An attribute without which there is no meaning.
 
         Raises:
@@ -210,7 +210,7 @@ class Call:
                 return self._importer.inline(body, inputs, self.scope, self._index)
         raise OnnxError(f"{self.label}: attribute {name!r} is missing")
 
-    def expanded(self) -> list[Value | None]:
+    def expand_schema_body(self) -> list[Value | None]:
         """The outputs by the function body of ONNX's schema, read into the current graph."""
         from graphflow.onnx.loading import (
             function_expansion as expansion,  # which reads bodies by calls like this one
@@ -218,8 +218,8 @@ class Call:
 
         body = expansion.schema_body(self, plain=True)
         if body is None:
-            raise self.unsupported("ONNX's schema has no function body for this use")
-        return expansion.inline(self._importer, body, self, self._index)
+            raise self.unsupported_error("ONNX's schema has no function body for this use")
+        return expansion.inline_function(self._importer, body, self, self._index)
 
     # Outputs ----------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Call:
         """Whether output i has a name that others may read."""
         return i < len(self.proto.output) and bool(self.proto.output[i])
 
-    def unsupported(self, what: str) -> UnsupportedOnnxError:
+    def unsupported_error(self, what: str) -> UnsupportedOnnxError:
         """The error for a use of an operator that has no translation."""
         return UnsupportedOnnxError(f"{self.label}: {what}")
 
@@ -279,6 +279,6 @@ def has_dim(node: Any) -> bool:
 
 
 __all__ = [
-    "LARGE", "Call", "NeedsShapes", "NeedsValue", "RunOnHost", "Signal", "attribute_value",
+    "LARGE", "NodeCall", "NeedsShapes", "NeedsValue", "RunOnHost", "Signal", "attribute_value",
     "constant_value", "has_dim",
 ]  # fmt: skip

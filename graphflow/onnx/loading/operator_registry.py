@@ -30,11 +30,11 @@ from graphflow.ir.op import Tensor
 from graphflow.onnx.loading.value_kinds import Known
 
 if TYPE_CHECKING:
-    from graphflow.onnx.loading.node_call import Call
+    from graphflow.onnx.loading.node_call import NodeCall
 
 Output = Tensor | Known | Any
 Outputs = Output | Sequence[Output | None]
-Handler = Callable[["Call"], Outputs]
+Handler = Callable[["NodeCall"], Outputs]
 
 _HANDLERS: dict[tuple[str, str], list[tuple[int, Handler]]] = {}
 

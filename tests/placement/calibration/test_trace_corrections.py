@@ -19,8 +19,8 @@ from graphflow.placement.calibration.trace_corrections import (
     basis_of,
     corrections_path,
     half_octaves,
-    load_corrections,
-    save_corrections,
+    read_corrections,
+    write_corrections,
 )
 from tests.placement.speeds import profile
 
@@ -142,8 +142,8 @@ def test_what_is_kept_is_plain_and_comes_back(tmp_path: Path) -> None:
     known = TraceCorrections(basis_of(profile()))
     known.observe(MATMUL, 3e-3, 1e-3)
     known.observe_link("process", 1 << 20, 1e-2)
-    save_corrections(known, tmp_path)
-    again = load_corrections(profile(), tmp_path)
+    write_corrections(known, tmp_path)
+    again = read_corrections(profile(), tmp_path)
     assert again.to_dict() == known.to_dict() == json.loads(corrections_path(tmp_path).read_text())
     assert again.factor(MATMUL) == pytest.approx(3.0)
     assert corrections_path(tmp_path).parent == tmp_path
@@ -176,17 +176,17 @@ def test_a_damaged_file_is_empty_or_sane(nodes: Any, links: Any) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 1}', "\x00"])
 def test_a_file_that_is_no_lesson_is_rebuilt(text: str, tmp_path: Path) -> None:
     corrections_path(tmp_path).write_text(text)
-    known = load_corrections(profile(), tmp_path)
+    known = read_corrections(profile(), tmp_path)
     assert not known
     known.observe(MATMUL, 2e-3, 1e-3)
-    save_corrections(known, tmp_path)
-    assert load_corrections(profile(), tmp_path).factor(MATMUL) == pytest.approx(2.0)
+    write_corrections(known, tmp_path)
+    assert read_corrections(profile(), tmp_path).factor(MATMUL) == pytest.approx(2.0)
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    save_corrections(taught(2.0), tmp_path / "file")
-    assert not load_corrections(profile(), tmp_path / "file")
+    write_corrections(taught(2.0), tmp_path / "file")
+    assert not read_corrections(profile(), tmp_path / "file")
 
 
 def test_half_octaves_tell_sizes_apart_by_their_ratio() -> None:
