@@ -20,6 +20,8 @@ from graphflow.ir.graph import Body
 from graphflow.ir.op import Cost, Op, register
 from graphflow.ir.spec import Size, TensorSpec, show_distinctly, spec
 from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.control_flow.loop_reverse_mode import scan_vjp, while_vjp
+from graphflow.ops.control_flow.reverse_mode import call_vjp, cond_vjp
 
 COUNT = spec("int64")
 FREE = ("constant", "placeholder")
@@ -100,7 +102,7 @@ call: Op = register(
         infer=_infer_call,
         kernel=lambda xp, *arrays, body, step, recompute=False: tuple(_run(xp, body, arrays, step)),
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _gradients().call_vjp(g, y, inputs, **attrs),
+        vjp=call_vjp,
         cost=lambda *specs, body, recompute=False: Cost(*_cost_of(body)),
         pure=False,
         random=True,
@@ -147,7 +149,7 @@ cond: Op = register(
         infer=_infer_cond,
         kernel=_cond_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _gradients().cond_vjp(g, y, inputs, **attrs),
+        vjp=cond_vjp,
         cost=_cond_cost,
         pure=False,
         random=True,
@@ -242,7 +244,7 @@ scan: Op = register(
         infer=_infer_scan,
         kernel=_scan_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _loop_gradients().scan_vjp(g, y, inputs, **attrs),
+        vjp=scan_vjp,
         cost=_scan_cost,
         pure=False,
         random=True,
@@ -306,7 +308,7 @@ while_loop: Op = register(
         infer=_infer_while,
         kernel=_while_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _loop_gradients().while_vjp(g, y, inputs, **attrs),
+        vjp=while_vjp,
         cost=_while_cost,
         pure=False,
         random=True,
@@ -321,20 +323,6 @@ def iterations(op: Op, attrs: Any) -> int:
     if op is while_loop:
         return UNKNOWN_ITERATIONS if attrs.get("limit") is None else int(attrs["limit"])
     return 1
-
-
-def _gradients() -> Any:
-    from graphflow.ops.control_flow import (
-        reverse_mode as control_gradients,  # builds nodes of these ops
-    )
-
-    return control_gradients
-
-
-def _loop_gradients() -> Any:
-    from graphflow.ops.control_flow import loop_reverse_mode as loop_gradients
-
-    return loop_gradients
 
 
 def is_control(op: Op) -> bool:

@@ -17,11 +17,10 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.graph import Body, Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
+from graphflow.ir.graph import Body, Graph, bodies
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node
 from graphflow.ir.spec import is_inexact
 from graphflow.ops.base.shape_rules import zeros_like
-from graphflow.ops.control_flow.control import call, cond, is_control
 
 Cotangents = tuple[Tensor | None, ...]
 
@@ -134,7 +133,7 @@ class _Cut:
             return node in self._varying
         if self._recompute or node.op.name == "constant" or node.op.alias:
             return False
-        if is_control(node.op):
+        if bodies(node):
             return True  # also one built by the gradient: the forward part of an inner gradient
         if node not in self._base:
             return False
@@ -164,9 +163,7 @@ def tensors(value: Any) -> tuple[Tensor, ...]:
 # call -------------------------------------------------------------------------------------------
 
 
-def call_vjp(
-    g: Any, y: Any, inputs: Sequence[Tensor], body: Body, recompute: bool = False
-) -> Cotangents:
+def call_vjp(g: Any, y: Any, *inputs: Tensor, body: Body, recompute: bool = False) -> Cotangents:
     """One call of the backward body."""
     if body.rule is not None:
         return tuple(body.rule(g, y, *inputs))
@@ -175,13 +172,13 @@ def call_vjp(
     residuals: tuple[Tensor, ...] = ()
     if back.residuals:
         attrs = {"body": back.forward}
-        residuals = make_node(call, tuple(inputs), attrs).outputs[body.results :]
+        residuals = make_node(REGISTRY["call"], inputs, attrs).outputs[body.results :]
     wanted = [x for x in back.grads if x is not None]
     if not wanted:
         return (None,) * len(inputs)
     parameters = (*back.cotangents, *back.saved, *body.inputs)
     node = make_node(
-        call,
+        REGISTRY["call"],
         (*gs, *residuals, *inputs),
         {"body": Body(parameters, Graph(wanted), len(wanted))},
     )
@@ -197,7 +194,7 @@ def placed(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotang
 # cond -------------------------------------------------------------------------------------------
 
 
-def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body) -> Cotangents:
+def cond_vjp(g: Any, y: Any, *inputs: Tensor, then: Body, orelse: Body) -> Cotangents:
     """A cond of the branches' backward bodies; each takes the residuals of its own forward."""
     pred, operands = inputs[0], inputs[1:]
     gs = [c for c, t in zip(tensors(g), then.outputs, strict=True) if differentiable(t)]
@@ -212,7 +209,7 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
             "then": then.with_extra_results([*first, *map(_blank, second)]),
             "orelse": orelse.with_extra_results([*map(_blank, first), *second]),
         }
-        residuals = make_node(cond, tuple(inputs), attrs).outputs[then.results :]
+        residuals = make_node(REGISTRY["cond"], inputs, attrs).outputs[then.results :]
     saved = (backs[0].saved, backs[1].saved)
     branches = []
     for at, (back, body) in enumerate(zip(backs, (then, orelse), strict=True)):
@@ -225,7 +222,7 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
         parameters = (*back.cotangents, *held, *body.inputs)
         branches.append(Body(parameters, Graph(grads), len(grads)))  # type: ignore[arg-type]
     node = make_node(
-        cond,
+        REGISTRY["cond"],
         (pred, *gs, *residuals, *operands),
         {"then": branches[0], "orelse": branches[1]},
     )
