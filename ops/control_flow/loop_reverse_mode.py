@@ -13,7 +13,7 @@ from typing import Any
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import DifferentiationError
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.graph import Body, Graph
+from graphflow.ir.graph import Body, Graph, substitute_tensors
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node
 from graphflow.ir.spec import Size
 from graphflow.ops.base.composite import add_up, widen
@@ -24,7 +24,6 @@ from graphflow.ops.control_flow.reverse_mode import (
     backward_of,
     differentiable,
     placed,
-    substituted,
     tensors,
 )
 
@@ -105,7 +104,7 @@ def _loop_backward(loop: _Loop) -> Backward:
     kept = [(t, s) for t, s in zip(back.residuals, back.saved, strict=True) if t not in mine]
     again = {s.outputs[0]: t for t, s in zip(back.residuals, back.saved, strict=True) if t in mine}
     present = [x for x in back.grads if x is not None]
-    grads = substituted(present, again)
+    grads = substitute_tensors(present, again)
     return Backward(
         loop.body.with_extra_results([t for t, _ in kept]) if kept else loop.body,
         tuple(t for t, _ in kept),

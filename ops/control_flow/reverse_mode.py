@@ -17,7 +17,7 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.graph import Body, Graph, bodies
+from graphflow.ir.graph import Body, Graph, bodies, substitute_tensors
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node
 from graphflow.ir.spec import is_inexact
 from graphflow.ops.base.shape_rules import zeros_like
@@ -76,7 +76,7 @@ def backward_of(
     cut = _Cut(body, flowing, varying, recompute)
     residuals = cut.residuals(list(grads.values()))
     saved = tuple(make_parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
-    rewritten = substituted(
+    rewritten = substitute_tensors(
         list(grads.values()), dict(zip(residuals, (n.outputs[0] for n in saved), strict=True))
     )
     by_node = dict(zip(grads, rewritten, strict=True))
@@ -140,19 +140,6 @@ class _Cut:
         if self._loop and node not in self._moving and not node.op.random:
             return False  # the same in each iteration: stacking it would waste memory
         return bool(node.inputs) or node.op.random
-
-
-def substituted(outputs: Sequence[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
-    """Outputs with some tensors replaced by others, and what depends on them rebuilt."""
-    mapped = dict(replaced)
-    for node in Graph(outputs).nodes if outputs else ():
-        inputs = tuple(mapped.get(t, t) for t in node.inputs)
-        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
-            continue
-        twin = node.with_inputs(inputs)
-        for old, new in zip(node.outputs, twin.outputs, strict=True):
-            mapped.setdefault(old, new)
-    return [mapped.get(t, t) for t in outputs]
 
 
 def tensors(value: Any) -> tuple[Tensor, ...]:
@@ -238,5 +225,5 @@ def _blank(tensor: Tensor) -> Tensor:
 
 __all__ = [
     "Backward", "Cotangents", "backward_of", "call_vjp", "cond_vjp", "differentiable", "placed",
-    "substituted", "tensors",
+    "tensors",
 ]  # fmt: skip
