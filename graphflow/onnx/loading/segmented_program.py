@@ -21,10 +21,10 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Dim
 from graphflow.onnx.loading import host_nodes as host
-from graphflow.onnx.loading.importer import (
+from graphflow.onnx.loading.importer import Importer
+from graphflow.onnx.loading.segments import (
     FetchPlan,
     ImportedSegment,
-    Importer,
     OnnxBody,
     Stop,
     captured_names,
