@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow import errors, init, optim
 from graphflow._version import __version__
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.frontend.builders import assign, constant, placeholder, variable
 from graphflow.frontend.control_flow import call, cond, scan, while_loop
 from graphflow.frontend.functions import checkpoint, custom_vjp
@@ -161,14 +161,16 @@ if TYPE_CHECKING:
     from graphflow import placement as placement
     from graphflow.placement.clusters.cluster import Cluster
     from graphflow.placement.clusters.devices import Device, Link, Worker
-    from graphflow.placement.plans.plan import Plan, plan
+    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_fetches import plan
     from graphflow.sessions.session import Session
 
-_CLUSTERS, _PLANS = "graphflow.placement.clusters.cluster", "graphflow.placement.plans.plan"
+_CLUSTERS = "graphflow.placement.clusters.cluster"
 _DEVICES = "graphflow.placement.clusters.devices"
 _LATER = {
     "Cluster": _CLUSTERS, "Device": _DEVICES, "Link": _DEVICES, "Worker": _DEVICES,
-    "Plan": _PLANS, "plan": _PLANS, "Session": "graphflow.sessions.session",
+    "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
+    "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""
@@ -200,7 +202,7 @@ def _elsewhere(name: str) -> str:
         found = [FUNCTION_HINTS[name]]
     if found:
         return f"; it is {' or '.join(found)}"
-    hint = MODULE_CALL_HINTS.get(name) or meant(name, __all__, cutoff=0.7)
+    hint = MODULE_CALL_HINTS.get(name) or did_you_mean(name, __all__, cutoff=0.7)
     return f"; {hint}" if hint else ""
 
 

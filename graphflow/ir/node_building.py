@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.argument_checks import signature_of
-from graphflow.base.source_location import Location, told, user_location
+from graphflow.base.source_location import Location, user_location, with_location
 from graphflow.errors import (
     ArgumentError,
     DTypeError,
@@ -39,7 +39,7 @@ def apply_op(op: Op, inputs: tuple[Any, ...], name: str | None, attrs: Mapping[s
         if op.autocast is not None:
             tensors = tuple(autocast_inputs(tensors, op.autocast))
     except GraphError as error:
-        raise told(op.name, error) from None
+        raise with_location(op.name, error) from None
     outputs = make_node(op, tensors, attrs, name).outputs
     return outputs[0] if len(outputs) == 1 else outputs
 

@@ -6,8 +6,8 @@ outputs are `Tensor`s, which carry Python's operators.
 
 from __future__ import annotations
 
-from graphflow.base.argument_checks import checked
-from graphflow.base.source_location import Location, located, told, user_location
+from graphflow.base.argument_checks import validate_arguments
+from graphflow.base.source_location import Location, error_location, user_location, with_location
 from graphflow.ir.node import Node, Tensor, next_serial
 from graphflow.ir.node_building import make_node
 from graphflow.ir.op_declaration import (
@@ -48,9 +48,9 @@ from graphflow.ir.tensor_conversion import (
 __all__ = [
     "DEFAULT_DTYPES", "FUNCTIONS", "REGISTRY", "Autocast", "Cost", "Location", "NameScope",
     "Node", "Op", "RandomStreams", "Rows", "Sample", "Sharding", "Tensor", "as_tensor",
-    "autocast", "autocast_inputs", "checked", "current_prefix", "current_scope",
-    "derivative_scope", "device", "function", "located", "make_node", "name_scope",
+    "autocast", "autocast_inputs", "validate_arguments", "current_prefix", "current_scope",
+    "derivative_scope", "device", "function", "error_location", "make_node", "name_scope",
     "next_serial", "next_stream", "origin_scope", "owner_module", "prefix_of", "prefix_scope",
     "promote_inputs", "register", "replacement_scope", "sample", "seed_scope",
-    "set_elementwise_runner", "source_scope", "told", "user_location",
+    "set_elementwise_runner", "source_scope", "with_location", "user_location",
 ]  # fmt: skip

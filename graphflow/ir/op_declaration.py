@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, GraphError
 from graphflow.ir.half_precision import has_half, round_to_specs, upcast_half, upcast_into
@@ -121,7 +121,7 @@ class Sample:
     fixed: tuple[int, ...] = ()
 
 
-@checks(ArgumentError)
+@checks_arguments(ArgumentError)
 def sample(
     *inputs: TensorSpec,
     low: float = -2.0,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from graphflow.base.argument_checks import checked
+from graphflow.base.argument_checks import validate_arguments
 from graphflow.base.source_location import is_own, user_location
 from graphflow.errors import ArgumentError, GraphError
 from graphflow.ir.op_declaration import Op
@@ -19,8 +19,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 def function(f: F) -> F:
     """Enter a public function under its own name, for Tensor's operators and methods to find; its
-    arguments are checked, and its errors name it and the user's line."""
-    entered = FUNCTIONS[f.__name__] = checked(f, f.__name__)
+    arguments are validate_arguments, and its errors name it and the user's line."""
+    entered = FUNCTIONS[f.__name__] = validate_arguments(f, f.__name__)
     return cast(F, entered)
 
 

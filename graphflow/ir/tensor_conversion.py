@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range
-from graphflow.base.source_location import told
+from graphflow.base.source_location import with_location
 from graphflow.errors import DTypeError
 from graphflow.ir.node import Tensor
 from graphflow.ir.registry import FUNCTIONS, REGISTRY
@@ -43,7 +43,7 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         array = array_of(value)
     except NoArrayError as error:
         why = f"no regular array: {error.__cause__}" if error.__cause__ is not None else error
-        raise DTypeError(f"{shown(value)} is {why}") from None
+        raise DTypeError(f"{format_value(value)} is {why}") from None
     if dtype is None and not isinstance(value, np.ndarray | np.generic):
         dtype = _PLAIN_DTYPES.get(array.dtype)
     given = as_dtype(array.dtype)
@@ -86,7 +86,7 @@ def promote_inputs(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         converted = (_convert_scalar(x, dtype) if _is_scalar(x) else next(scalars) for x in inputs)
         return tuple(t if t.dtype == dtype else FUNCTIONS["astype"](t, dtype) for t in converted)
     except DTypeError as error:
-        raise told(op_name, error) from None
+        raise with_location(op_name, error) from None
 
 
 def autocast_inputs(

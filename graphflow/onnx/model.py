@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.array_conversion import NoArrayError, array_of
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
@@ -202,7 +202,7 @@ class Model:
         return f"<Model {self.file}: {takes} -> {gives}; {len(self.variables)} variables>"
 
 
-@spelt(OnnxError)
+@checks_argument_names(OnnxError)
 @passes_interrupts
 def load(
     source: Any,

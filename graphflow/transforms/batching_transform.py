@@ -56,7 +56,7 @@ class Batching:
     def batched_twin(self, tensor: Tensor) -> Tensor:
         """What stands for a tensor, with the batch axis in any case."""
         twin, has = self.twin(tensor)
-        return twin if has else batching.repeated(twin, self.size)
+        return twin if has else batching.add_batch_axis(twin, self.size)
 
     def emit(self, nodes: Sequence[Node]) -> None:
         """Emit nodes, which are in order."""
@@ -267,7 +267,7 @@ def _restrict_to_active(
 
 
 def _add_batch_axis(engine: Batching, x: Tensor, has: bool, wanted: bool) -> Tensor:
-    return batching.repeated(x, engine.size) if wanted and not has else x
+    return batching.add_batch_axis(x, engine.size) if wanted and not has else x
 
 
 def _batch_call(engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]) -> list[Twin]:

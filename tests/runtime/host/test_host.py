@@ -29,7 +29,7 @@ from graphflow.runtime.host.host import Host
 from graphflow.runtime.host.host_interface import LocalHosts
 from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.memory.backend import CpuBackend
-from graphflow.runtime.partitioning.partition import FORMS, Partition, partition
+from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition, partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.wire.graph_codec import encode
 from graphflow.runtime.wire.messages import Computed, Parcel
@@ -276,7 +276,7 @@ def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
     finally:
         gc.enable()
     assert (compiled[39], compiled[1]) == (1, 2), "what was used last is kept, the rest comes back"
-    assert alive < FORMS[0] / 2, "most lie in the same memory"
+    assert alive < SPECIALISATION_LIMITS[0] / 2, "most lie in the same memory"
 
 
 # Waiting ----------------------------------------------------------------------------------------

@@ -164,11 +164,11 @@ def _lstm(call: NodeCall) -> Outputs:
     )
 
 
-class _QuantizedLstm(recurrent.Lstm):
+class _QuantizedLstm(recurrent.LstmCell):
     """An LSTM whose state goes through 8 bits before it meets the weights."""
 
     def step(
-        self, z: Tensor, state: recurrent.State, weights: recurrent.Weights
+        self, z: Tensor, state: recurrent.State, weights: recurrent.RecurrentWeights
     ) -> recurrent.State:
         return super().step(z, (_quantize_dynamically(state[0]), *state[1:]), weights)
 
