@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Tensor
+from graphflow.ir.op import FUNCTIONS, Tensor, located
 from graphflow.ir.spec import Shape, TensorSpec, broadcast_shapes, kind, show_shape
 
 
@@ -159,6 +159,12 @@ def product_or_zero(factor: Tensor, x: Tensor) -> Tensor:
     return result
 
 
+def zero_where_zero(x: Tensor, value: Tensor) -> Tensor:
+    """Return a value, and 0 where x is 0: also where the value is infinite or NaN there."""
+    where, equal = FUNCTIONS["where"], FUNCTIONS["equal"]
+    return where(equal(x, 0), 0, value)  # type: ignore[no-any-return]
+
+
 def constant_value(x: Tensor) -> Any:
     """The number that all elements of x are by construction, or None."""
     name, value = x.node.op.name, x.node.attrs.get("value")
@@ -187,6 +193,22 @@ def jvp_from_slopes(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[...
         return functools.reduce(operator.add, parts) if parts else None
 
     return jvp
+
+
+def require_finite(op_name: str, what: str, value: Any) -> float:
+    """A parameter as a float.
+
+    Raises:
+        ArgumentError: not a finite number; names the op and the user's line.
+    """
+    with located(op_name):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise ArgumentError(f"{what} is a finite number, not {value!r}")
+    return float(value)
 
 
 MAX_BUILD_BYTES = 1 << 31
@@ -226,6 +248,20 @@ def kernel_like_first(into: Callable[..., None]) -> Callable[..., Any]:
     def kernel(xp: Any, x: Any, *others: Any, **attrs: Any) -> Any:
         out = xp.empty(x.shape, x.dtype)
         into(xp, out, x, *others, **attrs)
+        return out
+
+    return kernel
+
+
+def kernel_from_into(
+    infer: Callable[..., TensorSpec], into: Callable[..., None]
+) -> Callable[..., Any]:
+    """Return the kernel of an op, made of its shape rule and its `into`."""
+
+    def kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
+        result = infer(*(TensorSpec(a.shape, np.dtype(a.dtype)) for a in arrays), **attrs)
+        out = xp.empty(result.shape, result.dtype)
+        into(xp, out, *arrays, **attrs)
         return out
 
     return kernel

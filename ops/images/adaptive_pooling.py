@@ -16,7 +16,8 @@ from graphflow.ops.images.resize import resize
 from graphflow.ops.kernels.sparse.scatter_rows import checked
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.shape import moveaxis, reshape
-from graphflow.ops.tensors.take import take, take_along_axis
+from graphflow.ops.tensors.take import take
+from graphflow.ops.tensors.take_along_axis import take_along_axis
 from graphflow.ops.windows.pool import avg_pool, lp_power, lp_root, max_pool, restore_channels
 from graphflow.ops.windows.window_arguments import per_axis, require_known
 

@@ -13,7 +13,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, equate, show_shape, spec
-from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.base.shape_rules import kernel_from_into, require_kind
 from graphflow.ops.kernels.images.roi_sampling import Regions, chosen, largest, means, spread_means
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.windows.window_arguments import per_axis
@@ -96,16 +96,6 @@ def _put_into(xp: Any, out: Any, g: Any, boxes: Any, batch: Any, picks: Any, **a
         np.add.at(flat, (starts[:, None] + places).reshape(-1), updates.reshape(-1))
 
 
-def _made(infer: Any, into: Any) -> Any:
-    def kernel(xp: Any, *arrays: Any, **a: Any) -> Any:
-        result = infer(*(TensorSpec(t.shape, np.dtype(t.dtype)) for t in arrays), **a)
-        out = xp.empty(result.shape, result.dtype)
-        into(xp, out, *arrays, **a)
-        return out
-
-    return kernel
-
-
 def _cost(x: TensorSpec, boxes: TensorSpec, *others: TensorSpec, **a: Any) -> Cost:
     samples = (a["samples"] or 2) ** 2
     return Cost(flops=boxes.shape[0] * x.shape[1] * a["size"][0] * a["size"][1] * samples * 8)
@@ -131,7 +121,7 @@ def _roi_op(name: str, infer: Any, into: Any, vjp: Any, inputs: Any, **more: Any
         Op(
             name,
             infer=infer,
-            kernel=_made(infer, into),
+            kernel=kernel_from_into(infer, into),
             into=into,
             vjp=vjp,
             sharding=sharding.fixed(text),

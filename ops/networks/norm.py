@@ -15,7 +15,8 @@ from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axes, require_kind
 from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
 from graphflow.ops.pointwise.transcendental import rsqrt
-from graphflow.ops.reductions.reduce import CUBE, F, mean, sum, var
+from graphflow.ops.reductions.reduce import CUBE, F, mean, sum
+from graphflow.ops.reductions.variance import var
 from graphflow.ops.sharding import row_ops as row_sharding
 
 Axes = tuple[int, ...]

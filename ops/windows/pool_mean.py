@@ -10,7 +10,7 @@ import numpy as np
 from graphflow.ir.op import Op, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, spec
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.base.shape_rules import kernel_from_into, require_kind
 from graphflow.ops.kernels.images import pooling as native
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.pooling_rules import (
@@ -18,7 +18,6 @@ from graphflow.ops.windows.pooling_rules import (
     IMAGE,
     OVERLAP,
     infer_put,
-    kernel_from_into,
     pooled_shape,
     pooling_cost,
     run_in_pieces,
