@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ShapeError
-from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, function, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, equate, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
@@ -15,23 +15,18 @@ from graphflow.ops.base.shape_rules import require_buildable, require_kind
 from graphflow.ops.images.resize import resize
 from graphflow.ops.kernels.sparse.scatter_rows import checked
 from graphflow.ops.sharding import rules as sharding
-from graphflow.ops.tensors.shape import moveaxis, reshape
+from graphflow.ops.tensors.shape import reshape
 from graphflow.ops.tensors.take import take
 from graphflow.ops.tensors.take_along_axis import take_along_axis
-from graphflow.ops.windows.pool import avg_pool, lp_power, lp_root, max_pool, restore_channels
-from graphflow.ops.windows.window_arguments import per_axis, require_known
-
-
-def _image(x: Any, channels_last: bool) -> Tensor:
-    """(batch, channels, *space)."""
-    x = as_tensor(x)
-    if x.ndim < 3:
-        raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
-    return moveaxis(x, -1, 1) if channels_last else x
-
-
-def _spatial_axes(x: Tensor, channels_last: bool) -> tuple[int, ...]:
-    return tuple(range(1, x.ndim - 1)) if channels_last else tuple(range(2, x.ndim))
+from graphflow.ops.windows.pool import avg_pool, lp_power, lp_root, max_pool
+from graphflow.ops.windows.window_arguments import (
+    move_channels_first,
+    per_axis,
+    require_image,
+    require_known,
+    restore_channels,
+    spatial_axes,
+)
 
 
 @function
@@ -41,9 +36,8 @@ def global_avg_pool(x: Any, channels_last: bool = False) -> Tensor:
     Raises:
         ShapeError, DTypeError: no spatial axes, or not floats.
     """
-    x = as_tensor(x)
-    _image(x, False)
-    result: Tensor = FUNCTIONS["mean"](x, axis=_spatial_axes(x, channels_last), keepdims=True)
+    x = require_image(x)
+    result: Tensor = FUNCTIONS["mean"](x, axis=spatial_axes(x.ndim, channels_last), keepdims=True)
     return result
 
 
@@ -55,7 +49,7 @@ def global_max_pool(x: Any, channels_last: bool = False) -> Tensor:
     Raises:
         ShapeError: no spatial axes.
     """
-    x = _image(x, channels_last)
+    x = move_channels_first(x, channels_last)
     flat = reshape(x, (*x.shape[:2], product(x.shape[2:])))
     where = FUNCTIONS["argmax"](flat, axis=2, keepdims=True)
     picked = take_along_axis(flat, where, 2)
@@ -70,9 +64,8 @@ def global_lp_pool(x: Any, p: float = 2.0, channels_last: bool = False) -> Tenso
     Raises:
         ShapeError, DTypeError, ArgumentError: no spatial axes, not floats, or p not positive.
     """
-    x = as_tensor(x)
-    _image(x, False)
-    sums = FUNCTIONS["sum"](lp_power(x, p), axis=_spatial_axes(x, channels_last), keepdims=True)
+    x = require_image(x)
+    sums = FUNCTIONS["sum"](lp_power(x, p), axis=spatial_axes(x.ndim, channels_last), keepdims=True)
     return lp_root(sums, p)
 
 
@@ -100,7 +93,7 @@ def adaptive_avg_pool(x: Any, size: Any, channels_last: bool = False) -> Tensor:
     Raises:
         ShapeError, DTypeError, ArgumentError: no such axes, not floats, or sizes of another form.
     """
-    x = _image(x, channels_last)
+    x = move_channels_first(x, channels_last)
     require_kind(x.spec, "float")
     sizes = _output_sizes(x, size)
     if all(m == 1 for m in sizes):
@@ -120,7 +113,7 @@ def adaptive_max_pool(x: Any, size: Any, channels_last: bool = False) -> Tensor:
     Raises:
         As `adaptive_avg_pool`; ShapeError: spatial sizes are not known and do not all become 1.
     """
-    x = _image(x, channels_last)
+    x = move_channels_first(x, channels_last)
     sizes = _output_sizes(x, size)
     if all(m == 1 for m in sizes):
         return restore_channels(global_max_pool(x), channels_last)
@@ -234,7 +227,7 @@ def max_unpool(
     Raises:
         ShapeError, DTypeError, ArgumentError: the arguments do not fit.
     """
-    x, places = _image(x, channels_last), _image(indices, channels_last)
+    x, places = move_channels_first(x, channels_last), move_channels_first(indices, channels_last)
     rank = x.ndim - 2
     kernels, pads = per_axis("kernel", kernel, rank), per_axis("padding", padding, rank, 0)
     strides = kernels if stride is None else per_axis("stride", stride, rank)

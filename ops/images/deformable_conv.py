@@ -71,25 +71,14 @@ def deform_conv(
     kernel = require_known("sizes of the kernel", w.shape[2:])
     channels, outputs = require_known("channels", (x.shape[1], w.shape[0]))
     if channels % count or outputs % count or w.shape[1] * count != channels or channels % parts:
-        raise ShapeError(f"{shapes}: channels do not fit {count} groups and {parts} of offsets")
+        raise ShapeError(
+            f"{shapes}: {channels} channels and {outputs} outputs do not divide into {count} "
+            f"groups and {parts} offset groups"
+        )
     pairs = padding_pairs(padding, x.shape[2:], kernel, strides, dilations)
     out = positions_shape(x.shape[2:], kernel, strides, pairs, dilations)
     taps = math.prod(kernel)
-    _require_shape(shifts, (x.shape[0], parts * taps * rank, *out), "offset")
-    moved = reshape(shifts, (x.shape[0], parts, taps, rank, product(out)))
-    moved = permute_dims(moved, (3, 1, 0, 4, 2))  # (axis, part, image, position, tap)
-    points = []
-    for axis in range(rank):
-        home = _undeformed_taps(axis, out, kernel, strides, dilations, pairs)
-        points.append(reshape(moved[axis] + astype(home, x.dtype), (-1,)))
-    each = channels // parts
-    images = permute_dims(
-        reshape(x, (x.shape[0], parts, each, *x.shape[2:])),
-        (1, 0, 2, *range(3, 3 + rank)),
-    )
-    images = reshape(images, (parts * x.shape[0], each, *x.shape[2:]))
-    rows = sample_points(images, points, product(out) * taps, "linear", "zeros", True)
-    rows = reshape(rows, (parts, x.shape[0], product(out), taps, each))
+    rows = _sample_taps(x, shifts, parts, kernel, strides, pairs, dilations, out)
     if m is not None:
         _require_shape(m, (x.shape[0], parts * taps, *out), "mask")
         factors = reshape(m, (x.shape[0], parts, taps, product(out)))
@@ -101,6 +90,29 @@ def deform_conv(
     if b.shape != (outputs,):
         raise ShapeError(f"the bias is one number for each output, not {show_shape(b.shape)}")
     return y + reshape(b, (outputs, *(1,) * rank))  # type: ignore[no-any-return]
+
+
+def _sample_taps(
+    x: Tensor, shifts: Tensor, parts: int, kernel: Ints, stride: Ints, padding: Any,
+    dilation: Ints, out: Shape,
+) -> Tensor:  # fmt: skip
+    """Return x at the shifted taps: rows (parts, images, positions, taps, channels of a part)."""
+    rank, taps = len(kernel), math.prod(kernel)
+    _require_shape(shifts, (x.shape[0], parts * taps * rank, *out), "offset")
+    moved = reshape(shifts, (x.shape[0], parts, taps, rank, product(out)))
+    moved = permute_dims(moved, (3, 1, 0, 4, 2))  # (axis, part, image, position, tap)
+    points = []
+    for axis in range(rank):
+        home = _undeformed_taps(axis, out, kernel, stride, dilation, padding)
+        points.append(reshape(moved[axis] + astype(home, x.dtype), (-1,)))
+    each = x.shape[1] // parts
+    images = permute_dims(
+        reshape(x, (x.shape[0], parts, each, *x.shape[2:])),
+        (1, 0, 2, *range(3, 3 + rank)),
+    )
+    images = reshape(images, (parts * x.shape[0], each, *x.shape[2:]))
+    rows = sample_points(images, points, product(out) * taps, "linear", "zeros", True)
+    return reshape(rows, (parts, x.shape[0], product(out), taps, each))
 
 
 def _require_shape(t: Tensor, wanted: Shape, what: str) -> None:

@@ -11,14 +11,7 @@ from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.tensors.shape import moveaxis, permute_dims, reshape
 from graphflow.ops.windows.pool_mean import avg_pool_op
-from graphflow.ops.windows.window_arguments import per_axis
-
-
-def _image(x: Any, channels_last: bool) -> Tensor:
-    x = as_tensor(x)
-    if x.ndim < 3:
-        raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
-    return moveaxis(x, -1, 1) if channels_last else x
+from graphflow.ops.windows.window_arguments import move_channels_first, per_axis, restore_channels
 
 
 def _divide_exactly(n: Size, by: int, what: str) -> Size:
@@ -45,7 +38,7 @@ def depth_to_space(x: Any, block: int, mode: str = "DCR", channels_last: bool = 
         ShapeError: the channels are no multiple of blockʳ, for r spatial axes.
         ArgumentError: block is no int >= 1, or another mode.
     """
-    x = _image(x, channels_last)
+    x = move_channels_first(x, channels_last)
     (b,) = per_axis("block", block, 1)
     rank = x.ndim - 2
     c = _divide_exactly(x.shape[1], b**rank, f"the channels of {show_shape(x.shape)},")
@@ -58,7 +51,7 @@ def depth_to_space(x: Any, block: int, mode: str = "DCR", channels_last: bool = 
         order += [2 + rank + i, first + i]
     sizes = tuple(n * b for n in x.shape[2:])
     y = reshape(permute_dims(parts, order), (x.shape[0], c, *sizes))
-    return moveaxis(y, 1, -1) if channels_last else y
+    return restore_channels(y, channels_last)
 
 
 @function
@@ -69,7 +62,7 @@ def space_to_depth(x: Any, block: int, mode: str = "DCR", channels_last: bool = 
         ShapeError: a spatial size is no multiple of the block.
         ArgumentError: block is no int >= 1, or another mode.
     """
-    x = _image(x, channels_last)
+    x = move_channels_first(x, channels_last)
     (b,) = per_axis("block", block, 1)
     rank = x.ndim - 2
     sizes = tuple(
@@ -81,7 +74,7 @@ def space_to_depth(x: Any, block: int, mode: str = "DCR", channels_last: bool = 
     order = [0, *within, 1] if _is_depth_first(mode) else [0, 1, *within]
     order += [2 + 2 * i for i in range(rank)]
     y = reshape(permute_dims(parts, order), (x.shape[0], x.shape[1] * b**rank, *sizes))
-    return moveaxis(y, 1, -1) if channels_last else y
+    return restore_channels(y, channels_last)
 
 
 @function
@@ -139,4 +132,4 @@ def local_response_norm(
     )
     scale = reshape(sums, y.shape) * (alpha / width) + k
     result: Tensor = FUNCTIONS["divide"](y, scale**beta)
-    return moveaxis(result, 1, -1) if channels_last else result
+    return restore_channels(result, channels_last)

@@ -23,6 +23,7 @@ from graphflow.ops.kernels.images.resample import (
     rows_of,
 )
 from graphflow.ops.windows import sharding_rules as window_sharding
+from graphflow.ops.windows.window_arguments import spatial_axes
 
 Ints = tuple[int, ...]
 Parts = tuple[tuple[int, int, int, int], ...] | None
@@ -193,13 +194,12 @@ def resize(
     chosen = _resize_axes(x, axes, channels_last)
     sizes, factors = _new_sizes(x, chosen, size, scale)
     crops = _crop_ranges(roi, len(chosen)) if coordinates == "tf_crop_and_resize" else None
+    flags = bool(exclude_outside), bool(antialias)
+    rule = Rule(mode, coordinates, None, rounding, float(cubic_a), *flags)
     rules = tuple(
-        Rule(
-            mode, coordinates, factors[i], rounding, float(cubic_a), bool(exclude_outside),
-            bool(antialias), *(crops[i] if crops else (0.0, 1.0)),
-        )
-        for i in range(len(chosen))
-    )  # fmt: skip
+        rule._replace(scale=factor, begin=begin, end=end)
+        for factor, (begin, end) in zip(factors, crops or [(0.0, 1.0)] * len(chosen), strict=True)
+    )
     kept = [
         i
         for i, axis in enumerate(chosen)
@@ -238,7 +238,7 @@ def _resize_axes(x: Tensor, axes: Any, channels_last: bool) -> Ints:
         raise ShapeError(
             f"takes (batch, channels, *space), not {show_shape(x.shape)}; or name the axes"
         )
-    return tuple(range(1, x.ndim - 1)) if channels_last else tuple(range(2, x.ndim))
+    return spatial_axes(x.ndim, channels_last)
 
 
 def _new_sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, list[float | None]]:

@@ -96,7 +96,8 @@ def divide_by_count(g: Tensor, size: Size, correction: float = 0.0) -> Tensor:
 
 
 def per_element(flops: int) -> Callable[..., Cost]:
-    return lambda x, **attrs: Cost(flops=x.size * flops)
+    """Return a cost rule of `flops` for each element of the first input."""
+    return lambda x, *others, **attrs: Cost(flops=x.size * flops)
 
 
 def infer_reduction(

@@ -19,9 +19,7 @@ from graphflow.ir.op import (
 from graphflow.ir.spec import Shape, Size, TensorSpec, equate, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.conv import direct as planar
-from graphflow.ops.kernels.conv import implicit_gemm as gathered
-from graphflow.ops.kernels.conv import pointwise, winograd
+from graphflow.ops.kernels.conv import direct, implicit_gemm, pointwise, winograd
 from graphflow.ops.kernels.conv.depthwise import depthwise, depthwise_weights, spread_depthwise
 from graphflow.ops.kernels.conv.im2col import correlate, correlate_weights, spread
 from graphflow.ops.windows import sharding_rules as window_sharding
@@ -134,10 +132,6 @@ def _cost(products: Size, columns: Size, specs: tuple[TensorSpec, ...]) -> Cost:
 # Kernels ----------------------------------------------------------------------------------------
 
 
-def _windows(kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints) -> Windows:
-    return Windows(kernel, stride, tuple(before for before, _ in padding), dilation, out)
-
-
 def _conv_into(
     xp: Any,
     out: Any,
@@ -149,15 +143,15 @@ def _conv_into(
     groups: int,
     exact: bool = False,
 ) -> None:
-    windows = _windows(w.shape[2:], stride, padding, dilation, out.shape[2:])
+    windows = Windows.of(w.shape[2:], stride, padding, dilation, out.shape[2:])
     if not out.size or not w.size:
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[1], windows, groups):
         winograd.convolve(out, x, w, windows)
-    elif planar.fits(xp, x, out.shape[1], windows, groups):
-        planar.convolve(out, x, w, windows, groups)
-    elif gathered.fits(xp, x, out.shape[1], windows, groups):
-        gathered.convolve(out, x, w, windows)
+    elif direct.fits(xp, x, out.shape[1], windows, groups):
+        direct.convolve(out, x, w, windows, groups)
+    elif implicit_gemm.fits(xp, x, out.shape[1], windows, groups):
+        implicit_gemm.convolve(out, x, w, windows)
     elif pointwise.fits(xp, x, windows, groups):
         pointwise.convolve(out, x, w, windows)
     elif w.shape[1] == 1 and groups > 1:
@@ -178,18 +172,18 @@ def _transpose_into(
     groups: int,
     exact: bool = False,
 ) -> None:
-    windows = _windows(w.shape[2:], stride, padding, dilation, g.shape[2:])
+    windows = Windows.of(w.shape[2:], stride, padding, dilation, g.shape[2:])
     turned = _flipped_windows(out, windows)
     single = w.shape[1] == 1 and groups > 1
     if not out.size or not g.size or not w.size:
         out[...] = 0
     elif not exact and winograd.fits(xp, g, out.shape[1], turned, groups):
         winograd.convolve(out, g, w, turned, turned=True)
-    elif (groups > 1 or set(stride) == {1}) and planar.fits(xp, g, out.shape[1], turned, groups):
+    elif (groups > 1 or set(stride) == {1}) and direct.fits(xp, g, out.shape[1], turned, groups):
         apart = turned._replace(stride=(1,) * len(stride))
-        planar.convolve(out, g, _flip_weight(xp, w, groups), apart, groups, stride)
-    elif gathered.fits(xp, out, g.shape[1], windows, groups):
-        gathered.convolve(out, g, w, windows, turned=True)
+        direct.convolve(out, g, _flip_weight(xp, w, groups), apart, groups, stride)
+    elif implicit_gemm.fits(xp, out, g.shape[1], windows, groups):
+        implicit_gemm.convolve(out, g, w, windows, turned=True)
     elif pointwise.fits(xp, out, windows, groups):
         pointwise.convolve_turned(out, g, w, windows)
     elif set(stride) == {1} and (w.shape[0] == groups if single else not _is_flip_expensive(g, w)):
@@ -244,15 +238,15 @@ def _weight_into(
     groups: int,
     exact: bool = False,
 ) -> None:
-    windows = _windows(kernel, stride, padding, dilation, g.shape[2:])
+    windows = Windows.of(kernel, stride, padding, dilation, g.shape[2:])
     if not out.size or not x.size:
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[0], windows, groups):
         winograd.convolve_weights(out, x, g, windows)
-    elif planar.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
-        planar.convolve_weights(out, x, g, windows, groups)
-    elif gathered.fits(xp, x, out.shape[0], windows, groups):
-        gathered.convolve_weights(out, x, g, windows)
+    elif direct.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
+        direct.convolve_weights(out, x, g, windows, groups)
+    elif implicit_gemm.fits(xp, x, out.shape[0], windows, groups):
+        implicit_gemm.convolve_weights(out, x, g, windows)
     elif pointwise.fits(xp, x, windows, groups):
         pointwise.convolve_weights(out, x, g, windows)
     elif out.shape[1] == 1 and groups > 1:

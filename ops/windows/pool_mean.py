@@ -49,7 +49,7 @@ def _all_factors(sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> A
         return np.full(windows.out, 1.0 / divisor)
     total: Any = 1.0
     for axis, n in enumerate(sizes):
-        one = Windows(*(w[axis : axis + 1] for w in windows))
+        one = windows.on_axis(axis)
         factors = np.asarray(_factors(n, one, padding[axis][1], divisor))
         total = np.multiply.outer(total, factors)
     return total
@@ -87,7 +87,7 @@ def _plain_mean(xp: Any, out: Any, x: Any, divisor: Any, **attrs: Any) -> None:
     for axis in reversed(range(len(windows.kernel))):
         at = 2 + axis
         lead = (slice(None),) * at
-        one = Windows(*(w[axis : axis + 1] for w in windows))
+        one = windows.on_axis(axis)
         shape = (*source.shape[:at], out.shape[at], *source.shape[at + 1 :])
         target = out if axis == 0 else xp.empty(shape, x.dtype)
         begun = False
@@ -127,7 +127,7 @@ def _plain_spread(xp: Any, out: Any, g: Any, sizes: Ints, divisor: Any, **attrs:
     for axis, n in enumerate(sizes):
         at = 2 + axis
         lead = (slice(None),) * at
-        one = Windows(*(w[axis : axis + 1] for w in windows))
+        one = windows.on_axis(axis)
         shape = (*source.shape[:at], n, *source.shape[at + 1 :])
         target = out if axis == len(sizes) - 1 else xp.empty(shape, g.dtype)
         target[...] = 0
