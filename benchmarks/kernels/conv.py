@@ -1,6 +1,6 @@
 """Convolutions and their gradients in the input and the weight, kernel against kernel.
 
-    python benchmarks/conv.py [--threads 1] [--rounds 10] [--output results/conv.json]
+    python benchmarks/kernels/conv.py [--threads 1] [--rounds 10] [--output results/conv.json]
 
 The layers of ResNet-18 on images of 32×32, and others. torch (oneDNN) runs in its own layout and in
 channels_last, with its arrays in that layout already; JAX is compiled. Ours are (batch, channels,
@@ -9,10 +9,14 @@ height, width) and what a session runs, without the session. Results must agree 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import Steps, interleaved, optional, pinned_arguments, report, write
 
 GOAL = 0.8  # for 3×3 windows over 64 channels and more

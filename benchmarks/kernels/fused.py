@@ -1,6 +1,6 @@
 """Fused elementwise kernels by themselves: bias and GELU, and optimisers' updates of the MLP.
 
-    python benchmarks/fused.py [--rounds 40] [--threads 2] [--output results/fused.json]
+    python benchmarks/kernels/fused.py [--rounds 40] [--threads 2] [--output results/fused.json]
 
 Everything stays where it is: inputs and results are variables, and a step hands nothing back. The
 peers run as many threads; torch updates by its fused optimisers, JAX by one jitted function that
@@ -9,10 +9,14 @@ gives its buffers away.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import arguments, interleaved, optional, report, write
 
 ROWS, COLUMNS = 512, 3072

@@ -1,6 +1,6 @@
 """Products of matrices, shape by shape: our kernels, numpy's BLAS, torch, JAX.
 
-    python benchmarks/products.py [--threads 1] [--rounds 40] [--output results/products.json]
+    python benchmarks/kernels/products.py [--threads 1] [--rounds 40] [--output FILE]
 
 The least of many times, since a product is short and the machine may be shared. The shapes are
 those of the MLP at batch 16 and 128, of two GPT blocks, and batches of small matrices; "T" marks an
@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import optional, pinned_arguments, write
 
 MLP = ((784, 512), (512, 256), (256, 10))

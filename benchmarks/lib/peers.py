@@ -14,7 +14,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 FLOORS = ("matmuls",)
 """Contenders that are no libraries: they do a part of the work."""
 Steps = dict[str, Callable[..., object]]

@@ -1,7 +1,7 @@
-"""What benchmarks/transport.py measures beside graphflow: the other ends, each in a process of its
-own, and the ways to them.
+"""Peers of benchmarks/processes/transport.py: other libraries' endpoints, each in its own process,
+and the connections to them.
 
-    python benchmarks/transport_peers.py echo PORT      # starts one end; transport.py does that
+    python benchmarks/lib/transport_peers.py echo PORT      # starts one end; transport.py does that
 
 An end that is to have a CURVE key finds it in the environment: CURVE_PUBLIC and CURVE_SECRET.
 """

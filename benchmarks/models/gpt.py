@@ -1,6 +1,6 @@
 """A training step of two GPT blocks: batch 8, 128 tokens, width 256, 4 heads, 256 characters.
 
-    python benchmarks/gpt.py [--threads 1] [--rounds 10] [--output results/gpt.json]
+    python benchmarks/models/gpt.py [--threads 1] [--rounds 10] [--output results/gpt.json]
 
 "matmuls" is numpy doing the step's matrix products alone, those of attention over whole sequences
 included.
@@ -8,10 +8,14 @@ included.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import pinned_arguments, write
 from training import Arrays, Model, contest
 

@@ -1,7 +1,7 @@
 """Training steps on a GPU: the MLP, two GPT blocks, LeNet and ResNet-18, against torch.compile
 (reduce-overhead, which captures CUDA graphs) and JAX on the same GPU.
 
-    python benchmarks/gpu.py [--rounds 40] [--models mlp gpt lenet resnet] [--output gpu.json]
+    python benchmarks/models/gpu.py [--rounds 40] [--models mlp gpt lenet resnet] [--output FILE]
 
 The batch comes from numpy and the loss goes back as a Python float in each step, so that all copy
 the same. torch and JAX keep to float32 proper (no TF32), as graphflow does. Also: our step with
@@ -12,13 +12,17 @@ Where there is no GPU it says so, and ends.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 import gpt
 import mlp
-import numpy as np
 import vision
 from peers import Steps, arguments, interleaved, optional, report, write
 from training import Model, Ours, agree, first, jax_step

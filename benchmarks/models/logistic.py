@@ -1,6 +1,6 @@
 """A step of logistic regression on the whole data: dense, and sparse in CSR form.
 
-    python benchmarks/logistic.py [--threads 1] [--rounds 20] [--output results/logistic.json]
+    python benchmarks/models/logistic.py [--threads 1] [--rounds 20] [--output FILE]
 
 The sparse one runs against torch's CSR tensors, JAX's BCOO (which has no CSR on CPUs), and scipy's
 CSR products in numpy, as scikit-learn does them.
@@ -8,11 +8,15 @@ CSR products in numpy, as scikit-learn does them.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import Steps, interleaved, optional, pinned_arguments, report, write
 from training import Model, contest
 

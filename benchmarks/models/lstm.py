@@ -1,15 +1,19 @@
 """A training step of an LSTM over 64 steps: batch 32, width 256.
 
-    python benchmarks/lstm.py [--threads 1] [--rounds 10] [--output results/lstm.json]
+    python benchmarks/models/lstm.py [--threads 1] [--rounds 10] [--output results/lstm.json]
 
 graphflow and torch use their layer, JAX a scan over the cell.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import pinned_arguments, write
 from training import Arrays, Model, contest
 

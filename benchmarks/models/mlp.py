@@ -1,6 +1,6 @@
 """A training step of an MLP 784-512-256-10 with momentum, at batch 16 and 128.
 
-    python benchmarks/mlp.py [--threads 1] [--rounds 40] [--output results/mlp.json]
+    python benchmarks/models/mlp.py [--threads 1] [--rounds 40] [--output results/mlp.json]
 
 "matmuls" is numpy doing the step's eight matrix products alone, the floor for anything that calls
 the same BLAS.
@@ -8,11 +8,15 @@ the same BLAS.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import pinned_arguments, write
 from training import Arrays, Model, contest
 

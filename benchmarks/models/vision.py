@@ -1,16 +1,20 @@
 """Training steps of LeNet-5 and of ResNet-18, both on images of 32×32.
 
-    python benchmarks/vision.py [--threads 1] [--rounds 10] [--output results/vision.json]
+    python benchmarks/models/vision.py [--threads 1] [--rounds 10] [--output results/vision.json]
 
 torch runs in its own layout and in channels_last. Batch norm works with the moments of the batch.
 """
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import pinned_arguments, write
 from training import Arrays, Model, contest
 

@@ -1,6 +1,6 @@
 """The strategy that the search chooses, against every candidate run on two local workers.
 
-    python benchmarks/auto.py [mlp|tall|tiny|cnn|head|gpt|lstm|wide …] [--rounds 5]
+    python benchmarks/placement/auto.py [mlp|tall|tiny|cnn|head|gpt|lstm|wide …] [--rounds 5]
 
 Candidates take turns, a few steps each. The goal: what the search chooses takes at most 5 % longer
 than the best of all that were run. What is kept of this machine from before is not used: the search
@@ -10,20 +10,25 @@ calibrates in a folder of its own, as on a machine that it meets for the first t
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-import gpt
 import numpy as np
-from peers import arguments, interleaved, write
 
 import graphflow as gf
 from graphflow.op import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+import gpt
+from peers import arguments, interleaved, write
 
 GOAL = 1.05
 Network = Callable[[], tuple[Tensor, dict[Tensor, np.ndarray]]]

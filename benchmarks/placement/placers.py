@@ -1,6 +1,7 @@
 """Placers against known answers, and how long they take.
 
-    python benchmarks/placers.py [--instances DIR] [--placers heft,auto] [--large] [--output FILE]
+    python benchmarks/placement/placers.py [--instances DIR] [--placers heft,auto] [--large]
+        [--output FILE]
 
 Without instances: the two graphs of the papers. With them: `textbook.json` and `stg*.json` of the
 folder as well (fields as in the Standard Task Graph Set: costs, edges, optimal lengths by number of
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from graphflow.placement import (  # noqa: E402

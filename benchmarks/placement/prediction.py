@@ -1,6 +1,6 @@
 """Predicted and measured step times of a few models, on one local worker and on two.
 
-    python benchmarks/prediction.py [--rounds 12] [--output results/prediction.json]
+    python benchmarks/placement/prediction.py [--rounds 12] [--output results/prediction.json]
 
 The machine is calibrated in the same run, into a folder of its own. Each model is predicted twice:
 by calibration alone, and after a traced block of steps has refined it (`s.replan()`, which may
@@ -11,16 +11,20 @@ sessions and a fixed loop of numpy run by turns; how much that loop scatters is 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
-from peers import arguments, interleaved, write
 
 import graphflow as gf
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+from peers import arguments, interleaved, write
 
 Model = tuple[list[Any], dict[gf.Tensor, np.ndarray]]
 RANDOM = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """Pipeline splits against what others reach, on graphs with known answers.
 
-    python benchmarks/stages.py --instances DIR [--budget MOVES] [--splits DIR] [--output FILE]
+    python benchmarks/placement/stages.py --instances DIR [--budget MOVES] [--splits DIR]
+        [--output FILE]
 
 The folder holds instances as in github.com/msr-fiddle/dnn-partitioning (layer and operator graphs,
 `maxFPGAs` accelerators and `maxCPUs` hosts) and, if known, `reference.json` with the best values of
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from graphflow.placement import Problem  # noqa: E402

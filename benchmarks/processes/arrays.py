@@ -1,6 +1,6 @@
 """Arrays that two processes hold, beside Dask and Ray: what people use these for without a model.
 
-    python benchmarks/arrays.py [--rounds 10] [--output results/arrays.json]
+    python benchmarks/processes/arrays.py [--rounds 10] [--output results/arrays.json]
 
 Each has two workers of one thread, and half of a matrix on each: one block with Dask, an actor's
 array with Ray, a variable with graphflow. Dask and Ray are measured one after the other, each by
@@ -10,17 +10,21 @@ the same numbers, which is checked.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import arguments, interleaved, report, write
-from transport_peers import ray_store
 
 import graphflow as gf
 from graphflow.placement.clusters.cluster import Cluster
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+from peers import arguments, interleaved, report, write
+from transport_peers import ray_store
 
 ROWS, COLUMNS = 100_000, 64  # of each half: 51 MB
 STEPS, RATE = 10, 0.5

@@ -1,6 +1,6 @@
 """Collectives between two processes of this host, against gloo (torch.distributed).
 
-    python benchmarks/collectives.py [--rounds 20] [--output results/collectives.json]
+    python benchmarks/processes/collectives.py [--rounds 20] [--output results/collectives.json]
 
 Both processes go through the same turns: gloo, graphflow, gloo, … on the same numbers; each call
 begins when both are there. "in a step" is the same all-reduce in a session over two local workers,
@@ -20,7 +20,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from peers import arguments, report, write
 
 import graphflow as gf
 from graphflow.ir.spec import TensorSpec, nbytes, spec
@@ -29,6 +28,9 @@ from graphflow.runtime.collectives.exchanges import ProgramCollectives, SessionC
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.wire.messages import Parcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+from peers import arguments, report, write
 
 SIZES = {"64 KB": 1 << 14, "1 MB": 1 << 18, "64 MB": 1 << 24}  # of float32
 GOALS = {"64 KB": 0.1, "1 MB": 0.25, "64 MB": 1 / 3}

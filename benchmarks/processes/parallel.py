@@ -1,6 +1,6 @@
 """Training steps on two local workers of one thread each, against two processes of torch's.
 
-    python benchmarks/parallel.py [--rounds 20] [--small] [--output results/parallel.json]
+    python benchmarks/processes/parallel.py [--rounds 20] [--small] [--output results/parallel.json]
 
 Data parallel: a GPT and a convolutional network, each with half of the batch, against
 DistributedDataParallel over gloo. Tensor parallel: an MLP, its first layer by columns and its
@@ -19,9 +19,12 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import arguments, interleaved, optional, report, write
 
 GOAL = 0.9

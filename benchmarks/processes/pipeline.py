@@ -1,7 +1,7 @@
 """A GPT in a pipeline of two local workers of one thread each, against torch.distributed.pipelining
 with gloo; and how long each worker is idle, against the closed form.
 
-    python benchmarks/pipeline.py [--rounds 8] [--idle] [--output results/pipeline.json]
+    python benchmarks/processes/pipeline.py [--rounds 8] [--idle] [--output results/pipeline.json]
 
 Both run four GPT blocks (B 16, T 128, d 256, h 4) in two stages by 1F1B with four micro-batches,
 and an SGD step at the end. The two take turns: while one computes, the other's processes wait.
@@ -17,16 +17,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import gpt
 import numpy as np
-from peers import Steps, arguments, report, write
-from peers import interleaved as interleaved_steps
 
 import graphflow as gf
 from graphflow.parallel import Schedule, Task, gpipe, interleaved, one_f_one_b, run, zb_h1, zb_h2
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+import gpt
+from peers import Steps, arguments, report, write
+from peers import interleaved as interleaved_steps
 
 DEVICES, MICRO, BATCH, LAYERS, EACH, TRACED = 2, 4, 16, 4, 3, 16
 SESSIONS = 5  # of each schedule, by turns: where memory lies makes one worker slower than the other
@@ -52,7 +56,7 @@ def feeds() -> tuple[np.ndarray, np.ndarray]:
 
 
 def gpt_of(p: dict[str, Any]) -> tuple[Any, dict[Any, np.ndarray]]:
-    """The loss of the model of benchmarks/gpt.py, and what it is given."""
+    """The loss of the model of benchmarks/models/gpt.py, and what it is given."""
     ids, targets = (gf.placeholder("int64", (BATCH, gpt.TIME), name=n) for n in ("ids", "targets"))
     with gf.name_scope("block0"):
         h = gf.nn.embedding(ids, p["tokens"]) + p["places"]

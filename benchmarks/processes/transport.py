@@ -1,7 +1,8 @@
 """What the runtime adds to the wire: arrays, small messages and steps between processes, against
 memcpy, raw pyzmq, gloo (torch.distributed) and Ray's object store, all measured by turns.
 
-    python benchmarks/transport.py [--rounds 20] [--only arrays,keyed,messages,steps,many,store]
+    python benchmarks/processes/transport.py [--rounds 20]
+        [--only arrays,keyed,messages,steps,many,store]
                                    [--output results/transport.json]
 
 One way of an array is half of a round trip. "raw pyzmq" sends an array as one frame without a copy,
@@ -28,6 +29,12 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+
+import graphflow as gf
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import write
 from transport_peers import (
     channel,
@@ -39,10 +46,6 @@ from transport_peers import (
     ray_store,
     torch_peer,
 )
-
-import graphflow as gf
-from graphflow.placement.clusters.cluster import Cluster
-from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
 
 MB = 1 << 20
 Times = dict[str, list[float]]

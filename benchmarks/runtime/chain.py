@@ -1,17 +1,21 @@
 """A chain of 1,000 tiny nodes: products of 8×8 matrices and tanh by turns, forward only.
 
-    python benchmarks/chain.py [--threads 1] [--rounds 20] [--output results/chain.json]
+    python benchmarks/runtime/chain.py [--threads 1] [--rounds 20] [--output results/chain.json]
 
 Reported a node, with how long the first call took.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import Steps, interleaved, optional, pinned_arguments, report, write
 
 NODES, SIZE = 1_000, 8

@@ -1,6 +1,7 @@
 """What checkpoints cost: the time of a step with and without them, the pause when a worker dies.
 
-    python benchmarks/checkpoints.py [--width 1024] [--every 20] [--rounds 12] [--output FILE]
+    python benchmarks/runtime/checkpoints.py [--width 1024] [--every 20] [--rounds 12]
+        [--output FILE]
 
 Two sessions over two workers each train the same multilayer perceptron by turns, one with a
 checkpoint every few steps, one without: the ratio is of the means, writing included. Then a worker

@@ -1,6 +1,6 @@
 """How long the first step of a model takes: fresh processes, timed from after the import.
 
-    python benchmarks/first_step.py [--threads 1] [--runs 3] [--output results/first_step.json]
+    python benchmarks/runtime/first_step.py [--threads 1] [--runs 3] [--output FILE]
 
 The graph is written, differentiated, placed and compiled, and one step is run, with empty caches
 on all sides; "warm" is graphflow once more with the cache that its last process filled (JAX and
@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 from peers import arguments, pinned, report, write
 
 NAMES = ("mlp", "gpt", "lenet", "resnet", "lstm", "logistic", "chain")

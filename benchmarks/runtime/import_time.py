@@ -1,7 +1,7 @@
 """How long `import graphflow` takes, as a ratio to `import numpy` alone.
 
 Fresh interpreters, the two imports interleaved, medians of many runs. Writes JSON beside the table:
-    python benchmarks/import_time.py [--runs 21] [--output benchmarks/results/import_time.json]
+    python benchmarks/runtime/import_time.py [--runs 21] [--output FILE]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BUDGET = 0.3  # seconds
 MEASURE = (
     "import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"

@@ -1,6 +1,6 @@
 """From nothing to the first step's result: graphs of 10,000 and 100,000 nodes with gradients.
 
-    python benchmarks/large_graphs.py [--nodes 10000 100000] [--output results/large_graphs.json]
+    python benchmarks/runtime/large_graphs.py [--nodes 10000 100000] [--output FILE]
 
 Each kind and size in a process of its own with an empty cache of kernels; processor seconds of
 building (with gradients and, of the MLP, Adam's updates), planning and compiling with the first
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import write
 
 Case = tuple[list[Any], dict[Any, Any]]

@@ -1,6 +1,6 @@
 """How far the memory of a process grows while it trains: deep MLP, deep GPT.
 
-    python benchmarks/memory.py [--threads 1] [--output results/memory.json]
+    python benchmarks/runtime/memory.py [--threads 1] [--output results/memory.json]
 
 Each contender trains for a few steps in a process of its own; what counts is the most memory that
 was resident at once, beyond what was when its library was imported and the data was there. Beside
@@ -22,8 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gpt
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+import gpt
 from peers import pinned, write
 from training import Model, Ours, jax_step, torch_step
 

@@ -1,6 +1,6 @@
 """Training steps on sequences of many lengths, as texts have them: two blocks of attention.
 
-    python benchmarks/sizes.py [--threads 1] [--rounds 3] [--output results/sizes.json]
+    python benchmarks/runtime/sizes.py [--threads 1] [--rounds 3] [--output results/sizes.json]
 
 Batches of 4 sequences of 16 to 75 tokens, width 128, each length once a pass, in an order that is
 drawn anew each time. "first pass": all lengths are new, and whoever compiles does so for each of
@@ -10,10 +10,14 @@ them. Later passes: what a step takes once all were met.
 from __future__ import annotations
 
 import math
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import Steps, optional, pinned_arguments, report, write
 from training import AGREEING, Arrays, Model, Ours, jax_step, torch_step
 
