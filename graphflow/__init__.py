@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow import errors, init, optim
 from graphflow._version import __version__
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.frontend.builders import assign, constant, placeholder, variable
 from graphflow.frontend.control_flow import call, cond, scan, while_loop
 from graphflow.frontend.functions import checkpoint, custom_vjp
@@ -199,7 +199,7 @@ def _elsewhere(name: str) -> str:
         found = [FUNCTION_HINTS[name]]
     if found:
         return f"; it is {' or '.join(found)}"
-    hint = MODULE_CALL_HINTS.get(name) or meant(name, __all__, cutoff=0.7)
+    hint = MODULE_CALL_HINTS.get(name) or did_you_mean(name, __all__, cutoff=0.7)
     return f"; {hint}" if hint else ""
 
 

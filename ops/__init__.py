@@ -89,9 +89,9 @@ __all__ = [
 
 def _run_generated(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     # Imported late: the kernel generators import llvmlite, which `import graphflow` must not load.
-    from graphflow.ops.kernels.fusion.region_kernels import computed
+    from graphflow.ops.kernels.fusion.region_kernels import run_op
 
-    return computed(op, xp, arrays, attrs)
+    return run_op(op, xp, arrays, attrs)
 
 
 set_elementwise_runner(_run_generated)

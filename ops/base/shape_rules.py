@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Tensor, located
+from graphflow.ir.op import FUNCTIONS, Tensor, error_location
 from graphflow.ir.spec import Shape, TensorSpec, broadcast_shapes, kind, show_shape
 
 
@@ -207,7 +207,7 @@ def require_finite(op_name: str, what: str, value: Any) -> float:
     Raises:
         ArgumentError: not a finite number; the message names the op and the user's line.
     """
-    with located(op_name):
+    with error_location(op_name):
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)

@@ -20,6 +20,8 @@ from graphflow.ir.graph import Body
 from graphflow.ir.op import Cost, Op, register
 from graphflow.ir.spec import Size, TensorSpec, show_distinctly, spec
 from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.control_flow.loop_reverse_mode import scan_vjp, while_vjp
+from graphflow.ops.control_flow.reverse_mode import call_vjp, cond_vjp
 
 COUNT = spec("int64")
 UNPLACED_OPS = ("constant", "placeholder")
@@ -102,7 +104,7 @@ call: Op = register(
             _run_body(xp, body, arrays, step)
         ),
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _gradients().call_vjp(g, y, inputs, **attrs),
+        vjp=call_vjp,
         cost=lambda *specs, body, recompute=False: Cost(*_body_cost(body)),
         pure=False,
         random=True,
@@ -149,7 +151,7 @@ cond: Op = register(
         infer=_infer_cond,
         kernel=_cond_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _gradients().cond_vjp(g, y, inputs, **attrs),
+        vjp=cond_vjp,
         cost=_cond_cost,
         pure=False,
         random=True,
@@ -244,7 +246,7 @@ scan: Op = register(
         infer=_infer_scan,
         kernel=_scan_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _loop_gradients().scan_vjp(g, y, inputs, **attrs),
+        vjp=scan_vjp,
         cost=_scan_cost,
         pure=False,
         random=True,
@@ -308,7 +310,7 @@ while_loop: Op = register(
         infer=_infer_while,
         kernel=_while_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _loop_gradients().while_vjp(g, y, inputs, **attrs),
+        vjp=while_vjp,
         cost=_while_cost,
         pure=False,
         random=True,
@@ -323,20 +325,6 @@ def iteration_count(op: Op, attrs: Any) -> int:
     if op is while_loop:
         return ASSUMED_ITERATIONS if attrs.get("limit") is None else int(attrs["limit"])
     return 1
-
-
-def _gradients() -> Any:
-    from graphflow.ops.control_flow import (
-        reverse_mode as control_gradients,  # builds nodes of these ops
-    )
-
-    return control_gradients
-
-
-def _loop_gradients() -> Any:
-    from graphflow.ops.control_flow import loop_reverse_mode as loop_gradients
-
-    return loop_gradients
 
 
 def is_control(op: Op) -> bool:

@@ -13,12 +13,11 @@ from typing import Any
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import DifferentiationError
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.graph import Body, Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
+from graphflow.ir.graph import Body, Graph, substitute_tensors
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node
 from graphflow.ir.spec import Size
 from graphflow.ops.base.composite import add_up, widen
 from graphflow.ops.base.shape_rules import zeros_like
-from graphflow.ops.control_flow.control import scan, while_loop
 from graphflow.ops.control_flow.reverse_mode import (
     Backward,
     Cotangents,
@@ -26,7 +25,6 @@ from graphflow.ops.control_flow.reverse_mode import (
     differentiate_body,
     fill_pattern,
     is_differentiable,
-    substitute,
 )
 
 
@@ -49,7 +47,7 @@ class _ScanLoop:
 def scan_vjp(
     g: Any,
     y: Any,
-    inputs: Sequence[Tensor],
+    *inputs: Tensor,
     body: Body,
     carries: int,
     items: int,
@@ -59,7 +57,7 @@ def scan_vjp(
 ) -> Cotangents:
     """The scan of the backward body, the other way round."""
     count = inputs[0] if counted else None
-    loop = _ScanLoop(body, tuple(inputs[counted:]), carries, items, length, reverse)
+    loop = _ScanLoop(body, inputs[counted:], carries, items, length, reverse)
     back = _differentiate_loop_body(loop)
     attrs = {
         "body": back.forward, "carries": carries, "items": items, "length": length,
@@ -67,7 +65,7 @@ def scan_vjp(
     }  # fmt: skip
     residuals: tuple[Tensor, ...] = ()
     if back.residuals:
-        residuals = make_node(scan, tuple(inputs), attrs).outputs[body.results :]
+        residuals = make_node(REGISTRY["scan"], inputs, attrs).outputs[body.results :]
     grads = _BackwardScan(loop, back, as_tuple(g), residuals, count).cotangents()
     return (None, *grads) if counted else grads
 
@@ -75,7 +73,7 @@ def scan_vjp(
 def while_vjp(
     g: Any,
     y: Any,
-    inputs: Sequence[Tensor],
+    *inputs: Tensor,
     test: Body,
     body: Body,
     states: int,
@@ -87,10 +85,10 @@ def while_vjp(
             "a while_loop is differentiated by recording its iterates, so it must be known how "
             "many there may be; give it max_iterations"
         )
-    loop = _ScanLoop(body, tuple(inputs), states, 0, limit, False)
+    loop = _ScanLoop(body, inputs, states, 0, limit, False)
     back = _differentiate_loop_body(loop)
     attrs = {"test": test, "body": back.forward, "states": states, "limit": limit}
-    node = make_node(while_loop, tuple(inputs), attrs)
+    node = make_node(REGISTRY["while_loop"], inputs, attrs)
     residuals = node.outputs[1 + body.results :]
     return _BackwardScan(loop, back, as_tuple(g)[1:], residuals, node.outputs[0]).cotangents()
 
@@ -106,7 +104,7 @@ def _differentiate_loop_body(loop: _ScanLoop) -> Backward:
     kept = [(t, s) for t, s in zip(back.residuals, back.saved, strict=True) if t not in mine]
     again = {s.outputs[0]: t for t, s in zip(back.residuals, back.saved, strict=True) if t in mine}
     present = [x for x in back.grads if x is not None]
-    grads = substitute(present, again)
+    grads = substitute_tensors(present, again)
     return Backward(
         loop.body.with_extra_results([t for t, _ in kept]) if kept else loop.body,
         tuple(t for t, _ in kept),
@@ -176,7 +174,7 @@ class _BackwardScan:
             *self.residuals, *(x for _, x in (*rows, *held)),
         ]  # fmt: skip
         node = make_node(
-            scan,
+            REGISTRY["scan"],
             (*([] if self.count is None else [self.count]), *operands),
             {
                 "body": Body(parameters, graph, len(outputs)), "carries": first + len(sums),

@@ -17,11 +17,10 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.graph import Body, Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
+from graphflow.ir.graph import Body, Graph, bodies, substitute_tensors
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node
 from graphflow.ir.spec import is_inexact
 from graphflow.ops.base.shape_rules import zeros_like
-from graphflow.ops.control_flow.control import call, cond, is_control
 
 Cotangents = tuple[Tensor | None, ...]
 
@@ -77,7 +76,7 @@ def differentiate_body(
     cut = _ResidualSelector(body, flowing, varying, recompute)
     residuals = cut.residuals(list(grads.values()))
     saved = tuple(make_parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
-    rewritten = substitute(
+    rewritten = substitute_tensors(
         list(grads.values()), dict(zip(residuals, (n.outputs[0] for n in saved), strict=True))
     )
     by_node = dict(zip(grads, rewritten, strict=True))
@@ -134,26 +133,13 @@ class _ResidualSelector:
             return node in self._varying
         if self._recompute or node.op.name == "constant" or node.op.alias:
             return False
-        if is_control(node.op):
+        if bodies(node):
             return True  # also one built by the gradient: the forward part of an inner gradient
         if node not in self._base:
             return False
         if self._loop and node not in self._moving and not node.op.random:
             return False  # the same in each iteration: stacking it would waste memory
         return bool(node.inputs) or node.op.random
-
-
-def substitute(outputs: Sequence[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
-    """Outputs with some tensors replaced by others, and what depends on them rebuilt."""
-    mapped = dict(replaced)
-    for node in Graph(outputs).nodes if outputs else ():
-        inputs = tuple(mapped.get(t, t) for t in node.inputs)
-        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
-            continue
-        twin = node.with_inputs(inputs)
-        for old, new in zip(node.outputs, twin.outputs, strict=True):
-            mapped.setdefault(old, new)
-    return [mapped.get(t, t) for t in outputs]
 
 
 def as_tuple(value: Any) -> tuple[Tensor, ...]:
@@ -164,9 +150,7 @@ def as_tuple(value: Any) -> tuple[Tensor, ...]:
 # call -------------------------------------------------------------------------------------------
 
 
-def call_vjp(
-    g: Any, y: Any, inputs: Sequence[Tensor], body: Body, recompute: bool = False
-) -> Cotangents:
+def call_vjp(g: Any, y: Any, *inputs: Tensor, body: Body, recompute: bool = False) -> Cotangents:
     """One call of the backward body."""
     if body.rule is not None:
         return tuple(body.rule(g, y, *inputs))
@@ -175,13 +159,13 @@ def call_vjp(
     residuals: tuple[Tensor, ...] = ()
     if back.residuals:
         attrs = {"body": back.forward}
-        residuals = make_node(call, tuple(inputs), attrs).outputs[body.results :]
+        residuals = make_node(REGISTRY["call"], inputs, attrs).outputs[body.results :]
     wanted = [x for x in back.grads if x is not None]
     if not wanted:
         return (None,) * len(inputs)
     parameters = (*back.cotangents, *back.saved, *body.inputs)
     node = make_node(
-        call,
+        REGISTRY["call"],
         (*gs, *residuals, *inputs),
         {"body": Body(parameters, Graph(wanted), len(wanted))},
     )
@@ -197,7 +181,7 @@ def fill_pattern(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> 
 # cond -------------------------------------------------------------------------------------------
 
 
-def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body) -> Cotangents:
+def cond_vjp(g: Any, y: Any, *inputs: Tensor, then: Body, orelse: Body) -> Cotangents:
     """A cond of the branches' backward bodies; each takes the residuals of its own forward."""
     pred, operands = inputs[0], inputs[1:]
     gs = [c for c, t in zip(as_tuple(g), then.outputs, strict=True) if is_differentiable(t)]
@@ -212,7 +196,7 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
             "then": then.with_extra_results([*first, *map(_zero_residual, second)]),
             "orelse": orelse.with_extra_results([*map(_zero_residual, first), *second]),
         }
-        residuals = make_node(cond, tuple(inputs), attrs).outputs[then.results :]
+        residuals = make_node(REGISTRY["cond"], inputs, attrs).outputs[then.results :]
     saved = (backs[0].saved, backs[1].saved)
     branches = []
     for at, (back, body) in enumerate(zip(backs, (then, orelse), strict=True)):
@@ -225,7 +209,7 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
         parameters = (*back.cotangents, *held, *body.inputs)
         branches.append(Body(parameters, Graph(grads), len(grads)))  # type: ignore[arg-type]
     node = make_node(
-        cond,
+        REGISTRY["cond"],
         (pred, *gs, *residuals, *operands),
         {"then": branches[0], "orelse": branches[1]},
     )
@@ -241,5 +225,5 @@ def _zero_residual(tensor: Tensor) -> Tensor:
 
 __all__ = [
     "Backward", "Cotangents", "as_tuple", "call_vjp", "cond_vjp", "differentiate_body",
-    "fill_pattern", "is_differentiable", "substitute",
+    "fill_pattern", "is_differentiable",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.base.array_conversion import NoArrayError, array_of
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.user_modules import admit, function_named
+from graphflow.base.user_modules import import_allowed, load_function
 from graphflow.errors import ArgumentError, DifferentiationError, OpError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sample, user_location
 from graphflow.ir.spec import (
@@ -62,7 +62,7 @@ def _spec_attributes(specs: Sequence[TensorSpec]) -> Specs:
 
 def _as_host_function(given: Callable[..., Any] | str, what: str) -> HostFunction:
     if isinstance(given, str):
-        return HostFunction(function_named(given), given)
+        return HostFunction(load_function(given), given)
     if not callable(given):
         raise ArgumentError(
             f"{what} is a function, or its name as 'module:function', not {given!r}"
@@ -148,7 +148,7 @@ def _sample_function(name: str) -> HostFunction:
     return HostFunction(getattr(host_samples, name), f"{module}:{name}")
 
 
-admit([host_samples.__name__])
+import_allowed([host_samples.__name__])
 _INTS = spec("int32", (3,))
 _SAMPLE: dict[str, Any] = {"where": "here", "vjp": None}
 _SAMPLES = (

@@ -13,7 +13,7 @@ from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_buildable, require_kind
 from graphflow.ops.images.resize import resize
-from graphflow.ops.kernels.sparse.scatter_rows import checked
+from graphflow.ops.kernels.sparse.scatter_rows import normalize_indices
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.shape import reshape
 from graphflow.ops.tensors.take import take
@@ -167,7 +167,7 @@ def _unpool_into(xp: Any, out: Any, x: Any, indices: Any, sizes: Any) -> None:
     out[...] = 0
     if x.size:
         rows = out.reshape(planes, -1)
-        where = checked(xp, indices, rows.shape[1]).reshape(planes, -1)
+        where = normalize_indices(xp, indices, rows.shape[1]).reshape(planes, -1)
         rows[xp.arange(planes)[:, None], where] = x.reshape(planes, -1)
 
 

@@ -16,11 +16,11 @@ from graphflow.ops.kernels.images.resample import (
     COORDINATES,
     MODES,
     ROUNDINGS,
-    Rule,
-    outside,
-    part_of,
+    ResampleRule,
+    is_outside,
     resample,
-    rows_of,
+    slice_table,
+    table_for,
 )
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.window_arguments import spatial_axes
@@ -62,9 +62,9 @@ def _resize_into(
     )
     source = x
     for position, (axis, size, rule, (n, m, low, first)) in enumerate(order):
-        rows = rows_of(n, m, Rule(*rule), transpose)
+        rows = table_for(n, m, ResampleRule(*rule), transpose)
         if parts:
-            rows = part_of(rows, first, size, low, x.shape[axis])
+            rows = slice_table(rows, first, size, low, x.shape[axis])
         shape = (*source.shape[:axis], size, *source.shape[axis + 1 :])
         target = out if position == len(order) - 1 else xp.empty(shape, x.dtype)
         resample(xp, target, source, axis, rows)
@@ -101,14 +101,17 @@ def _vjp(
 
 
 _IMAGE, _GROWN = spec("float32", (2, 3, 4)), spec("float32", (2, 5, 3))
-_LINEAR, _CUBIC = Rule("linear"), Rule("cubic", "align_corners")
+_LINEAR, _CUBIC = ResampleRule("linear"), ResampleRule("cubic", "align_corners")
 _CALLS = tuple(
     tuple(map(tuple, rules))
     for rules in (
-        (_LINEAR, Rule("cubic", exclude_outside=True)),
-        (_CUBIC, Rule("nearest", "asymmetric", rounding="floor")),
-        (Rule("area"), Rule("linear", antialias=True)),
-        (Rule("linear", "tf_crop_and_resize", begin=-0.2, end=0.7), Rule("cubic", antialias=True)),
+        (_LINEAR, ResampleRule("cubic", exclude_outside=True)),
+        (_CUBIC, ResampleRule("nearest", "asymmetric", rounding="floor")),
+        (ResampleRule("area"), ResampleRule("linear", antialias=True)),
+        (
+            ResampleRule("linear", "tf_crop_and_resize", begin=-0.2, end=0.7),
+            ResampleRule("cubic", antialias=True),
+        ),
     )
 )  # attributes are plain tuples, as they come over a wire
 resize_op: Op = register(
@@ -136,7 +139,7 @@ resize_op: Op = register(
                 spec("uint8", (2, 3)),
                 axes=(1,),
                 sizes=(7,),
-                rules=(tuple(Rule("nearest")),),
+                rules=(tuple(ResampleRule("nearest")),),
                 transpose=False,
             ),
         ),
@@ -195,7 +198,7 @@ def resize(
     sizes, factors = _new_sizes(x, chosen, size, scale)
     crops = _crop_ranges(roi, len(chosen)) if coordinates == "tf_crop_and_resize" else None
     flags = bool(exclude_outside), bool(antialias)
-    rule = Rule(mode, coordinates, None, rounding, float(cubic_a), *flags)
+    rule = ResampleRule(mode, coordinates, None, rounding, float(cubic_a), *flags)
     rules = tuple(
         rule._replace(scale=factor, begin=begin, end=end)
         for factor, (begin, end) in zip(factors, crops or [(0.0, 1.0)] * len(chosen), strict=True)
@@ -295,7 +298,7 @@ def _fill_outside(
             raise ShapeError(f"cropping needs to know the size of axis {axis}, {n}")
         shape = [1] * x.ndim
         shape[axis] = size
-        beyond = beyond | outside(n, size, rule).reshape(shape)
+        beyond = beyond | is_outside(n, size, rule).reshape(shape)
     if not value or not beyond.any():
         return y
     result: Tensor = FUNCTIONS["where"](as_tensor(beyond), as_tensor(float(value), y.dtype), y)

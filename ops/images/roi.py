@@ -14,7 +14,13 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, equate, show_shape, spec
 from graphflow.ops.base.shape_rules import kernel_from_into, require_kind
-from graphflow.ops.kernels.images.roi_sampling import Regions, chosen, largest, means, spread_means
+from graphflow.ops.kernels.images.roi_sampling import (
+    BinGrid,
+    mean_samples,
+    pick_largest,
+    picked_samples,
+    spread_means,
+)
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.windows.window_arguments import per_axis
 
@@ -49,8 +55,8 @@ def _infer_spread(
     return g.with_shape((images, g.shape[1], height, width))
 
 
-def _regions(size: Ints, scale: float, samples: int, half_pixel: bool, **rest: Any) -> Regions:
-    return Regions((size[0], size[1]), scale, samples, half_pixel)
+def _regions(size: Ints, scale: float, samples: int, half_pixel: bool, **rest: Any) -> BinGrid:
+    return BinGrid((size[0], size[1]), scale, samples, half_pixel)
 
 
 def _image_indices(batch: Any, count: int) -> Any:
@@ -66,7 +72,7 @@ def _flatten_bins(out: Any) -> Any:
 
 
 def _mean_into(xp: Any, out: Any, x: Any, boxes: Any, batch: Any, **a: Any) -> None:
-    means(_flatten_bins(out), x, boxes, _image_indices(batch, x.shape[0]), _regions(**a))
+    mean_samples(_flatten_bins(out), x, boxes, _image_indices(batch, x.shape[0]), _regions(**a))
 
 
 def _spread_into(xp: Any, out: Any, g: Any, boxes: Any, batch: Any, **a: Any) -> None:
@@ -74,14 +80,16 @@ def _spread_into(xp: Any, out: Any, g: Any, boxes: Any, batch: Any, **a: Any) ->
 
 
 def _places_into(xp: Any, out: Any, x: Any, boxes: Any, batch: Any, **a: Any) -> None:
-    largest(_flatten_bins(out), x, boxes, _image_indices(batch, x.shape[0]), _regions(**a))
+    pick_largest(_flatten_bins(out), x, boxes, _image_indices(batch, x.shape[0]), _regions(**a))
 
 
 def _pick_into(xp: Any, out: Any, x: Any, boxes: Any, batch: Any, picks: Any, **a: Any) -> None:
     rows, channels = _image_indices(batch, x.shape[0]), np.arange(x.shape[1])[:, None]
     images, flat = _flatten_bins(x), _flatten_bins(out)
     for r, image in enumerate(rows):
-        places, weights = chosen(boxes[r], _flatten_bins(picks)[r], x.shape[2:], _regions(**a))
+        places, weights = picked_samples(
+            boxes[r], _flatten_bins(picks)[r], x.shape[2:], _regions(**a)
+        )
         np.multiply(images[image][channels, places], weights.astype(x.dtype), out=flat[r])
 
 
@@ -90,7 +98,9 @@ def _put_into(xp: Any, out: Any, g: Any, boxes: Any, batch: Any, picks: Any, **a
     out[...] = 0
     flat, size = out.reshape(-1), out.shape[2] * out.shape[3]
     for r, image in enumerate(rows):
-        places, weights = chosen(boxes[r], _flatten_bins(picks)[r], out.shape[2:], _regions(**a))
+        places, weights = picked_samples(
+            boxes[r], _flatten_bins(picks)[r], out.shape[2:], _regions(**a)
+        )
         starts = (int(image) * out.shape[1] + np.arange(out.shape[1])) * size
         updates = _flatten_bins(g)[r] * weights.astype(g.dtype)
         np.add.at(flat, (starts[:, None] + places).reshape(-1), updates.reshape(-1))

@@ -13,7 +13,7 @@ from graphflow.ir.op import Cost, Op, Tensor, register, sample
 from graphflow.ir.spec import Size, TensorSpec, equate, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.sparse.scatter_rows import checked, combine_rows, take_into
+from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, normalize_indices, take_into
 from graphflow.ops.sharding import rules as sharding
 
 
@@ -54,7 +54,7 @@ def _infer_dot(g: TensorSpec, x: TensorSpec, index: TensorSpec) -> TensorSpec:
 
 
 def _rows_into(xp: Any, out: Any, x: Any, index: Any, weight: Any) -> None:
-    index = checked(xp, index, x.shape[0])
+    index = normalize_indices(xp, index, x.shape[0])
     if not out.size or not index.shape[1]:
         out[...] = 0
         return
@@ -74,7 +74,7 @@ def _rows_kernel(xp: Any, x: Any, index: Any, weight: Any) -> Any:
 
 
 def _put_into(xp: Any, out: Any, g: Any, index: Any, weight: Any, rows: int) -> None:
-    index = checked(xp, index, rows)
+    index = normalize_indices(xp, index, rows)
     out[...] = 0
     for t in range(index.shape[1]):
         combine_rows(xp, out, index[:, t], g * weight[:, t, None], "add")
@@ -87,7 +87,7 @@ def _put_kernel(xp: Any, g: Any, index: Any, weight: Any, rows: int) -> Any:
 
 
 def _dot_into(xp: Any, out: Any, g: Any, x: Any, index: Any) -> None:
-    index = checked(xp, index, x.shape[0])
+    index = normalize_indices(xp, index, x.shape[0])
     if not out.size:
         return
     taken = xp.empty(g.shape, g.dtype)

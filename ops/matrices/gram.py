@@ -16,7 +16,7 @@ from graphflow.errors import ShapeError
 from graphflow.ir.op import Cost, Op, Tensor, register, sample
 from graphflow.ir.spec import Size, TensorSpec, show_shape, spec
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.matrices.matmul import (
     choose_blocks,
@@ -66,7 +66,7 @@ def _cost(x: TensorSpec, columns: bool) -> Cost:
     return Cost(flops=n * (n + 1) * k)
 
 
-def _native(x: TensorSpec, columns: bool) -> Task | None:
+def _native(x: TensorSpec, columns: bool) -> KernelTask | None:
     n, k = gram_sizes(x, columns)
     if uses_syrk(cast(int, n), cast(int, k), x.dtype.name):
         return None

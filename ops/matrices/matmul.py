@@ -43,12 +43,12 @@ from graphflow.ops.base.shape_rules import (
     require_kind,
     unbroadcast,
 )
-from graphflow.ops.kernels.fusion.region_kernels import enabled
-from graphflow.ops.kernels.gemm.gemm import Product, preferred
-from graphflow.ops.kernels.gemm.gemv import VectorProduct, vector_product
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.gemm.gemm import MatrixProduct, plan_if_faster_than_blas
+from graphflow.ops.kernels.gemm.gemv import VectorProduct, plan_vector_product
 from graphflow.ops.kernels.gemm.tiny import tiny_task
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Task, vector_width
+from graphflow.ops.kernels.jit.compiler import KernelTask, vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.sharding import rules as sharding
@@ -122,7 +122,7 @@ def choose_blocks(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, 
 
 def native_matmul(
     a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
-) -> Task | None:
+) -> KernelTask | None:
     """The generated kernel of a product; None where BLAS does it."""
     of_vector = _generated_vector_product(a, b, transpose_a, transpose_b)
     if of_vector is not None:
@@ -139,20 +139,20 @@ def native_matmul(
 
 def _generated_product(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool, added: bool = False
-) -> Product | None:
+) -> MatrixProduct | None:
     """What multiplies arrays, or specs of arrays, that are contiguous; None: BLAS."""
-    if a.dtype != b.dtype or not enabled():
+    if a.dtype != b.dtype or not is_jit_enabled():
         return None
-    return preferred(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b, added)
+    return plan_if_faster_than_blas(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b, added)
 
 
 def _generated_vector_product(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool
 ) -> VectorProduct | None:
     """What multiplies a large matrix and a vector."""
-    if a.dtype != b.dtype or not enabled() or vector_width() < 8:
+    if a.dtype != b.dtype or not is_jit_enabled() or vector_width() < 8:
         return None
-    return vector_product(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
+    return plan_vector_product(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
 
 
 def matmul_into(
@@ -293,7 +293,9 @@ def _infer_accumulate(
     return made.with_shape(shape)
 
 
-def generated_accumulation(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Product | None:
+def generated_accumulation(
+    a: Any, b: Any, transpose_a: bool, transpose_b: bool
+) -> MatrixProduct | None:
     """What adds the product of arrays, or specs of arrays, to something; None: it is made first."""
     if _generated_vector_product(a, b, transpose_a, transpose_b) is not None:
         return None
@@ -303,7 +305,7 @@ def generated_accumulation(a: Any, b: Any, transpose_a: bool, transpose_b: bool)
 def _native_accumulate(
     c: TensorSpec, a: TensorSpec, b: TensorSpec, transpose_a: bool = False,
     transpose_b: bool = False,
-) -> Task | None:  # fmt: skip
+) -> KernelTask | None:  # fmt: skip
     product = generated_accumulation(a, b, transpose_a, transpose_b)
     if product is None:
         return None

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import checks, spelt
+from graphflow.base.argument_checks import checks_argument_names, checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import (
     FUNCTIONS,
     Tensor,
     as_tensor,
-    located,
+    error_location,
     user_location,
 )
 from graphflow.ir.spec import (
@@ -41,7 +41,7 @@ from graphflow.ops.tensors.shape import matrix_transpose, reshape
 # Public -------------------------------------------------------------------------------------------
 
 
-@checks(ArgumentError)
+@checks_arguments(ArgumentError)
 @dataclass(frozen=True, eq=False)
 class CSR:
     """A sparse matrix: `values[row_offsets[i]:row_offsets[i + 1]]` are the entries of row i, in the
@@ -96,7 +96,7 @@ class CSR:
         return matrix_transpose(spmm(self, matrix_transpose(dense), transpose=True))
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def csr(values: Any, columns: Any, row_offsets: Any, shape: Any) -> CSR:
     """A sparse matrix of its parts, tensors or arrays; see `CSR`.
 
@@ -107,7 +107,7 @@ def csr(values: Any, columns: Any, row_offsets: Any, shape: Any) -> CSR:
         ShapeError: the parts do not fit each other.
         ArgumentError: a column outside the matrix, or offsets that fall or end elsewhere.
     """
-    with located("sparse.csr"):
+    with error_location("sparse.csr"):
         sizes = normalize_shape(shape, "sparse.csr")
         parts = as_tensor(values), as_tensor(columns), as_tensor(row_offsets)
         require_structure(parts[1].spec, parts[2].spec, sizes)
@@ -124,7 +124,7 @@ def csr(values: Any, columns: Any, row_offsets: Any, shape: Any) -> CSR:
         return CSR(*parts, sizes)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def from_dense(array: Any, dtype: Any = None) -> CSR:
     """The entries of an array that are not 0, as constants.
 
@@ -132,7 +132,7 @@ def from_dense(array: Any, dtype: Any = None) -> CSR:
         ArgumentError: a tensor, whose zeros are not known.
         ShapeError: no matrix.
     """
-    with located("sparse.from_dense"):
+    with error_location("sparse.from_dense"):
         if isinstance(array, Tensor):
             raise ArgumentError("the zeros of a tensor are known only when it runs; give an array")
         dense = as_tensor(array, dtype).node.attrs["value"]
@@ -143,7 +143,7 @@ def from_dense(array: Any, dtype: Any = None) -> CSR:
         return csr(dense[rows, columns], columns, offsets.astype(I64), dense.shape)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def from_scipy(matrix: Any) -> CSR:
     """A matrix with the attributes of `scipy.sparse.csr_array` (data, indices, indptr, shape), as
     constants.
@@ -151,7 +151,7 @@ def from_scipy(matrix: Any) -> CSR:
     Raises:
         ArgumentError: it has them not.
     """
-    with located("sparse.from_scipy"):
+    with error_location("sparse.from_scipy"):
         wanted = ("data", "indices", "indptr", "shape")
         missing = [name for name in wanted if not hasattr(matrix, name)]
         if missing or getattr(matrix, "format", "csr") != "csr":
@@ -160,7 +160,7 @@ def from_scipy(matrix: Any) -> CSR:
         return csr(matrix.data, matrix.indices, matrix.indptr, matrix.shape)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
     """matrix @ dense for a dense matrix, or the transposed sparse matrix @ dense.
 
@@ -168,7 +168,7 @@ def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
         ArgumentError: matrix is no CSR.
         DTypeError, ShapeError: the dense side does not fit.
     """
-    with located("sparse.spmm"):
+    with error_location("sparse.spmm"):
         _require_csr(matrix)
         dense = as_tensor(dense)
         if not isinstance(transpose, bool):
@@ -180,7 +180,7 @@ def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
         return result
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def spmv(matrix: CSR, vector: Any, transpose: bool = False) -> Tensor:
     """As `spmm`, for a dense vector.
 
@@ -188,7 +188,7 @@ def spmv(matrix: CSR, vector: Any, transpose: bool = False) -> Tensor:
         ArgumentError: matrix is no CSR.
         DTypeError, ShapeError: the vector does not fit.
     """
-    with located("sparse.spmv"):
+    with error_location("sparse.spmv"):
         _require_csr(matrix)
         vector = as_tensor(vector)
         if vector.ndim != 1:
@@ -197,14 +197,14 @@ def spmv(matrix: CSR, vector: Any, transpose: bool = False) -> Tensor:
         return reshape(product, (product.shape[0],))
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def to_dense(matrix: CSR) -> Tensor:
     """The matrix with its zeros.
 
     Raises:
         ArgumentError: matrix is no CSR.
     """
-    with located("sparse.to_dense"):
+    with error_location("sparse.to_dense"):
         _require_csr(matrix)
         rows, columns = matrix.shape
         places = csr_places(matrix.columns, matrix.row_offsets, shape=matrix.shape)

@@ -216,7 +216,7 @@ csr_places: Op = register(
     Op(
         "csr_places",
         infer=_infer_places,
-        kernel=kernels.places,
+        kernel=kernels.flat_places,
         cost=lambda columns, offsets, shape: Cost(flops=columns.size * 3),
         samples=(sample(*_PATTERN, shape=_SHAPE, make=_set_offsets),),
     )

@@ -64,7 +64,7 @@ def _batch_norm_into(
     axes, over = _reduced_axes(x.ndim, channel), parameter_shape(x.shape, (channel,))
     number, wide = x.size // max(x.shape[channel], 1), _summable(x)
     correction = number / max(number - 1, 1) if unbiased else 1.0
-    if channels.fits(xp, x, channel):
+    if channels.is_supported(xp, x, channel):
         channels.normalize(y, average, variance, x, scale, bias, channel, epsilon)
         xp.multiply(variance, variance.dtype.type(correction), out=variance)
         return
@@ -114,7 +114,7 @@ def _batch_norm_grad_into(
     xp: Any, out: Any, g: Any, x: Any, scale: Any, channel: int, epsilon: float
 ) -> None:
     dx, dscale, dbias = out
-    if channels.fits(xp, x, channel):
+    if channels.is_supported(xp, x, channel):
         channels.normalize_gradients(dx, dscale, dbias, g, x, scale, channel, epsilon)
         return
     axes, over = _reduced_axes(x.ndim, channel), parameter_shape(x.shape, (channel,))
@@ -219,7 +219,7 @@ def _channel_affine_into(
     over = parameter_shape(x.shape, (channel,))
     factor = scale * xp.reciprocal(xp.sqrt(_summable(variance) + epsilon))
     shift = bias - mean * factor
-    if channels.fits(xp, x, channel):
+    if channels.is_supported(xp, x, channel):
         channels.scale_and_shift(out, x, factor, shift, channel)
         return
     product = xp.multiply(x, factor.reshape(over), out=out if out.dtype == factor.dtype else None)

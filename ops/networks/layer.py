@@ -17,11 +17,11 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import (
     REGISTRY,
     Tensor,
-    checked,
     current_prefix,
     name_scope,
     prefix_scope,
     user_location,
+    validate_arguments,
 )
 
 
@@ -52,7 +52,7 @@ class Layer:
         if cls.__module__.startswith("graphflow."):
             for name in ("__init__", "__call__"):
                 if name in vars(cls):
-                    setattr(cls, name, checked(vars(cls)[name], ""))
+                    setattr(cls, name, validate_arguments(vars(cls)[name], ""))
         if "__call__" in vars(cls):
             setattr(cls, "__call__", _run_in_scope(vars(cls)["__call__"]))  # noqa: B010
 

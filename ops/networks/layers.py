@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from graphflow import init
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.frontend.builders import assign
 from graphflow.ir.op import (
     Tensor,
     as_tensor,
-    located,
+    error_location,
     user_location,
 )
 from graphflow.ir.spec import show_shape
@@ -276,7 +276,7 @@ class BatchNorm3d(BatchNorm):
 # Others -----------------------------------------------------------------------------------------
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True, eq=False)
 class Dropout(Layer):
     """`gf.nn.dropout` in a `gf.nn.training` block, else x as it is."""
@@ -298,7 +298,7 @@ class Sequential(Layer):
     """Layers and functions, one after the other: `Sequential(Linear(4, 8), gf.nn.relu)`."""
 
     def __init__(self, *layers: Callable[[Any], Any]) -> None:
-        with located("Sequential"):
+        with error_location("Sequential"):
             for layer in layers:
                 if not callable(layer):
                     raise ArgumentError(f"layers are callable, {layer!r} is not")

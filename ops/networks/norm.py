@@ -13,7 +13,7 @@ from graphflow.ir.op import FUNCTIONS, Op, Rows, Tensor, as_tensor, function, re
 from graphflow.ir.spec import Shape, TensorSpec, broadcast_shapes, equate, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axes, require_kind
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
 from graphflow.ops.pointwise.transcendental import rsqrt
 from graphflow.ops.reductions.reduce import CUBE, F, mean, per_element, sum
 from graphflow.ops.reductions.variance import var
@@ -79,7 +79,7 @@ standardize_grad = register(
     Op(
         "standardize_grad",
         infer=_infer_standardize,
-        kernel=by_rows(_standardize_grad_of, over_axes),
+        kernel=row_kernel(_standardize_grad_of, over_axes),
         expr=_standardize_grad_of,
         rows=over_axes,
         vjp=_standardize_grad_vjp,
@@ -98,7 +98,7 @@ standardize = register(
     Op(
         "standardize",
         infer=_infer_standardize,
-        kernel=by_rows(_standardize_of, over_axes),
+        kernel=row_kernel(_standardize_of, over_axes),
         expr=_standardize_of,
         rows=over_axes,
         vjp=lambda g, y, x, **attrs: (standardize_grad(g, x, **attrs),),
@@ -177,7 +177,7 @@ _affine_norm = register(
     Op(
         "affine_norm",
         infer=_infer_affine_norm,
-        kernel=by_rows(_affine_norm_of, _affine_rows),
+        kernel=row_kernel(_affine_norm_of, _affine_rows),
         expr=_affine_norm_of,
         rows=_affine_rows,
         vjp=_affine_norm_vjp,

@@ -8,7 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, as_tensor, function, located, sample
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Op,
+    Sample,
+    Tensor,
+    as_tensor,
+    error_location,
+    function,
+    sample,
+)
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.shape_rules import normalize_axis, require_finite, same_float
 from graphflow.ops.pointwise.arithmetic import ROW, SCALAR, F, elementwise, greater
@@ -252,7 +261,7 @@ def hardmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
         ShapeError, ArgumentError: not an axis of x, or no elements along it.
     """
     x = as_tensor(x)
-    with located("hardmax"):
+    with error_location("hardmax"):
         axis = normalize_axis(axis, x.ndim)
         same_float(x.spec)
     hot = FUNCTIONS["one_hot"](argmax(x, axis), x.shape[axis], x.dtype)

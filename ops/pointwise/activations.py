@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, sample
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, error_location, function, sample
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, require_finite, same_float
 from graphflow.ops.pointwise.arithmetic import (
@@ -324,7 +324,7 @@ def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Ten
 
     Source: Hendrycks & Gimpel, arXiv:1606.08415.
     """
-    with located("gelu"):
+    with error_location("gelu"):
         if not isinstance(approximate, str | None) or approximate not in (None, "none", "tanh"):
             raise ArgumentError(f"approximate is None or 'tanh', not {approximate!r}")
     x = as_tensor(x)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.errors import ArgumentError, DTypeError
 from graphflow.ir.numpy_interop import missing_attribute_error
 from graphflow.ir.op import (
@@ -22,7 +22,7 @@ from graphflow.ir.op import (
     Tensor,
     as_tensor,
     current_scope,
-    located,
+    error_location,
     next_stream,
 )
 from graphflow.ir.spec import Dim, Shape, as_dtype, kind, normalize_shape
@@ -55,7 +55,7 @@ class SeedScope:
         current_scope.reset(self._token)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def seed(value: int) -> SeedScope:
     """Count the streams of random nodes (and initializers) built from here on from 0 under a seed.
 
@@ -65,7 +65,7 @@ def seed(value: int) -> SeedScope:
     Raises:
         ArgumentError: not an int in [0, 2**64).
     """
-    with located("random.seed"):
+    with error_location("random.seed"):
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not 0 <= value < 2**64:
             raise ArgumentError(f"a seed is an int in [0, 2**64), not {value!r}")
@@ -74,7 +74,7 @@ def seed(value: int) -> SeedScope:
     )
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def uniform(
     shape: Any = (), low: float = 0.0, high: float = 1.0, dtype: Any = "float32",
     name: str | None = None,
@@ -88,7 +88,7 @@ def uniform(
         DTypeError: dtype is not float.
         ArgumentError: low and high are not finite numbers, or low > high.
     """
-    with located("random.uniform"):
+    with error_location("random.uniform"):
         low, high = _require_finite("low", low), _require_finite("high", high)
         if low > high:
             raise ArgumentError(f"low {low} is above high {high}")
@@ -99,7 +99,7 @@ def uniform(
     return result
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def normal(
     shape: Any = (), mean: float = 0.0, std: float = 1.0, dtype: Any = "float32",
     name: str | None = None,
@@ -113,7 +113,7 @@ def normal(
         DTypeError: dtype is not float.
         ArgumentError: mean and std are not finite numbers, or std < 0.
     """
-    with located("random.normal"):
+    with error_location("random.normal"):
         mean, std = _require_finite("mean", mean), _require_finite("std", std)
         if std < 0:
             raise ArgumentError(f"std is not negative, got {std}")
@@ -124,7 +124,7 @@ def normal(
     return result
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
     """True with probability p, anew in each step; bool.
 
@@ -137,7 +137,7 @@ def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
         DTypeError: p is a tensor of another kind.
         ArgumentError: p is a number outside [0, 1].
     """
-    with located("random.bernoulli"):
+    with error_location("random.bernoulli"):
         if isinstance(p, Tensor):
             require_kind(p.spec, "float")
             sizes = p.shape if shape is None else normalize_shape(shape)
@@ -152,7 +152,7 @@ def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
     return keep_mask(sizes, p, name)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def randint(
     low: int, high: int | None = None, shape: Any = (), dtype: Any = "int64",
     name: str | None = None,
@@ -170,7 +170,7 @@ def randint(
         ArgumentError: low and high are not ints, low is not below high, or the dtype cannot hold
             them.
     """
-    with located("random.randint"):
+    with error_location("random.randint"):
         first, end = (0, low) if high is None else (low, high)
         first, end = _require_bound("low", first), _require_bound("high", end)
         if first >= end:
@@ -191,7 +191,7 @@ def randint(
     return result
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
     """The slices of x along an axis in a random order, or the integers below x in one, anew in each
     step; every order is as likely.
@@ -204,7 +204,7 @@ def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
     Raises:
         ArgumentError: x is a scalar tensor or a negative number, or has no such axis.
     """
-    with located("random.permutation"):
+    with error_location("random.permutation"):
         count = isinstance(x, int | np.integer | Dim) and not isinstance(x, bool)
         source = None if count else as_tensor(x)
         if source is not None and not source.ndim:
@@ -218,7 +218,7 @@ def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
     return order if source is None else take_op(source, order, axis=at, name=name)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def categorical(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
     """Indices along an axis, each drawn with its softmax(logits), anew in each step; int64, of the
     shape of the logits without the axis. A logit of -inf is never drawn. Logits that have NaN or
@@ -232,7 +232,7 @@ def categorical(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
 
     Source: Gumbel, Statistical theory of extreme values, 1954.
     """
-    with located("random.categorical"):
+    with error_location("random.categorical"):
         given = as_tensor(logits)
         require_kind(given.spec, "float")
         at = normalize_axis(axis, given.ndim)

@@ -7,13 +7,22 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Op,
+    Tensor,
+    as_tensor,
+    error_location,
+    function,
+    register,
+    sample,
+)
 from graphflow.ir.spec import Shape, is_inexact, kind
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import conj, normalize_axis
 from graphflow.ops.kernels.fusion.row_ops import over_axes
-from graphflow.ops.kernels.sparse.prefix_sum import running_sum
+from graphflow.ops.kernels.sparse.prefix_sum import try_running_sum
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.reductions.reduce import (
@@ -149,7 +158,7 @@ def _running_dtype(xp: Any, dtype: Any) -> Any:
 
 
 def _cumsum_into(xp: Any, out: Any, x: Any, axis: int, reverse: bool) -> None:
-    if xp is np and running_sum(out, x, axis, reverse):
+    if xp is np and try_running_sum(out, x, axis, reverse):
         return
     dtype = _running_dtype(xp, out.dtype)
     if reverse:
@@ -202,7 +211,7 @@ def cumsum(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
     Raises:
         ShapeError, ArgumentError: not an axis of x.
     """
-    with located("cumsum"):
+    with error_location("cumsum"):
         x, axis = require_one_axis(x, axis)
     result: Tensor = _cumsum(x, axis=axis, reverse=False, name=name)
     return result

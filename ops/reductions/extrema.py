@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ir.op import Op, Tensor, function, located, register, sample
+from graphflow.ir.op import Op, Tensor, error_location, function, register, sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import (
@@ -17,7 +17,7 @@ from graphflow.ops.base.shape_rules import (
     require_kind,
     restore_reduced_axes,
 )
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
 from graphflow.ops.pointwise.arithmetic import equal, isinf
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import minimum, where
@@ -157,7 +157,7 @@ def _first_index(
 ) -> Tensor:
     x, _ = normalize_arguments(op_name, x, axis, keepdims)
     if axis is not None:
-        with located(op_name):
+        with error_location(op_name):
             axis = normalize_axis(axis, x.ndim)
     result: Tensor = op(x, axis=axis, keepdims=keepdims, name=name)
     return result
@@ -181,7 +181,7 @@ _logsumexp = register(
     Op(
         "logsumexp",
         infer=infer_reduction("float"),
-        kernel=by_rows(_logsumexp_of, over_axes),
+        kernel=row_kernel(_logsumexp_of, over_axes),
         expr=_logsumexp_of,
         rows=over_axes,
         vjp=_logsumexp_vjp,

@@ -19,8 +19,8 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
+    error_location,
     function,
-    located,
     register,
     sample,
 )
@@ -67,7 +67,7 @@ FLOAT_SAMPLES = (
 def normalize_arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple[Tensor, Axes]:
     """What the user gave, as a tensor and normalised axes; errors name op and line."""
     x = as_tensor(x)
-    with located(op_name):
+    with error_location(op_name):
         if not isinstance(keepdims, bool):
             raise ArgumentError(f"keepdims is True or False, not {keepdims!r}")
         return x, normalize_axes(axis, x.ndim)

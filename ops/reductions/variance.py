@@ -11,8 +11,8 @@ from graphflow.ir.op import (
     FUNCTIONS,
     Op,
     Tensor,
+    error_location,
     function,
-    located,
     register,
     sample,
 )
@@ -22,7 +22,7 @@ from graphflow.ops.base.shape_rules import (
     apply_slope,
     restore_reduced_axes,
 )
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
 from graphflow.ops.reductions.reduce import (
     CUBE,
     Axes,
@@ -64,7 +64,7 @@ _var = register(
         infer=lambda x, axis, keepdims, correction: infer_reduction("float", empty=True)(
             x, axis, keepdims
         ),
-        kernel=by_rows(_variance, over_axes),
+        kernel=row_kernel(_variance, over_axes),
         expr=_variance,
         rows=over_axes,
         vjp=_var_vjp,
@@ -110,7 +110,7 @@ _std = register(
     Op(
         "std",
         infer=_var.infer,
-        kernel=by_rows(_deviation, over_axes),
+        kernel=row_kernel(_deviation, over_axes),
         expr=_deviation,
         rows=over_axes,
         vjp=_std_vjp,
@@ -145,7 +145,7 @@ def var(
         ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
     """
     x, axes = normalize_arguments("var", x, axis, keepdims)
-    with located("var"):
+    with error_location("var"):
         _require_correction(correction)
     result: Tensor = _var(
         as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
@@ -167,7 +167,7 @@ def std(
         ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
     """
     x, axes = normalize_arguments("std", x, axis, keepdims)
-    with located("std"):
+    with error_location("std"):
         _require_correction(correction)
     result: Tensor = _std(
         as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name

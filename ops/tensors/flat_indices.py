@@ -24,7 +24,7 @@ from graphflow.ir.spec import (
 )
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind, require_list
-from graphflow.ops.kernels.sparse.scatter_rows import checked
+from graphflow.ops.kernels.sparse.scatter_rows import normalize_indices
 from graphflow.ops.sharding import gather_scatter as gather_sharding
 from graphflow.ops.sharding import rules as sharding
 
@@ -50,7 +50,7 @@ def _rows_into(xp: Any, out: Any, indices: Any, sizes: tuple[int, ...], batch_di
     out[...] = base
     for i, n in enumerate(sizes[batch_dims:]):
         xp.multiply(out, n, out=out)
-        xp.add(out, checked(xp, indices[..., i], n, batch_dims + i), out=out)
+        xp.add(out, normalize_indices(xp, indices[..., i], n, batch_dims + i), out=out)
 
 
 def _rows_kernel(xp: Any, indices: Any, sizes: tuple[int, ...], batch_dims: int) -> Any:
@@ -87,7 +87,7 @@ def element_places(xp: Any, indices: Any, shape: tuple[int, ...], axis: int) -> 
     Raises:
         IndexError: an index is outside the axis, or there are more than the tensor has positions.
     """
-    places = checked(xp, indices, shape[axis], axis) * math.prod(shape[axis + 1 :])
+    places = normalize_indices(xp, indices, shape[axis], axis) * math.prod(shape[axis + 1 :])
     for i, n in enumerate(shape):
         if i == axis:
             continue
@@ -145,7 +145,7 @@ def _ravel_into(xp: Any, out: Any, *indices: Any, sizes: tuple[int, ...]) -> Non
     out[...] = 0
     for axis, (index, n) in enumerate(zip(indices, sizes, strict=True)):
         xp.multiply(out, n, out=out)
-        xp.add(out, checked(xp, index, n, axis), out=out)
+        xp.add(out, normalize_indices(xp, index, n, axis), out=out)
 
 
 def _ravel_kernel(xp: Any, *indices: Any, sizes: tuple[int, ...]) -> Any:

@@ -15,7 +15,7 @@ from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, re
 from graphflow.ir.spec import Shape, TensorSpec, equate, is_inexact, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import kernel_like_first, normalize_axis, require_kind
-from graphflow.ops.kernels.sparse.scatter_rows import REDUCTIONS, checked, combine_rows
+from graphflow.ops.kernels.sparse.scatter_rows import REDUCTIONS, combine_rows, normalize_indices
 from graphflow.ops.pointwise.arithmetic import equal
 from graphflow.ops.pointwise.convert import astype, full_like
 from graphflow.ops.pointwise.select import where
@@ -59,7 +59,7 @@ def _scatter_into(
     xp: Any, out: Any, x: Any, rows: Any, updates: Any, reduction: str, axes: int = 1
 ) -> None:
     n, width = math.prod(x.shape[:axes]), math.prod(x.shape[axes:])
-    places = checked(xp, rows, n, 0).reshape(-1)
+    places = normalize_indices(xp, rows, n, 0).reshape(-1)
     if out is not x:
         xp.copyto(out, x)
     flat = updates.reshape(places.size, width)

@@ -29,7 +29,7 @@ from graphflow.ir.spec import (
 )
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
-from graphflow.ops.kernels.sparse.scatter_rows import checked, combine_rows, take_into
+from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, normalize_indices, take_into
 from graphflow.ops.sharding import gather_scatter as gather_sharding
 
 F = spec("float32", (3, 4))
@@ -45,7 +45,7 @@ def _from_front(xp: Any, indices: Any, n: int, axis: int) -> Any:
     """Indices as int64, counted from the front; those that a GPU is given were looked at before
     (`refuse`), since it would have to be waited for."""
     if xp is np:
-        return checked(xp, indices, n, axis)
+        return normalize_indices(xp, indices, n, axis)
     indices = indices.astype(np.int64, copy=False)
     return xp.where(indices < 0, indices + n, indices)
 
@@ -56,7 +56,7 @@ def _taken_shape(x: TensorSpec, indices: TensorSpec, axis: int) -> Shape:
 
 
 def _refuse_take(xp: Any, x: Any, indices: Any, axis: int) -> None:
-    checked(xp, indices, x.shape[axis], axis)
+    normalize_indices(xp, indices, x.shape[axis], axis)
 
 
 def _take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
@@ -167,7 +167,7 @@ def _add_slices(xp: Any, out: Any, where: Any, updates: Any, axis: int) -> None:
 def _scatter_add_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
     if out is not x:
         xp.copyto(out, x)
-    _add_slices(xp, out, checked(xp, indices, x.shape[axis], axis), updates, axis)
+    _add_slices(xp, out, normalize_indices(xp, indices, x.shape[axis], axis), updates, axis)
 
 
 scatter_add_op = register(
@@ -222,7 +222,7 @@ def _take_grad_into(
 
 
 def _refuse_take_grad(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int) -> None:
-    checked(xp, indices, shape[axis], axis)
+    normalize_indices(xp, indices, shape[axis], axis)
 
 
 def _take_grad_kernel(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int) -> Any:

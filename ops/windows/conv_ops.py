@@ -19,9 +19,14 @@ from graphflow.ir.op import (
 from graphflow.ir.spec import Shape, Size, TensorSpec, equate, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.conv import direct, implicit_gemm, pointwise, winograd
-from graphflow.ops.kernels.conv.depthwise import depthwise, depthwise_weights, spread_depthwise
-from graphflow.ops.kernels.conv.im2col import correlate, correlate_weights, spread
+from graphflow.ops.kernels.conv import (
+    depthwise,
+    direct,
+    im2col,
+    implicit_gemm,
+    pointwise,
+    winograd,
+)
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, positions_shape
 
@@ -155,9 +160,9 @@ def _conv_into(
     elif pointwise.fits(xp, x, windows, groups):
         pointwise.convolve(out, x, w, windows)
     elif w.shape[1] == 1 and groups > 1:
-        depthwise(xp, out, x, w, windows)
+        depthwise.convolve(xp, out, x, w, windows)
     else:
-        correlate(xp, out, x, w, windows, groups)
+        im2col.convolve(xp, out, x, w, windows, groups)
 
 
 def _transpose_into(
@@ -185,13 +190,13 @@ def _transpose_into(
     elif implicit_gemm.fits(xp, out, g.shape[1], windows, groups):
         implicit_gemm.convolve(out, g, w, windows, turned=True)
     elif pointwise.fits(xp, out, windows, groups):
-        pointwise.convolve_turned(out, g, w, windows)
+        pointwise.input_gradient(out, g, w, windows)
     elif set(stride) == {1} and (w.shape[0] == groups if single else not _is_flip_expensive(g, w)):
         _correlate_flipped(xp, out, g, w, windows, groups)
     elif single:
-        spread_depthwise(xp, out, g, w, windows)
+        depthwise.input_gradient(xp, out, g, w, windows)
     else:
-        spread(xp, out, g, w, windows, groups)
+        im2col.input_gradient(xp, out, g, w, windows, groups)
 
 
 def _flipped_windows(out: Any, windows: Windows) -> Windows:
@@ -221,9 +226,9 @@ def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, grou
     """With stride 1, the gradient in the input is a convolution by the flipped kernel."""
     flipped, turned = _flip_weight(xp, w, groups), _flipped_windows(out, windows)
     if flipped.shape[1] == 1 and groups > 1:
-        depthwise(xp, out, g, flipped, turned)
+        depthwise.convolve(xp, out, g, flipped, turned)
     else:
-        correlate(xp, out, g, flipped, turned, groups)
+        im2col.convolve(xp, out, g, flipped, turned, groups)
 
 
 def _weight_into(
@@ -242,17 +247,17 @@ def _weight_into(
     if not out.size or not x.size:
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[0], windows, groups):
-        winograd.convolve_weights(out, x, g, windows)
+        winograd.weight_gradient(out, x, g, windows)
     elif direct.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
-        direct.convolve_weights(out, x, g, windows, groups)
+        direct.weight_gradient(out, x, g, windows, groups)
     elif implicit_gemm.fits(xp, x, out.shape[0], windows, groups):
-        implicit_gemm.convolve_weights(out, x, g, windows)
+        implicit_gemm.weight_gradient(out, x, g, windows)
     elif pointwise.fits(xp, x, windows, groups):
-        pointwise.convolve_weights(out, x, g, windows)
+        pointwise.weight_gradient(out, x, g, windows)
     elif out.shape[1] == 1 and groups > 1:
-        depthwise_weights(xp, out, x, g, windows)
+        depthwise.weight_gradient(xp, out, x, g, windows)
     else:
-        correlate_weights(xp, out, x, g, windows, groups)
+        im2col.weight_gradient(xp, out, x, g, windows, groups)
 
 
 def _conv_kernel(xp: Any, x: Any, w: Any, **attrs: Any) -> Any:

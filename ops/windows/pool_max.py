@@ -38,8 +38,8 @@ def _smallest_value(dtype: Any) -> Any:
 
 def _max_into(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
-    if native.fits(xp, x, windows):
-        native.largest(out, x, windows)
+    if native.is_supported(xp, x, windows):
+        native.max_pool(out, x, windows)
     else:
         _plain_max(xp, out, x, **attrs)
 
@@ -87,8 +87,8 @@ def _infer_taps(x: TensorSpec, y: TensorSpec, **attrs: Any) -> TensorSpec:
 
 def _taps_into(xp: Any, out: Any, x: Any, y: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
-    if native.fits(xp, x, windows):
-        native.chosen_taps(out, x, y, windows)
+    if native.is_supported(xp, x, windows):
+        native.max_taps(out, x, y, windows)
     else:
         _plain_taps(xp, out, x, y, **attrs)
 
@@ -120,8 +120,8 @@ def _take_into(xp: Any, out: Any, x: Any, chosen: Any, **attrs: Any) -> None:
 
 def _put_into(xp: Any, out: Any, g: Any, chosen: Any, sizes: Ints, **attrs: Any) -> None:
     windows = windows_of(g, **attrs)
-    if native.fits(xp, g, windows):
-        native.put(out, g, chosen, windows)
+    if native.is_supported(xp, g, windows):
+        native.scatter_to_taps(out, g, chosen, windows)
     else:
         _plain_put(xp, out, g, chosen, sizes=sizes, **attrs)
 

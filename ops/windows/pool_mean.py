@@ -73,9 +73,9 @@ def _scale_sums(xp: Any, y: Any, sizes: Ints, windows: Windows, padding: Any, di
 
 def _mean_into(xp: Any, out: Any, x: Any, divisor: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
-    if native.fits(xp, x, windows):
+    if native.is_supported(xp, x, windows):
         padding = tuple(map(tuple, attrs["padding"]))
-        native.means(out, x, _cached_factors(x.shape[2:], windows, padding, divisor), windows)
+        native.mean_pool(out, x, _cached_factors(x.shape[2:], windows, padding, divisor), windows)
     else:
         _plain_mean(xp, out, x, divisor=divisor, **attrs)
 
@@ -112,9 +112,11 @@ def _infer_spread(g: TensorSpec, sizes: Shape, divisor: Any, **attrs: Any) -> Te
 
 def _spread_into(xp: Any, out: Any, g: Any, sizes: Ints, divisor: Any, **attrs: Any) -> None:
     windows = windows_of(g, **attrs)
-    if native.fits(xp, g, windows):
+    if native.is_supported(xp, g, windows):
         padding = tuple(map(tuple, attrs["padding"]))
-        native.spread(out, g, _cached_factors(tuple(sizes), windows, padding, divisor), windows)
+        native.scatter_means(
+            out, g, _cached_factors(tuple(sizes), windows, padding, divisor), windows
+        )
     else:
         _plain_spread(xp, out, g, sizes=sizes, divisor=divisor, **attrs)
 

@@ -278,12 +278,12 @@ def resize(
         names = without(names, axes)
         return Sharding(equation([names], [names]), linear=((0,),))
     tables = {
-        names[a]: resample.rows_of(int(n), m, resample.Rule(*rule), transpose)
+        names[a]: resample.table_for(int(n), m, resample.ResampleRule(*rule), transpose)
         for a, n, m, rule in zip(axes, before, sizes, rules, strict=True)
     }
 
     def needs(letter: str, first: int, last: int) -> Range:
-        return resample.used(tables[letter], first, last)
+        return resample.input_range(tables[letter], first, last)
 
     def build(op: Op, cut: Cut, x: Tensor, **attrs: Any) -> Any:
         if cut.ranges:

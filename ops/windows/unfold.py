@@ -10,7 +10,7 @@ from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sam
 from graphflow.ir.spec import Shape, TensorSpec, equate, floordiv, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.conv.im2col import Block, add_windows, columns
+from graphflow.ops.kernels.conv.im2col import ColumnBlock, add_windows, gather_columns
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.window_arguments import (
     Ints,
@@ -55,8 +55,8 @@ def _windows(sizes: Ints, kernel: Ints, stride: Ints, padding: Any, dilation: In
 def _unfold_into(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
     windows = _windows(x.shape[2:], **attrs)
     for n in range(x.shape[0]):
-        block = Block(slice(n, n + 1), slice(0, windows.out[0]))
-        xp.copyto(out[n], columns(xp, x, windows, block))
+        block = ColumnBlock(slice(n, n + 1), slice(0, windows.out[0]))
+        xp.copyto(out[n], gather_columns(xp, x, windows, block))
 
 
 def _unfold_kernel(xp: Any, x: Any, **attrs: Any) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 
 from graphflow.errors import TransportError
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.jit.array_address import aligned
+from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.runtime.collectives.group_setup import HandshakeChannel
 from graphflow.runtime.collectives.rank_buffers import Array
 from graphflow.runtime.collectives.shared_counters import (
@@ -61,7 +61,7 @@ def edges_that_fit(specs: Mapping[int, TensorSpec]) -> dict[int, TensorSpec]:
 
 def _slot_bytes(spec: TensorSpec) -> int:
     """Bytes of an edge's slots."""
-    return _SLOTS * aligned(nbytes(spec))
+    return _SLOTS * align_up(nbytes(spec))
 
 
 class _EdgeSlots:
@@ -70,7 +70,7 @@ class _EdgeSlots:
     def __init__(self, gate: Array, memory: Array, spec: TensorSpec) -> None:
         self.counter = SharedCounters(gate, 1)
         self.stamp = gate.view(np.int64)[_STAMP_WORD : _STAMP_WORD + 1]
-        step, size = aligned(nbytes(spec)), nbytes(spec)
+        step, size = align_up(nbytes(spec)), nbytes(spec)
         self.arrays: list[Array] = [
             memory[at : at + size].view(spec.dtype).reshape(spec.shape)
             for at in range(0, _slot_bytes(spec), step)

@@ -19,7 +19,7 @@ from graphflow.ir.op import FUNCTIONS as G
 from graphflow.ir.op import REGISTRY
 from graphflow.ir.spec import Dim, spec
 from graphflow.ops.kernels.jit.compiler import vector_width
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.matrices.matmul import choose_blocks
 from graphflow.placement import Cluster
 from graphflow.sessions.session import Session
@@ -89,7 +89,7 @@ def test_any_number_of_threads_gives_the_same_bits(
         for threads in (1, 2, 3):
             pool = Pool(threads)
             out = np.full_like(alone, np.nan)
-            with using(pool):
+            with use_pool(pool):
                 MATMUL.into(np, out, x, y, **attrs)
             pool.close()
             assert out.tobytes() == alone.tobytes()
@@ -175,7 +175,7 @@ def test_a_long_sum_of_products_has_the_same_bits_for_any_number_of_threads(
     assert choose_blocks((), 40, len(x), 50) == (2, 2)
     found = []
     for threads in (1, 3):
-        with using(Pool(threads)):
+        with use_pool(Pool(threads)):
             found += MATMUL.run(np, [x, y], {"transpose_a": True})
     np.testing.assert_array_equal(*found)
     np.testing.assert_allclose(found[0], x.T @ y, rtol=0, atol=1e-10)

@@ -11,7 +11,7 @@ from graphflow.errors import ArgumentError, DTypeError
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY, as_tensor, name_scope
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.randomness import philox, random
 from graphflow.ops.reductions.reduce import sum
 from graphflow.transforms.reverse_mode import gradients
@@ -245,7 +245,7 @@ def test_any_number_of_threads_draws_the_same_words() -> None:
     alone = philox.words(np, 1_000_003, (3, 4), 5)
     for threads in (2, 3):
         pool = Pool(threads)
-        with using(pool):
+        with use_pool(pool):
             shared = philox.words(np, 1_000_003, (3, 4), 5)
         pool.close()
         assert (alone == shared).all()

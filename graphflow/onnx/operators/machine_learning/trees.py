@@ -16,8 +16,9 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor, as_tensor
 from graphflow.ir.spec import kind
+from graphflow.onnx.loading.domains import ML
 from graphflow.onnx.loading.node_call import NodeCall, RunOnHost
-from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.loading.reader import tensor_to_array
 from graphflow.onnx.loading.value_kinds import Array
 from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
