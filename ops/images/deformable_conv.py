@@ -1,4 +1,4 @@
-"""Deformable convolution: windows sampled where offsets say, then one product."""
+"""Deformable convolution: sample x at shifted taps, then multiply by the weight."""
 
 from __future__ import annotations
 
@@ -40,20 +40,22 @@ def deform_conv(
     groups: int = 1,
     offset_groups: int = 1,
 ) -> Tensor:
-    """Convolution whose taps are moved by offsets, in elements, and weighted by a mask.
+    """Convolve x with taps that are shifted by `offset`, in elements, and weighted by `mask`.
 
     Args:
-        x: (batch, channels, *space), with r spatial axes.
-        weight: (outputs, channels / groups, *kernel) of k taps.
-        offset: (batch, offset_groups·k·r, *positions): for each tap one number for each axis.
-        mask: (batch, offset_groups·k, *positions).
-        offset_groups: as many groups of channels have offsets of their own.
+        x: floats (batch, channels, *space), with r spatial axes.
+        weight: (outputs, channels / groups, *kernel) with k taps.
+        offset: (batch, offset_groups·k·r, *positions): one number for each tap and axis.
+        bias: (outputs,), or None.
+        mask: (batch, offset_groups·k, *positions), or None for ones.
+        stride, padding, dilation, groups: as for `conv`.
+        offset_groups: number of groups of channels, each with offsets of its own.
 
     Returns:
-        (batch, outputs, *positions). What is beyond the edges of x counts as zeros.
+        (batch, outputs, *positions). Taps beyond the edges of x read zeros.
 
     Raises:
-        ShapeError, DTypeError, ArgumentError: the arguments do not fit.
+        ShapeError, DTypeError, ArgumentError: the arguments do not fit each other.
 
     Source: Zhu, Hu, Lin & Dai, Deformable ConvNets v2, CVPR 2019.
     """
@@ -65,7 +67,9 @@ def deform_conv(
     rank = x.ndim - 2
     shapes = f"x {show_shape(x.shape)}, weight {show_shape(w.shape)}"
     if rank < 1 or w.ndim != x.ndim or shifts.ndim != x.ndim:
-        raise ShapeError(f"{shapes}: takes (batch, channels, *space) and a weight of that rank")
+        raise ShapeError(
+            f"expected x of (batch, channels, *space), weight and offset of one rank, got {shapes}"
+        )
     (count,), (parts,) = per_axis("groups", groups, 1), per_axis("offset_groups", offset_groups, 1)
     strides, dilations = per_axis("stride", stride, rank), per_axis("dilation", dilation, rank)
     kernel = require_known("sizes of the kernel", w.shape[2:])
@@ -116,7 +120,7 @@ def _sample_taps(
 
 
 def _require_shape(t: Tensor, wanted: Shape, what: str) -> None:
-    text = f"{what} {show_shape(t.shape)} where {show_shape(wanted)} is needed"
+    text = f"expected {what} of shape {show_shape(wanted)}, got {show_shape(t.shape)}"
     if t.ndim != len(wanted):
         raise ShapeError(text)
     for have, want in zip(t.shape, wanted, strict=True):
@@ -126,7 +130,7 @@ def _require_shape(t: Tensor, wanted: Shape, what: str) -> None:
 def _undeformed_taps(
     axis: int, out: Shape, kernel: Ints, stride: Ints, dilation: Ints, padding: Any
 ) -> Tensor:
-    """Where the taps lie on an axis without offsets: (positions, taps), int64."""
+    """Return where the taps lie on an axis without offsets: (positions, taps), int64."""
     rank = len(kernel)
     first = arange(out[axis]) * stride[axis] - padding[axis][0]
     shape = tuple(out[axis] if i == axis else 1 for i in range(rank))
@@ -136,7 +140,11 @@ def _undeformed_taps(
 
 
 def _grouped_product(rows: Tensor, w: Tensor, groups: int) -> Tensor:
-    """(images, outputs, positions) from rows (parts, images, positions, taps, channels)."""
+    """Multiply rows (parts, images, positions, taps, channels) by w, by groups of channels.
+
+    Returns:
+        (images, outputs, positions).
+    """
     _, images, positions, taps, _ = rows.shape
     outputs, inputs = w.shape[:2]
     # channels together, in order: (images, parts·each = channels, taps, positions)
