@@ -86,7 +86,7 @@ def _make_control_node(
 ) -> Node:
     """A node that holds bodies; where all that is pinned in them has one pin, it has it, too."""
     inner = (n for v in attrs.values() if isinstance(v, Body) for n in v.graph.walk())
-    pins = {n.device for n in inner if n.op.name not in control.FREE and n.device}
+    pins = {n.device for n in inner if n.op.name not in control.UNPLACED_OPS and n.device}
     if len(pins) != 1:
         return make_node(op, tuple(operands), attrs, name)
     (pin,) = pins

@@ -11,7 +11,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.control_flow.control import FREE, call
+from graphflow.ops.control_flow.control import UNPLACED_OPS, call
 from graphflow.passes.base import Pass
 from graphflow.passes.duplicates import key_of
 
@@ -141,7 +141,7 @@ def _inline_call(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | N
 def spans_devices(node: Node) -> bool:
     """Whether parts of a node's bodies are pinned elsewhere than the node."""
     return any(
-        inner.device and inner.device != node.device and inner.op.name not in FREE
+        inner.device and inner.device != node.device and inner.op.name not in UNPLACED_OPS
         for body in bodies(node)
         for inner in body.graph.walk()
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph, bind_attrs
 from graphflow.ir.op import REGISTRY, Node, Tensor, owner_module
@@ -27,7 +27,7 @@ class FoldConstants(Pass):
     limit: int = 65536
 
     def __call__(self, graph: Graph) -> Graph:
-        with one_thread(), np.errstate(all="ignore"):  # as in a program, for the same bits
+        with one_blas_thread(), np.errstate(all="ignore"):  # as in a program, for the same bits
             return graph.rewrite(self._fold)
 
     def _fold(self, node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:

@@ -8,7 +8,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, replacement_scope
 from graphflow.ir.spec import evaluate
-from graphflow.ops.matrices.gram import DTYPES, is_halved, sizes
+from graphflow.ops.matrices.gram import SYRK_DTYPES, gram_sizes, uses_syrk
 from graphflow.passes.base import Pass
 
 
@@ -33,6 +33,6 @@ class UseSyrk(Pass):
 
 def _pays(x: Tensor, columns: bool) -> bool:
     if not x.spec.is_concrete:
-        return x.dtype.name in DTYPES
-    n, k = sizes(x.spec, columns)
-    return is_halved(evaluate(n, {}), evaluate(k, {}), x.dtype.name)
+        return x.dtype.name in SYRK_DTYPES
+    n, k = gram_sizes(x.spec, columns)
+    return uses_syrk(evaluate(n, {}), evaluate(k, {}), x.dtype.name)

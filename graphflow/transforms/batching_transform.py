@@ -16,12 +16,11 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, VariableError
 from graphflow.frontend.control_flow import scan as scan_over
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.graph import Body, Graph, bodies
+from graphflow.ir.graph import Body, Graph, bodies, substitute_tensors
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, derivative_scope, make_node
 from graphflow.ir.spec import Size, is_inexact
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.control_flow import control
-from graphflow.ops.control_flow.reverse_mode import substituted
 from graphflow.ops.pointwise.select import stop_gradient_unless
 
 Twin = tuple[Tensor, bool]
@@ -57,7 +56,7 @@ class Batching:
     def batched_twin(self, tensor: Tensor) -> Tensor:
         """What stands for a tensor, with the batch axis in any case."""
         twin, has = self.twin(tensor)
-        return twin if has else batching.repeated(twin, self.size)
+        return twin if has else batching.add_batch_axis(twin, self.size)
 
     def emit(self, nodes: Sequence[Node]) -> None:
         """Emit nodes, which are in order."""
@@ -264,11 +263,11 @@ def _restrict_to_active(
     given = [node.outputs[0] for node in body.inputs]
     batched = [t for t, has in zip(given, flags, strict=True) if has]
     kept = [t for t, _ in _restrict_to(active, [(t, True) for t in batched], size)]
-    return substituted(body.outputs, dict(zip(batched, kept, strict=True)))
+    return substitute_tensors(body.outputs, dict(zip(batched, kept, strict=True)))
 
 
 def _add_batch_axis(engine: Batching, x: Tensor, has: bool, wanted: bool) -> Tensor:
-    return batching.repeated(x, engine.size) if wanted and not has else x
+    return batching.add_batch_axis(x, engine.size) if wanted and not has else x
 
 
 def _batch_call(engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]) -> list[Twin]:

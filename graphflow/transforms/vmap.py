@@ -9,7 +9,7 @@ from typing import Any
 from graphflow.errors import ArgumentError
 from graphflow.frontend.pytree import flatten_values
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.op import FUNCTIONS, Tensor, function, located, next_serial
+from graphflow.ir.op import FUNCTIONS, Tensor, error_location, function, next_serial
 from graphflow.ir.spec import Size, equate
 from graphflow.ops.base.shape_rules import normalize_axis
 from graphflow.transforms.batching_transform import Batching
@@ -46,7 +46,7 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
 
     @functools.wraps(fn)
     def batched_fn(*args: Any) -> Any:
-        with located("vmap"):
+        with error_location("vmap"):
             return _apply_batched(fn, args, in_axes, out_axes)
 
     return batched_fn

@@ -267,7 +267,7 @@ def _behind(*names: str) -> Any:
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         moved = {name: attrs[name] + 1 for name in names}
-        return op(*batching.all_batched(inputs, batched), **{**attrs, **moved})
+        return op(*batching.batch_all(inputs, batched), **{**attrs, **moved})
 
     return rule
 

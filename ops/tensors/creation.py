@@ -21,7 +21,7 @@ from graphflow.ir.spec import (
     normalize_shape,
     product,
 )
-from graphflow.ops.base.shape_rules import require_buildable, whole
+from graphflow.ops.base.shape_rules import require_buildable, require_int
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.shape import broadcast_to
@@ -214,5 +214,7 @@ def eye(n_rows: Any, n_cols: Any = None, *, k: int = 0, dtype: Any = "float32") 
         ShapeError, ArgumentError, DTypeError: the numbers are no sizes; k is no int; no dtype.
     """
     rows, columns = normalize_shape((n_rows, n_rows if n_cols is None else n_cols), "eye")
-    result: Tensor = eye_op(rows=rows, columns=columns, k=whole("k", k), dtype=as_dtype(dtype).name)
+    result: Tensor = eye_op(
+        rows=rows, columns=columns, k=require_int("k", k), dtype=as_dtype(dtype).name
+    )
     return result

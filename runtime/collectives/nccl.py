@@ -18,11 +18,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from graphflow.base.environment import NCCL, setting, word
+from graphflow.base.environment import NCCL, choice_setting, setting
 from graphflow.errors import DeviceError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ops.communication.reduction_order import combining, finish, fold
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
+from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.protocol.clock_sync import identity
 from graphflow.runtime.telemetry.logs import Log
@@ -40,7 +40,7 @@ def library() -> Any:
     """CuPy's NCCL; None where there is none, of which CuPy warns: a machine with one GPU needs
     none."""
     try:
-        imported_cupy()
+        import_cupy()
         with _importing, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from cupy.cuda import nccl
@@ -56,7 +56,7 @@ def local_gpus(what: Collective, worker: int) -> dict[str, Any] | None:
     other hosts in the clear, and asks nobody who they are: that has to be allowed (`far`).
     """
     names = [DeviceName.parse(device) for device in what.devices]
-    allowed = word(*NCCL) or "host"
+    allowed = choice_setting(*NCCL) or "host"
     if any(name.kind != "gpu" for name in names) or allowed == "off" or library() is None:
         return None
     own = [_gpu_address(name.index or 0) for name in names if (name.worker or 0) == worker]
@@ -75,7 +75,7 @@ def can_use_nccl(told: Sequence[Any], count: int) -> bool:
 
 def _gpu_address(index: int) -> str:
     host = setting("NCCL_HOSTID") or identity()
-    return f"{host}/{imported_cupy().cuda.runtime.deviceGetPCIBusId(index)}"
+    return f"{host}/{import_cupy().cuda.runtime.deviceGetPCIBusId(index)}"
 
 
 class _Job:

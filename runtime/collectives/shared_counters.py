@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Function, compiler, named
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, name_module
 
 COUNTER_BYTES = 64
 """Bytes of a gate: the counter, how often sleepers were woken, how many there are."""
@@ -81,12 +81,12 @@ def _functions() -> tuple[Any, Any]:
     """`tell` and `pending`; the first is too short to release the interpreter's lock for."""
     waiting = _WAIT_ALL.replace("@SLEEP", _sleep()).replace("@PAUSE", _pause())
     texts = (
-        named(_PUBLISH.replace("@WAKE", _wake()), _declarations()),
-        named(waiting, _declarations()),
+        name_module(_PUBLISH.replace("@WAKE", _wake()), _declarations()),
+        name_module(waiting, _declarations()),
     )
     tell, pending = (compiler().function(*text) for text in texts)
-    assert isinstance(tell, Function)
-    return tell.held, pending.freed
+    assert isinstance(tell, NativeFunction)
+    return tell.holding_gil, pending.releasing_gil
 
 
 def _futex_number() -> int | None:

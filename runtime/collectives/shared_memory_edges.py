@@ -22,7 +22,7 @@ import numpy as np
 
 from graphflow.errors import TransportError
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.jit.array_address import aligned
+from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.runtime.collectives.group_setup import HandshakeChannel
 from graphflow.runtime.collectives.rank_buffers import Array
 from graphflow.runtime.collectives.shared_counters import (
@@ -77,7 +77,7 @@ def edges_that_fit(specs: Mapping[int, TensorSpec]) -> dict[int, TensorSpec]:
 
 def _slot_bytes(spec: TensorSpec) -> int:
     """Return the bytes of all slots of an edge."""
-    return _SLOTS * aligned(nbytes(spec))
+    return _SLOTS * align_up(nbytes(spec))
 
 
 class _EdgeSlots:
@@ -91,7 +91,7 @@ class _EdgeSlots:
     def __init__(self, line: Array, memory: Array, spec: TensorSpec) -> None:
         self.counter = SharedCounters(line, 1)
         self.stamp = line.view(np.int64)[_STAMP_WORD : _STAMP_WORD + 1]
-        step, size = aligned(nbytes(spec)), nbytes(spec)
+        step, size = align_up(nbytes(spec)), nbytes(spec)
         self.arrays: list[Array] = [
             memory[at : at + size].view(spec.dtype).reshape(spec.shape)
             for at in range(0, _slot_bytes(spec), step)

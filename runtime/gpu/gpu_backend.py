@@ -29,8 +29,8 @@ from graphflow.errors import (
 )
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.kernels.codegen.elementwise_emitter import Region
-from graphflow.ops.kernels.cuda.cupy_module import captured, imported_cupy
-from graphflow.ops.kernels.cuda.nvrtc import compiled
+from graphflow.ops.kernels.cuda.cupy_module import capture_graph, import_cupy
+from graphflow.ops.kernels.cuda.nvrtc import compile_module
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide, module_text
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT
 from graphflow.runtime.gpu.cublas import Cublas
@@ -99,7 +99,7 @@ class GpuBackend:
     threads = 1
 
     def __init__(self, index: int) -> None:
-        self.xp = cupy = imported_cupy()
+        self.xp = cupy = import_cupy()
         self.index = index
         self.export_result: ResultExporter | None = None
         self.allocations = 0
@@ -389,7 +389,7 @@ class GpuBackend:
                 some = names[first : first + _KERNELS_PER_MODULE]
                 text = module_text(missing[name] for name in some)
                 try:
-                    module = compiled(self.xp, text)
+                    module = compile_module(self.xp, text)
                     for name in some:
                         self._functions[name] = module.get_function(name)
                 except Exception as error:  # of CuPy's compiler, or of the driver
@@ -436,7 +436,7 @@ class GpuBackend:
         self._is_capturing = _capturing.now = True
         try:
             with self.graph_memory():
-                return captured(self.xp, self.stream, run)
+                return capture_graph(self.xp, self.stream, run)
         finally:
             self._is_capturing = _capturing.now = False
 

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ops.kernels.jit.array_address import aligned
+from graphflow.ops.kernels.jit.array_address import align_up
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def plan_arena(blocks: Sequence[BufferLifetime]) -> ArenaPlan:
         while live and live[0][0] < block.birth:
             _, start, end = heappop(live)
             _add_gap(gaps, start, end)
-        size = aligned(max(block.nbytes, 1))
+        size = align_up(max(block.nbytes, 1))
         at = next(k for k, (start, end) in enumerate(gaps) if end - start >= size)
         offset, limit = gaps[at]
         gaps[at : at + 1] = [(offset + size, limit)] if offset + size < limit else []

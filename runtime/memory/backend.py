@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.errors import DeviceError, DeviceOutOfMemory
 from graphflow.ir.spec import BFLOAT16
-from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, fresh
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, empty_aligned
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ResultExporter = Callable[[Array], Array | None]
@@ -74,7 +74,7 @@ class CpuBackend:
         """
         for is_last in (False, True):
             try:
-                return fresh(nbytes)
+                return empty_aligned(nbytes)
             except (MemoryError, ValueError):  # numpy's word for more than any address reaches
                 if is_last:
                     break
@@ -131,19 +131,19 @@ class _ActiveCpu:
     """While a program runs on a CPU. A class, because a generator takes twice as long to enter."""
 
     def __init__(self, pool: Pool) -> None:
-        self._using = using(pool)
+        self._using = use_pool(pool)
 
     def __enter__(self) -> None:
-        one_thread().__enter__()
+        one_blas_thread().__enter__()
         try:
             self._using.__enter__()
         except BaseException:  # Ctrl-C
-            one_thread().__exit__()
+            one_blas_thread().__exit__()
             raise
 
     def __exit__(self, *exception: Any) -> None:
         self._using.__exit__(*exception)
-        one_thread().__exit__()
+        one_blas_thread().__exit__()
 
 
 def require_dtype(xp: Any, dtype: np.dtype[Any]) -> None:

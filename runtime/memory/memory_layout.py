@@ -13,11 +13,11 @@ from graphflow.ir.graph import Body, Graph, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, is_inexact, nbytes
 from graphflow.ops.control_flow.control import cond, scan, while_loop
-from graphflow.ops.kernels.codegen.elementwise_emitter import attributes
-from graphflow.ops.kernels.fusion.fusion import Fused, plan_regions, roots_of
-from graphflow.ops.kernels.fusion.region_kernels import SHARED, enabled
-from graphflow.ops.kernels.jit.array_address import aligned
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.codegen.elementwise_emitter import freeze_attributes
+from graphflow.ops.kernels.fusion.fusion import FusedRegion, plan_regions, roots_of
+from graphflow.ops.kernels.fusion.region_kernels import THREADING_NANOSECONDS, is_jit_enabled
+from graphflow.ops.kernels.jit.array_address import align_up
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.memory.arena_planner import ArenaPlan, BufferLifetime, plan_arena
 from graphflow.runtime.memory.branch_planning import (
     ParallelSection,
@@ -75,12 +75,12 @@ class MemoryLayout:
     roots: Mapping[Tensor, Tensor]
     blocks: Mapping[Tensor, int]
     arena: ArenaPlan
-    regions: Mapping[Node, Fused]
+    regions: Mapping[Node, FusedRegion]
     deferred: Mapping[Node, Tensor]
     staged: frozenset[Node]
     commits: tuple[Node, ...]
     body_layouts: Mapping[Node, BodyLayout]
-    tasks: Mapping[Node, Task]
+    tasks: Mapping[Node, KernelTask]
     scratch: Mapping[Node, int]
 
     def offset(self, tensor: Tensor) -> int:
@@ -158,7 +158,7 @@ class _PlanInputs:
     partition: Partition
     specs: Mapping[Tensor, TensorSpec]
     roots: Mapping[Tensor, Tensor]
-    regions: Mapping[Node, Fused]
+    regions: Mapping[Node, FusedRegion]
     deferred: Mapping[Node, Tensor]
     staged: frozenset[Node]
     position: Mapping[Node, int]
@@ -168,8 +168,8 @@ class _PlanInputs:
 
 def _epilogue_positions(
     partition: Partition,
-    tasks: Mapping[Node, Task],
-    regions: Mapping[Node, Fused],
+    tasks: Mapping[Node, KernelTask],
+    regions: Mapping[Node, FusedRegion],
     position: Mapping[Node, int],
 ) -> dict[Node, int]:
     """Where the first region runs that reads the result of a task with blocks
@@ -220,7 +220,7 @@ _BRANCH_GROWTH, _BRANCH_SLACK_BYTES = 1.25, 2 << 20
 
 
 def _scheduled_kernels(
-    decided: _PlanInputs, tasks: Mapping[Node, Task]
+    decided: _PlanInputs, tasks: Mapping[Node, KernelTask]
 ) -> list[ScheduledKernel | None]:
     """The kernels in order, each with those that it waits for; None for what is none."""
     units: list[ScheduledKernel | None] = []
@@ -239,7 +239,7 @@ def _scheduled_kernels(
         operands = node.inputs if fused is None else fused.operands
         for tensor in node.outputs if fused is None else fused.results:
             made[tensor] = len(units)
-        if task is None or task.nanoseconds > SHARED:
+        if task is None or task.nanoseconds > THREADING_NANOSECONDS:
             units.append(None)
             continue
         sources = {decided.roots[t] for t in operands}
@@ -252,19 +252,19 @@ def _native_tasks(
     partition: Partition,
     specs: Mapping[Tensor, TensorSpec],
     bindings: Mapping[str, int],
-    regions: Mapping[Node, Fused],
-) -> dict[Node, Task]:
+    regions: Mapping[Node, FusedRegion],
+) -> dict[Node, KernelTask]:
     """The generated kernels of the nodes that have one of their own."""
-    if not enabled() or DeviceName.parse(partition.device).kind != "cpu":
+    if not is_jit_enabled() or DeviceName.parse(partition.device).kind != "cpu":
         return {}
-    known: dict[Any, Task | None] = {}
+    known: dict[Any, KernelTask | None] = {}
     tasks = {}
     for node in partition.graph.nodes:
         if node.op.native is None or node in regions:
             continue
         inputs = tuple([specs[t] for t in node.inputs])
         attrs = bind_attrs(node.attrs, bindings)
-        key = (node.op, inputs, attributes(attrs))
+        key = (node.op, inputs, freeze_attributes(attrs))
         if key not in known or key[2] is None:
             known[key] = node.op.native(*inputs, **attrs)
         task = known[key]
@@ -280,13 +280,13 @@ def _plan_bodies(node: Node, outer: Partition, bindings: Mapping[str, int]) -> B
         part = _body_partition(body, outer)
         layout = plan_layout(part, bindings)
         places.append(0 if node.op is cond else end)
-        end = max(end, places[-1] + aligned(layout.arena.nbytes))
+        end = max(end, places[-1] + align_up(layout.arena.nbytes))
         parts.append((part, layout))
     carried = []
     for tensor in _loop_state(node):
         spec = tensor.spec.bind(bindings)
         carried.append((spec, end))
-        end += 2 * aligned(nbytes(spec))
+        end += 2 * align_up(nbytes(spec))
     return BodyLayout(tuple(parts), tuple(places), tuple(carried), end)
 
 
@@ -310,7 +310,7 @@ def _find_deferred(
     partition: Partition,
     roots: Mapping[Tensor, Tensor],
     commits: tuple[Node, ...],
-    regions: Mapping[Node, Fused],
+    regions: Mapping[Node, FusedRegion],
 ) -> dict[Node, Tensor]:
     """Nodes, elementwise or in place, that only an assign reads, and that read no variable this
     step changes but their own; of a region, all results are such or none is deferred."""
@@ -358,7 +358,7 @@ def _reads_only_its_own(
     candidates: Mapping[Node, Tensor],
     assigned: set[Tensor],
     roots: Mapping[Tensor, Tensor],
-    regions: Mapping[Node, Fused],
+    regions: Mapping[Node, FusedRegion],
 ) -> bool:
     """Whether what a node computes may be written to its variable at once, with all that its
     region writes: an element is read before it is written."""
@@ -454,7 +454,7 @@ def _reads_memory_once(node: Node, roots: Mapping[Tensor, Tensor]) -> bool:
 def _reuse_dying_inputs(
     results: Sequence[Tensor],
     operands: Sequence[Tensor],
-    fused: Fused | None,
+    fused: FusedRegion | None,
     specs: Mapping[Tensor, TensorSpec],
     roots: Mapping[Tensor, Tensor],
     deaths: Mapping[Tensor, int],

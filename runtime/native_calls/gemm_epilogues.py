@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.compiler import KernelTask
 
 
 class MemoryRange(NamedTuple):
@@ -33,7 +33,7 @@ class KernelAccess(NamedTuple):
     """A kernel and what it works on: of what it writes, the first is its (first) result, and the
     last may be scratch memory."""
 
-    task: Task
+    task: KernelTask
     reads: tuple[MemoryRange, ...]
     writes: tuple[MemoryRange, ...]
 

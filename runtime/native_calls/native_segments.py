@@ -18,10 +18,10 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.kernels.fusion.region_kernels import FREED
+from graphflow.ops.kernels.fusion.region_kernels import GIL_RELEASE_NANOSECONDS
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address
 from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
-from graphflow.ops.kernels.jit.compiler import Task, compiler
+from graphflow.ops.kernels.jit.compiler import KernelTask, compiler
 from graphflow.runtime.native_calls.gemm_epilogues import (
     KernelAccess,
     MemoryRange,
@@ -50,7 +50,7 @@ class KernelCall:
     """
 
     node: Node
-    task: Task
+    task: KernelTask
     pointers: tuple[PointerSource, ...]
     nbytes: tuple[int, ...] = ()
     first_written: int = 0
@@ -93,7 +93,11 @@ class NativeSegment:
         self._table = self._interleaved_entries()
         self._table_address = address(self._table) if calls else 0
         function = driver().walk
-        self._walk = function.freed if self.nanoseconds > FREED else function.held
+        self._walk = (
+            function.releasing_gil
+            if self.nanoseconds > GIL_RELEASE_NANOSECONDS
+            else function.holding_gil
+        )
         self.run: Callable[[], None] = partial(
             self._walk, ctypes.c_void_p(self._table_address), None, ctypes.c_int64(0),
             ctypes.c_int64(len(self._table) // WORDS),
@@ -120,7 +124,7 @@ class NativeSegment:
     @property
     def run_without_gil(self) -> Callable[[], None]:
         """As `run`, but other threads go on meanwhile."""
-        return partial(driver().walk.freed, *self.run.args)  # type: ignore[attr-defined]
+        return partial(driver().walk.releasing_gil, *self.run.args)  # type: ignore[attr-defined]
 
     def run_call(self, i: int) -> None:
         """Run one of the calls."""
@@ -131,7 +135,7 @@ class NativeSegment:
         return address(self.pointers) + 8 * i
 
 
-def _pool_sizes(tasks: Iterable[Task]) -> tuple[np.ndarray[Any, Any], list[int]]:
+def _pool_sizes(tasks: Iterable[KernelTask]) -> tuple[np.ndarray[Any, Any], list[int]]:
     """The sizes of tasks in one array, equal tasks once, and where those of each begin."""
     sizes: list[int] = [0]  # an array of none has no address
     at: dict[int, int] = {}

@@ -22,7 +22,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.control_flow.control import FREE, cond, scan
+from graphflow.ops.control_flow.control import UNPLACED_OPS, cond, scan
 from graphflow.passes.bodies import spans_devices as is_spread
 
 FIRST_EDGE = 1 << 24
@@ -102,7 +102,7 @@ class _DeviceBody:
         It is received where it is first read: before that, this device may have its own part in
         the making of it.
         """
-        if tensor.node.op.name in FREE:
+        if tensor.node.op.name in UNPLACED_OPS:
             return tensor
         if tensor not in self.twins:
             recv = _make_node(REGISTRY["recv"], (), self.recv_attrs[tensor], tensor.node)
@@ -179,7 +179,7 @@ class _BodyPartitioner:
         chosen = {
             inner: self._choose_device(inner, home)
             for inner in body.graph.nodes
-            if inner.op.name not in FREE
+            if inner.op.name not in UNPLACED_OPS
         }
         expanded = self.expand(body.graph, chosen, tuple(chosen))
         outputs = [expanded.mapped[t] for t in body.outputs]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from graphflow.errors import ModuleNotAllowed
 from graphflow.ir.op import Node, owner_module
-from graphflow.ops.host_calls.host_call import foreign_functions
+from graphflow.ops.host_calls.host_call import host_functions
 from graphflow.runtime.partitioning.partition import Partition
 
 
@@ -29,14 +29,14 @@ def require_user_modules(
 
 def runs_user_code(node: Node) -> bool:
     """Whether a node runs the user's own code."""
-    return owner_module(node.op) is not None or bool(foreign_functions(node.attrs))
+    return owner_module(node.op) is not None or bool(host_functions(node.attrs))
 
 
 def _check(node: Node, ops: Collection[str]) -> None:
     module = owner_module(node.op)
     if module is not None and module not in ops:
         raise ModuleNotAllowed(f"{_describe_node(node)} is an op of {_remedy(module)}")
-    for function in foreign_functions(node.attrs):
+    for function in host_functions(node.attrs):
         if function.module is None:
             raise ModuleNotAllowed(
                 f"{_describe_node(node)} calls {function.name}, which is in this process only, and "

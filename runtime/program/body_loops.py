@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node
-from graphflow.ops.control_flow.control import call, cond, folded, indices, scan
+from graphflow.ops.control_flow.control import call, cond, fold_in, iteration_indices, scan
 
 BodyFunction = Callable[[Sequence[Any], int, int], Sequence[Any]]
 """(arrays, step, draws) -> results."""
@@ -91,7 +91,7 @@ def _make_scan_runner(
         state: Sequence[Any] = given[:carries]
         rows, captures = given[carries : carries + items], given[carries + items :]
         stacks = outs[carries:]
-        order = indices(length, count, reverse)
+        order = iteration_indices(length, count, reverse)
         of = f" of {len(order)}"
         if len(order) < length:
             for stack in stacks:
@@ -100,7 +100,7 @@ def _make_scan_runner(
         for done, i in enumerate(order):
             proceed(step, loop, done, of)
             results = routine(
-                (*state, *[row[i] for row in rows], *captures), step, folded(draws, i)
+                (*state, *[row[i] for row in rows], *captures), step, fold_in(draws, i)
             )
             _fill(free, results[:carries], copyto)
             for stack, y in zip(stacks, results[carries:], strict=True):
@@ -131,7 +131,7 @@ def _make_while_runner(
         count = 0
         while limit is None or count < limit:
             proceed(step, loop, count, "")
-            inputs, drawn = (*state, *captures), folded(draws, count)
+            inputs, drawn = (*state, *captures), fold_in(draws, count)
             if not bool(test(inputs, step, drawn)[0]):
                 break
             results = body(inputs, step, drawn)

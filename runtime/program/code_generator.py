@@ -22,10 +22,15 @@ from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.control_flow.control import call
-from graphflow.ops.kernels.fusion.multi_tensor_updates import Sweep
-from graphflow.ops.kernels.fusion.region_kernels import SHARED, Launch, enabled, kernel_of
+from graphflow.ops.kernels.fusion.multi_tensor_updates import MultiTensorUpdate
+from graphflow.ops.kernels.fusion.region_kernels import (
+    THREADING_NANOSECONDS,
+    KernelLaunch,
+    is_jit_enabled,
+    kernel_of,
+)
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.memory.backend import Backend, require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
@@ -91,7 +96,7 @@ class CpuCode:
         self.layout = layout
         self.backend = backend
         self.bindings = bindings
-        self.plain = not enabled()
+        self.plain = not is_jit_enabled()
         self.scope: dict[str, Any] = {
             "send": ends.send, "recv": ends.recv, "copy": backend.xp.copy,
             "copyto": backend.xp.copyto, "kept": {},
@@ -100,7 +105,7 @@ class CpuCode:
         threads = 1 if self.is_body else backend.threads
         self.compute = ProgramSection(threads)
         self.commit = ProgramSection(threads)
-        self._sweep_updates: list[tuple[Node, Task, Sequence[PointerSource]]] = []
+        self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
         self._sizes: dict[int, int] = {}  # bytes, by the id of a spec of the layout's
         self._dtypes: set[np.dtype[Any]] = set()  # which the backend has
         self.variables: dict[str, Any] = {}
@@ -313,7 +318,7 @@ class CpuCode:
         if part is self.commit and not task.scratch and _are_fixed(places):
             self._sweep_updates.append((node, task, places))
             return
-        launch = Launch(
+        launch = KernelLaunch(
             kernel_of(fused.region),
             fused.sizes,
             [p if isinstance(p, int) else None for p in places],
@@ -338,7 +343,7 @@ class CpuCode:
         self.commit.calls = [c for c in self.commit.calls if id(c) not in taken]
         calls: list[Any] = [(task, places) for _, task, places in self._sweep_updates]
         calls += [(call.task, call.pointers) for call in small]
-        self.scope["sweep"] = Sweep(calls, self.backend.threads)
+        self.scope["sweep"] = MultiTensorUpdate(calls, self.backend.threads)
         self.commit.add_line(self._sweep_updates[-1][0], "sweep()")
 
     def _emit_value_check(self, node: Node, number: int) -> None:
@@ -355,12 +360,17 @@ class CpuCode:
         self.scope[f"c{number}"] = partial(node.op.refuse, self.backend.xp, **attrs)
         self._emit_line(node, f"c{number}({', '.join(arrays)})")
 
-    def _is_split_over_threads(self, task: Task) -> bool:
+    def _is_split_over_threads(self, task: KernelTask) -> bool:
         """Whether threads share the work of a task."""
-        return task.nanoseconds > SHARED and self.backend.threads > 1
+        return task.nanoseconds > THREADING_NANOSECONDS and self.backend.threads > 1
 
     def _emit_call(
-        self, part: ProgramSection, node: Node, task: Task, tensors: Sequence[Tensor], results: int
+        self,
+        part: ProgramSection,
+        node: Node,
+        task: KernelTask,
+        tensors: Sequence[Tensor],
+        results: int,
     ) -> None:
         """A call of a task with operands and, last of them, so many results."""
         if not task.rows:

@@ -14,13 +14,13 @@ from graphflow.errors import (
     GraphflowError,
     OpError,
     ProtocolError,
-    told,
+    error_text,
 )
 from graphflow.ir.op import Node, Op, owner_module
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.fusion.region_kernels import enabled
-from graphflow.ops.kernels.jit.array_address import aligned
-from graphflow.ops.kernels.jit.call_table_driver import copy_task, texts
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.jit.array_address import align_up
+from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
 from graphflow.runtime.collectives.exchanges import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
@@ -67,12 +67,12 @@ class EdgeChannel(Protocol):
 
 def compile_kernels(layout: MemoryLayout) -> None:
     """Compile all kernels of a program and its bodies that are missing, together."""
-    if not enabled():
+    if not is_jit_enabled():
         return
     wanted: dict[str, str] = {}
     _collect_kernels(layout, wanted)
     if wanted:
-        compiler().functions({**texts(), **wanted})
+        compiler().functions({**driver_sources(), **wanted})
 
 
 def _collect_kernels(layout: MemoryLayout, wanted: dict[str, str]) -> None:
@@ -129,7 +129,11 @@ def annotate_error(
         return error
     if isinstance(error, OpError) and error.explained:
         return error
-    text = told(error) if isinstance(error, OpError) else f"{type(error).__name__}: {told(error)}"
+    text = (
+        error_text(error)
+        if isinstance(error, OpError)
+        else f"{type(error).__name__}: {error_text(error)}"
+    )
     if node is None:
         return kind(f"a step failed on {partition.device}: {text}")
     if isinstance(error, MemoryError) and hasattr(error, "shape") and hasattr(error, "dtype"):
@@ -166,7 +170,7 @@ def loop_buffers(inner: BodyLayout, own: Any) -> LoopBuffers:
         tuple(
             own[at : at + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
             for spec, place in inner.loop_state
-            for at in [place + which * aligned(nbytes(spec))]
+            for at in [place + which * align_up(nbytes(spec))]
         )
         for which in range(2)
     )

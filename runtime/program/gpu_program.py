@@ -20,7 +20,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.ops.control_flow.control import call, scan
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide
-from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.runtime.collectives.exchanges import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.gpu.cuda_graphs import CapturedSteps, GpuStep
@@ -78,7 +78,7 @@ class GpuCode:
         self.channel = channel
         self.is_body = loops is not None
         self.loops = loops if loops is not None else LoopEdgeChannel(channel)
-        self.plain = not enabled()
+        self.plain = not is_jit_enabled()
         self._module = backend.xp if self.plain else array_module(backend)
         self.values: dict[Tensor, Any] = {}
         self.variables: dict[str, Any] = {}

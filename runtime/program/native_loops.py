@@ -17,10 +17,10 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Body
 from graphflow.ir.op import Node
-from graphflow.ops.control_flow.control import indices, scan
-from graphflow.ops.kernels.fusion.region_kernels import FREED
+from graphflow.ops.control_flow.control import iteration_indices, scan
+from graphflow.ops.kernels.fusion.region_kernels import GIL_RELEASE_NANOSECONDS
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver, frame
+from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver, loop_frame
 from graphflow.runtime.native_calls.native_segments import (
     CANCEL_CHECK_NANOSECONDS,
     KernelCall,
@@ -84,7 +84,7 @@ class _Iterations:
         self._segment = NativeSegment(calls)
         self._pred = pred
         known = pred if isinstance(pred, int) else 0
-        self._frame = frame(address(self._segment.entries), tests, len(calls), 0, 0, known)
+        self._frame = loop_frame(address(self._segment.entries), tests, len(calls), 0, 0, known)
         self._frame_pointer = ctypes.c_void_p(address(self._frame))
         self._work = max(1.0, self._segment.nanoseconds + _CALL_NANOSECONDS * len(calls))
         self._rounds = max(1, int(CANCEL_CHECK_NANOSECONDS / self._work))
@@ -116,8 +116,8 @@ class _Iterations:
         while done < count:
             proceed(done)
             stop = min(count, done + self._rounds)
-            is_long = (stop - done) * self._work > FREED
-            function = driver().loop.freed if is_long else driver().loop.held
+            is_long = (stop - done) * self._work > GIL_RELEASE_NANOSECONDS
+            function = driver().loop.releasing_gil if is_long else driver().loop.holding_gil
             function(self._frame_pointer, None, done, stop)
             done = int(self._frame[6])
             if done < stop:
@@ -177,7 +177,7 @@ def _make_scan_runner(
 
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         given = arrays[counted:]
-        order = indices(length, int(arrays[0]) if counted else None, reverse)
+        order = iteration_indices(length, int(arrays[0]) if counted else None, reverse)
         count, first = len(order), order[0] if order else 0
         of = f" of {count}"
         for held, value in zip(carried.first, given, strict=False):

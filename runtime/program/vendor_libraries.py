@@ -26,7 +26,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError, DeviceOutOfMemory
 from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec, is_half, kind
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy, name_of
+from graphflow.ops.kernels.cuda.cupy_module import gpu_name, import_cupy
 from graphflow.runtime.gpu.cuda_graphs import graphs_enabled
 from graphflow.runtime.gpu.cudnn import CudnnGraph, concrete_shape
 from graphflow.runtime.program.generated_call_support import out_kernel
@@ -62,14 +62,14 @@ def describe_gpus() -> list[str]:
     """What is said of each of this machine's GPUs: its name, and what computes on it; nothing where
     CuPy sees none."""
     try:
-        cupy = imported_cupy()
+        cupy = import_cupy()
         runtime = cupy.cuda.runtime
         found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
     except Exception:  # no CuPy, no driver, no device: CuPy's own errors
         return []
     graphs = "on" if graphs_enabled() else "off"
     return [
-        f"gpu:{i} is {name_of(each)}, compute capability {each['major']}.{each['minor']}; "
+        f"gpu:{i} is {gpu_name(each)}, compute capability {each['major']}.{each['minor']}; "
         f"CuPy {cupy.__version__}, CUDA graphs {graphs}; {libraries()}"
         for i, each in enumerate(found)
     ]

@@ -36,7 +36,7 @@ from graphflow.errors import (
     TransportError,
 )
 from graphflow.ir.graph import Graph
-from graphflow.ops.kernels.jit.object_cache import Store
+from graphflow.ops.kernels.jit.object_cache import ObjectCache
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration import trace_corrections as learned
 from graphflow.placement.clusters import table_reader
@@ -564,7 +564,7 @@ def status_report(data: bytes) -> None:
     if (wrong := status.misfit(told)) is not None:
         raise ProtocolError(wrong)
     answers = [(status.Address("tcp://127.0.0.1:1"), told)]
-    Console(file=io.StringIO(), width=180).print(cli_status.shown(answers))
+    Console(file=io.StringIO(), width=180).print(cli_status.render_answers(answers))
     json.dumps(told, allow_nan=False)
 
 
@@ -635,14 +635,14 @@ def profile_seed() -> bytes:
 
 def kernel(data: bytes) -> None:
     """Object code, as it is kept in a file: whatever is not as it was written is not there."""
-    store = Store(folder() / "cache")
+    store = ObjectCache(folder() / "cache")
     store.put("key", b"code")
     store._path("key").write_bytes(data)
     assert store.get("key") in (None, b"code")
 
 
 def kernel_seed() -> bytes:
-    store = Store(folder() / "cache")
+    store = ObjectCache(folder() / "cache")
     store.put("key", b"code")
     return store._path("key").read_bytes()
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from graphflow.errors import StepTimeout
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
+from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.nccl import Communicator, NcclCollective
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
@@ -69,7 +69,7 @@ def _met(folder: Path, backend: GpuBackend, count: int, rank: int) -> Communicat
 
 def exchange(folder: Path, count: int, rank: int) -> None:
     """All examples, twice each: the second result is kept."""
-    backend = GpuBackend(rank % imported_cupy().cuda.runtime.getDeviceCount())
+    backend = GpuBackend(rank % import_cupy().cuda.runtime.getDeviceCount())
     group = _met(folder, backend, count, rank)
     results = []
     for what, xs in examples(count):
@@ -87,7 +87,7 @@ def exchange(folder: Path, count: int, rank: int) -> None:
 
 def leave(folder: Path, count: int, rank: int) -> None:
     """Rank 0 is left alone in an exchange and gives up; its GPU goes on with other things."""
-    backend = GpuBackend(rank % imported_cupy().cuda.runtime.getDeviceCount())
+    backend = GpuBackend(rank % import_cupy().cuda.runtime.getDeviceCount())
     group = _met(folder, backend, count, rank)
     if rank:
         (folder / f"left-{rank}").touch()

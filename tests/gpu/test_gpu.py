@@ -18,7 +18,7 @@ from graphflow.errors import DeviceError, DeviceLost, DeviceOutOfMemory, OpError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
+from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 from graphflow.runtime.gpu.gpu_backend import DeviceCopy, GpuBackend
 from graphflow.runtime.memory.arenas import Arenas
 from graphflow.runtime.partitioning.partition import partition
@@ -582,7 +582,7 @@ def test_a_feed_that_does_not_get_in_is_the_devices_failure_and_no_ops(
     def fail(size: int) -> None:
         raise fake_cupy.CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered: none to pin")
 
-    monkeypatch.setattr(imported_cupy().cuda, "alloc_pinned_memory", fail)
+    monkeypatch.setattr(import_cupy().cuda, "alloc_pinned_memory", fail)
     here = OnGpu(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
     with pytest.raises(DeviceError, match=r"gpu:0 failed: .*none to pin") as failure:
         here.step(x=X)

@@ -18,7 +18,7 @@ import graphflow.ops  # noqa: F401 - fills the registry
 from graphflow.ir.op import REGISTRY
 from graphflow.ir.spec import TensorSpec, as_dtype, kind
 from graphflow.ops.communication.reduction_order import shares
-from graphflow.ops.kernels.jit.array_address import fresh
+from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.runtime.collectives import message_transport as parcels
 from graphflow.runtime.collectives import shared_memory_transport as shared
 from graphflow.runtime.collectives.message_transport import MessageExchange, MessagePort
@@ -236,7 +236,7 @@ def test_what_lies_in_no_cache_is_exchanged_with_the_same_bits(
         for rank in range(2):
             result = what.result_spec(rank)
             count = int(np.prod(result.shape))
-            room = fresh((count + astray) * what.dtype.itemsize).view(what.dtype)
+            room = empty_aligned((count + astray) * what.dtype.itemsize).view(what.dtype)
             ys.append(room[astray:].reshape(result.shape))
         in_shared_memory(what, xs, ys)
         assert same_bits(ys, plain(what, xs)), shape

@@ -210,7 +210,9 @@ def may_take_over(node: Node, before: Tensor, layout: MemoryLayout) -> bool:
     """Whether the node's result may lie in the memory of one of its inputs."""
     fused = layout.regions.get(node)
     if fused is not None:
-        (ways,) = (w for w, t in zip(fused.ways, fused.results, strict=True) if t.node is node)
+        (ways,) = (
+            w for w, t in zip(fused.result_axes, fused.results, strict=True) if t.node is node
+        )
         pairs = zip(fused.operands, fused.region.operands, strict=True)
         seen = [(t, o.axes) for t, o in pairs if layout.roots[t] is before]
         long = [n != 1 for n in fused.sizes]

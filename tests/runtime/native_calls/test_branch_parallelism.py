@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.ir.op import Tensor
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.memory import branch_planning as planning
 from graphflow.runtime.memory import memory_layout as layout
 from graphflow.runtime.memory.backend import CpuBackend
@@ -43,7 +43,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def call(work: float, reads: Sequence[int], writes: Sequence[int]) -> KernelCall:
     places = (*reads, *writes)
-    return KernelCall(NODE, Task("", "", (), 1, work), places, (64,) * len(places), len(reads))
+    return KernelCall(
+        NODE, KernelTask("", "", (), 1, work), places, (64,) * len(places), len(reads)
+    )
 
 
 def towers(count: int, depth: int) -> tuple[Tensor, Tensor]:

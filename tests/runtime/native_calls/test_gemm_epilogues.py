@@ -10,8 +10,8 @@ import pytest
 
 import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ops.kernels.gemm.gemm import available
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.gemm.gemm import is_supported
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.native_calls import native_segments as segments
 from graphflow.runtime.native_calls.gemm_epilogues import (
     BlockCall,
@@ -22,12 +22,14 @@ from graphflow.runtime.native_calls.gemm_epilogues import (
 
 MADE, SCRATCH = MemoryRange(1000, 160), MemoryRange(2000, 64)
 PRODUCT = KernelAccess(
-    Task("product", "", (), 5, 0.0, blocks=((2, 16), (4, 32), (5, 40))),
+    KernelTask("product", "", (), 5, 0.0, blocks=((2, 16), (4, 32), (5, 40))),
     (MemoryRange(0, 80), MemoryRange(80, 80)),
     (MADE, SCRATCH),
 )
 REGION = KernelAccess(
-    Task("region", "", (), 10, 0.0, row=4), (MADE, MemoryRange(None, 16)), (MemoryRange(3000, 160),)
+    KernelTask("region", "", (), 10, 0.0, row=4),
+    (MADE, MemoryRange(None, 16)),
+    (MemoryRange(3000, 160),),
 )
 
 
@@ -73,7 +75,7 @@ def test_what_is_unknown_runs_as_a_whole() -> None:
     assert interleave_epilogues([]) == []
 
 
-@pytest.mark.skipif(not available("float32"), reason="made for AVX2 and up")
+@pytest.mark.skipif(not is_supported("float32"), reason="made for AVX2 and up")
 @pytest.mark.parametrize("epilogue", ["bias and gelu", "norm", "residual", "attention"])
 def test_programs_with_epilogues_give_the_bits_of_nodes_one_by_one(
     epilogue: str, monkeypatch: pytest.MonkeyPatch
