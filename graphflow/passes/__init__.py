@@ -16,12 +16,11 @@ from graphflow.passes.bodies import InlineCalls, MergeBodies, map_bodies
 from graphflow.passes.constants import FoldConstants
 from graphflow.passes.duplicates import MergeDuplicates
 from graphflow.passes.gram import UseSyrk
-from graphflow.passes.heads import FoldHeads
 from graphflow.passes.pads import JoinPads
 from graphflow.passes.transposes import FoldTransposes
 
 DEFAULT: tuple[Pass, ...] = (
-    MergeBodies(), FoldConstants(), FoldHeads(), FoldTransposes(), JoinPads(), MergeDuplicates(),
+    MergeBodies(), FoldConstants(), FoldTransposes(), JoinPads(), MergeDuplicates(),
     InlineCalls(), UseSyrk(), AccumulateProducts(),
 )  # fmt: skip
 
@@ -35,7 +34,7 @@ def optimize(graph: Graph, passes: tuple[Pass, ...] = DEFAULT) -> Graph:
 
 
 __all__ = [
-    "DEFAULT", "AccumulateProducts", "FoldConstants", "FoldHeads", "FoldTransposes",
+    "DEFAULT", "AccumulateProducts", "FoldConstants", "FoldTransposes",
     "UseSyrk", "InlineCalls", "JoinPads", "MergeBodies", "MergeDuplicates", "Pass",
     "optimize",
 ]  # fmt: skip
