@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.conv import (
-    depthwise,
     direct,
     im2col,
     implicit_gemm,
@@ -182,25 +181,6 @@ def _pointwise_fits(s: ConvShape, target: Target) -> bool:
     )
 
 
-# Depthwise ----------------------------------------------------------------------------------------
-
-
-def _depthwise_fits(s: ConvShape, target: Target) -> bool:
-    if s.groups == 1:
-        return False
-    # With one input, or backward one output, in a group, a product of matrices has one row.
-    return s.group_inputs == 1 or (
-        target == "x" and s.group_outputs == 1 and s.has_unit_stride and _flip_pays(s)
-    )
-
-
-def _depthwise_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
-    if s.group_outputs == 1 and s.has_unit_stride:
-        depthwise.convolve(s.xp, x, g, _flip(s, w), s.transposed)
-    else:
-        depthwise.input_gradient(s.xp, x, g, w, s.windows)
-
-
 # im2col -------------------------------------------------------------------------------------------
 
 
@@ -261,14 +241,6 @@ TABLE = (
         lambda s, y, x, w: pointwise.convolve(y, x, w, s.windows),
         lambda s, x, g, w: pointwise.input_gradient(x, g, w, s.windows),
         lambda s, w, x, g: pointwise.weight_gradient(w, x, g, s.windows),
-    ),
-    # Each channel by itself, by array calls: float64, three axes, GPUs.
-    ConvKernel(
-        "depthwise",
-        _depthwise_fits,
-        lambda s, y, x, w: depthwise.convolve(s.xp, y, x, w, s.windows),
-        _depthwise_back_to_input,
-        lambda s, w, x, g: depthwise.weight_gradient(s.xp, w, x, g, s.windows),
     ),
     # Anything, by products of columns.
     ConvKernel(
