@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow import errors, init, optim
 from graphflow._version import __version__
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.frontend.builders import assign, constant, placeholder, variable
 from graphflow.frontend.control_flow import call, cond, scan, while_loop
 from graphflow.frontend.functions import checkpoint, custom_vjp
@@ -29,7 +29,9 @@ from graphflow.ops.host_calls.host_call import host_call
 from graphflow.ops.matrices import linalg_namespace as linalg
 from graphflow.ops.matrices import sparse
 from graphflow.ops.matrices.einsum import einsum, tensordot
-from graphflow.ops.matrices.matmul import diagonal, matmul, outer, trace, tril, triu, vecdot
+from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.matrices.triangles import diagonal, trace, tril, triu
+from graphflow.ops.matrices.vector_products import outer, vecdot
 from graphflow.ops.ordering.quantiles import median, quantile
 from graphflow.ops.ordering.search import (
     bincount,
@@ -121,7 +123,8 @@ from graphflow.ops.randomness import random
 from graphflow.ops.reductions.cumulative import cumsum, prod
 from graphflow.ops.reductions.extrema import argmax, argmin, logsumexp, max, min
 from graphflow.ops.reductions.linear_recurrence import cumprod
-from graphflow.ops.reductions.reduce import all, any, mean, std, sum, var
+from graphflow.ops.reductions.reduce import all, any, mean, sum
+from graphflow.ops.reductions.variance import std, var
 from graphflow.ops.spectral import fft, signal
 from graphflow.ops.tensors.creation import arange, eye, full, linspace, ones, zeros
 from graphflow.ops.tensors.flat_indices import ravel_multi_index
@@ -142,14 +145,8 @@ from graphflow.ops.tensors.shape import (
     tile,
 )
 from graphflow.ops.tensors.slicing import concat, diff, flip, roll, split, stack, unstack
-from graphflow.ops.tensors.take import (
-    gather,
-    index_add,
-    one_hot,
-    scatter_add,
-    take,
-    take_along_axis,
-)
+from graphflow.ops.tensors.take import index_add, one_hot, scatter_add, take
+from graphflow.ops.tensors.take_along_axis import gather, take_along_axis
 from graphflow.transforms.forward_mode import jvp
 from graphflow.transforms.op_testing import check_op
 from graphflow.transforms.reverse_mode import gradients
@@ -202,7 +199,7 @@ def _elsewhere(name: str) -> str:
         found = [FUNCTION_HINTS[name]]
     if found:
         return f"; it is {' or '.join(found)}"
-    hint = MODULE_CALL_HINTS.get(name) or meant(name, __all__, cutoff=0.7)
+    hint = MODULE_CALL_HINTS.get(name) or did_you_mean(name, __all__, cutoff=0.7)
     return f"; {hint}" if hint else ""
 
 

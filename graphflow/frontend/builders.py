@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range, is_foreign
 from graphflow.errors import ArgumentError, DTypeError, VariableError
 from graphflow.frontend.feeds import cast
 from graphflow.init import Initializer
-from graphflow.ir.op import DEFAULT_DTYPES, REGISTRY, Tensor, as_tensor, located
+from graphflow.ir.op import DEFAULT_DTYPES, REGISTRY, Tensor, as_tensor, error_location
 from graphflow.ir.scopes import current_prefix
 from graphflow.ir.spec import as_dtype, normalize_shape
 
@@ -19,7 +19,7 @@ RESERVED = "__metadata__"
 """What no variable is named: safetensors, the format of checkpoints, keeps it for itself."""
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
     """A tensor that is fed at each step.
 
@@ -30,7 +30,7 @@ def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
     Raises:
         DTypeError, ShapeError: not a dtype, not a shape.
     """
-    with located("placeholder"):
+    with error_location("placeholder"):
         if isinstance(dtype, tuple | list):
             raise DTypeError(f"the dtype is first: gf.placeholder('float32', {dtype!r})")
         shown = current_prefix() + ("placeholder" if name is None else f"{name}")
@@ -39,7 +39,7 @@ def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
     return tensor
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def variable(
     initial: Any, name: str | None = None, trainable: bool = True, dtype: Any = None
 ) -> Tensor:
@@ -55,7 +55,7 @@ def variable(
         VariableError, DTypeError: the initial value is symbolic, or has no supported dtype.
         ArgumentError: trainable is no bool, name no str, or one that checkpoints cannot hold.
     """
-    with located("variable"):
+    with error_location("variable"):
         if not isinstance(trainable, bool):
             raise ArgumentError(f"trainable is True or False, not {trainable!r}")
         # said now, not hours later by a checkpoint
@@ -102,14 +102,14 @@ def _copy_initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     """A fixed array in the graph (a copy; plain lists of floats become float32).
 
     Raises:
         DTypeError: no array of a supported dtype.
     """
-    with located("constant"):
+    with error_location("constant"):
         if is_foreign(value) and not isinstance(value, Tensor | np.generic):
             value = _convert_foreign(value)
         tensor = as_tensor(value, dtype)
@@ -129,7 +129,7 @@ def _convert_foreign(value: Any) -> np.ndarray[Any, Any]:
         raise DTypeError(f"the value is {error}") from None
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def assign(variable: Tensor, value: Any, name: str | None = None) -> Tensor:
     """Set a variable at the end of the step; the fetched value is the new one.
 
@@ -137,7 +137,7 @@ def assign(variable: Tensor, value: Any, name: str | None = None) -> Tensor:
         VariableError: the first argument is not a variable.
         ShapeError, DTypeError: the value does not fit.
     """
-    with located("assign"):
+    with error_location("assign"):
         if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
             raise VariableError(f"{variable!r} is not a variable; gf.variable(initial) makes one")
         if not isinstance(value, Tensor):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range
 from graphflow.errors import FeedError, GraphflowError
 from graphflow.ir.op import Node, Tensor, user_location
@@ -68,7 +68,7 @@ def _find_placeholder(name: str, groups: Sequence[Iterable[Node]]) -> Node:
         if found:
             return found[0]
         names += [node.name for node in nodes]
-    hint = meant(name, names) or (f"they have {', '.join(names[:8])};" if names else "")
+    hint = did_you_mean(name, names) or (f"they have {', '.join(names[:8])};" if names else "")
     raise FeedError(
         f"feed {name!r} at {user_location()}: no placeholder of these fetches has this name; "
         f"{hint}{' ' if hint else ''}use the tensor itself as key"

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.errors import ArgumentError, DifferentiationError
 from graphflow.frontend.control_flow import call_body, require_function
 from graphflow.frontend.pytree import Rebuild
 from graphflow.frontend.tracing import TracedFunction, trace
 from graphflow.ir.graph import Body
-from graphflow.ir.op import Tensor, as_tensor, located, user_location
+from graphflow.ir.op import Tensor, as_tensor, error_location, user_location
 from graphflow.ir.spec import TensorSpec, show_distinctly
 
 
@@ -33,7 +33,7 @@ class CachedFunction:
     """
 
     def __init__(self, fn: Callable[..., Any], recompute: bool = False, rule: Any = None) -> None:
-        with located("function"):
+        with error_location("function"):
             require_function(fn, "fn")
         functools.update_wrapper(self, fn)
         self._fn = fn
@@ -136,7 +136,7 @@ def _check_cotangent(name: str, i: int, spec: TensorSpec, part: Any) -> None:
         )
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def trace_once(fn: Callable[..., Any]) -> CachedFunction:
     """A function whose graph is built once for each signature: `@gf.function`.
 
@@ -151,7 +151,7 @@ def trace_once(fn: Callable[..., Any]) -> CachedFunction:
     return CachedFunction(fn)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def checkpoint(fn: Callable[..., Any]) -> CachedFunction:
     """A function whose gradient computes it again instead of keeping what is inside.
 
@@ -162,7 +162,7 @@ def checkpoint(fn: Callable[..., Any]) -> CachedFunction:
     return CachedFunction(fn, recompute=True)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def custom_vjp(
     fn: Callable[..., Any] | None = None, *, vjp: Callable[..., Any] | None = None
 ) -> Any:

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import checks, spelt
-from graphflow.base.formatting import counted
+from graphflow.base.argument_checks import checks_argument_names, checks_arguments
+from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphError, VariableError
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.ir.spec import Dim, Equation, evaluate
 
 
-@spelt(GraphError)
+@checks_argument_names(GraphError)
 class Graph:
     """The nodes that some outputs need.
 
@@ -101,7 +101,7 @@ class Graph:
     def variables(self) -> tuple[Node, ...]:
         return self.of_op("variable")
 
-    @checks(GraphError)
+    @checks_arguments(GraphError)
     def of_op(self, name: str) -> tuple[Node, ...]:
         """Nodes of the op called `name`."""
         return tuple([node for node in self.nodes if node.op.name == name])
@@ -169,7 +169,7 @@ class Graph:
         as made where their variables are."""
         return next((n for n in self.consumers[assignment] if n.op.name == "group"), assignment)
 
-    @checks(GraphError)
+    @checks_arguments(GraphError)
     def rewrite(
         self,
         replace: Callable[[Node, tuple[Tensor, ...]], Sequence[Tensor] | None],
@@ -220,7 +220,10 @@ class Graph:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        nodes, outputs = counted(len(self.nodes), "node"), counted(len(self.outputs), "output")
+        nodes, outputs = (
+            show_count(len(self.nodes), "node"),
+            show_count(len(self.outputs), "output"),
+        )
         return f"<Graph of {nodes}, {outputs}>"
 
     def __str__(self) -> str:
@@ -294,6 +297,21 @@ def _abbreviate(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return repr(value.item()) if value.size == 1 else f"<{value.dtype}{value.shape}>"
     return repr(value)
+
+
+def substitute_tensors(
+    outputs: Sequence[Tensor], replaced: Mapping[Tensor, Tensor]
+) -> list[Tensor]:
+    """Return outputs with some tensors replaced by others; their dependents are built again."""
+    mapped = dict(replaced)
+    for node in Graph(outputs).nodes if outputs else ():
+        inputs = tuple(mapped.get(t, t) for t in node.inputs)
+        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+            continue
+        twin = node.with_inputs(inputs)
+        for old, new in zip(node.outputs, twin.outputs, strict=True):
+            mapped.setdefault(old, new)
+    return [mapped.get(t, t) for t in outputs]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.base.source_location import user_location
 from graphflow.errors import ArgumentError
 from graphflow.ir.dtypes import DTYPES
@@ -188,7 +188,7 @@ class HintingModule(ModuleType):
         if own is not None:
             return own(name)
         told = f"module {self.__name__!r} has no attribute {name!r}"
-        hint = "" if name.startswith("__") else meant(name, self.__dict__.get("__all__", ()))
+        hint = "" if name.startswith("__") else did_you_mean(name, self.__dict__.get("__all__", ()))
         raise AttributeError(f"{told}; {hint}" if hint else told, name=name, obj=self)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
@@ -225,7 +225,9 @@ def missing_attribute_error(path: str, name: str) -> AttributeError:
     module = sys.modules[path]
     if name in FUNCTION_HINTS:
         told += f"; it is {FUNCTION_HINTS[name]}"
-    elif not name.startswith("__") and (hint := meant(name, module.__dict__.get("__all__", ()))):
+    elif not name.startswith("__") and (
+        hint := did_you_mean(name, module.__dict__.get("__all__", ()))
+    ):
         told += f"; {hint}"
     return AttributeError(told, name=name, obj=module)
 

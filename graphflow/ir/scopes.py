@@ -9,21 +9,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.source_location import Location, located, user_location
+from graphflow.base.source_location import Location, error_location, user_location
 from graphflow.errors import ArgumentError, DeviceError, DTypeError
 from graphflow.ir.device_name import DeviceName
+from graphflow.ir.node import Node, Tensor
 from graphflow.ir.registry import FUNCTIONS
 from graphflow.ir.spec import as_dtype, is_half
-
-if TYPE_CHECKING:
-    from graphflow.ir.node import Node
-    from graphflow.ir.tensor import Tensor
 
 
 @dataclass
@@ -82,7 +79,7 @@ def is_name(name: Any) -> bool:
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def name_scope(name: str) -> AbstractContextManager[None]:
     """Prefix the names of nodes built in the block: `with gf.name_scope("tower"):`.
 
@@ -107,7 +104,7 @@ def prefix_scope(prefix: str) -> AbstractContextManager[None]:
     return _scope(prefix=prefix)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def device(name: str | DeviceName) -> AbstractContextManager[None]:
     """Pin nodes built in the block: `/worker:1/cpu:0`, or partial names such as `gpu`, `/worker:1`.
 
@@ -205,7 +202,7 @@ def _scope(**changes: Any) -> Iterator[None]:
         current_scope.reset(token)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def autocast(dtype: Any) -> AbstractContextManager[None]:
     """Compute products in 16 bits in the block: `with gf.autocast("bfloat16"):`.
 
@@ -222,7 +219,7 @@ def autocast(dtype: Any) -> AbstractContextManager[None]:
     """
     wanted = None
     if dtype is not None:
-        with located("gf.autocast"):
+        with error_location("gf.autocast"):
             wanted = as_dtype(dtype)
             if not is_half(wanted):
                 raise DTypeError(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError
 from graphflow.ir.dims import (
@@ -115,7 +115,7 @@ def nbytes(spec: TensorSpec) -> int:
     return evaluate(spec.nbytes, {})
 
 
-@spelt(ShapeError)
+@checks_argument_names(ShapeError)
 def spec(dtype: Any, shape: Any = ()) -> TensorSpec:
     """A TensorSpec from plain words: `spec("float32", (None, 64))`."""
     return TensorSpec(normalize_shape(shape, of=""), as_dtype(dtype))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphflow import init
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
@@ -23,7 +23,7 @@ from graphflow.ir.spec import is_half
 LEAST, MOST = 2.0**-24, 2.0**120
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
 class LossScaling:
     """Gradients of scale·loss, divided by the scale: small ones survive float16 on the way.
@@ -72,7 +72,7 @@ class LossScaling:
             return self.initial
         return _state("loss_scale", init.full((), float(self.initial)))
 
-    def unscaled(self, grads: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
+    def unscale(self, grads: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
         """Gradients of the loss from those of scale·loss; 16 bits become float32 first."""
         unscaled = []
         for gradient in grads:
@@ -109,7 +109,7 @@ def all_finite(grads: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def only_if(finite: Tensor, update: Tensor) -> Tensor:
+def assign_if(finite: Tensor, update: Tensor) -> Tensor:
     """The assignment, of the variable's own value if not `finite`."""
     variable, value = update.node.inputs
     with origin_scope(variable.node, "train/"):

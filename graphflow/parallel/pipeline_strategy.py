@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from math import prod
 from typing import Any
 
-from graphflow.base.argument_checks import checks, meant, signature_of
+from graphflow.base.argument_checks import checks_arguments, did_you_mean, signature_of
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, ScheduleError, ShardingError
 from graphflow.ir.device_name import DeviceName
@@ -46,7 +46,7 @@ SMALL = 10_000
 """Micro-batches of all stages, of a schedule that is made to see whether it can be."""
 
 
-@checks(ShardingError)
+@checks_arguments(ShardingError)
 @dataclass(frozen=True, eq=False)
 class Pipeline:
     """A network in stages, and micro-batches that go through them by a schedule.
@@ -87,7 +87,7 @@ class Pipeline:
         given = self.schedule
         named = isinstance(given, str) and given in SCHEDULES
         if not (named or isinstance(given, Schedule) or callable(given)):
-            hint = meant(str(given).lower(), SCHEDULES)
+            hint = did_you_mean(str(given).lower(), SCHEDULES)
             raise ScheduleError(
                 f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
                 f"not {given!r}" + (f"; {hint}" if hint else "")

@@ -4,16 +4,16 @@ compiled."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph, bind_attrs
 from graphflow.ir.op import REGISTRY, Node, Tensor, owner_module
 from graphflow.ir.spec import nbytes
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,12 @@ class FoldConstants(Pass):
     10**4))` would trade a cheap fill for a constant to store and send.
     """
 
+    phase: ClassVar[Phase] = Phase.CONSTANTS
+
     limit: int = 65536
 
     def __call__(self, graph: Graph) -> Graph:
-        with one_thread(), np.errstate(all="ignore"):  # as in a program, for the same bits
+        with one_blas_thread(), np.errstate(all="ignore"):  # as in a program, for the same bits
             return graph.rewrite(self._fold)
 
     def _fold(self, node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
@@ -70,3 +72,6 @@ def _constant(node: Node, value: np.ndarray[Any, Any], index: int) -> Tensor:
         origin=node.origin,
         turn=node.turn,
     ).outputs[0]
+
+
+register_pass(FoldConstants())

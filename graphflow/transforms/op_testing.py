@@ -17,7 +17,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, GraphflowError, OpCheckError
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, as_tensor, located
+from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, as_tensor, error_location
 from graphflow.ir.spec import Dim, TensorSpec, is_inexact, kind, show_shape
 from graphflow.ir.spec import evaluate as size_of
 from graphflow.transforms.forward_mode import jvp
@@ -42,7 +42,7 @@ def check_op(op: Op) -> None:
             expected.
         ArgumentError: not an op, or it has no samples.
     """
-    with located("check_op"):
+    with error_location("check_op"):
         if not isinstance(op, Op):
             raise ArgumentError(f"give a gf.Op, not {op!r}")
         if not op.samples:

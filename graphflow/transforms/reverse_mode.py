@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.gc_pause import without_collection
 from graphflow.errors import (
     ArgumentError,
@@ -40,7 +40,7 @@ from graphflow.ops.base.shape_rules import unbroadcast, zeros_like
 from graphflow.ops.communication.collectives import groups_of
 
 
-@checks(ArgumentError)
+@checks_arguments(ArgumentError)
 @without_collection
 def gradients(
     y: Tensor | Sequence[Tensor],

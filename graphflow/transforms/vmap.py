@@ -9,9 +9,10 @@ from typing import Any
 from graphflow.errors import ArgumentError
 from graphflow.frontend.pytree import flatten_values
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.op import FUNCTIONS, Tensor, function, located, next_serial
+from graphflow.ir.op import FUNCTIONS, Tensor, error_location, function, next_serial
 from graphflow.ir.spec import Size, equate
 from graphflow.ops.base.shape_rules import normalize_axis
+from graphflow.transforms.batching_control_flow import BODY_RULES
 from graphflow.transforms.batching_transform import Batching
 from graphflow.transforms.reverse_mode import nodes_built_since
 
@@ -46,7 +47,7 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
 
     @functools.wraps(fn)
     def batched_fn(*args: Any) -> Any:
-        with located("vmap"):
+        with error_location("vmap"):
             return _apply_batched(fn, args, in_axes, out_axes)
 
     return batched_fn
@@ -67,6 +68,7 @@ def _apply_batched(
     engine = Batching(
         size,
         {s: (x, True) for s, x, a in zip(stand_ins, whole, axes, strict=True) if a is not None},
+        BODY_RULES,
     )
     engine.emit(nodes_built_since(outputs, since))
     wanted = _axes_of(nest(outputs), out_axes, "out_axes")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import Tensor, as_tensor, function, located
+from graphflow.ir.op import Tensor, as_tensor, error_location, function
 from graphflow.ir.spec import product
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import reduced_shape, require_kind
@@ -37,7 +37,7 @@ def quantile(x: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Tensor
         ShapeError, ArgumentError: not axes of x, one given twice, no elements, or no such q.
     """
     x, axes = normalize_arguments("quantile", x, axis, keepdims)
-    with located("quantile"):
+    with error_location("quantile"):
         shares = _require_shares(q)
         require_kind(x.spec, "float")
         require_elements(x.spec, axes)
@@ -55,7 +55,7 @@ def median(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
         ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
     """
     x, axes = normalize_arguments("median", x, axis, keepdims)
-    with located("median"):
+    with error_location("median"):
         require_kind(x.spec, "float")
         require_elements(x.spec, axes)
     return _interpolate_sorted(x, np.asarray(0.5), axes, keepdims)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError
-from graphflow.ir.op import Op, Tensor, as_tensor, function, located, promote_inputs, sample
+from graphflow.ir.op import Op, Tensor, as_tensor, error_location, function, promote_inputs, sample
 from graphflow.ir.spec import TensorSpec, kind, spec
 from graphflow.ops.base.shape_rules import same, same_float, same_numeric
 from graphflow.ops.pointwise.arithmetic import (
@@ -162,7 +162,7 @@ def clip(x: Any, min: Any = None, max: Any = None, name: str | None = None) -> T
     """
     tensor = as_tensor(x)
     if all(bound is None or type(bound) in (int, float) for bound in (min, max)):
-        with located("clip"):
+        with error_location("clip"):
             for bound in (min, max):
                 if bound is not None and bound != bound:
                     raise ArgumentError("a limit is NaN; give a number, or None for no limit")

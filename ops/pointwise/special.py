@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import Op, Tensor, function, located, sample
+from graphflow.ir.op import Op, Tensor, error_location, function, sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.shape_rules import require_int, same_float
 from graphflow.ops.pointwise.arithmetic import SCALAR, UNARY, F, elementwise, square
@@ -169,7 +169,7 @@ def polygamma(n: int, x: Any, name: str | None = None) -> Tensor:
         DTypeError: x is not float.
         ArgumentError: n is no int from 0 to 20.
     """
-    with located("polygamma"):
+    with error_location("polygamma"):
         if not 0 <= require_int("n", n) <= _MAX_ORDER:
             raise ArgumentError(f"n is an int from 0 to {_MAX_ORDER}, not {n}")
     result: Tensor = polygamma_op(x, n=int(n), name=name)

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Op,
+    Tensor,
+    as_tensor,
+    error_location,
+    function,
+    register,
+    sample,
+)
 from graphflow.ir.spec import Shape, is_inexact, kind
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
@@ -202,7 +211,7 @@ def cumsum(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
     Raises:
         ShapeError, ArgumentError: not an axis of x.
     """
-    with located("cumsum"):
+    with error_location("cumsum"):
         x, axis = require_one_axis(x, axis)
     result: Tensor = _cumsum(x, axis=axis, reverse=False, name=name)
     return result

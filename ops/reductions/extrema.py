@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ir.op import Op, Tensor, function, located, register, sample
+from graphflow.ir.op import Op, Tensor, error_location, function, register, sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import (
@@ -157,7 +157,7 @@ def _first_index(
 ) -> Tensor:
     x, _ = normalize_arguments(op_name, x, axis, keepdims)
     if axis is not None:
-        with located(op_name):
+        with error_location(op_name):
             axis = normalize_axis(axis, x.ndim)
     result: Tensor = op(x, axis=axis, keepdims=keepdims, name=name)
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.ir.op import Op, Tensor, function, located, register, sample
+from graphflow.ir.op import Op, Tensor, error_location, function, register, sample
 from graphflow.ir.spec import TensorSpec, equate, is_inexact
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
@@ -142,7 +142,7 @@ def cumprod(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
     Raises:
         ShapeError, ArgumentError: not an axis of x.
     """
-    with located("cumprod"):
+    with error_location("cumprod"):
         x, axis = require_one_axis(x, axis)
     result: Tensor = _cumprod(x, axis=axis, name=name)
     return result

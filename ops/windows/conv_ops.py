@@ -160,8 +160,7 @@ def _shape(
     exact: bool = False,
 ) -> ConvShape:  # fmt: skip
     """Describe a convolution by its three arrays."""
-    before = tuple(before for before, _ in padding)
-    windows = Windows(w.shape[2:], stride, before, dilation, y.shape[2:])
+    windows = Windows.of(w.shape[2:], stride, padding, dilation, y.shape[2:])
     return ConvShape(
         xp, x.dtype, x.shape[0], x.shape[1], w.shape[0], x.shape[2:], windows, groups, exact
     )

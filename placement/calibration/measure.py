@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.base.interrupts import is_interrupt
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import REGISTRY, Op, Sample, owner_module
@@ -45,7 +45,7 @@ PATIENCE = 0.25
 
 def measure_cpu() -> dict[str, Any]:
     """Speeds of one thread of this machine; see `calibrate.Profile`."""
-    with one_thread(), np.errstate(all="ignore"):
+    with one_blas_thread(), np.errstate(all="ignore"):
         clock = Clock("cpu", np, lambda: None, thread_time)
         ops, traffic = clock.ops(), clock.traffic(STREAMS)
         launch = ops["matmul"]["launch"]

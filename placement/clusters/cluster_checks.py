@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.errors import ClusterError
 from graphflow.placement.clusters.devices import CLIENT, Link, Worker, check_number
 from graphflow.placement.clusters.shared_ports import Port
@@ -63,7 +63,7 @@ def check_cluster(cluster: ClusterFields) -> None:
 
 def suggested(word: Any, known: Iterable[str]) -> str:
     """The end of an error of a name that is not known."""
-    hint = meant(str(word).lower(), known)
+    hint = did_you_mean(str(word).lower(), known)
     return f"; {hint}" if hint else ""
 
 

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.errors import ClusterError
 from graphflow.placement.clusters.devices import MOST
 
@@ -50,7 +50,7 @@ class TableReader:
     ) -> None:
         for key in table:
             if key not in known:
-                hint = meant(key, known) or f"known here: {', '.join(known)}"
+                hint = did_you_mean(key, known) or f"known here: {', '.join(known)}"
                 self.fail(f"unknown key {key!r}; {hint}", section, index, key)
         self.check_unit(table, section, index)
 
@@ -79,7 +79,7 @@ class TableReader:
         self, what: str, name: Any, known: list[str], place: tuple[str, int], key: str
     ) -> NoReturn:
         """Complain of a name that stands for nothing here."""
-        hint = meant(name, known) or f"there are: {', '.join(known) or 'none'}"
+        hint = did_you_mean(name, known) or f"there are: {', '.join(known) or 'none'}"
         self.fail(f"no {what} {name!r}; {hint}", *place, key, str(name))
 
     def tables(self, data: dict[str, Any], key: str) -> list[dict[str, Any]]:

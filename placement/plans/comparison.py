@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graphflow.base.argument_checks import spelt
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
 from graphflow.placement.plans.plan_data import PlanData
@@ -53,7 +53,7 @@ class Comparison:
             ("critical path: computing", *(_path_share(each, "computing") for each in reports)),
             ("critical path: moving", *(_path_share(each, "moving") for each in reports)),
         ]
-        return Table(counted(len(self.plans), "plan"), ("", *self.names), tuple(rows))
+        return Table(show_count(len(self.plans), "plan"), ("", *self.names), tuple(rows))
 
     def __str__(self) -> str:
         return str(self.table())
@@ -62,7 +62,7 @@ class Comparison:
         return self.table().html()
 
 
-@spelt(PlanError)
+@checks_argument_names(PlanError)
 def compare(plans: Mapping[str, PlanData] | Sequence[PlanData]) -> Comparison:
     """Plans side by side: predicted steps, idle shares, traffic, memory, what the step waits for.
 

@@ -13,8 +13,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphflow.base.argument_checks import meant, spelt
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.argument_checks import checks_argument_names, did_you_mean
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".svg", ".json", ".dot")
 
 
-@spelt(PlanError)
+@checks_argument_names(PlanError)
 @dataclass(frozen=True)
 class Plan(PlanData):
     """A placement of a graph on a cluster, predicted.
@@ -79,10 +79,10 @@ class Plan(PlanData):
         if inside:
             told = ", ".join(map(repr, inside[:3]))
             raise PlanError(
-                f"{name!r} is a scope of {counted(len(inside), 'node')}: explain one of them, "
+                f"{name!r} is a scope of {show_count(len(inside), 'node')}: explain one of them, "
                 f"such as {told}"
             )
-        hint = meant(name, self.by_name, most=3)
+        hint = did_you_mean(name, self.by_name, most=3)
         raise PlanError(
             f"no node {name!r} is placed by this plan (constants are not)"
             + (f"; {hint}" if hint else "")
@@ -186,7 +186,7 @@ class Plan(PlanData):
         return dot.render(self)
 
     @staticmethod
-    @spelt(PlanError)
+    @checks_argument_names(PlanError)
     @passes_interrupts
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read a plan that was saved as .json.
@@ -214,25 +214,26 @@ class Plan(PlanData):
 
     def __repr__(self) -> str:
         """Short: a plan of 100,000 nodes is not read in a traceback."""
-        nodes = counted(len(self.nodes), "node")
-        devices = counted(len(self.cluster.devices), "device")
+        nodes = show_count(len(self.nodes), "node")
+        devices = show_count(len(self.cluster.devices), "device")
         return f"<Plan of {nodes} on {devices} by {self.placer}: {show_seconds(self.makespan)}>"
 
     def __str__(self) -> str:
         from graphflow.placement.plans.report import FEW, device_uses, shown_devices
 
-        nodes = counted(len(self.nodes), "node")
+        nodes = show_count(len(self.nodes), "node")
         rows = [f"plan of {nodes} by {self.placer}: {show_seconds(self.makespan)}"]
         devices, others = shown_devices(device_uses(self))
         for use in devices:
             peak = "" if use.peak_memory is None else f", peak {show_bytes(use.peak_memory)}"
-            rows.append(
-                f"  {use.device}: {counted(use.nodes, 'node')}, busy {show_seconds(use.busy)}{peak}"
-            )
+            nodes = show_count(use.nodes, "node")
+            rows.append(f"  {use.device}: {nodes}, busy {show_seconds(use.busy)}{peak}")
         at_client = sum(node.device == CLIENT for node in self.nodes)
         rows += [f"  {others}"] if others else []
-        rows.append(f"  {CLIENT}: {counted(at_client, 'node')}")
-        rows.append(f"  {counted(len(self.transfers), 'transfer')}, {show_bytes(_traffic(self))}")
+        rows.append(f"  {CLIENT}: {show_count(at_client, 'node')}")
+        rows.append(
+            f"  {show_count(len(self.transfers), 'transfer')}, {show_bytes(_traffic(self))}"
+        )
         ones = [f"one device: {device}" for device in self.cluster.devices]
         if len(ones) > FEW:
             ones = [min(ones, key=lambda name: self.baselines.get(name, inf))]

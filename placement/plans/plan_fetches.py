@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.errors import PlanError
-from graphflow.frontend.pytree import bind, concerns, flatten
+from graphflow.frontend.pytree import bind, depends_on_placeholder, flatten
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import show_shape
@@ -22,10 +22,10 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.planning import plan_graph
-from graphflow.strategy import divided_whole
+from graphflow.strategy import divide_graph
 
 
-@checks(PlanError)
+@checks_arguments(PlanError)
 @passes_interrupts
 def plan(
     fetches: Any,
@@ -54,7 +54,7 @@ def plan(
     source = Graph(flatten(fetches)[0]).verify()
     sizes = sizes_of(source, shapes or {})
     bindings = bind(source, sizes, error=PlanError)
-    graph, division = divided_whole(source, cluster, bindings)
+    graph, division = divide_graph(source, cluster, bindings)
     if division is not None:
         bindings = division.bindings(bindings)
     learned, steps = known_of(cluster)
@@ -91,7 +91,7 @@ def sizes_of(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node,
             raise PlanError(
                 f"the shape of {tensor.name!r} is a tuple of ints such as (128, 64), not {shape!r}"
             ) from None
-        if tensor.node.op.name == "placeholder" and not concerns(graph, tensor.node):
+        if tensor.node.op.name == "placeholder" and not depends_on_placeholder(graph, tensor.node):
             raise PlanError(
                 f"placeholder {tensor.name!r} (made at {tensor.node.location}) has a shape, but "
                 "nothing fetched depends on it; leave it out"

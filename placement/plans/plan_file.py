@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan_data import PlanData
@@ -95,7 +95,7 @@ def loads(text: str, source: str) -> dict[str, Any]:
         raise PlanError(f"{source} is no plan; save one with plan.save('plan.json')")
     if data.get("version") != VERSION:
         raise PlanError(
-            f"{source} is a plan of version {shown(data.get('version'))}, this is version "
+            f"{source} is a plan of version {format_value(data.get('version'))}, this is version "
             f"{VERSION}; plan again with gf.plan"
         )
     try:
@@ -134,7 +134,7 @@ def _values(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise PlanError(f"{shown(value)} is no text")
+        raise PlanError(f"{format_value(value)} is no text")
     return value
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.plans.critical_path import Segment, critical_path
 from graphflow.placement.plans.plan_notices import PortUse, Taken, ports, taken
@@ -130,7 +130,7 @@ class Report(Printed):
             for each in self.critical_path
             if each in longest
         ]  # fmt: skip
-        title = f"Critical path: {counted(len(self.critical_path), 'part')}, {told}"
+        title = f"Critical path: {show_count(len(self.critical_path), 'part')}, {told}"
         if len(path) < len(self.critical_path):
             title += f"; the longest {len(path)}"
         yield Table(title, ("node", "", "where", "at", "takes", "line"), tuple(path), left=3)
@@ -161,7 +161,7 @@ class Report(Printed):
         if self.overhead:
             text += f" ({show_seconds(self.overhead)} of it beyond nodes and transfers)"
         if self.measured is not None:
-            steps = counted(self.steps, "step")
+            steps = show_count(self.steps, "step")
             text += f", measured {show_seconds(self.measured)} (median of {steps}"
             text += f", {off_by(self.makespan, self.measured)})" if self.makespan else ")"
         text += f"; devices idle {100 * self.idle:.0f} % of it"

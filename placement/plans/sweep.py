@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, PlanError
@@ -63,7 +63,7 @@ class Sweep(SweepData):
         return target
 
 
-@checks(PlanError)
+@checks_arguments(PlanError)
 @passes_interrupts
 def sweep(
     fetches: Any,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
 from graphflow.placement.problems.arrays import Ints, ProblemArrays, array_of, error_at, put, reject
 
 
-@checks(ProblemError)
+@checks_arguments(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Assignment:
     """Where and in which order nodes run.

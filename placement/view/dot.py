@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable
@@ -21,7 +21,7 @@ def render(plan: PlanData) -> str:
     """A DOT digraph; node identifiers are n0, n1, … in the order of execution."""
     devices = dict.fromkeys([*plan.cluster.devices, *(node.device for node in plan.nodes)])
     index = {node.name: i for i, node in enumerate(plan.nodes)}
-    nodes = counted(len(plan.nodes), "node")
+    nodes = show_count(len(plan.nodes), "node")
     lines = [
         "digraph plan {",
         f"  label={quoted(f'{nodes}, {show_seconds(plan.makespan)} a step')};",

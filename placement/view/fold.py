@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import counted
+from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.view.tree import Group, Tree, tree
 
@@ -172,7 +172,7 @@ def _box(box: _Cluster, name: str, of: dict[str, str]) -> PlannedNode:
     return replace(
         box.nodes[0],
         name=name,
-        op=counted(len(box.nodes), "node"),
+        op=show_count(len(box.nodes), "node"),
         start=start,
         finish=start + sum(node.finish - node.start for node in box.nodes),
         output=", ".join(f"{count:,} {op}" for op, count in kinds),

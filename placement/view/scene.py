@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.report import DeviceUse, device_uses
@@ -126,7 +126,7 @@ def headlines(plan: PlanData) -> list[tuple[str, str, str]]:
         remark += f" · {show_seconds(plan.overhead)} of it for calling the step and its messages"
     lines = [("Predicted step", show_seconds(plan.makespan), remark)]
     if plan.measured is not None:
-        remark = f"median of {counted(plan.measured.steps, 'step')}"
+        remark = f"median of {show_count(plan.measured.steps, 'step')}"
         if plan.makespan > 0:
             remark += f" · {plan.measured.makespan / plan.makespan:.2f}× the prediction"
         lines.append(("Measured step", show_seconds(plan.measured.makespan), remark))

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from graphflow.base.interrupts import Interrupt, is_interrupt, passing_interrupts, uninterrupted
+from graphflow.base.interrupts import Interrupt, defer_signals, is_interrupt, passing_interrupts
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.progress import telling
+from graphflow.base.progress import show_progress
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name
@@ -178,7 +178,7 @@ class RemoteHosts(Members):
             arrays = [("part", index, part) for index, part in enumerate(parts)]
             orders[worker] = Order(Load(request, program, len(parts)), arrays)
         started = time.monotonic()
-        with telling(f"loading a program on {len(orders)} workers"):
+        with show_progress(f"loading a program on {len(orders)} workers"):
             self._ask(request, orders, _REQUEST_SECONDS)
         self._programs[program] = _Program(list(partitions))
         _log.tell(
@@ -304,7 +304,7 @@ class RemoteHosts(Members):
     def _cancelled(self, step: int, request: int, pending: Pending) -> None:
         """Cancels a step unless it was decided already, and waits until that is known."""
         self.cancel()
-        with uninterrupted(), suppress(GraphflowError):
+        with defer_signals(), suppress(GraphflowError):
             if (loop := self._loop) is not None and loop.knows(request, pending):
                 loop.finish(request, pending, SLACK)
                 self._committed = step

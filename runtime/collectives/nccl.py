@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from graphflow.base.environment import NCCL, setting, word
+from graphflow.base.environment import NCCL, choice_setting, setting
 from graphflow.errors import DeviceError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ops.communication.reduction_order import combining, finish, fold
@@ -56,7 +56,7 @@ def local_gpus(what: Collective, worker: int) -> dict[str, Any] | None:
     other hosts in the clear, and asks nobody who they are: that has to be allowed (`far`).
     """
     names = [DeviceName.parse(device) for device in what.devices]
-    allowed = word(*NCCL) or "host"
+    allowed = choice_setting(*NCCL) or "host"
     if any(name.kind != "gpu" for name in names) or allowed == "off" or library() is None:
         return None
     own = [_gpu_address(name.index or 0) for name in names if (name.worker or 0) == worker]

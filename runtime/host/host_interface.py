@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.interrupts import defer_signals
 from graphflow.errors import SessionError
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.checkpoint.manifest import Shard
@@ -200,7 +200,7 @@ class LocalHosts:
         except BaseException:
             self._host.abort("", step)
             raise
-        with uninterrupted() if self._host.changes("") else nullcontext():
+        with defer_signals() if self._host.changes("") else nullcontext():
             self._host.commit("", step)
             self._committed = step
         return StepResult(dict(computed.fetches), [*computed.spans], dict(computed.peak))
@@ -247,7 +247,7 @@ class LocalHosts:
             if compiled.commits_in_one_call:
                 compiled.commit()
             elif compiled.commits:
-                with uninterrupted():
+                with defer_signals():
                     compiled.commit()
                     self._committed = step
             return values

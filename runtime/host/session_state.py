@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.interrupts import defer_signals
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.memory_pages import Private
+from graphflow.base.memory_pages import PrivatePages
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
 from graphflow.frontend.pytree import symbols_of
 from graphflow.ir.device_name import DeviceName
@@ -92,7 +92,7 @@ class SessionState:
         self._outbox = outbox
         self._programs: dict[str, _Loaded] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
-        self._private = Private()
+        self._private = PrivatePages()
         self._computed: dict[int, list[Program]] = {}  # steps that are not settled
         self._failed = 0  # steps, when exchanges last agreed on their ways
         self._stuck = False  # a step failed here, which the coordinator has not decided yet
@@ -122,7 +122,7 @@ class SessionState:
         for backend in self._backends.values():
             backend.close()
         self._variables.clear()
-        self._private = Private()
+        self._private = PrivatePages()
         self._computed.clear()
 
     def add(self, program: str, partitions: Sequence[Partition]) -> None:
@@ -312,7 +312,7 @@ class SessionState:
 
         futures: list[Future[dict[str, Array]]] = []
         try:
-            with uninterrupted():  # the executor's own locks would stay taken
+            with defer_signals():  # the executor's own locks would stay taken
                 futures += [self._threads.submit(one, program) for program in programs[:-1]]
             fetches = one(programs[-1])  # on this thread: one hand-over less
             wait(futures)

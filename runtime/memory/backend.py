@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.errors import DeviceError, DeviceOutOfMemory
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.spec import BFLOAT16
@@ -135,16 +135,16 @@ class _ActiveCpu:
         self._using = use_pool(pool)
 
     def __enter__(self) -> None:
-        one_thread().__enter__()
+        one_blas_thread().__enter__()
         try:
             self._using.__enter__()
         except BaseException:  # Ctrl-C
-            one_thread().__exit__()
+            one_blas_thread().__exit__()
             raise
 
     def __exit__(self, *exception: Any) -> None:
         self._using.__exit__(*exception)
-        one_thread().__exit__()
+        one_blas_thread().__exit__()
 
 
 def backend_for(device: DeviceName, threads: int) -> Backend:

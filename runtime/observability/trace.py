@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from graphflow.base.formatting import counted, show_seconds
+from graphflow.base.formatting import show_count, show_seconds
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, SessionError
@@ -201,7 +201,7 @@ class Trace:
         if worst:
             bound = "unknown bounds" if math.isinf(worst) else f"± {show_seconds(worst)}"
             clocks = f", times of workers on one clock to {bound}"
-        return f"{counted(count, 'traced step')}, median {show_seconds(took)}{clocks}"
+        return f"{show_count(count, 'traced step')}, median {show_seconds(took)}{clocks}"
 
     def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
         """The traced steps as a plan shows them: the median step, its timeline from its own start.

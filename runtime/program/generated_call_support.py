@@ -14,7 +14,7 @@ from graphflow.errors import (
     GraphflowError,
     OpError,
     ProtocolError,
-    told,
+    error_text,
 )
 from graphflow.ir.op import Node, Op, owner_module
 from graphflow.ir.spec import TensorSpec, nbytes
@@ -129,7 +129,11 @@ def annotate_error(
         return error
     if isinstance(error, OpError) and error.explained:
         return error
-    text = told(error) if isinstance(error, OpError) else f"{type(error).__name__}: {told(error)}"
+    text = (
+        error_text(error)
+        if isinstance(error, OpError)
+        else f"{type(error).__name__}: {error_text(error)}"
+    )
     if node is None:
         return kind(f"a step failed on {partition.device}: {text}")
     if isinstance(error, MemoryError) and hasattr(error, "shape") and hasattr(error, "dtype"):

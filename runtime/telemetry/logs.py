@@ -20,9 +20,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from graphflow.base.environment import word
+from graphflow.base.environment import choice_setting
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.errors import ArgumentError, unbroken
+from graphflow.errors import ArgumentError, escape_unprintable
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
@@ -255,7 +255,7 @@ def quote_value(value: Any) -> str:
     if text.isprintable() and _BARE.fullmatch(text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + unbroken(escaped) + '"'
+    return '"' + escape_unprintable(escaped) + '"'
 
 
 class TextFormat(logging.Formatter):
@@ -357,7 +357,7 @@ def configure_by_environment(format: str | None = None, level: str | None = None
     Raises:
         ArgumentError: another format or level; it says where it came from.
     """
-    told = word("GRAPHFLOW_LOG", FORMATS) if format is None else format
-    wanted = word("GRAPHFLOW_LOG_LEVEL", LEVELS) if level is None else level
+    told = choice_setting("GRAPHFLOW_LOG", FORMATS) if format is None else format
+    wanted = choice_setting("GRAPHFLOW_LOG_LEVEL", LEVELS) if level is None else level
     if told is not None or wanted is not None:
         configure(told or "text", wanted or "info")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.ops.kernels.jit.array_address import empty_aligned
@@ -145,7 +145,7 @@ def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
         raise ProtocolError("a control frame holds a kind, an envelope and a body")
     kind, head, body = parts
     if type(kind) is not str or kind not in KINDS:
-        raise ProtocolError(f"unknown kind of message {shown(kind, 40)}")
+        raise ProtocolError(f"unknown kind of message {format_value(kind, 40)}")
     known = _FIELDS[kind]
     if type(head) is not tuple:
         raise ProtocolError(f"the envelope of a {kind} message is malformed")

@@ -17,14 +17,14 @@ import msgpack
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.user_modules import admitted_function
+from graphflow.base.user_modules import allowed_function
 from graphflow.errors import (
     GraphError,
     GraphflowError,
     GraphLimitError,
     ProtocolError,
 )
-from graphflow.init import Initializer, Part
+from graphflow.init import Initializer, InitialShard
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Location, Node, Tensor
@@ -132,7 +132,7 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
         return value
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
-    if isinstance(value, Part):
+    if isinstance(value, InitialShard):
         value = value()
     if isinstance(value, np.ndarray):
         buffers.append(value)
@@ -437,7 +437,7 @@ def _unpack(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
         case "init":
             return _initializer(*content)
         case "host":
-            return HostFunction(admitted_function(_text(content)), content)
+            return HostFunction(allowed_function(_text(content)), content)
         case "complex":
             return complex(*map(float, content))
     raise ProtocolError(f"an attribute from the wire is of an unknown kind {kind!r}")

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.base.user_modules import admit
+from graphflow.base.user_modules import import_allowed
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, TransportError
 from graphflow.runtime.checkpoint.remote import write_under
 from graphflow.runtime.diagnostics.crash_recorder import computing
@@ -344,7 +344,7 @@ class HostedSession:
         return None
 
     def _open(self) -> None:
-        admit(self._ops, self._allowed)
+        import_allowed(self._ops, self._allowed)
         for worker, address in enumerate(self._addresses):
             if worker != self._index:
                 channel = transport_of(address).Channel(

@@ -564,7 +564,7 @@ def status_report(data: bytes) -> None:
     if (wrong := status.misfit(told)) is not None:
         raise ProtocolError(wrong)
     answers = [(status.Address("tcp://127.0.0.1:1"), told)]
-    Console(file=io.StringIO(), width=180).print(cli_status.shown(answers))
+    Console(file=io.StringIO(), width=180).print(cli_status.render_answers(answers))
     json.dumps(told, allow_nan=False)
 
 

@@ -126,5 +126,5 @@ def test_copied_updates_are_those_that_are_built_one_by_one(
     optimiser: Optimizer, strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = _trained(optimiser, strategy)
-    monkeypatch.setattr(Optimizer, "_looks_at_specs_only", lambda *_: False)
+    monkeypatch.setattr(Optimizer, "_is_determined_by_specs", lambda *_: False)
     assert copied == _trained(optimiser, strategy)

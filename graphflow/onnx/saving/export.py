@@ -24,13 +24,13 @@ from onnx import (
 )
 
 from graphflow import _version
-from graphflow.base.argument_checks import meant, spelt
-from graphflow.base.formatting import counted
+from graphflow.base.argument_checks import checks_argument_names, did_you_mean
+from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.errors import ArgumentError, OnnxError, UnsupportedOnnxError
 from graphflow.frontend.feeds import convert
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Node, Tensor, located, user_location
+from graphflow.ir.op import Node, Tensor, error_location, user_location
 from graphflow.ir.spec import Dim, Size, is_fresh, substitute, symbols
 from graphflow.onnx.loading.reader import LIMIT
 from graphflow.onnx.loading.value_kinds import Array
@@ -176,7 +176,7 @@ class Export:
                 self.names.update((t, "") for t in node.outputs)
         if wrong:
             raise UnsupportedOnnxError(
-                f"{counted(len(wrong), 'node')} cannot be written as ONNX:\n" + "\n".join(wrong)
+                f"{show_count(len(wrong), 'node')} cannot be written as ONNX:\n" + "\n".join(wrong)
             )
         for name, tensor in outputs.items():
             self.nodes.append(helper.make_node("Identity", [self.names[tensor]], [name], name=name))
@@ -211,7 +211,7 @@ def _dim_name(size: Size) -> str:
     return str(substitute(size, names)).replace(" ", "")
 
 
-@spelt(OnnxError)
+@checks_argument_names(OnnxError)
 @passes_interrupts
 def save(
     path: str | os.PathLike[str] | None,
@@ -233,7 +233,7 @@ def save(
         UnsupportedOnnxError: lists every node that ONNX cannot say.
         OnnxError: an argument is wrong, or the model is larger than protobuf allows.
     """
-    with located("save"):
+    with error_location("save"):
         named = _name_tensors("output", outputs)
         graph = Graph(list(named.values()))
         given = _name_tensors("input", inputs) if inputs is not None else _placeholders(graph)
@@ -328,7 +328,7 @@ def _variable_reader(
         unexpected = f"; no variable is named {some(spare)}" if spare else ""
         raise OnnxError(
             f"save at {user_location()}: values lack variables {some(lacking)}{unexpected}; give "
-            f"all of them. {meant(lacking[0], spare)}".rstrip()
+            f"all of them. {did_you_mean(lacking[0], spare)}".rstrip()
         )
 
     def read_given(tensor: Tensor) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
-from graphflow.init import Initializer, Whole
+from graphflow.init import Initializer, SharedInitial
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import Span, evaluate
@@ -270,7 +270,7 @@ class _Division:
         self.known = known
         self.shares: dict[Node, Share] = {}
         self.variables: dict[Node, Pieces] = {}
-        self._initial: dict[Node, Whole] = {}  # of which parts are cut
+        self._initial: dict[Node, SharedInitial] = {}  # of which parts are cut
         self._groups: dict[Tensor, list[Tensor]] = {}
         self._updates = Updates(emitter.moves, bucket, self._assigned)
 
@@ -388,8 +388,8 @@ class _Division:
         if isinstance(initial, Initializer) and initial.kind == "constant":
             return replace(initial, shape=shape)
         if node not in self._initial:
-            self._initial[node] = Whole(initial)
-        return self._initial[node].part(spans, shape, node.attrs["dtype"])
+            self._initial[node] = SharedInitial(initial)
+        return self._initial[node].add_shard(spans, shape, node.attrs["dtype"])
 
     def _pieces(self, tensor: Tensor, layout: Layout, place: Place) -> list[Piece]:
         return [

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from graphflow.base.environment import home, own_folder
+from graphflow.base.environment import folder_setting, home_folder
 from graphflow.base.lazy_dataclass import dataclass
 
 LIMIT = 64 << 20
@@ -30,8 +30,8 @@ _DIGEST = hashlib.sha256().digest_size
 
 def cache_folder() -> Path:
     """The user's folder for what graphflow keeps between processes."""
-    own, base = own_folder("GRAPHFLOW_CACHE"), own_folder("XDG_CACHE_HOME")
-    return own or (base or home() / ".cache") / "graphflow"
+    own, base = folder_setting("GRAPHFLOW_CACHE"), folder_setting("XDG_CACHE_HOME")
+    return own or (base or home_folder() / ".cache") / "graphflow"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
-from graphflow.base.formatting import counted, show_bytes, show_seconds, time_unit
+from graphflow.base.formatting import show_bytes, show_count, show_seconds, time_unit
 from graphflow.errors import PlanError
 from graphflow.placement.plans.plan_notices import ports, taken
 from graphflow.placement.plans.report import DeviceUse, device_uses, shown_devices
@@ -62,7 +62,7 @@ def render(plan: PlanData) -> str:
     here = files("graphflow.placement.view.page")
     return fill(
         summary=" · ".join(
-            [counted(len(plan.nodes), "node"), counted(len(plan.cluster.devices), "device")]
+            [show_count(len(plan.nodes), "node"), show_count(len(plan.cluster.devices), "device")]
         ),
         tiles=_tiles(plan),
         devices=_devices(plan),
