@@ -15,7 +15,7 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import FeedError, LinkLost, MemoryLimitError, ProtocolError
 from graphflow.frontend.feeds import convert, convert_feeds
-from graphflow.frontend.pytree import bind, concerns, derived_from, fed_sizes
+from graphflow.frontend.pytree import accepts_feed, bind, depends_on_placeholder, fed_sizes
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
@@ -190,7 +190,7 @@ class CompiledFetches:
         for node in given:
             if node in self._accepted:
                 continue
-            known = self._depends_on(node) or node in derived_from(self.source)
+            known = accepts_feed(self.source, node)
             if not known and not any(node in c.source.placeholders for c in others):
                 raise FeedError(
                     f"feed {node.name!r} (made at {node.location}) is unknown to these fetches and "
@@ -208,7 +208,7 @@ class CompiledFetches:
     def _depends_on(self, node: Node) -> bool:
         """Whether the fetches depend on a placeholder, or on its size."""
         if node not in self._concerns:
-            self._concerns[node] = concerns(self.source, node)
+            self._concerns[node] = depends_on_placeholder(self.source, node)
         return self._concerns[node]
 
     def suits(self, shapes: Mapping[Node, tuple[int, ...]]) -> bool:

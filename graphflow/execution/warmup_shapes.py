@@ -10,7 +10,7 @@ import numpy as np
 from graphflow.base.argument_checks import format_value
 from graphflow.errors import FeedError
 from graphflow.frontend.feeds import as_placeholder
-from graphflow.frontend.pytree import concerns, derived_from
+from graphflow.frontend.pytree import accepts_feed, depends_on_placeholder
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
 
@@ -31,13 +31,13 @@ def shape_signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[
     wanted: dict[Node, list[Sizes]] = {}
     single: set[Node] = set()
     for node, given in by_placeholder(shapes).items():
-        if not concerns(graph, node):
-            if node in derived_from(graph):
-                continue
+        if not accepts_feed(graph, node):
             raise FeedError(
                 f"shape for {node.name!r} (made at {node.location}): nothing fetched depends on "
                 "it; leave it out"
             )
+        if not depends_on_placeholder(graph, node):
+            continue
         if isinstance(given, list) and not given and node.specs[0].shape:
             raise FeedError(
                 f"{node.name!r} (made at {node.location}) is given an empty list of shapes; give "

@@ -117,7 +117,7 @@ def _remedy(item: Any) -> str:
 # Shapes ---------------------------------------------------------------------------------------
 
 
-def concerns(graph: Graph, placeholder: Node) -> bool:
+def depends_on_placeholder(graph: Graph, placeholder: Node) -> bool:
     """Whether a graph reads a placeholder, or needs a size that nothing else in it fixes: the
     gradient of `sum(x + b)` to b counts the rows of x without reading them."""
     if placeholder in graph.placeholders:
@@ -126,7 +126,7 @@ def concerns(graph: Graph, placeholder: Node) -> bool:
     return not symbols_of([placeholder]).isdisjoint(symbols_of(graph.nodes) - fixed)
 
 
-def derived_from(graph: Graph) -> set[Node]:
+def placeholders_behind(graph: Graph) -> set[Node]:
     """The placeholders that a graph, or anything that its nodes are derivatives of, depends on: a
     gradient of `sum(2 * x)` is derived from x, though it reads nothing of it."""
     found = set(graph.nodes)
@@ -139,6 +139,14 @@ def derived_from(graph: Graph) -> set[Node]:
                 found.add(each)
                 stack.append(each)
     return {node for node in found if node.op.name == "placeholder"}
+
+
+def accepts_feed(graph: Graph, placeholder: Node) -> bool:
+    """Return True if a feed of the placeholder belongs to the graph, even if its value is unused.
+
+    So one dict of feeds serves a loss and its gradient, which may not read all of them.
+    """
+    return depends_on_placeholder(graph, placeholder) or placeholder in placeholders_behind(graph)
 
 
 def symbols_of(nodes: Iterable[Node]) -> set[str]:

@@ -299,6 +299,21 @@ def _abbreviate(value: Any) -> str:
     return repr(value)
 
 
+def substitute_tensors(
+    outputs: Sequence[Tensor], replaced: Mapping[Tensor, Tensor]
+) -> list[Tensor]:
+    """Return outputs with some tensors replaced by others; their dependents are built again."""
+    mapped = dict(replaced)
+    for node in Graph(outputs).nodes if outputs else ():
+        inputs = tuple(mapped.get(t, t) for t in node.inputs)
+        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+            continue
+        twin = node.with_inputs(inputs)
+        for old, new in zip(node.outputs, twin.outputs, strict=True):
+            mapped.setdefault(old, new)
+    return [mapped.get(t, t) for t in outputs]
+
+
 @dataclass(frozen=True, eq=False)
 class Body:
     """A graph with parameters, which a node holds as an attribute: `call`, `cond`, `scan`, …

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,9 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.source_location import Location, error_location, user_location
 from graphflow.errors import ArgumentError, DeviceError, DTypeError
 from graphflow.ir.device_name import DeviceName
+from graphflow.ir.node import Node, Tensor
 from graphflow.ir.registry import FUNCTIONS
 from graphflow.ir.spec import as_dtype, is_half
-
-if TYPE_CHECKING:
-    from graphflow.ir.node import Node
-    from graphflow.ir.tensor import Tensor
 
 
 @dataclass

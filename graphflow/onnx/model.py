@@ -20,10 +20,11 @@ from graphflow.onnx import operators
 from graphflow.onnx.loading import host_control_flow as host_control
 from graphflow.onnx.loading import host_nodes as host
 from graphflow.onnx.loading import host_values
+from graphflow.onnx.loading.domains import normal_domain
 from graphflow.onnx.loading.function_expansion import function_body, schema_with_body
-from graphflow.onnx.loading.importer import ImportedSegment, Importer, OnnxBody, Stop, known_array
+from graphflow.onnx.loading.importer import Importer
 from graphflow.onnx.loading.model_outputs import ModelOutputs
-from graphflow.onnx.loading.operator_registry import handler_of, normal_domain
+from graphflow.onnx.loading.operator_registry import handler_of
 from graphflow.onnx.loading.reader import (
     LIMIT,
     check_functions,
@@ -33,6 +34,7 @@ from graphflow.onnx.loading.reader import (
     read_initializers,
 )
 from graphflow.onnx.loading.segmented_program import ModelRun, SegmentedProgram
+from graphflow.onnx.loading.segments import ImportedSegment, OnnxBody, Stop, known_array
 from graphflow.onnx.loading.value_kinds import (
     Array,
     Fixed,
@@ -242,7 +244,9 @@ def load(
         {n: _initializer_value(array, n if n in chosen else None) for n, array in arrays.items()},
         main=True,
     )
-    importer = Importer(file, folder, functions, {n: trainable and t for n, t in chosen.items()})
+    importer = Importer(
+        file, folder, functions, {n: trainable and t for n, t in chosen.items()}, start_run=ModelRun
+    )
     inputs = [i.name for i in model.graph.input if i.name not in arrays]
     inputs += [i.name for i in model.graph.input if i.name in arrays]
     given = _input_values(model.graph, arrays, shapes or {}, values or {}, file)

@@ -21,7 +21,7 @@ from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.step_executor import StepExecutor
 from graphflow.execution.variable_store import VariableStore
 from graphflow.execution.warmup_shapes import shape_signatures
-from graphflow.frontend.pytree import concerns, derived_from, fed_sizes
+from graphflow.frontend.pytree import depends_on_placeholder, fed_sizes, placeholders_behind
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
@@ -80,7 +80,7 @@ class Deployment:
         compiled = self.find(tensors)
         source = compiled.source if compiled is not None else Graph(tensors)
         others = {n: None for c in list(self.compiled.values()) for n in c.source.placeholders}
-        derived = sorted(derived_from(source), key=lambda node: node.serial)
+        derived = sorted(placeholders_behind(source), key=lambda node: node.serial)
         return [list(source.placeholders), derived, list(others)]
 
     @without_collection
@@ -275,7 +275,9 @@ class Deployment:
 
 def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, ...]]:
     """Shapes of all placeholders: those given, and those that are known anyway."""
-    shapes = {node: tuple(size) for node, size in sizes.items() if concerns(source, node)}
+    shapes = {
+        node: tuple(size) for node, size in sizes.items() if depends_on_placeholder(source, node)
+    }
     for node in source.placeholders:
         if node not in shapes and node.specs[0].is_concrete:
             shapes[node] = tuple(int(s) for s in node.specs[0].shape)

@@ -16,12 +16,11 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, VariableError
 from graphflow.frontend.control_flow import scan as scan_over
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.graph import Body, Graph, bodies
+from graphflow.ir.graph import Body, Graph, bodies, substitute_tensors
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, derivative_scope, make_node
 from graphflow.ir.spec import Size, is_inexact
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.control_flow import control
-from graphflow.ops.control_flow.reverse_mode import substitute
 from graphflow.ops.pointwise.select import stop_gradient_unless
 
 Twin = tuple[Tensor, bool]
@@ -264,7 +263,7 @@ def _restrict_to_active(
     given = [node.outputs[0] for node in body.inputs]
     batched = [t for t, has in zip(given, flags, strict=True) if has]
     kept = [t for t, _ in _restrict_to(active, [(t, True) for t in batched], size)]
-    return substitute(body.outputs, dict(zip(batched, kept, strict=True)))
+    return substitute_tensors(body.outputs, dict(zip(batched, kept, strict=True)))
 
 
 def _add_batch_axis(engine: Batching, x: Tensor, has: bool, wanted: bool) -> Tensor:

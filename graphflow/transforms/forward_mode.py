@@ -23,7 +23,7 @@ from graphflow.errors import (
 )
 from graphflow.frontend.pytree import flatten_values
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.graph import Graph
+from graphflow.ir.graph import Graph, substitute_tensors
 from graphflow.ir.op import (
     FUNCTIONS,
     Node,
@@ -88,7 +88,7 @@ def _jvp_of_function(target: Callable[..., Any], inputs: Sequence[Any], tangents
     stand_ins = [make_parameter(x.spec, x.name).outputs[0] for x in values]
     outputs, nest = flatten_values(target(*rebuild(stand_ins)), "what the function returns")
     found = push_forward(outputs, _collect_directions(stand_ins, flat))
-    results = substituted([*outputs, *found], dict(zip(stand_ins, values, strict=True)))
+    results = substitute_tensors([*outputs, *found], dict(zip(stand_ins, values, strict=True)))
     return nest(results[: len(outputs)]), nest(results[len(outputs) :])
 
 
@@ -237,16 +237,6 @@ def _double_transpose(node: Node, tangents: Sequence[Tensor | None]) -> Sequence
     found = pull_back(ys, [t for _, t in pairs], varying, nodes_built_since(ys, since))
     results = iter(found)
     return [next(results) if is_inexact(d.dtype) else None for d in dummies]
-
-
-def substituted(outputs: Sequence[Tensor], values: dict[Tensor, Tensor]) -> list[Tensor]:
-    """Outputs with parameters replaced by values, and what depends on them built again."""
-    mapped = dict(values)
-    for node in Graph(outputs).nodes if outputs else ():
-        inputs = tuple(mapped.get(t, t) for t in node.inputs)
-        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
-            mapped.update(zip(node.outputs, node.with_inputs(inputs).outputs, strict=True))
-    return [mapped.get(t, t) for t in outputs]
 
 
 __all__ = ["jvp"]

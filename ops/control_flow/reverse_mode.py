@@ -1,10 +1,9 @@
-"""Reverse mode through bodies: a forward body that also returns what its gradient needs, and a
-backward body that takes it.
+"""Reverse mode through bodies: a forward body that also returns residuals, and a backward body.
 
-The gradient of a body is built by `gradients` inside it; the graph that results is cut where
-forward values flow into what depends on the cotangents. What is cut is returned by the forward body
-as further results ("residuals"; loops stack them), unless it is cheap to compute again. The node
-that computes them stands beside the first one and `passes.MergeBodies` makes the two one.
+The gradient of a body is built by `gradients` inside it. The resulting graph is cut where forward
+values flow into nodes that depend on cotangents. The forward body returns these values as further
+results (residuals, which loops stack), unless they are cheap to recompute. The node that computes
+the residuals stands beside the original one, and `passes.MergeBodies` merges the two.
 
 Source: the partial evaluation view of reverse mode, Radul et al., "You only linearize once",
 POPL 2023.
@@ -17,17 +16,16 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.graph import Body, Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
+from graphflow.ir.graph import Body, Graph, bodies, substitute_tensors
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node
 from graphflow.ir.spec import is_inexact
 from graphflow.ops.base.shape_rules import zeros_like
-from graphflow.ops.control_flow.control import call, cond, is_control
 
 Cotangents = tuple[Tensor | None, ...]
 
 
 def is_differentiable(tensor: Tensor) -> bool:
-    """Whether cotangents flow to a tensor."""
+    """Return True if cotangents flow to the tensor."""
     return is_inexact(tensor.dtype)
 
 
@@ -40,8 +38,8 @@ class Backward:
         residuals: those results.
         cotangents: parameters that stand for the cotangents of the differentiable results.
         saved: parameters that stand for the residuals.
-        grads: for each parameter of the body its cotangent, in terms of `cotangents`, `saved` and
-            the body's own parameters; None where none flows.
+        grads: the cotangent of each parameter of the body, in terms of `cotangents`, `saved` and
+            the body's own parameters; None where no cotangent flows.
     """
 
     forward: Body
@@ -59,10 +57,10 @@ def differentiate_body(
     """Differentiate a body's results with respect to its parameters.
 
     Args:
-        varying: parameters that differ from iteration to iteration: a gradient keeps them as
-            residuals, too, and recomputes what depends on no such parameter. Default: none, and
-            whatever is computed is kept.
-        recompute: keep nothing, compute the body again.
+        varying: parameters that differ between iterations. They become residuals, too, and values
+            that depend on none of them are recomputed. Default: none, and every computed value is
+            kept.
+        recompute: keep no residuals; the backward body computes the forward values again.
     """
     ys = [t for t in body.outputs if is_differentiable(t)]
     cotangents = tuple(make_parameter(t.spec, f"g_{i}") for i, t in enumerate(ys))
@@ -77,7 +75,7 @@ def differentiate_body(
     cut = _ResidualSelector(body, flowing, varying, recompute)
     residuals = cut.residuals(list(grads.values()))
     saved = tuple(make_parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
-    rewritten = substitute(
+    rewritten = substitute_tensors(
         list(grads.values()), dict(zip(residuals, (n.outputs[0] for n in saved), strict=True))
     )
     by_node = dict(zip(grads, rewritten, strict=True))
@@ -91,7 +89,7 @@ def differentiate_body(
 
 
 def _dependent_nodes(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[Node]:
-    """Nodes that depend on any of the sources."""
+    """Return the nodes that depend on any of the sources."""
     reached = set(sources)
     for node in Graph(outputs).nodes if outputs else ():
         if any(t.node in reached for t in node.inputs):
@@ -100,7 +98,7 @@ def _dependent_nodes(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[
 
 
 class _ResidualSelector:
-    """Decides what of the forward part of a gradient is kept, and what is computed again."""
+    """Decides which forward values a gradient keeps as residuals and which it recomputes."""
 
     def __init__(
         self, body: Body, flowing: set[Node], varying: Sequence[Node] | None, recompute: bool
@@ -134,7 +132,7 @@ class _ResidualSelector:
             return node in self._varying
         if self._recompute or node.op.name == "constant" or node.op.alias:
             return False
-        if is_control(node.op):
+        if bodies(node):
             return True  # also one built by the gradient: the forward part of an inner gradient
         if node not in self._base:
             return False
@@ -143,31 +141,16 @@ class _ResidualSelector:
         return bool(node.inputs) or node.op.random
 
 
-def substitute(outputs: Sequence[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
-    """Outputs with some tensors replaced by others, and what depends on them rebuilt."""
-    mapped = dict(replaced)
-    for node in Graph(outputs).nodes if outputs else ():
-        inputs = tuple(mapped.get(t, t) for t in node.inputs)
-        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
-            continue
-        twin = node.with_inputs(inputs)
-        for old, new in zip(node.outputs, twin.outputs, strict=True):
-            mapped.setdefault(old, new)
-    return [mapped.get(t, t) for t in outputs]
-
-
 def as_tuple(value: Any) -> tuple[Tensor, ...]:
-    """One tensor or several, as several."""
+    """Return one tensor or several as a tuple."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 # call -------------------------------------------------------------------------------------------
 
 
-def call_vjp(
-    g: Any, y: Any, inputs: Sequence[Tensor], body: Body, recompute: bool = False
-) -> Cotangents:
-    """One call of the backward body."""
+def call_vjp(g: Any, y: Any, *inputs: Tensor, body: Body, recompute: bool = False) -> Cotangents:
+    """Return the operands' cotangents from one call of the backward body."""
     if body.rule is not None:
         return tuple(body.rule(g, y, *inputs))
     gs = [c for c, t in zip(as_tuple(g), body.outputs, strict=True) if is_differentiable(t)]
@@ -175,13 +158,13 @@ def call_vjp(
     residuals: tuple[Tensor, ...] = ()
     if back.residuals:
         attrs = {"body": back.forward}
-        residuals = make_node(call, tuple(inputs), attrs).outputs[body.results :]
+        residuals = make_node(REGISTRY["call"], inputs, attrs).outputs[body.results :]
     wanted = [x for x in back.grads if x is not None]
     if not wanted:
         return (None,) * len(inputs)
     parameters = (*back.cotangents, *back.saved, *body.inputs)
     node = make_node(
-        call,
+        REGISTRY["call"],
         (*gs, *residuals, *inputs),
         {"body": Body(parameters, Graph(wanted), len(wanted))},
     )
@@ -189,7 +172,7 @@ def call_vjp(
 
 
 def fill_pattern(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotangents:
-    """Values at the places where the pattern has something."""
+    """Put values into the positions where the pattern is not None."""
     rest = iter(values)
     return tuple(None if x is None else next(rest) for x in pattern)
 
@@ -197,8 +180,11 @@ def fill_pattern(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> 
 # cond -------------------------------------------------------------------------------------------
 
 
-def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body) -> Cotangents:
-    """A cond of the branches' backward bodies; each takes the residuals of its own forward."""
+def cond_vjp(g: Any, y: Any, *inputs: Tensor, then: Body, orelse: Body) -> Cotangents:
+    """Return the operands' cotangents from a cond of the backward bodies of both branches.
+
+    Each backward branch takes the residuals of its own forward branch.
+    """
     pred, operands = inputs[0], inputs[1:]
     gs = [c for c, t in zip(as_tuple(g), then.outputs, strict=True) if is_differentiable(t)]
     backs = [differentiate_body(then), differentiate_body(orelse)]
@@ -212,7 +198,7 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
             "then": then.with_extra_results([*first, *map(_zero_residual, second)]),
             "orelse": orelse.with_extra_results([*map(_zero_residual, first), *second]),
         }
-        residuals = make_node(cond, tuple(inputs), attrs).outputs[then.results :]
+        residuals = make_node(REGISTRY["cond"], inputs, attrs).outputs[then.results :]
     saved = (backs[0].saved, backs[1].saved)
     branches = []
     for at, (back, body) in enumerate(zip(backs, (then, orelse), strict=True)):
@@ -225,7 +211,7 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
         parameters = (*back.cotangents, *held, *body.inputs)
         branches.append(Body(parameters, Graph(grads), len(grads)))  # type: ignore[arg-type]
     node = make_node(
-        cond,
+        REGISTRY["cond"],
         (pred, *gs, *residuals, *operands),
         {"then": branches[0], "orelse": branches[1]},
     )
@@ -234,12 +220,12 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
 
 
 def _zero_residual(tensor: Tensor) -> Tensor:
-    """What stands for a residual of the other branch."""
+    """Return zeros in place of a residual of the other branch."""
     blank: Tensor = FUNCTIONS["zeros"](tensor.shape, dtype=tensor.dtype.name)
     return blank
 
 
 __all__ = [
     "Backward", "Cotangents", "as_tuple", "call_vjp", "cond_vjp", "differentiate_body",
-    "fill_pattern", "is_differentiable", "substitute",
+    "fill_pattern", "is_differentiable",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.errors import PlanError
-from graphflow.frontend.pytree import bind, concerns, flatten
+from graphflow.frontend.pytree import bind, depends_on_placeholder, flatten
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import show_shape
@@ -91,7 +91,7 @@ def sizes_of(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node,
             raise PlanError(
                 f"the shape of {tensor.name!r} is a tuple of ints such as (128, 64), not {shape!r}"
             ) from None
-        if tensor.node.op.name == "placeholder" and not concerns(graph, tensor.node):
+        if tensor.node.op.name == "placeholder" and not depends_on_placeholder(graph, tensor.node):
             raise PlanError(
                 f"placeholder {tensor.name!r} (made at {tensor.node.location}) has a shape, but "
                 "nothing fetched depends on it; leave it out"

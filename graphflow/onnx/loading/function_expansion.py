@@ -7,7 +7,7 @@ that body.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx import (
     IR_VERSION,
@@ -22,23 +22,17 @@ from onnx import (
 
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import normal_domain
+from graphflow.onnx.loading.domains import normal_domain
+from graphflow.onnx.loading.node_call import ImportContext, NodeCall
+from graphflow.onnx.loading.segments import OnnxBody
 from graphflow.onnx.loading.value_kinds import Known, Value
 
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.importer import Importer, OnnxBody
 
-
-def inline_function(
-    importer: Importer, body: OnnxBody, call: NodeCall, index: int
-) -> list[Value | None]:
+def inline_function(importer: ImportContext, body: OnnxBody, call: NodeCall) -> list[Value | None]:
     """Read the body of a function in place of a call of it."""
-    from graphflow.onnx.loading.importer import OnnxBody
-
     nodes = with_attributes(body, call.proto)
     bound = OnnxBody(nodes, body.inputs, body.outputs, body.opsets, body.initializers)
-    return importer.inline(bound, call.values, None, index)
+    return importer.inline(bound, call.values, None, call.index)
 
 
 def with_attributes(body: OnnxBody, node: NodeProto) -> list[NodeProto]:
@@ -75,8 +69,6 @@ def function_body(
     defaults: Mapping[str, AttributeProto] | None = None,
 ) -> OnnxBody:
     """A FunctionProto as a Body."""
-    from graphflow.onnx.loading.importer import OnnxBody
-
     imported = {normal_domain(o.domain): o.version for o in function.opset_import}
     return OnnxBody(
         list(function.node),

@@ -4,20 +4,17 @@ deadline of the run."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import TypeProto
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.host_nodes import HostNode, host_routine
+from graphflow.onnx.loading.host_nodes import HostNode, HostRun, host_routine
 from graphflow.onnx.loading.value_kinds import Array, onnx_dtype
 
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.segmented_program import ModelRun
 
-
-def _subgraph(run: ModelRun, node: HostNode, name: str) -> Any:
+def _subgraph(run: HostRun, node: HostNode, name: str) -> Any:
     graph = node.attr(name)
     if graph is None:
         raise OnnxError(f"{node.label}: attribute {name!r} is missing")
@@ -28,13 +25,13 @@ def _subgraph(run: ModelRun, node: HostNode, name: str) -> Any:
 
 
 @host_routine("If")
-def _if(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _if(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     branch = "then_branch" if bool(np.asarray(inputs[0]).item()) else "else_branch"
     return _subgraph(run, node, branch).run(run, outer)
 
 
 @host_routine("Loop")
-def _loop(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _loop(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     body = _subgraph(run, node, "body")
     most = None if inputs[0] is None else int(np.asarray(inputs[0]).item())
     go = True if len(inputs) < 2 or inputs[1] is None else bool(np.asarray(inputs[1]).item())
@@ -70,7 +67,7 @@ def _types(node: HostNode, skip: int) -> list[TypeProto]:
 
 
 @host_routine("Scan")
-def _scan(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _scan(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     """Since opset 9: scanned inputs last; each axis and direction its own."""
     body = _subgraph(run, node, "body")
     if node.version < 9:
@@ -95,7 +92,7 @@ def _scan(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[s
 
 
 def _scan_8(
-    run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any], body: Any
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any], body: Any
 ) -> Any:
     """Opset 8: a batch axis first, lengths of sequences as input 0."""
     count = node.attr("num_scan_inputs")
@@ -111,7 +108,7 @@ def _scan_8(
 
 
 def _run_scan(
-    run: ModelRun,
+    run: HostRun,
     node: HostNode,
     body: Any,
     state: list[Any],
@@ -132,7 +129,7 @@ def _run_scan(
 
 
 @host_routine("SequenceMap")
-def _map(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _map(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     """The body applied to the elements of the first sequence, and of others beside it."""
     body = _subgraph(run, node, "body")
     made: list[list[Any]] = [[] for _ in body.body.outputs]

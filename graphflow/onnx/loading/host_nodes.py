@@ -9,18 +9,20 @@ onnx's own reference implementation that runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 from onnx import NodeProto, ValueInfoProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, OpError
-from graphflow.onnx.loading.node_call import NodeCall, attribute_value
-from graphflow.onnx.loading.operator_registry import ML, handler_of, normal_domain
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.segmented_program import ModelRun
+from graphflow.onnx.loading.domains import ML, normal_domain
+from graphflow.onnx.loading.function_expansion import schema_body, with_attributes
+from graphflow.onnx.loading.node_call import ImportContext, NodeCall, attribute_value
+from graphflow.onnx.loading.operator_registry import handler_of
+from graphflow.onnx.loading.segments import OnnxBody, Scope
+from graphflow.onnx.loading.value_kinds import classify
 
 SHAPE = "the shape of its output depends on data"
 SEQUENCE = "sequences and optionals are no tensors"
@@ -80,7 +82,26 @@ class HostNode:
         return default
 
 
-HostRoutine = Callable[["ModelRun", HostNode, Sequence[Any], Mapping[str, Any]], Sequence[Any]]
+class BodyProgram(Protocol):
+    """A body that runs as a program of its own."""
+
+    body: OnnxBody
+
+    def run(self, run: Any, values: Mapping[str, Any]) -> list[Any]: ...
+
+
+class HostRun(Protocol):
+    """What host nodes may ask of the run of a model that they are part of."""
+
+    @property
+    def importer(self) -> ImportContext: ...
+
+    def check(self, what: str | None = None) -> None: ...
+
+    def program_for(self, owner: Any, body: OnnxBody) -> BodyProgram: ...
+
+
+HostRoutine = Callable[[HostRun, HostNode, Sequence[Any], Mapping[str, Any]], Sequence[Any]]
 _ROUTINES: dict[tuple[str, str], HostRoutine] = {}
 
 
@@ -125,7 +146,7 @@ def draws(call: NodeCall) -> bool:
 
 
 def execute(
-    run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Sequence[Any]:
     """Run one node on plain values.
 
@@ -151,23 +172,15 @@ def execute(
         raise OpError(f"{node.label} failed: {told}") from error
 
 
-def _run_body(run: ModelRun, node: HostNode, inputs: Sequence[Any], body: Any) -> Sequence[Any]:
+def _run_body(run: HostRun, node: HostNode, inputs: Sequence[Any], body: Any) -> Sequence[Any]:
     """A function: its body is a program of its own."""
-    from dataclasses import replace
-
-    from graphflow.onnx.loading.function_expansion import with_attributes
-
     bound = replace(body, nodes=with_attributes(body, node.proto))
     values = {name: v for name, v in zip(body.inputs, inputs, strict=False) if v is not None}
     return run.program_for(node.proto, bound).run(run, values)
 
 
-def _schema_body(run: ModelRun, node: HostNode, inputs: Sequence[Any]) -> Any:
+def _schema_body(run: HostRun, node: HostNode, inputs: Sequence[Any]) -> Any:
     """The function body of an operator that has no translation."""
-    from graphflow.onnx.loading.function_expansion import schema_body
-    from graphflow.onnx.loading.importer import Scope
-    from graphflow.onnx.loading.value_kinds import classify
-
     if handler_of(*node.key, node.version) is not None or node.key in REFERENCE_OPERATORS:
         return None
     values = [None if value is None else classify(value) for value in inputs]
@@ -176,7 +189,7 @@ def _schema_body(run: ModelRun, node: HostNode, inputs: Sequence[Any]) -> Any:
     return schema_body(call, plain=False)
 
 
-def run_reference(run: ModelRun, node: HostNode, inputs: Sequence[Any]) -> Sequence[Any]:
+def run_reference(run: HostRun, node: HostNode, inputs: Sequence[Any]) -> Sequence[Any]:
     """onnx's reference implementation of a node."""
     _, evaluator = run.importer.programs.setdefault(id(node.proto), (node.proto, _evaluator(node)))
     feeds = {n: v for n, v in zip(node.proto.input, inputs, strict=False) if n}

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.host_nodes import HostNode, host_routine
+from graphflow.onnx.loading.host_nodes import HostNode, HostRun, host_routine
 from graphflow.ops.images.nms import suppression_op
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.segmented_program import ModelRun
 
 # Shapes that depend on data -------------------------------------------------------------------
 
 
 @host_routine("NonZero")
-def _nonzero(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _nonzero(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     (x,) = inputs
     return [np.array(np.nonzero(np.atleast_1d(x)), np.int64).reshape(max(x.ndim, 1), -1)]
 
 
 @host_routine("Compress")
-def _compress(
-    run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
-) -> Any:
+def _compress(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     x, condition = inputs
     return [np.compress(condition, x, axis=node.attr("axis"))]
 
 
 @host_routine("Unique")
-def _unique(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _unique(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     (x,) = inputs
     axis = node.attr("axis")
     values, first, inverse, counts = np.unique(
@@ -50,7 +45,7 @@ def _unique(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping
 
 @host_routine("NonMaxSuppression")
 def _suppression(
-    run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Any:
     """As many rows as there are boxes left, where our own op has a stated number of them."""
     boxes, scores = np.asarray(inputs[0]), np.asarray(inputs[1])
@@ -74,18 +69,18 @@ def _suppression(
 
 @host_routine("SequenceConstruct")
 def _construct(
-    run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Any:
     return [list(inputs)]
 
 
 @host_routine("SequenceEmpty")
-def _empty(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _empty(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     return [[]]
 
 
 @host_routine("SequenceLength")
-def _length(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _length(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     return [np.array(len(inputs[0]), np.int64)]
 
 
@@ -103,13 +98,13 @@ def _normalize_position(position: Any, count: int, node: HostNode) -> int:
 
 @host_routine("SequenceAt")
 def _sequence_at(
-    run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Any:
     return [inputs[0][_normalize_position(inputs[1], len(inputs[0]), node)]]
 
 
 @host_routine("SequenceErase")
-def _erase(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _erase(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     items = list(inputs[0])
     position = inputs[1] if len(inputs) > 1 and inputs[1] is not None else -1
     del items[_normalize_position(position, len(items), node)]
@@ -117,7 +112,7 @@ def _erase(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[
 
 
 @host_routine("SequenceInsert")
-def _insert(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _insert(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     items = list(inputs[0])
     at = len(items)
     if len(inputs) > 2 and inputs[2] is not None:
@@ -127,7 +122,7 @@ def _insert(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping
 
 
 @host_routine("SplitToSequence")
-def _split(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _split(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     x, axis = inputs[0], node.attr("axis", 0)
     sizes = inputs[1] if len(inputs) > 1 else None
     if sizes is None:
@@ -146,36 +141,32 @@ def _split(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[
 
 
 @host_routine("ConcatFromSequence")
-def _concat(run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+def _concat(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     axis = node.attr("axis", 0)
     join = np.stack if node.attr("new_axis", 0) else np.concatenate
     return [join(inputs[0], axis=axis)]
 
 
 @host_routine("Identity")
-def _identity(
-    run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
-) -> Any:
+def _identity(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     return list(inputs)
 
 
 @host_routine("Optional")
-def _optional(
-    run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
-) -> Any:
+def _optional(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     return [inputs[0] if inputs else None]
 
 
 @host_routine("OptionalHasElement")
 def _has_element(
-    run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Any:
     return [np.array(bool(inputs) and inputs[0] is not None)]
 
 
 @host_routine("OptionalGetElement")
 def _get_element(
-    run: ModelRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Any:
     if inputs[0] is None:
         raise OnnxError(f"{node.label}: the optional holds nothing")

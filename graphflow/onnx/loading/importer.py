@@ -8,15 +8,14 @@ this).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto
+from onnx import GraphProto, NodeProto
 
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, OnnxError, UnsupportedOnnxError
 from graphflow.frontend.builders import make_variable
 from graphflow.ir.graph import Graph
@@ -24,6 +23,7 @@ from graphflow.ir.op import REGISTRY, Location, Tensor, source_scope
 from graphflow.ir.spec import Dim, nbytes
 from graphflow.onnx.loading import function_expansion as expansion
 from graphflow.onnx.loading import host_nodes as host
+from graphflow.onnx.loading.domains import normal_domain
 from graphflow.onnx.loading.node_call import (
     NeedsShapes,
     NeedsValue,
@@ -33,8 +33,16 @@ from graphflow.onnx.loading.node_call import (
     constant_value,
     has_dim,
 )
-from graphflow.onnx.loading.operator_registry import handler_of, normal_domain
+from graphflow.onnx.loading.operator_registry import handler_of
 from graphflow.onnx.loading.reader import tensor_to_array
+from graphflow.onnx.loading.segments import (
+    ImportedSegment,
+    OnnxBody,
+    Scope,
+    Stop,
+    captured_names,
+    concrete_value,
+)
 from graphflow.onnx.loading.shape_folding import fold
 from graphflow.onnx.loading.value_kinds import (
     Array,
@@ -52,74 +60,6 @@ SMALL = 1024
 """Elements of a known value that is computed at once while a model is read."""
 
 
-@dataclass(frozen=True)
-class OnnxBody:
-    """A list of nodes with names for what goes in and out: a graph, a subgraph or a function."""
-
-    nodes: Sequence[NodeProto]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    opsets: Mapping[str, int]
-    initializers: Mapping[str, Value] = field(default_factory=dict)
-    defaults: Mapping[str, AttributeProto] = field(default_factory=dict)  # of a function
-    main: bool = False  # the model's own graph
-
-
-@dataclass
-class Scope:
-    """Names in force while nodes are read, and the opsets they are meant in."""
-
-    values: dict[str, Value]
-    opsets: Mapping[str, int]
-    outer: Scope | None = None
-    main: bool = False  # of the model's own graph, whose names are those of the weights
-
-    def find(self, name: str) -> Value | None:
-        """What a name stands for, here or further out."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.values:
-                return scope.values[name]
-            scope = scope.outer
-        return None
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Why a pass ended before the last node.
-
-    kind: "host" (the node runs on the host), "value" (a computed value decides shapes), "input"
-    (the same for an input of the segment), "shapes" (symbolic sizes would have to be known), "rank"
-    (an input has none).
-    fed: inputs of ints whose values decide, so that giving them may avoid the stop.
-    sized: whether giving sizes may avoid the stop.
-    """
-
-    kind: str
-    index: int
-    why: str
-    name: str = ""
-    fed: tuple[str, ...] = ()
-    sized: bool = False
-
-
-FetchPlan = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""What a graph is run for, and the placeholders that are fed to it, by name."""
-
-
-@dataclass
-class ImportedSegment:
-    """A graph made of the nodes from `start` to `stop`."""
-
-    start: int
-    inputs: dict[str, Tensor]  # placeholders
-    values: dict[str, Value]  # what names stand for where the pass ended
-    stop: Stop | None
-    given: dict[str, Value]  # what names stood for where the pass began
-    children: dict[Any, ImportedSegment] = field(default_factory=dict)
-    plan: FetchPlan | None = None
-
-
 class Importer:
     """Reads nodes of one model; keeps the variables that its initializers became."""
 
@@ -129,9 +69,18 @@ class Importer:
         folder: Path | None = None,
         functions: Mapping[tuple[str, str], OnnxBody] | None = None,
         weights: Mapping[str, bool] | None = None,
+        *,
+        start_run: Callable[[Importer], host.HostRun],
     ) -> None:
-        """`weights`: of each value that becomes a variable, whether training changes it."""
+        """Make an importer for the nodes of a file.
+
+        Args:
+            weights: of each value that becomes a variable, whether training changes it.
+            start_run: makes the run in which host nodes are computed while a model is read. (Runs
+                import further segments, so their module imports this one.)
+        """
         self.file = file
+        self._start_run = start_run
         self.folder = folder
         self.functions = dict(functions or {})
         self.weights = dict(weights or {})
@@ -235,7 +184,7 @@ class Importer:
             return self._run_on_host_now(call, host.reason(call))
         key = (normal_domain(call.proto.domain), call.op_type)
         if key in self.functions:
-            return expansion.inline_function(self, self.functions[key], call, index)
+            return expansion.inline_function(self, self.functions[key], call)
         handler = handler_of(*key, call.version)
         body = None
         if handler is None:
@@ -246,7 +195,7 @@ class Importer:
             if handler is not None:
                 outputs = handler(call)
             elif body is not None:
-                return expansion.inline_function(self, body, call, index)
+                return expansion.inline_function(self, body, call)
             elif host.can_run_on_host(call):
                 raise RunOnHost(f"{call.op_type} is computed on the host")
             else:
@@ -271,12 +220,8 @@ class Importer:
             n: concrete_value(v) for n, v in zip(names, captured, strict=True) if v is not None
         }
         arguments = [None if v is None else concrete_value(v) for v in call.values]
-        from graphflow.onnx.loading.segmented_program import (
-            ModelRun,  # the driver stands above this pass
-        )
-
         node = host.HostNode(call.proto, call.scope.opsets, call.label)
-        return [classify(v) for v in host.execute(ModelRun(self), node, arguments, outer)]
+        return [classify(v) for v in host.execute(self._start_run(self), node, arguments, outer)]
 
     def _fold_small(self, output: Any, inputs: Sequence[Value]) -> Value | None:
         """What a translation returned, small known values computed."""
@@ -309,6 +254,13 @@ class Importer:
         if name not in self.variables:
             self.variables[name] = make_variable(_freeze(value.array), name, self.weights[name])
         return self.variables[name]
+
+    def expand_schema(self, call: NodeCall) -> list[Value | None]:
+        """The outputs of a node by the function body of ONNX's schema, read into the graph."""
+        body = expansion.schema_body(call, plain=True)
+        if body is None:
+            raise call.unsupported_error("ONNX's schema has no function body for this use")
+        return expansion.inline_function(self, body, call)
 
     # Subgraphs --------------------------------------------------------------------------------
 
@@ -381,32 +333,6 @@ def _drop_absent_inputs(node: NodeProto, scope: Scope, body: OnnxBody) -> NodePr
     return copy
 
 
-def concrete_value(value: Value) -> Any:
-    """The value of something known."""
-    if isinstance(value, Known):
-        return value.array
-    if isinstance(value, Fixed):
-        return value.value
-    raise OnnxError(f"{value!r} is not known before the model runs")
-
-
-def captured_names(node: NodeProto) -> list[str]:
-    """Names that the subgraphs of a node read from outside."""
-    names: dict[str, None] = {}
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            names.update(dict.fromkeys(_free_names(attribute.g)))
-    return list(names)
-
-
-def _free_names(graph: GraphProto) -> Iterator[str]:
-    inside = {i.name for i in graph.input} | {i.name for i in graph.initializer}
-    for node in graph.node:
-        yield from (n for n in [*node.input, *captured_names(node)] if n and n not in inside)
-        inside.update(node.output)
-    yield from (o.name for o in graph.output if o.name not in inside)
-
-
 def _node_name(node: NodeProto, index: int) -> str:
     return node.name or f"{node.op_type}_{index + 1}"
 
@@ -426,11 +352,4 @@ def _is_symbolic(value: Value | None) -> bool:
     return isinstance(value, Known) and value.symbolic
 
 
-def known_array(array: Array, parameter: str | None = None) -> Known:
-    return Known(np.ascontiguousarray(array).reshape(array.shape), array.dtype, parameter)
-
-
-__all__ = [
-    "FetchPlan", "ImportedSegment", "Importer", "OnnxBody", "Scope", "Stop", "captured_names",
-    "concrete_value", "known_array",
-]  # fmt: skip
+__all__ = ["SMALL", "Importer"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import show_shape
-from graphflow.onnx.loading.importer import ImportedSegment
+from graphflow.onnx.loading.segments import ImportedSegment
 from graphflow.onnx.loading.value_kinds import Known
 
 

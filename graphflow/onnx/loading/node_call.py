@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
-from onnx import AttributeProto, NodeProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
 from graphflow.errors import OnnxError, UnsupportedOnnxError
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Dim, Size, TensorSpec, nbytes
-from graphflow.onnx.loading.operator_registry import normal_domain
+from graphflow.onnx.loading.domains import normal_domain
+from graphflow.onnx.loading.segments import OnnxBody, Scope
 from graphflow.onnx.loading.value_kinds import (
     Array,
     Fixed,
@@ -24,10 +25,6 @@ from graphflow.onnx.loading.value_kinds import (
     is_native,
 )
 from graphflow.onnx.loading.value_kinds import onnx_dtype as dtype_of_code
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.importer import Importer, Scope
-
 
 LARGE = 1 << 28
 """Bytes of a tensor that is not computed while a model is read."""
@@ -53,6 +50,23 @@ class RunOnHost(Signal):
     """The node cannot be part of a graph: it runs on the host, between two graphs."""
 
 
+class ImportContext(Protocol):
+    """What the calls and the host nodes of a model may ask of its importer."""
+
+    functions: dict[tuple[str, str], OnnxBody]
+    programs: dict[int, tuple[Any, Any]]
+
+    def as_tensor(self, value: Known) -> Tensor: ...
+
+    def subgraph(self, graph: GraphProto, opsets: Mapping[str, int]) -> OnnxBody: ...
+
+    def inline(
+        self, body: OnnxBody, inputs: Sequence[Value | None], outer: Scope | None, index: int
+    ) -> list[Value | None]: ...
+
+    def expand_schema(self, call: NodeCall) -> list[Value | None]: ...
+
+
 class NodeCall:
     """A node, the values of its inputs, and its opset."""
 
@@ -62,7 +76,7 @@ class NodeCall:
         values: Sequence[Value | None],
         scope: Scope,
         label: str,
-        importer: Importer,
+        importer: ImportContext,
         index: int = 0,
     ) -> None:
         self.proto = proto
@@ -72,7 +86,7 @@ class NodeCall:
         self.op_type = proto.op_type
         self.version = scope.opsets.get(normal_domain(proto.domain), 1)
         self._importer = importer
-        self._index = index
+        self.index = index
         self._attributes = {a.name: a for a in proto.attribute}
 
     # Inputs -----------------------------------------------------------------------------------
@@ -207,19 +221,12 @@ class NodeCall:
         for attribute in self.proto.attribute:
             if attribute.name == name:
                 body = self._importer.subgraph(attribute.g, self.scope.opsets)
-                return self._importer.inline(body, inputs, self.scope, self._index)
+                return self._importer.inline(body, inputs, self.scope, self.index)
         raise OnnxError(f"{self.label}: attribute {name!r} is missing")
 
     def expand_schema_body(self) -> list[Value | None]:
         """The outputs by the function body of ONNX's schema, read into the current graph."""
-        from graphflow.onnx.loading import (
-            function_expansion as expansion,  # which reads bodies by calls like this one
-        )
-
-        body = expansion.schema_body(self, plain=True)
-        if body is None:
-            raise self.unsupported_error("ONNX's schema has no function body for this use")
-        return expansion.inline_function(self._importer, body, self, self._index)
+        return self._importer.expand_schema(self)
 
     # Outputs ----------------------------------------------------------------------------------
 

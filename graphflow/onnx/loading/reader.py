@@ -28,7 +28,7 @@ from onnx import (
 )
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.operator_registry import normal_domain
+from graphflow.onnx.loading.domains import normal_domain
 from graphflow.onnx.loading.payloads import (
     RAW_DTYPES,
     InitializerMemory,

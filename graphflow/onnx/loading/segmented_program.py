@@ -16,15 +16,15 @@ import numpy as np
 from graphflow.errors import FeedError, OnnxError, StepTimeout
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
-from graphflow.frontend.pytree import concerns
+from graphflow.frontend.pytree import depends_on_placeholder
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Dim
 from graphflow.onnx.loading import host_nodes as host
-from graphflow.onnx.loading.importer import (
+from graphflow.onnx.loading.importer import Importer
+from graphflow.onnx.loading.segments import (
     FetchPlan,
     ImportedSegment,
-    Importer,
     OnnxBody,
     Stop,
     captured_names,
@@ -266,7 +266,7 @@ def _plan_fetches(segment: ImportedSegment, live: Sequence[str]) -> FetchPlan:
     if not wanted:
         return {}, {}
     graph = Graph(list(wanted.values()))
-    used = {name: t for name, t in segment.inputs.items() if concerns(graph, t.node)}
+    used = {name: t for name, t in segment.inputs.items() if depends_on_placeholder(graph, t.node)}
     return wanted, used
 
 

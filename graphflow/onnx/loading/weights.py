@@ -7,7 +7,7 @@ an initializer do, so each of its uses is looked at, also in subgraphs and in th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -15,13 +15,11 @@ from onnx import NodeProto, TensorProto
 from graphflow.base.source_location import user_location
 from graphflow.errors import OnnxError
 from graphflow.ir.spec import kind
+from graphflow.onnx.loading.domains import normal_domain
 from graphflow.onnx.loading.node_call import attribute_value
-from graphflow.onnx.loading.operator_registry import normal_domain
 from graphflow.onnx.loading.reader import tensor_to_array
+from graphflow.onnx.loading.segments import OnnxBody
 from graphflow.onnx.loading.value_kinds import Array, is_native
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.importer import OnnxBody
 
 HUGE = 1e9
 """Numbers beyond this stand for infinity in masks."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphflow.ir.op import Tensor, as_tensor
 from graphflow.ir.spec import kind
 from graphflow.onnx.loading import host_nodes as host
+from graphflow.onnx.loading.domains import ML
 from graphflow.onnx.loading.node_call import NodeCall, RunOnHost
-from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.loading.reader import tensor_to_array
 from graphflow.onnx.loading.value_kinds import Array
 from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
@@ -25,9 +26,6 @@ from graphflow.ops.tensors import slicing as window
 from graphflow.ops.tensors.padding import pad
 from graphflow.ops.tensors.shape import expand_dims, reshape
 from graphflow.ops.tensors.take import take
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.segmented_program import ModelRun
 
 # Features -------------------------------------------------------------------------------------
 
@@ -155,7 +153,7 @@ def _encode(call: NodeCall) -> Outputs:
 
 @host.host_routine("ZipMap", domain=ML)
 def _zip(
-    run: ModelRun, node: host.HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+    run: host.HostRun, node: host.HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Any:
     """A dictionary from label to score for each row."""
     labels = node.attr("classlabels_int64s") or node.attr("classlabels_strings") or []

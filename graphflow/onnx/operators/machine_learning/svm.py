@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce as reduce_by
 from itertools import combinations
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -19,8 +19,10 @@ from graphflow.errors import OnnxError
 from graphflow.frontend import control_flow as control
 from graphflow.ir.op import Tensor, as_tensor
 from graphflow.onnx.loading import host_nodes as host
+from graphflow.onnx.loading.domains import ML
 from graphflow.onnx.loading.node_call import NodeCall, RunOnHost
-from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.segments import OnnxBody
 from graphflow.onnx.loading.value_kinds import Array
 from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
 from graphflow.ops.matrices import matmul as linalg
@@ -32,9 +34,6 @@ from graphflow.ops.tensors.creation import full
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims, reshape, swapaxes
 from graphflow.ops.tensors.slicing import concat
 from graphflow.ops.tensors.take import take
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.segmented_program import ModelRun
 
 
 def _rows(call: NodeCall) -> Tensor:
@@ -214,11 +213,9 @@ def _probabilities(call: NodeCall, scores: Tensor, classes: int) -> Tensor:
 
 @host.host_routine("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", domain=ML)
 def _classify_strings(
-    run: ModelRun, node: host.HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+    run: host.HostRun, node: host.HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Any:
     """The classifier with numbers for labels, as a graph; then the label of each number."""
-    from graphflow.onnx.loading.importer import OnnxBody
-
     words = node.attr("classlabels_strings") or []
     if len(words) < 2 or inputs[0].dtype.kind not in "iuf":
         return host.run_reference(run, node, inputs)

@@ -16,8 +16,9 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor, as_tensor
 from graphflow.ir.spec import kind
+from graphflow.onnx.loading.domains import ML
 from graphflow.onnx.loading.node_call import NodeCall, RunOnHost
-from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.loading.reader import tensor_to_array
 from graphflow.onnx.loading.value_kinds import Array
 from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
@@ -28,7 +29,8 @@ from graphflow.ops.reductions import extrema
 from graphflow.ops.reductions import reduce as sums
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims
 from graphflow.ops.tensors.slicing import stack, window
-from graphflow.ops.tensors.take import take, take_along_axis
+from graphflow.ops.tensors.take import take
+from graphflow.ops.tensors.take_along_axis import take_along_axis
 
 _COMPARISONS: dict[int, Callable[[Any, Any], Tensor]] = {
     0: elementwise.less_equal, 1: elementwise.less, 2: elementwise.greater_equal,

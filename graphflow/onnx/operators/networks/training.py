@@ -7,8 +7,9 @@ from typing import Any
 
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
+from graphflow.onnx.loading.domains import TRAINING
 from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import TRAINING, Outputs, operator
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.loading.value_kinds import Known
 from graphflow.ops.pointwise import arithmetic as elementwise
 from graphflow.ops.pointwise import select, transcendental
