@@ -8,14 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import TYPE_CHECKING
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.plans.tables import Table
-
-if TYPE_CHECKING:
-    from graphflow.runtime.observability.trace import TraceEvent, TraceStep
+from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -25,10 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow.base.formatting import show_count, show_seconds
 from graphflow.base.interrupts import passes_interrupts
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, SessionError
-from graphflow.runtime.observability.edge_traffic import EdgeTable, ExchangeTable
-from graphflow.runtime.observability.perfetto_export import parse_number, trace_events
+from graphflow.runtime.tracing.edge_traffic import EdgeTable, ExchangeTable
+from graphflow.runtime.tracing.events import (
+    Exchange,
+    TraceEvent,
+    TraceStep,
+    link_track,
+    parse_number,
+)
+from graphflow.runtime.tracing.perfetto_export import trace_events
 from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
 
 if TYPE_CHECKING:
@@ -38,67 +44,6 @@ Span = tuple[str, str, int, int]
 Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
 
 DEPARTURE, ARRIVAL = "departure", "arrival"
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A device's part in a collective over several: its number in the graph, what it does
-    (`all_reduce`), the devices, and the bytes that this one gives."""
-
-    group: int
-    kind: str
-    devices: tuple[str, ...]
-    bytes: int
-
-
-@dataclass(frozen=True)
-class TraceEvent:
-    """Something that took time: computing a node, sending a tensor, waiting for one, its way.
-
-    Args:
-        track: the device, or "source → target" for a link.
-        kind: "compute", "send", "wait" or "transfer".
-        start, end: ns of the coordinator's monotonic clock.
-        edge: number of the cut edge; None for nodes.
-        bytes: moved; 0 for nodes.
-        source, target: the devices that the edge connects; "" for nodes.
-        use: how often the edge was used in the step before, in a loop.
-        exchange: the collective that a device takes part in; its name begins with "start/" where
-            the device gives, and is the node's where it waits for the others and has the result.
-    """
-
-    track: str
-    name: str
-    kind: str
-    start: int
-    end: int
-    edge: int | None = None
-    bytes: int = 0
-    source: str = ""
-    target: str = ""
-    use: int = 0
-    exchange: Exchange | None = None
-
-
-@dataclass(frozen=True)
-class TraceStep:
-    """One traced step; events are ordered by start.
-
-    Attributes:
-        errors: for each worker whose clock is not ours, by how many seconds its times may be off.
-    """
-
-    number: int
-    start: int
-    end: int
-    events: tuple[TraceEvent, ...]
-    peak: Mapping[str, int]
-    errors: Mapping[int, float] = field(default_factory=dict)
-
-    def error_between(self, one: str, other: str) -> float:
-        """By how many seconds a time from one device to another may be off."""
-        workers = {_worker(one), _worker(other)}
-        return sum(self.errors.get(w, 0.0) for w in workers) if len(workers) == 2 else 0.0
 
 
 class Trace:
@@ -304,11 +249,6 @@ def _umask() -> int:
     return mask
 
 
-def link_track(source: str, target: str) -> str:
-    """Name of the track of a link."""
-    return f"{source} → {target}"
-
-
 def _sort_events(events: Iterable[TraceEvent]) -> list[TraceEvent]:
     return sorted(events, key=lambda event: (event.start, event.end, event.track, event.name))
 
@@ -340,8 +280,3 @@ def _transfer_event(number: int, use: int, edge: Edge, left: int, came: int) -> 
         link_track(source, target), tensor, "transfer", left, max(left, came),
         number, size, source, target, use,
     )  # fmt: skip
-
-
-def _worker(device: str) -> int:
-    """The index in "/worker:1/cpu:0"; -1 for what is not on a worker."""
-    return parse_number(device.removeprefix("/worker:").partition("/")[0])
