@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from sys import intern
 
+from graphflow.base.addresses import is_loopback
 from graphflow.errors import (
     GraphflowError,
     ProtocolError,
@@ -42,7 +43,7 @@ from graphflow.runtime.protocol.operations import Operation, UnderWay
 from graphflow.runtime.protocol.peer_liveness import BEAT, Peer, Watch, apart, kept_waiting, late
 from graphflow.runtime.protocol.reliable_stream import Arrival, Letter, Stream, Version, fence
 from graphflow.runtime.protocol.remote_errors import harmless, raised
-from graphflow.runtime.wire.frame_codec import Buffer, may_be_remote, return_borrowed
+from graphflow.runtime.wire.frame_codec import Buffer, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     UNNUMBERED,
@@ -96,7 +97,7 @@ class CoordinatorMachine:
         home: str = "",
     ) -> None:
         self._version = Version.own()
-        self._far = [may_be_remote(address) for address in addresses]
+        self._far = [not is_loopback(address) for address in addresses]
         self._session, self._epoch, self._token = session, epoch, intern(token)
         self._peers = [
             Peer(index, address, Stream(session, epoch, COORDINATOR, token), now, Clock(home))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from graphflow.base.addresses import is_loopback
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import (
     GraphflowError,
@@ -45,7 +46,7 @@ from graphflow.runtime.protocol.worker_events import (
 )
 from graphflow.runtime.protocol.worker_session import Served
 from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
-from graphflow.runtime.wire.frame_codec import Buffer, decode_small, may_be_remote, return_borrowed
+from graphflow.runtime.wire.frame_codec import Buffer, decode_small, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,
@@ -331,7 +332,7 @@ class WorkerMachine:
         stream = Stream(name, epoch, message.worker, envelope.token, received=envelope.sequence)
         stream.outbound.sent = 1  # Welcome, whatever came of others before it
         inbox = ChunkAssembler(shared_budget=self._shared_budget)
-        far = may_be_remote(message.peers[message.worker])
+        far = not is_loopback(message.peers[message.worker])
         served = Served(route, stream, count, message.lease, now, inbox, far)
         self._sessions[name] = served
         return [Run(name, message, 0, epoch, token=envelope.token)]

@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import zmq
-
 from graphflow.errors import (
     DeviceLost,
     MessageTooLarge,
@@ -58,8 +56,8 @@ from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bulk_tcp import BulkChannel, BulkReceivers
-from graphflow.runtime.transport.tcp import abandon_context
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel, UnixSocketListener
+from graphflow.runtime.transport.zmq_sockets import abandon_context, open_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     Broken,
@@ -108,13 +106,13 @@ class WorkerProcess:
         checkpoints: str | None = None,
         epitaph: ExitReport | None = None,
     ) -> None:
-        self._context: zmq.Context[Any] = zmq.Context()
+        self._context = open_context()
         self._wakeup = WakeupFd()
         self._guard: ZapAuthenticator | None = None
         try:
             if key is not None:
                 self._guard = ZapAuthenticator(self._context, key, ring or Keyring())
-            self._listener = transport_of(listen).Listener(
+            self._listener = transport_of(listen).listen(
                 self._context, listen, insecure=insecure, guard=self._guard,
                 most=connections, wake=self._look_again,
             )  # fmt: skip
@@ -142,7 +140,7 @@ class WorkerProcess:
         self._driver = SocketDriverLock(self._wakeup)
         self._waiter = EpollWaiter()
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
-        self._waiter.add(self._listener.socket.getsockopt(zmq.FD), _LISTENER)
+        self._waiter.add(self._listener.fileno(), _LISTENER)
         # A socket tells of what comes only once it has been found empty.
         self._unread = True
         self._lanes = UnixSocketListener(self.address if self._guard is None else "")
@@ -159,9 +157,7 @@ class WorkerProcess:
         self._failure: BaseException | None = None
         self._why = "it was asked to end"
         self._started = time.monotonic()
-        watch_worker(
-            self.meters, self.address, self._sessions, self._unsent, self._listener.limiter
-        )
+        watch_worker(self.meters, self.address, self._sessions, self._unsent, self._listener)
 
     def stop(self) -> None:
         """Ends `run` soon; for signal handlers and other threads."""
@@ -274,7 +270,7 @@ class WorkerProcess:
         for route in list(self._unsent) if self._unsent else ():
             self._flush(route)
         if self._unread and not self._listener.has_message():
-            self._listener.limiter.note_drained()
+            self._listener.note_drained()
             self._unread = False
         soon = now + _RETRY if self._unsent else self._due
         if self._unread or self._is_left():

@@ -324,7 +324,7 @@ def keyed(
     rings = {}
     for role in (CLIENT, COORDINATOR, WORKER):
         rings[role] = Keyring(tmp_path / role)
-        pair = rings[role].new(f"my-{role}", role)
+        pair = rings[role].create_pair(f"my-{role}", role)
         rings[role].add(str(own), "here")
         there.add(str(pair.public), "there")
     rings["stranger"] = Keyring(tmp_path / "stranger")
