@@ -1,5 +1,8 @@
-"""Heads stay where they are: attention reads and writes them in rows, (…, T, heads, d), as products
-make and take them, instead of having them moved before T and back."""
+"""FoldHeads: let attention read and write heads in the layout of products, (…, T, heads, d).
+
+Models transpose heads to (…, heads, T, d) and back. The attention kernels take any strides, so
+these copies can go.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,13 @@ from graphflow.passes.base import Pass, Phase, register_pass
 
 @dataclass(frozen=True)
 class FoldHeads(Pass):
-    """Attention of heads that were moved before T becomes that of heads in rows, whose results are
-    moved; `FoldTransposes` then finds that they are moved back. Its gradient likewise, with the sum
-    of products along rows that it is given. No bit changes.
+    """Replace attention on transposed heads by attention on rows and a transpose of its result.
 
-    Floats of 16 bits keep their heads apart, as libraries of GPUs want them.
+    `FoldTransposes` then cancels this transpose with the model's own. The gradient, and the row sum
+    that it takes, are rewritten likewise. No bit changes.
+
+    16-bit floats keep the layout (…, heads, T, d), which the attention kernels of GPU libraries
+    expect.
     """
 
     phase: ClassVar[Phase] = Phase.ATTENTION
@@ -48,7 +53,7 @@ def _has_row_layout(heads: Sequence[Tensor]) -> bool:
 
 
 def _sum_along_rows(delta: Tensor) -> Tensor:
-    """The sum of each row of a product of tensors in rows, moved instead of these."""
+    """Sum products before the transpose rather than after it, and transpose the smaller sums."""
     total = delta.node
     if total.op.name != "sum" or total.attrs["axis"] not in (-1, (-1,), delta.ndim, (delta.ndim,)):
         return delta
