@@ -166,6 +166,9 @@ class Op:
         sharding: (*specs, **attrs) -> `Sharding`, or just its equation: how it is cut over devices.
             Elementwise ops need none; others without one get their inputs whole.
         cost: (*specs, **attrs) -> Cost; default: one flop an output element.
+        rate: "product": its flops take as long as those of matrix products; "half_product": a GPU's
+            libraries compute these in 16 bits, too. None: as long as it was measured to take, or
+            others of its kind.
         samples: calls for the tests over the registry.
         promotes: its inputs are converted to one dtype; Python scalars take the tensors'.
         elementwise: an element of the output depends on the same element of the inputs only, so
@@ -198,6 +201,7 @@ class Op:
     batch: Callable[..., Any] | None = None
     sharding: Callable[..., Any] | None = None
     cost: Callable[..., Cost] | None = None
+    rate: Literal["product", "half_product"] | None = None
     samples: Sequence[Sample] = ()
     promotes: bool = False
     elementwise: bool = False
