@@ -23,7 +23,7 @@ from graphflow.ir.spec import evaluate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import Measured
-from graphflow.runtime.host.host_interface import Hosts, Ready
+from graphflow.runtime.host.host_interface import DirectStep, Hosts
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.observability.trace import Exchange, Trace
 from graphflow.runtime.partitioning.partition import Partition
@@ -59,7 +59,7 @@ class Route:
 
     def __init__(
         self,
-        ready: Ready,
+        ready: DirectStep,
         feeds: Sequence[tuple[Tensor, str | None, tuple[int, ...]]],
         values: Sequence[int | Callable[[Mapping[Node, Array]], Any]],
         bindings: dict[str, int],
@@ -275,7 +275,7 @@ class Compiled:
         self.route = self._routes.get(id(names))
         if self.route is not None or not self.partitions or self.division is not None:
             return
-        ready = hosts.ready(self.program, names)
+        ready = hosts.direct_step(self.program, names)
         if ready is None:
             return
         if len(self._routes) >= ROUTES:
@@ -305,7 +305,7 @@ class Compiled:
             named = route.named(feeds) if route is not self.route else None
             if named is not None:
                 self.route = route
-                hosts.ready(self.program, route.bindings)  # used now, as others see it
+                hosts.direct_step(self.program, route.bindings)  # used now, as others see it
                 return route, named
         return None
 

@@ -28,7 +28,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import Span, part_of
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
-from graphflow.runtime.checkpoint.manifest import Groups, Part, Signature, some
+from graphflow.runtime.checkpoint.manifest import Groups, Signature, VariablePiece, list_some
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import Pieces
@@ -122,7 +122,7 @@ class State:
         check_order({**known, **fresh}, origin)
         unclear = ambiguous(fresh, {**known, **fresh}, origin)
         if unclear:
-            _log.tell("checkpoint.unnamed", folder=origin.source, variables=some(unclear))
+            _log.tell("checkpoint.unnamed", folder=origin.source, variables=list_some(unclear))
         wrong = [name for name in fresh if not self._fits(fresh[name], name)]
         lacking = [n for n in fresh if n not in origin.there and n not in self._pending]
         if origin.strict and not origin.there.keys() <= known.keys():
@@ -131,7 +131,7 @@ class State:
             nodes = {**known, **fresh}
             raise misfit(nodes, _kinds(nodes), origin.there, wrong, origin.source)
         if lacking:
-            _log.tell("checkpoint.partial", folder=origin.source, missing=some(lacking))
+            _log.tell("checkpoint.partial", folder=origin.source, missing=list_some(lacking))
 
     def _fits(self, node: Node, name: str) -> bool:
         """Whether a value that waits, if any, is of the variable's kind."""
@@ -210,10 +210,10 @@ class State:
         told = {name for group in kept for name in group}
         return (*kept, *(group for group in found if told.isdisjoint(group)))
 
-    def parts(self) -> dict[str, tuple[Signature, tuple[Part, ...]]]:
+    def parts(self) -> dict[str, tuple[Signature, tuple[VariablePiece, ...]]]:
         """For each variable that is in pieces what it is, and its pieces: names, and where each one
         starts and stops along every axis."""
-        found: dict[str, tuple[Signature, tuple[Part, ...]]] = {}
+        found: dict[str, tuple[Signature, tuple[VariablePiece, ...]]] = {}
         for name, node in self.wholes.items():
             signature = _signature(node)
             pieces = tuple(
@@ -298,7 +298,7 @@ class State:
             raise misfit(nodes, _kinds(nodes), there, wrong, source)
         lacking = [name for name in nodes if name not in there]
         if lacking:
-            _log.tell("checkpoint.partial", folder=source, missing=some(lacking))
+            _log.tell("checkpoint.partial", folder=source, missing=list_some(lacking))
         if strict:  # else a variable would begin with the value of the checkpoint before
             self._pending = {n: v for n, v in self._pending.items() if n in self.variables}
         self._origin = origin

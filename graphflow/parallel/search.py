@@ -51,7 +51,7 @@ from graphflow.placement.plans.plan import known_of, sizes_of
 from graphflow.placement.plans.planning import outlook
 from graphflow.planning.profiling_run import try_out
 from graphflow.planning.trace_feedback import is_known, remember
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.sessions.session import Session
 
 BUDGET = 60_000
@@ -329,7 +329,7 @@ class _Search:
         if not self._trial or not is_known(self._cluster):
             return
         made = Compiled(tuple(graph.outputs), graph, graph)
-        if try_out(self._learned, self._cluster, Survey(), made, bindings, busy=busy):
+        if try_out(self._learned, self._cluster, ClusterSurvey(), made, bindings, busy=busy):
             remember(self._learned, self._cluster)
 
     # Measuring --------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.trace_observations import Lesson, lessons
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.planning import session_kind, units
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.observability.trace import Event, Step
 from graphflow.runtime.partitioning.partition import FREE
 
@@ -67,7 +67,7 @@ def _kinds(cluster: Cluster) -> set[str]:
 # From traces ----------------------------------------------------------------------------------
 
 
-def learn(learned: Learned, cluster: Cluster, survey: Survey, compiled: Compiled) -> None:
+def learn(learned: Learned, cluster: Cluster, survey: ClusterSurvey, compiled: Compiled) -> None:
     """Take in the traced steps of a set of fetches, those that its trace block has so far.
 
     The first one warms up: it counts only if it is alone.
@@ -179,7 +179,7 @@ def idle(devices: Sequence[str]) -> tuple[Compiled, Node]:
 
 
 def step_cost(
-    cluster: Cluster, survey: Survey, timed: Callable[[Sequence[str]], float]
+    cluster: Cluster, survey: ClusterSurvey, timed: Callable[[Sequence[str]], float]
 ) -> StepCost:
     """What a step costs beyond its nodes and transfers: kept from before, or measured now.
 

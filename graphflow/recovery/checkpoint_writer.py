@@ -31,17 +31,17 @@ from graphflow.execution.step_executor import Steps
 from graphflow.execution.variable_store import State
 from graphflow.runtime.checkpoint import Checkpoint, Manifest, files, load, save
 from graphflow.runtime.checkpoint.folder import (
-    CLIENT,
+    CLIENT_SHARD,
     MANIFEST,
-    Draft,
+    CheckpointDraft,
     load_file,
     signature,
-    unwritable,
+    write_error_text,
 )
-from graphflow.runtime.checkpoint.manifest import Groups, Part, Shard, Signature
+from graphflow.runtime.checkpoint.manifest import CheckpointShard, Groups, Signature, VariablePiece
 from graphflow.runtime.checkpoint.remote import shard_name
-from graphflow.runtime.checkpoint.store import Store, folders, newest
-from graphflow.runtime.host.host_interface import Hosts, Saving
+from graphflow.runtime.checkpoint.store import CheckpointStore, folders, newest
+from graphflow.runtime.host.host_interface import Hosts, PendingSave
 from graphflow.runtime.telemetry.logs import Log
 
 Array = np.ndarray[Any, Any]
@@ -131,13 +131,13 @@ class Policy:
             raise ArgumentError(f"rejoin is a number of seconds from 0 on, not {rejoin!r}")
         return cls(folder, Every.of(EVERY if every is None else every), keep, waits, strict, names)
 
-    def store(self) -> Store:
+    def store(self) -> CheckpointStore:
         """The directory, taken over.
 
         Raises:
             CheckpointError: it cannot be used.
         """
-        return Store(self.folder, self.keep)
+        return CheckpointStore(self.folder, self.keep)
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Flight:
         outcome: how it ended; None while it is written.
     """
 
-    draft: Draft
+    draft: CheckpointDraft
     started: float
     outcome: CheckpointError | StaleEpoch | str | None = None
     thread: threading.Thread | None = field(default=None, repr=False)
@@ -170,7 +170,7 @@ class _Held:
 
     placed: Mapping[int, Mapping[str, Signature]]
     waiting: Mapping[str, Array]
-    parts: Mapping[str, tuple[Signature, tuple[Part, ...]]]
+    parts: Mapping[str, tuple[Signature, tuple[VariablePiece, ...]]]
     unnamed: Groups
 
     def variables(self) -> dict[str, Signature]:
@@ -195,7 +195,7 @@ class Saver:
     """
 
     def __init__(
-        self, store: Store, every: Every, hosts: Hosts, state: State, steps: Steps
+        self, store: CheckpointStore, every: Every, hosts: Hosts, state: State, steps: Steps
     ) -> None:
         self.store = store
         self._error: CheckpointError | None = None
@@ -319,7 +319,9 @@ class Saver:
 
     def _failed(self, step: int, error: BaseException) -> None:
         known = isinstance(error, CheckpointError)
-        told = str(error) if known else unwritable(self.store.root / f"step-{step:08d}", error)
+        told = (
+            str(error) if known else write_error_text(self.store.root / f"step-{step:08d}", error)
+        )
         self._error = error if isinstance(error, CheckpointError) else CheckpointError(told)
         self._error.__cause__ = error.__cause__ if known else error
         self._count("failed")
@@ -333,20 +335,20 @@ class Saver:
 
     # On a thread of its own --------------------------------------------------------------------
 
-    def _write(self, flight: Flight, saving: Saving, held: _Held) -> None:
+    def _write(self, flight: Flight, saving: PendingSave, held: _Held) -> None:
         draft = flight.draft
         try:
             outcome: CheckpointError | StaleEpoch | str
             for worker, written in saving(WRITE_SECONDS).items():
-                if isinstance(written, Shard):
+                if isinstance(written, CheckpointShard):
                     mine = tuple(held.placed[worker])
-                    draft.add(Shard(written.file, written.sha256, written.nbytes, mine))
+                    draft.add(CheckpointShard(written.file, written.sha256, written.nbytes, mine))
                 else:
                     mine_only = {name: written[name] for name in held.placed[worker]}
                     draft.write(shard_name(worker), mine_only)
             if held.waiting:
-                draft.write(CLIENT, held.waiting)
-            self.store.check()
+                draft.write(CLIENT_SHARD, held.waiting)
+            self.store.check_owner()
             pieces = {name: parts for name, (_, parts) in held.parts.items()}
             draft.commit(held.variables(), pieces, held.unnamed)
             self.store.prune()
@@ -354,7 +356,7 @@ class Saver:
         except (StaleEpoch, CheckpointError) as error:
             outcome = error
         except Exception as error:  # whatever it is, the training goes on
-            outcome = CheckpointError(unwritable(draft.target, error))
+            outcome = CheckpointError(write_error_text(draft.target, error))
             outcome.__cause__ = error
         finally:
             draft.discard()
@@ -377,7 +379,7 @@ def read(
     Raises:
         CheckpointError: there is none, or a name of `rename` is not in it.
     """
-    source = files.absolute(folder)
+    source = files.absolute_path(folder)
     if source.is_file():
         found = source, Checkpoint(load_file(source), step)
     elif not source.is_dir() or (source / MANIFEST).is_file() or not folders(source):
@@ -418,5 +420,5 @@ def save_by_worker(checkpoint: Checkpoint, state: State, folder: str | os.PathLi
     held = {name for names in shards.values() for name in names}
     rest = [name for name in checkpoint.variables if name not in held]
     if rest:
-        shards[CLIENT] = rest
+        shards[CLIENT_SHARD] = rest
     save(checkpoint, folder, shards)

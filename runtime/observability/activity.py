@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphflow.runtime.protocol.clock_sync import Clock
+from graphflow.runtime.protocol.clock_sync import PeerClock
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.wire.messages import (
@@ -171,22 +171,22 @@ class SessionActivity:
         self._lost.clear()
 
         def states() -> dict[tuple[str, ...], float]:
-            lost = len(machine.lost())
+            lost = len(machine.loss_reasons())
             return {("up",): workers - lost, ("lost",): lost}
 
-        def clocks(read: Callable[[Clock], float]) -> dict[tuple[str, ...], float]:
+        def clocks(read: Callable[[PeerClock], float]) -> dict[tuple[str, ...], float]:
             told = {(str(w),): read(machine.clock(w)) for w in range(workers)}
             return {worker: value for worker, value in told.items() if math.isfinite(value)}
 
-        def error(clock: Clock) -> float:
-            return clock.reading(time.monotonic()).error
+        def error(clock: PeerClock) -> float:
+            return clock.estimate_at(time.monotonic()).error
 
         before = {address: count for address, count in self._resent().items() if count}
 
         def resent() -> dict[tuple[str, ...], float]:
             told = dict(before)
             for worker, address in enumerate(addresses):
-                now = machine.stream(worker).outbound.repeats
+                now = machine.stream(worker).outbound.resent_count
                 told[address,] = before.get((address,), 0) + now
             return told
 

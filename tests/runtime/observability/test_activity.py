@@ -12,7 +12,7 @@ import pytest
 
 from graphflow.errors import NotAuthorised, OpError, SessionError
 from graphflow.runtime.observability.activity import Activity, SessionActivity
-from graphflow.runtime.protocol.clock_sync import Clock
+from graphflow.runtime.protocol.clock_sync import PeerClock
 from graphflow.runtime.security import authenticator as guards
 from graphflow.runtime.security.keys import CLIENT, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
@@ -32,7 +32,7 @@ from graphflow.runtime.wire.messages import (
     Status,
     Usage,
 )
-from graphflow.runtime.worker.worker_status import WAITS, report
+from graphflow.runtime.worker.worker_status import MAX_WAITS, make_report
 from tests import loaded
 from tests.house.sources import ROOT
 
@@ -127,9 +127,9 @@ def test_tensors_are_counted_by_edge_and_words_about_them_by_kind() -> None:
 def test_what_was_sent_again_counts_on_in_the_next_epoch() -> None:
     mine = SessionActivity("session")
     for epoch, peers in enumerate((["a", "b"], ["a", "c"], ["a", "c"]), 1):
-        stream = SimpleNamespace(outbound=SimpleNamespace(repeats=epoch))
+        stream = SimpleNamespace(outbound=SimpleNamespace(resent_count=epoch))
         machine: Any = SimpleNamespace(
-            stream=lambda worker, told=stream: told, lost=dict, clock=lambda worker: Clock()
+            stream=lambda worker, told=stream: told, lost=dict, clock=lambda worker: PeerClock()
         )
         mine.watch(machine, peers)
     told = {each.name: each.values for each in mine.meters.samples() if "resent" in each.name}
@@ -176,11 +176,11 @@ def test_a_step_that_is_aborted_is_told_and_counted(caplog: pytest.LogCaptureFix
 def hosted(waits: dict[str, float]) -> Any:
     usage = Usage({"cpu:0": 8}, {"cpu:0": 4}, waits)
     mine = Activity("0123456789abcdef", 1, 0, Meters(), [])
-    return SimpleNamespace(activity=mine, queued=2, usage=lambda: usage)
+    return SimpleNamespace(activity=mine, queued_jobs=2, usage=lambda: usage)
 
 
 def told(waits: dict[str, float], *, names: bool) -> dict[str, Any]:
-    whole = report(
+    whole = make_report(
         started=0.0, devices=["cpu:0"], sessions=[hosted(waits)], parked=["0123456789abcdef"],
         meters=Meters(), names=names,
     )  # fmt: skip
@@ -204,7 +204,7 @@ def test_a_sessions_name_is_shown_to_nobody_in_full() -> None:
 def test_a_report_stays_small_whatever_a_session_waits_for() -> None:
     waits = {f"edge {i} from x ('{'n' * 10_000}')": float(i) for i in range(5000)}
     shown = told(waits, names=True)
-    assert shown["waiting"] == 5000 and len(shown["waits"]) == WAITS
+    assert shown["waiting"] == 5000 and len(shown["waits"]) == MAX_WAITS
     assert shown["waits"][0][1] == 4999.0 and len(json.dumps(shown)) < 10_000
 
 
