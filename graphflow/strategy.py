@@ -19,7 +19,7 @@ from graphflow.ir.spec import Span
 Array = np.ndarray[Any, Any]
 
 
-class Pieces(Protocol):
+class VariableShards(Protocol):
     """The variables that stand for one of the user's."""
 
     @property
@@ -109,18 +109,18 @@ def strategy_of(graph: Graph) -> Strategy | None:
     return next(iter(found.values()))[0] if found else None
 
 
-def divided_whole(
+def divide_graph(
     graph: Graph, cluster: Any, fed: Mapping[str, int] | None = None
 ) -> tuple[Graph, Division | None]:
     """A graph as it is to be placed, and how it was divided, if it was."""
     strategy = strategy_of(graph)
     if strategy is None:
         return graph, None
-    division = divided_by(strategy, graph, cluster, None, fed)
+    division = divide_with(strategy, graph, cluster, None, fed)
     return division.graph, division
 
 
-def divided_by(
+def divide_with(
     strategy: Strategy,
     graph: Graph,
     cluster: Any,

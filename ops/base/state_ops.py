@@ -1,8 +1,7 @@
 """Ops that hold or change state: constants, placeholders, variables and assignments.
 
-None of them computes: the executor reads their value from the graph, the feeds or the session's
-    state, and
-runs assignments in the commit part of a step.
+None of them computes. The executor reads their values from the graph, from the feeds or from the
+session's state, and runs assignments when the step commits.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from graphflow.ir.op import Cost, Op, register
 from graphflow.ir.spec import Shape, TensorSpec, as_dtype, equate, show_shape
 
 
-def _nothing(*specs: TensorSpec, **attrs: Any) -> Cost:
+def _no_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=0, bytes=0)
 
 
@@ -25,7 +24,7 @@ constant = register(
         "constant",
         infer=lambda value: TensorSpec(value.shape, value.dtype),
         kernel=lambda xp, value: xp.asarray(value),
-        cost=_nothing,
+        cost=_no_cost,
     )
 )
 
@@ -33,7 +32,7 @@ placeholder = register(
     Op(
         "placeholder",
         infer=lambda shape, dtype: TensorSpec(shape, as_dtype(dtype)),
-        cost=_nothing,
+        cost=_no_cost,
         pure=False,
     )
 )
@@ -45,9 +44,9 @@ def _infer_variable(
     return TensorSpec(shape, as_dtype(dtype))
 
 
-# `initial` is a numpy array, a graphflow.init.Initializer or a part of one; `named`: the user chose
-# the name, so that a second variable of that name in a session is an error, not renamed.
-variable = register(Op("variable", infer=_infer_variable, cost=_nothing, pure=False))
+# `initial` is a numpy array, a graphflow.init.Initializer or a part of one. `named`: the user chose
+# the name. A second variable of that name in a session is then an error; others are renamed.
+variable = register(Op("variable", infer=_infer_variable, cost=_no_cost, pure=False))
 
 
 def _infer_assign(variable: TensorSpec, value: TensorSpec) -> TensorSpec:
@@ -66,7 +65,7 @@ def _infer_assign(variable: TensorSpec, value: TensorSpec) -> TensorSpec:
     return variable
 
 
-# The fetched value of an assignment is the new value; the variable changes when the step commits.
+# The value of an assignment is the new value. The variable changes when the step commits.
 assign = register(
     Op(
         "assign",
@@ -78,14 +77,14 @@ assign = register(
     )
 )
 
-# Fetches None; makes its inputs happen. `strategy`: how the graph is divided before it is placed;
-# `loss`: what a step of training makes smaller, whose own value it may have no need of.
+# Computes its inputs; its fetched value is None. `strategy`: how the graph is divided before it is
+# placed. `loss`: what a training step minimises; the step may not need its value.
 group = register(
     Op(
         "group",
         infer=lambda *specs, strategy=None, loss=None: TensorSpec((0,), np.dtype("bool")),
         kernel=lambda xp, *arrays, strategy=None, loss=None: xp.zeros(0, "bool"),
-        cost=_nothing,
+        cost=_no_cost,
         pure=False,
     )
 )

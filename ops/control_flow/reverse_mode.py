@@ -1,10 +1,9 @@
-"""Reverse mode through bodies: a forward body that also returns what its gradient needs, and a
-backward body that takes it.
+"""Reverse mode through bodies: a forward body that also returns residuals, and a backward body.
 
-The gradient of a body is built by `gradients` inside it; the graph that results is cut where
-forward values flow into what depends on the cotangents. What is cut is returned by the forward body
-as further results ("residuals"; loops stack them), unless it is cheap to compute again. The node
-that computes them stands beside the first one and `passes.MergeBodies` makes the two one.
+The gradient of a body is built by `gradients` inside it. The resulting graph is cut where forward
+values flow into nodes that depend on cotangents. The forward body returns these values as further
+results (residuals, which loops stack), unless they are cheap to recompute. The node that computes
+the residuals stands beside the original one, and `passes.MergeBodies` merges the two.
 
 Source: the partial evaluation view of reverse mode, Radul et al., "You only linearize once",
 POPL 2023.
@@ -16,18 +15,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.frontend.tracing import parameter
-from graphflow.ir.graph import Body, Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
+from graphflow.frontend.tracing import make_parameter
+from graphflow.ir.graph import Body, Graph, bodies, substitute_tensors
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node
 from graphflow.ir.spec import is_inexact
 from graphflow.ops.base.shape_rules import zeros_like
-from graphflow.ops.control_flow.control import call, cond, is_control
 
 Cotangents = tuple[Tensor | None, ...]
 
 
-def differentiable(tensor: Tensor) -> bool:
-    """Whether cotangents flow to a tensor."""
+def is_differentiable(tensor: Tensor) -> bool:
+    """Return True if cotangents flow to the tensor."""
     return is_inexact(tensor.dtype)
 
 
@@ -40,8 +38,8 @@ class Backward:
         residuals: those results.
         cotangents: parameters that stand for the cotangents of the differentiable results.
         saved: parameters that stand for the residuals.
-        grads: for each parameter of the body its cotangent, in terms of `cotangents`, `saved` and
-            the body's own parameters; None where none flows.
+        grads: the cotangent of each parameter of the body, in terms of `cotangents`, `saved` and
+            the body's own parameters; None where no cotangent flows.
     """
 
     forward: Body
@@ -51,7 +49,7 @@ class Backward:
     grads: tuple[Tensor | None, ...]
 
 
-def backward_of(
+def differentiate_body(
     body: Body,
     varying: Sequence[Node] | None = None,
     recompute: bool = False,
@@ -59,30 +57,30 @@ def backward_of(
     """Differentiate a body's results with respect to its parameters.
 
     Args:
-        varying: parameters that differ from iteration to iteration: a gradient keeps them as
-            residuals, too, and recomputes what depends on no such parameter. Default: none, and
-            whatever is computed is kept.
-        recompute: keep nothing, compute the body again.
+        varying: parameters that differ between iterations. They become residuals, too, and values
+            that depend on none of them are recomputed. Default: none, and every computed value is
+            kept.
+        recompute: keep no residuals; the backward body computes the forward values again.
     """
-    ys = [t for t in body.outputs if differentiable(t)]
-    cotangents = tuple(parameter(t.spec, f"g_{i}") for i, t in enumerate(ys))
-    xs = [node.outputs[0] for node in body.inputs if differentiable(node.outputs[0])]
+    ys = [t for t in body.outputs if is_differentiable(t)]
+    cotangents = tuple(make_parameter(t.spec, f"g_{i}") for i, t in enumerate(ys))
+    xs = [node.outputs[0] for node in body.inputs if is_differentiable(node.outputs[0])]
     found: list[Tensor] = []
     if ys and xs:
         found = FUNCTIONS["gradients"](ys, xs, [node.outputs[0] for node in cotangents])
-    flowing = _dependent(found, cotangents)
+    flowing = _dependent_nodes(found, cotangents)
     grads = {
         x.node: g for x, g in zip(xs, found, strict=bool(found)) if g.node in flowing
     }  # a gradient that reads no cotangent is 0
-    cut = _Cut(body, flowing, varying, recompute)
+    cut = _ResidualSelector(body, flowing, varying, recompute)
     residuals = cut.residuals(list(grads.values()))
-    saved = tuple(parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
-    rewritten = substituted(
+    saved = tuple(make_parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
+    rewritten = substitute_tensors(
         list(grads.values()), dict(zip(residuals, (n.outputs[0] for n in saved), strict=True))
     )
     by_node = dict(zip(grads, rewritten, strict=True))
     return Backward(
-        body.extended(residuals) if residuals else body,
+        body.with_extra_results(residuals) if residuals else body,
         tuple(residuals),
         cotangents,
         saved,
@@ -90,8 +88,8 @@ def backward_of(
     )
 
 
-def _dependent(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[Node]:
-    """Nodes that depend on any of the sources."""
+def _dependent_nodes(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[Node]:
+    """Return the nodes that depend on any of the sources."""
     reached = set(sources)
     for node in Graph(outputs).nodes if outputs else ():
         if any(t.node in reached for t in node.inputs):
@@ -99,8 +97,8 @@ def _dependent(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[Node]:
     return reached
 
 
-class _Cut:
-    """Decides what of the forward part of a gradient is kept, and what is computed again."""
+class _ResidualSelector:
+    """Decides which forward values a gradient keeps as residuals and which it recomputes."""
 
     def __init__(
         self, body: Body, flowing: set[Node], varying: Sequence[Node] | None, recompute: bool
@@ -110,7 +108,7 @@ class _Cut:
         self._parameters = set(body.inputs)
         self._varying = set(varying or ())
         self._loop = varying is not None
-        self._moving = _dependent(body.graph.outputs, varying) if varying else set()
+        self._moving = _dependent_nodes(body.graph.outputs, varying) if varying else set()
         self._recompute = recompute
 
     def residuals(self, grads: Sequence[Tensor]) -> list[Tensor]:
@@ -134,7 +132,7 @@ class _Cut:
             return node in self._varying
         if self._recompute or node.op.name == "constant" or node.op.alias:
             return False
-        if is_control(node.op):
+        if bodies(node):
             return True  # also one built by the gradient: the forward part of an inner gradient
         if node not in self._base:
             return False
@@ -143,53 +141,38 @@ class _Cut:
         return bool(node.inputs) or node.op.random
 
 
-def substituted(outputs: Sequence[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
-    """Outputs with some tensors replaced by others, and what depends on them rebuilt."""
-    mapped = dict(replaced)
-    for node in Graph(outputs).nodes if outputs else ():
-        inputs = tuple(mapped.get(t, t) for t in node.inputs)
-        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
-            continue
-        twin = node.with_inputs(inputs)
-        for old, new in zip(node.outputs, twin.outputs, strict=True):
-            mapped.setdefault(old, new)
-    return [mapped.get(t, t) for t in outputs]
-
-
-def tensors(value: Any) -> tuple[Tensor, ...]:
-    """One tensor or several, as several."""
+def as_tuple(value: Any) -> tuple[Tensor, ...]:
+    """Return one tensor or several as a tuple."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 # call -------------------------------------------------------------------------------------------
 
 
-def call_vjp(
-    g: Any, y: Any, inputs: Sequence[Tensor], body: Body, recompute: bool = False
-) -> Cotangents:
-    """One call of the backward body."""
+def call_vjp(g: Any, y: Any, *inputs: Tensor, body: Body, recompute: bool = False) -> Cotangents:
+    """Return the operands' cotangents from one call of the backward body."""
     if body.rule is not None:
         return tuple(body.rule(g, y, *inputs))
-    gs = [c for c, t in zip(tensors(g), body.outputs, strict=True) if differentiable(t)]
-    back = backward_of(body, recompute=recompute)
+    gs = [c for c, t in zip(as_tuple(g), body.outputs, strict=True) if is_differentiable(t)]
+    back = differentiate_body(body, recompute=recompute)
     residuals: tuple[Tensor, ...] = ()
     if back.residuals:
         attrs = {"body": back.forward}
-        residuals = make_node(call, tuple(inputs), attrs).outputs[body.results :]
+        residuals = make_node(REGISTRY["call"], inputs, attrs).outputs[body.results :]
     wanted = [x for x in back.grads if x is not None]
     if not wanted:
         return (None,) * len(inputs)
     parameters = (*back.cotangents, *back.saved, *body.inputs)
     node = make_node(
-        call,
+        REGISTRY["call"],
         (*gs, *residuals, *inputs),
         {"body": Body(parameters, Graph(wanted), len(wanted))},
     )
-    return placed(back.grads, node.outputs)
+    return fill_pattern(back.grads, node.outputs)
 
 
-def placed(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotangents:
-    """Values at the places where the pattern has something."""
+def fill_pattern(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotangents:
+    """Put values into the positions where the pattern is not None."""
     rest = iter(values)
     return tuple(None if x is None else next(rest) for x in pattern)
 
@@ -197,11 +180,14 @@ def placed(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotang
 # cond -------------------------------------------------------------------------------------------
 
 
-def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body) -> Cotangents:
-    """A cond of the branches' backward bodies; each takes the residuals of its own forward."""
+def cond_vjp(g: Any, y: Any, *inputs: Tensor, then: Body, orelse: Body) -> Cotangents:
+    """Return the operands' cotangents from a cond of the backward bodies of both branches.
+
+    Each backward branch takes the residuals of its own forward branch.
+    """
     pred, operands = inputs[0], inputs[1:]
-    gs = [c for c, t in zip(tensors(g), then.outputs, strict=True) if differentiable(t)]
-    backs = [backward_of(then), backward_of(orelse)]
+    gs = [c for c, t in zip(as_tuple(g), then.outputs, strict=True) if is_differentiable(t)]
+    backs = [differentiate_body(then), differentiate_body(orelse)]
     wanted = [i for i in range(len(operands)) if any(b.grads[i] is not None for b in backs)]
     if not wanted:
         return (None,) * len(inputs)
@@ -209,10 +195,10 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
     residuals: tuple[Tensor, ...] = ()
     if first or second:
         attrs = {
-            "then": then.extended([*first, *map(_blank, second)]),
-            "orelse": orelse.extended([*map(_blank, first), *second]),
+            "then": then.with_extra_results([*first, *map(_zero_residual, second)]),
+            "orelse": orelse.with_extra_results([*map(_zero_residual, first), *second]),
         }
-        residuals = make_node(cond, tuple(inputs), attrs).outputs[then.results :]
+        residuals = make_node(REGISTRY["cond"], inputs, attrs).outputs[then.results :]
     saved = (backs[0].saved, backs[1].saved)
     branches = []
     for at, (back, body) in enumerate(zip(backs, (then, orelse), strict=True)):
@@ -220,26 +206,26 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
             zeros_like(body.inputs[i].outputs[0]) if back.grads[i] is None else back.grads[i]
             for i in wanted
         ]
-        blanks = [parameter(n.specs[0], n.name) for n in saved[1 - at]]
+        blanks = [make_parameter(n.specs[0], n.name) for n in saved[1 - at]]
         held = (*saved[0], *blanks) if at == 0 else (*blanks, *saved[1])
         parameters = (*back.cotangents, *held, *body.inputs)
         branches.append(Body(parameters, Graph(grads), len(grads)))  # type: ignore[arg-type]
     node = make_node(
-        cond,
+        REGISTRY["cond"],
         (pred, *gs, *residuals, *operands),
         {"then": branches[0], "orelse": branches[1]},
     )
     pattern = [operands[i] if i in wanted else None for i in range(len(operands))]
-    return (None, *placed(pattern, node.outputs))
+    return (None, *fill_pattern(pattern, node.outputs))
 
 
-def _blank(tensor: Tensor) -> Tensor:
-    """What stands for a residual of the other branch."""
+def _zero_residual(tensor: Tensor) -> Tensor:
+    """Return zeros in place of a residual of the other branch."""
     blank: Tensor = FUNCTIONS["zeros"](tensor.shape, dtype=tensor.dtype.name)
     return blank
 
 
 __all__ = [
-    "Backward", "Cotangents", "backward_of", "call_vjp", "cond_vjp", "differentiable", "placed",
-    "substituted", "tensors",
+    "Backward", "Cotangents", "as_tuple", "call_vjp", "cond_vjp", "differentiate_body",
+    "fill_pattern", "is_differentiable",
 ]  # fmt: skip

@@ -1,7 +1,6 @@
 """Values and assertions in a running graph. Public as `gf.debug`.
 
-Both ops pass their input on, so that they are part of the way of the data: what no fetch needs is
-not run.
+Both functions return their input, so they run only if a fetch depends on their result.
 """
 
 from __future__ import annotations
@@ -11,9 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.errors import ArgumentError, CheckError, DTypeError
-from graphflow.ir.op import Cost, Op, Tensor, as_tensor, located, register, sample, user_location
+from graphflow.ir.op import (
+    Cost,
+    Op,
+    Tensor,
+    as_tensor,
+    error_location,
+    register,
+    sample,
+    user_location,
+)
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops.base import batching_rules as batching
 
@@ -48,17 +56,18 @@ _print = register(
 )
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def print(x: Any, message: str = "", name: str | None = None) -> Tensor:
-    """x itself; each time it is computed, its value is printed on the machine where that happens.
+    """Return x; each time it is computed, print its value on the worker that computes it.
 
     Args:
-        message: what to print before it; by default the tensor's name and the line of this call.
+        x: a tensor, or what converts to one.
+        message: text before the value; default: the tensor's name and the line of this call.
 
     Raises:
         ArgumentError: message is not a str.
     """
-    with located("debug.print"):
+    with error_location("debug.print"):
         x = as_tensor(x)
         if not isinstance(message, str):
             raise ArgumentError(f"message is a str, not {message!r}")
@@ -96,26 +105,28 @@ _check = register(
         batch=batching.rows,
         cost=lambda x, condition, message: Cost(flops=condition.size),
         halves=True,
-        # No condition at all is true everywhere; random ones are not.
+        # An empty condition always holds; random bools would not.
         samples=(sample(F, spec("bool", (0,)), message="never"),),
         pure=False,
     )
 )
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def check(x: Any, condition: Any, message: str, name: str | None = None) -> Tensor:
-    """x itself; a step in which the condition is not true everywhere fails.
+    """Return x; a step in which the condition is false anywhere raises CheckError.
 
     Args:
-        condition: bool, of any shape (it need not be that of x).
+        x: a tensor, or what converts to one.
+        condition: a bool tensor of any shape, also another than that of x.
+        message: what is wrong if the condition is false.
 
     Raises:
         DTypeError: the condition is not bool.
-        ArgumentError: message is not a str.
-        CheckError: from the step that finds it false, with the message and how often.
+        ArgumentError: message is not a str, or is empty.
+        CheckError: from the step; it holds the message and the number of false elements.
     """
-    with located("debug.check"):
+    with error_location("debug.check"):
         if not isinstance(message, str) or not message:
             raise ArgumentError(f"message is a str that says what is wrong, not {message!r}")
     result: Tensor = _check(x, condition, message=f"{message} ({user_location()})", name=name)

@@ -1,7 +1,8 @@
-"""Functions of numpy arrays inside the graph, run by the interpreter that holds them.
+"""Python functions of numpy arrays inside the graph. Public as `gf.host_call`.
 
-A function that is found by name in a module can run on a worker that allows the module; any other
-one (a lambda, a closure, a function of the script) stays in the process that built the graph.
+A function that can be imported by name runs on any worker that allows its module. Any other
+function (a lambda, a closure, a function of the script) runs only in the process that built the
+graph.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from graphflow.base.array_conversion import NoArrayError, array_of
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.user_modules import admit, function_named
+from graphflow.base.user_modules import import_allowed, load_function
 from graphflow.errors import ArgumentError, DifferentiationError, OpError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sample, user_location
 from graphflow.ir.spec import (
@@ -33,36 +34,38 @@ Specs = tuple[tuple[Shape, str], ...]
 
 @dataclass(frozen=True)
 class HostFunction:
-    """A function as an attribute of a node.
+    """A Python function as an attribute of a node.
 
     Attributes:
-        place: `module:name` where a process that imports the module finds it; None: only here.
+        function: the function itself.
+        import_path: `module:name`, by which other processes import it; None if only this one has
+            it.
     """
 
     function: Callable[..., Any]
-    place: str | None = None
+    import_path: str | None = None
 
     @property
     def name(self) -> str:
-        return self.place or str(getattr(self.function, "__qualname__", self.function))
+        return self.import_path or str(getattr(self.function, "__qualname__", self.function))
 
     @property
     def module(self) -> str | None:
-        """The module that a worker must allow."""
-        return None if self.place is None else self.place.partition(":")[0]
+        """Return the module that a worker must allow."""
+        return None if self.import_path is None else self.import_path.partition(":")[0]
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
 
 
-def _plain(specs: Sequence[TensorSpec]) -> Specs:
-    """Specs as an attribute."""
+def _spec_attributes(specs: Sequence[TensorSpec]) -> Specs:
+    """Return specs as plain data, for an attribute."""
     return tuple((s.shape, s.dtype.name) for s in specs)
 
 
-def _host_function(given: Callable[..., Any] | str, what: str) -> HostFunction:
+def _as_host_function(given: Callable[..., Any] | str, what: str) -> HostFunction:
     if isinstance(given, str):
-        return HostFunction(function_named(given), given)
+        return HostFunction(load_function(given), given)
     if not callable(given):
         raise ArgumentError(
             f"{what} is a function, or its name as 'module:function', not {given!r}"
@@ -91,7 +94,7 @@ def _kernel(
     where: str,
     vjp: HostFunction | None = None,
 ) -> tuple[Any, ...]:
-    # copies: a function may keep or change what it is given, and the buffers are used again
+    # Copies: the function may keep or change its arguments, and their buffers are reused.
     returned = call.function(*(np.array(a) for a in arrays))
     results = returned if isinstance(returned, tuple | list) else (returned,)
     if len(results) != len(specs):
@@ -135,7 +138,7 @@ def _vjp(
         *ys,
         *inputs,
         call=vjp,
-        specs=_plain([x.spec for x in smooth]),
+        specs=_spec_attributes([x.spec for x in smooth]),
         where=where,
         vjp=None,
     )
@@ -143,20 +146,20 @@ def _vjp(
     return [next(parts) if is_inexact(x.dtype) else None for x in inputs]
 
 
-def _sampled(name: str) -> HostFunction:
+def _sample_function(name: str) -> HostFunction:
     module = host_samples.__name__
     return HostFunction(getattr(host_samples, name), f"{module}:{name}")
 
 
-admit([host_samples.__name__])
+import_allowed([host_samples.__name__])
 _INTS = spec("int32", (3,))
 _SAMPLE: dict[str, Any] = {"where": "here", "vjp": None}
 _SAMPLES = (
-    sample(_INTS, call=_sampled("tripled"), specs=(((3,), "int32"),), **_SAMPLE),
+    sample(_INTS, call=_sample_function("triple"), specs=(((3,), "int32"),), **_SAMPLE),
     sample(
         _INTS,
         _INTS,
-        call=_sampled("both"),
+        call=_sample_function("add_and_compare"),
         specs=(((3,), "int32"), ((3,), "bool")),
         **_SAMPLE,
     ),
@@ -194,29 +197,30 @@ def host_call(
     """Call a Python function of numpy arrays when the graph runs.
 
     The function gets copies of the arguments' values and returns arrays of the specs. It runs once
-    in each step that needs its result. On one device calls come in the order in which they were
-    built; a plan for several keeps only the order that data imposes.
+    in each step that needs its result. On one device, calls run in the order in which they were
+    built; a plan for several devices keeps only the order that data dependencies impose.
 
     Args:
-        fn: the function, or its name as "module:function". A function that is found by name in a
-            module can run on workers that allow the module: `gf.Session(cluster, ops=["module"])`.
-            Others run in this process, so in embedded sessions only.
+        fn: the function, or its name as "module:function". A function that can be imported by name
+            runs on workers that allow the module: `gf.Session(cluster, ops=["module"])`. Others run
+            in this process, so in embedded sessions only.
         args: tensors, or what converts to them.
         spec: the `gf.spec` of the result, or a tuple or list of them.
-        vjp: (*cotangents, *results, *args) -> a cotangent for each float argument (an array, or a
-            tuple of them), another function of numpy arrays; without it there is no gradient.
-        pure: the result depends on the arguments only, and nothing else happens, so that equal
-            calls may become one and a call of constants be made while the graph is compiled.
+        vjp: another function of numpy arrays, (*cotangents, *results, *args) -> a cotangent for
+            each float argument (an array, or a tuple of them). Without it there is no gradient.
+        pure: True if the result depends on the arguments only and the function has no side effects.
+            Equal calls may then be merged, and calls of constants run while the graph is compiled.
 
     Returns:
         A tensor; for several specs a tuple of them.
 
     Raises:
-        ArgumentError: fn or vjp is no function; spec is none, or has a size that no argument has.
-        OpError: from the step: the function raised, or returned something else than spec says.
+        ArgumentError: fn or vjp is no function; spec is no `gf.spec`, or has a size that no
+            argument has.
+        OpError: from the step: the function raised, or its results do not match spec.
     """
-    call = _host_function(fn, "fn")
-    backward = None if vjp is None else _host_function(vjp, "vjp")
+    call = _as_host_function(fn, "fn")
+    backward = None if vjp is None else _as_host_function(vjp, "vjp")
     tensors = [as_tensor(a) for a in args]
     specs = tuple(spec) if isinstance(spec, tuple | list) else (spec,)
     known = {s for t in tensors for size in t.shape for s in symbols(size)}
@@ -234,16 +238,16 @@ def host_call(
     return (_pure if pure else _impure)(
         *tensors,
         call=call,
-        specs=_plain(specs),
+        specs=_spec_attributes(specs),
         where=str(user_location()),
         vjp=backward,
         name=name,
     )
 
 
-def foreign_functions(attrs: Any) -> list[HostFunction]:
-    """The host functions that a node holds."""
+def host_functions(attrs: Any) -> list[HostFunction]:
+    """Return the host functions that a node's attributes hold."""
     return [value for value in attrs.values() if isinstance(value, HostFunction)]
 
 
-__all__ = ["HostFunction", "foreign_functions", "host_call"]
+__all__ = ["HostFunction", "host_call", "host_functions"]

@@ -1,16 +1,15 @@
-"""What the samples of host calls call: the only functions that workers run without being told to
-allow a module."""
+"""Sample functions of host calls: the only ones that workers run without an allowed module."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def tripled(x: Any) -> Any:
-    """One argument, one result."""
+def triple(x: Any) -> Any:
+    """Return 3·x."""
     return x * 3
 
 
-def both(x: Any, y: Any) -> Any:
-    """Two of each."""
+def add_and_compare(x: Any, y: Any) -> Any:
+    """Return x + y and x > y."""
     return x + y, x > y

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: of boxes that overlap, the one with the best score. On the CPU only."""
+"""Non-maximum suppression: of overlapping boxes keep the one with the best score. CPU only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import Cost, Op, Tensor, function, promoted, register, sample
+from graphflow.ir.op import Cost, Op, Tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import TensorSpec, equate, show_shape, spec
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.tensors.shape import expand_dims
@@ -22,7 +22,9 @@ def _infer(
     require_kind(scores, "float")
     shapes = f"boxes {show_shape(boxes.shape)}, scores {show_shape(scores.shape)}"
     if boxes.rank != 3 or scores.rank != 3:
-        raise ShapeError(f"{shapes}: takes (batch, n, 4) and (batch, classes, n)")
+        raise ShapeError(
+            f"expected boxes of (batch, n, 4) and scores of (batch, classes, n), got {shapes}"
+        )
     equate(boxes.shape[2], 4, f"{shapes}: numbers of a box")
     equate(boxes.shape[0], scores.shape[0], f"{shapes}: batch sizes")
     equate(boxes.shape[1], scores.shape[2], f"{shapes}: numbers of boxes")
@@ -31,15 +33,20 @@ def _infer(
 
 
 def _corners(boxes: Any, centers: bool) -> Any:
-    """(n, 4): low and high corners."""
+    """Return boxes (n, 4) as low and high corners."""
     first, second = boxes[:, :2], boxes[:, 2:]
     if centers:
         return np.concatenate([first - second / 2, first + second / 2], axis=1)
     return np.concatenate([np.minimum(first, second), np.maximum(first, second)], axis=1)
 
 
-def _kept(corners: Any, scores: Any, max_output: int, overlap: float, least: float) -> list[int]:
-    """Boxes in order of their scores (equal ones by index), without those that overlap a better."""
+def _suppress_class(
+    corners: Any, scores: Any, max_output: int, overlap: float, least: float
+) -> list[int]:
+    """Return the boxes to keep, by descending score (equal scores by index).
+
+    A box goes if it overlaps a better one that is kept.
+    """
     order = np.argsort(-scores, kind="stable")
     order = order[scores[order] > least]
     areas = np.prod(corners[:, 2:] - corners[:, :2], axis=1)
@@ -56,7 +63,7 @@ def _kept(corners: Any, scores: Any, max_output: int, overlap: float, least: flo
     return kept
 
 
-def _suppress(
+def _suppression_kernel(
     xp: Any,
     boxes: Any,
     scores: Any,
@@ -71,7 +78,9 @@ def _suppress(
     for image in range(batch):
         corners = _corners(boxes[image], centers)
         for label in range(classes):
-            kept = _kept(corners, scores[image, label], max_output, iou_threshold, score_threshold)
+            kept = _suppress_class(
+                corners, scores[image, label], max_output, iou_threshold, score_threshold
+            )
             indices[count : count + len(kept)] = [(image, label, box) for box in kept] or -1
             count += len(kept)
     return indices, np.asarray(count, np.int64)
@@ -88,7 +97,7 @@ suppression_op: Op = register(
     Op(
         "non_max_suppression",
         infer=_infer,
-        kernel=_suppress,
+        kernel=_suppression_kernel,
         cost=_cost,
         samples=(
             sample(_BOXES, _SCORES, **_CALL, centers=False),
@@ -108,25 +117,28 @@ def non_max_suppression(
     score_threshold: float | None = None,
     centers: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Boxes in order of their scores, without those that overlap a better one of their class.
+    """Select boxes by descending score, without those that overlap a better one of their class.
 
     Args:
-        boxes: (batch, n, 4) or (n, 4): two opposite corners, or centre and extent with `centers`;
-            in which order the axes come makes no difference.
+        boxes: (batch, n, 4) or (n, 4) floats: two opposite corners, or centre and extent with
+            `centers`. The order of the axes makes no difference.
         scores: (batch, classes, n), or (n,).
-        max_output: at most so many boxes of one image and class.
+        max_output: most boxes for one image and class.
         iou_threshold: a box goes if its intersection with a better one is more than this part of
             their union.
-        score_threshold: boxes whose score is not above it go (None: all stay).
+        score_threshold: a box goes if its score is not above this number (None: all stay).
+        centers: True if boxes are given by centre and extent.
 
     Returns:
-        indices and how many there are: (batch·classes·max_output, 3) int64 of (image, class, box),
-        or (max_output,) of boxes; the rows after the last are -1. Not differentiable.
+        indices and their number, both int64: (batch·classes·max_output, 3) of (image, class, box),
+            or
+        (max_output,) of boxes for inputs without a batch. Rows after the last are -1. Not
+        differentiable.
 
     Raises:
-        ShapeError, DTypeError, ArgumentError: the arguments do not fit.
+        ShapeError, DTypeError, ArgumentError: the arguments do not fit each other.
     """
-    b, s = promoted("non_max_suppression", (boxes, scores))
+    b, s = promote_inputs("non_max_suppression", (boxes, scores))
     alone = b.ndim == 2 and s.ndim == 1
     if alone:
         b, s = expand_dims(b, 0), expand_dims(s, (0, 1))

@@ -10,29 +10,27 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, DifferentiationError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
-from graphflow.ir.spec import TensorSpec, complex_dtype, minimum, real_dtype, spec
+from graphflow.ir.spec import TensorSpec, minimum, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
-from graphflow.ops.base.shape_rules import is_zeros
 from graphflow.ops.matrices import confluent
-from graphflow.ops.matrices.matmul import tril, triu
 from graphflow.ops.matrices.matrix_rules import (
     adjoint,
     array_adjoint,
-    columns,
-    cubic,
-    distinct,
+    call_lapack,
+    cast_result,
+    cubic_cost,
     identity,
-    in_kind_of,
-    lapack,
+    make_distinct_spectrum,
+    make_positive_definite,
     matrix_sizes,
-    narrow,
-    positive_definite,
+    per_column,
     square_size,
     symmetric_part,
     times,
 )
-from graphflow.ops.matrices.solve import solve_op, triangular_solve_op
+from graphflow.ops.matrices.solve import triangular_solve_op
+from graphflow.ops.matrices.triangles import tril, triu
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.slicing import concat, window
 
@@ -47,7 +45,7 @@ def _infer_square(x: TensorSpec) -> TensorSpec:
     return x
 
 
-def _symmetric(x: Any) -> Any:
+def symmetrize(x: Any) -> Any:
     """The symmetric part of an array; a symmetric one comes back bit by bit."""
     return (x + array_adjoint(x)) * x.dtype.type(0.5)
 
@@ -61,7 +59,7 @@ _INDEFINITE = (
 
 
 def _cholesky_kernel(xp: Any, x: Any) -> Any:
-    return narrow(xp, lapack(xp, xp.linalg.cholesky, _symmetric(x), _INDEFINITE), x.dtype)
+    return cast_result(xp, call_lapack(xp, xp.linalg.cholesky, symmetrize(x), _INDEFINITE), x.dtype)
 
 
 def _cholesky_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -84,9 +82,9 @@ cholesky_op = register(
         vjp=_cholesky_vjp,
         batch=batching.rows,
         sharding=sharding.matrices(2),
-        cost=cubic(1),
+        cost=cubic_cost(1),
         autocast="high",
-        samples=tuple(sample(s, make=positive_definite) for s in (M33, BATCH33, C33)),
+        samples=tuple(sample(s, make=make_positive_definite) for s in (M33, BATCH33, C33)),
     )
 )
 
@@ -124,8 +122,8 @@ def _infer_qr(x: TensorSpec, mode: str) -> tuple[TensorSpec, TensorSpec]:
 
 
 def _qr_kernel(xp: Any, x: Any, mode: str) -> tuple[Any, Any]:
-    q, r = lapack(xp, lambda a: tuple(xp.linalg.qr(a, mode)), x, "has no QR decomposition")
-    return narrow(xp, q, x.dtype), narrow(xp, r, x.dtype)
+    q, r = call_lapack(xp, lambda a: tuple(xp.linalg.qr(a, mode)), x, "has no QR decomposition")
+    return cast_result(xp, q, x.dtype), cast_result(xp, r, x.dtype)
 
 
 def _qr_vjp(
@@ -163,8 +161,8 @@ def _tall_qr_grad(gq: Tensor, gr: Tensor, q: Tensor, r: Tensor) -> Tensor:
     """
     where = FUNCTIONS["where"]
     diagonal = FUNCTIONS["abs"](FUNCTIONS["diagonal"](r))
-    least = confluent.scale_of(r) * confluent.rounding(diagonal)
-    dependent = FUNCTIONS["any"](columns(diagonal) <= least, axis=-1, keepdims=True)
+    least = confluent.matrix_scale(r) * confluent.rounding_error(diagonal)
+    dependent = FUNCTIONS["any"](per_column(diagonal) <= least, axis=-1, keepdims=True)
     r = where(dependent, identity(r.shape[-1], r), r)
     inner = times(gr, r, adjoint_b=True) - times(q, gq, adjoint_a=True)
     halved = (triu(inner) + triu(inner, k=1)) * 0.5
@@ -183,13 +181,13 @@ qr_op = register(
         vjp=_qr_vjp,
         batch=batching.rows,
         sharding=sharding.matrices(2, outputs=(2, 2)),
-        cost=cubic(2),
+        cost=cubic_cost(2),
         autocast="high",
         samples=(
-            sample(M33, make=distinct, mode="reduced"),
-            sample(spec("float32", (4, 2)), make=distinct, mode="reduced"),
-            sample(spec("float32", (2, 3, 5)), make=distinct, mode="complete"),
-            sample(spec("complex64", (4, 3)), make=distinct, mode="reduced"),
+            sample(M33, make=make_distinct_spectrum, mode="reduced"),
+            sample(spec("float32", (4, 2)), make=make_distinct_spectrum, mode="reduced"),
+            sample(spec("float32", (2, 3, 5)), make=make_distinct_spectrum, mode="complete"),
+            sample(spec("complex64", (4, 3)), make=make_distinct_spectrum, mode="reduced"),
         ),
     )
 )
@@ -220,204 +218,4 @@ def qr(x: Any, *, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     return q, r
 
 
-# Symmetric eigenvalues --------------------------------------------------------------------------
-
-_NO_VALUES = "has no eigenvalues that LAPACK could find; does it hold NaN or infinity?"
-
-
-def _infer_eigh(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    return _infer_eigvalsh(x), x
-
-
-def _infer_eigvalsh(x: TensorSpec) -> TensorSpec:
-    square_size(x)
-    return TensorSpec(x.shape[:-1], real_dtype(x.dtype))
-
-
-def _eigh_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
-    values, vectors = lapack(xp, xp.linalg.eigh, _symmetric(x), _NO_VALUES)
-    return narrow(xp, values, real_dtype(x.dtype)), narrow(xp, vectors, x.dtype)
-
-
-def _eigvalsh_kernel(xp: Any, x: Any) -> Any:
-    values = lapack(xp, xp.linalg.eigvalsh, _symmetric(x), _NO_VALUES)
-    return narrow(xp, values, real_dtype(x.dtype))
-
-
-def _rebuilt(values: Tensor, vectors: Tensor) -> Tensor:
-    """V·diag(values)·Vᴴ."""
-    return times(vectors * columns(values), vectors, adjoint_b=True)
-
-
-def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
-    """V·(diag(gw) + F∘skew(Vᴴ·gV))·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ)."""
-    (g_values, g_vectors), (values, vectors) = g, y
-    result = _rebuilt(g_values, vectors)
-    if not is_zeros(g_vectors):
-
-        def skew(g: Tensor) -> Tensor:
-            turned = times(vectors, g, adjoint_a=True)
-            half: Tensor = (turned - adjoint(turned)) * 0.5
-            return half
-
-        turned = confluent.divide_by_gaps(x, values, vectors, g_vectors, skew)
-        result = result + times(times(vectors, turned), vectors, adjoint_b=True)
-    return (in_kind_of(symmetric_part(result), x),)
-
-
-eigh_op = register(
-    Op(
-        "eigh",
-        infer=_infer_eigh,
-        kernel=_eigh_kernel,
-        vjp=_eigh_vjp,
-        batch=batching.rows,
-        sharding=sharding.matrices(2, outputs=(1, 2)),
-        cost=cubic(9),
-        autocast="high",
-        samples=tuple(sample(s, make=distinct) for s in REAL),
-    )
-)
-eigvalsh_op = register(
-    Op(
-        "eigvalsh",
-        infer=_infer_eigvalsh,
-        kernel=_eigvalsh_kernel,
-        vjp=lambda g, y, x: (in_kind_of(symmetric_part(_rebuilt(g, eigh_op(x)[1])), x),),
-        batch=batching.rows,
-        sharding=sharding.matrices(2, outputs=(1,)),
-        cost=cubic(4),
-        autocast="high",
-        samples=tuple(sample(s, make=distinct) for s in (M33, BATCH33, C33)),
-    )
-)
-
-
-@composite("x", to="high")
-@function
-def eigh(x: Any) -> tuple[Tensor, Tensor]:
-    """(values, vectors) of symmetric (Hermitian) matrices: x @ v = v·w for each column v.
-
-    Args:
-        x: (…, n, n); of matrices that are not symmetric the symmetric part counts.
-
-    Returns:
-        Real eigenvalues (…, n), ascending, and orthonormal vectors (…, n, n), the columns. A
-        vector's sign (phase) is LAPACK's choice, and functions of vectors should not depend on it.
-
-    Raises:
-        ShapeError: not square.
-        DTypeError: not float or complex.
-        CheckError: from the step, where the iterations do not converge.
-
-    Source: Giles, "An extended collection of matrix derivative results", 2008.
-    """
-    values, vectors = eigh_op(as_tensor(x))
-    return values, vectors
-
-
-@composite("x", to="high")
-@function
-def eigvalsh(x: Any) -> Tensor:
-    """The eigenvalues of `eigh`, without the vectors.
-
-    Raises:
-        ShapeError, DTypeError, CheckError: as `eigh`.
-    """
-    result: Tensor = eigvalsh_op(as_tensor(x))
-    return result
-
-
-# General eigenvalues ----------------------------------------------------------------------------
-
-
-def _infer_eig(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    square_size(x)
-    wanted = complex_dtype(x.dtype)
-    return TensorSpec(x.shape[:-1], wanted), TensorSpec(x.shape, wanted)
-
-
-def _eig_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
-    values, vectors = lapack(xp, xp.linalg.eig, x, _NO_VALUES)
-    wanted = complex_dtype(x.dtype)
-    return narrow(xp, values, wanted), narrow(xp, vectors, wanted)
-
-
-def _size(x: Tensor) -> Tensor:
-    """Return the Frobenius norms of matrices, (…, 1, 1)."""
-    squares = FUNCTIONS["square"](FUNCTIONS["abs"](x))
-    return FUNCTIONS["sqrt"](FUNCTIONS["sum"](squares, axis=(-2, -1), keepdims=True))  # type: ignore[no-any-return]
-
-
-def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
-    """V⁻ᴴ·(diag(gw) + (Vᴴ·gV - VᴴV·diag(Re diag(Vᴴ·gV))) ∘ F*)·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ): the
-    vectors are of length 1, which the second term keeps."""
-    (g_values, g_vectors), (values, vectors) = g, y
-    eye = identity(x.shape[-1], FUNCTIONS["real"](values))
-    inner = eye * columns(g_values)
-    if not is_zeros(g_vectors):
-        gram = times(vectors, vectors, adjoint_a=True)
-
-        def across(g: Tensor) -> Tensor:
-            turned = times(vectors, g, adjoint_a=True)
-            lengths = FUNCTIONS["sum"](FUNCTIONS["real"](turned) * eye, axis=-2)
-            rest: Tensor = turned - gram * columns(lengths)
-            return rest
-
-        whole = identity(x.shape[-1], vectors)
-        condition = _size(vectors) * _size(solve_op(vectors, whole, adjoint=False))
-        inner = inner + confluent.divide_by_gaps(x, values, vectors, g_vectors, across, condition)
-    solved: Tensor = solve_op(vectors, times(inner, vectors, adjoint_b=True), adjoint=True)
-    return (in_kind_of(solved, x),)
-
-
-eig_op = register(
-    Op(
-        "eig",
-        infer=_infer_eig,
-        kernel=_eig_kernel,
-        vjp=_eig_vjp,
-        batch=batching.rows,
-        sharding=sharding.matrices(2, outputs=(1, 2)),
-        cost=cubic(25),
-        samples=tuple(sample(s, make=distinct) for s in REAL),
-        device_kinds=("cpu",),
-    )
-)
-
-
-@composite("x", to="high")
-@function
-def eig(x: Any) -> tuple[Tensor, Tensor]:
-    """(values, vectors) of square matrices: x @ v = v·w for each column v. Both are complex.
-
-    Args:
-        x: (…, n, n), diagonalisable for the gradient.
-
-    Returns:
-        Eigenvalues (…, n) in no order, and vectors (…, n, n) of length 1, the columns; functions of
-        them should not depend on their phase.
-
-    Raises:
-        ShapeError: not square.
-        DTypeError: not float or complex.
-        CheckError: from the step, where the iterations do not converge.
-
-    Source: Boeddeker et al., "On the computation of complex-valued gradients", arXiv:1701.00392.
-    """
-    values, vectors = eig_op(as_tensor(x))
-    return values, vectors
-
-
-@composite("x", to="high")
-@function
-def eigvals(x: Any) -> Tensor:
-    """The eigenvalues of `eig`.
-
-    Raises:
-        ShapeError, DTypeError, CheckError: as `eig`.
-    """
-    return eig(x)[0]
-
-
-__all__ = ["cholesky", "eig", "eigh", "eigvals", "eigvalsh", "qr"]
+__all__ = ["cholesky", "qr"]

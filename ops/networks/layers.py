@@ -6,190 +6,37 @@ of variables come from name scopes and the layer's name: `encoder/linear/weight`
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from functools import wraps
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
-
 from graphflow import init
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.frontend.builders import assign
-from graphflow.init import Initializer
-from graphflow.ir.graph import Graph
 from graphflow.ir.op import (
-    REGISTRY,
     Tensor,
     as_tensor,
-    checked,
-    current_prefix,
-    located,
-    name_scope,
+    error_location,
     user_location,
-    within,
 )
 from graphflow.ir.spec import show_shape
-from graphflow.ops.matrices.matmul import biased, matmul
+from graphflow.ops.matrices.matmul import add_bias, matmul
 from graphflow.ops.networks.batch_norm import batch_norm
 from graphflow.ops.networks.dropout import dropout
+from graphflow.ops.networks.layer import (
+    Layer,
+    inverse_root,
+    parameter,
+    require_sizes,
+    set_attributes,
+    uniform_parameter,
+)
 from graphflow.ops.networks.norm import group_norm, layer_norm, rms_norm
 from graphflow.ops.networks.training_mode import current_updates
 from graphflow.ops.tensors.take import take
 
 Key = int | slice
-
-
-class Layer:
-    """Base of layers and of models made of them: what finds the variables in an object.
-
-    A model keeps its layers as attributes (or in lists, tuples and dicts) and defines `__call__`:
-
-        class Classifier(gf.nn.Layer):
-            def __init__(self) -> None:
-                self.hidden = gf.nn.Linear(784, 256, name="hidden")
-                self.out = gf.nn.Linear(256, 10, name="out")
-
-            def __call__(self, x):
-                return self.out(gf.nn.relu(self.hidden(x)))
-
-    What a layer computes is named as its variables are: `hidden/matmul` beside `hidden/weight`. One
-    of yours has a name where it was made under one, `with gf.name_scope("encoder"): Classifier()`,
-    or gives itself one, `with self.scope("encoder"):` around what `__init__` makes.
-    """
-
-    _within: str = ""  # the scope that it was made in
-    _scope: str = ""  # its own
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Let our own layers check their arguments as functions do; a user's are left alone."""
-        super().__init_subclass__(**options)
-        if cls.__module__.startswith("graphflow."):
-            for name in ("__init__", "__call__"):
-                if name in vars(cls):
-                    setattr(cls, name, checked(vars(cls)[name], ""))
-        if "__call__" in vars(cls):
-            setattr(cls, "__call__", _in_scope(vars(cls)["__call__"]))  # noqa: B010
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A layer that knows in which name scope it is made."""
-        layer = super().__new__(cls)
-        fill(layer, _within=current_prefix())
-        return layer
-
-    def scope(self, name: str) -> AbstractContextManager[None]:
-        """A name scope for what `__init__` makes, under which the layer computes, too.
-
-        Raises:
-            ArgumentError: no name.
-        """
-        opened = name_scope(name)
-        if not self._scope:  # the outermost counts
-            fill(self, _scope=f"{current_prefix()}{name}/")
-        return opened
-
-    def parameters(self) -> dict[str, Tensor]:
-        """The trainable variables by name, each once, in the order in which they were made."""
-        return _named(self, True)
-
-    def buffers(self) -> dict[str, Tensor]:
-        """The other variables, such as running statistics, by name."""
-        return _named(self, False)
-
-
-def _in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's call, under its name."""
-
-    @wraps(call)
-    def scoped(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        with within(_prefix_of(self)):
-            return call(self, *args, **kwargs)
-
-    return scoped
-
-
-def _prefix_of(layer: Layer) -> str:
-    """Where a layer computes: under the scope of its variables, unless it is called within another
-    one; there under its own name."""
-    here, there = current_prefix(), layer._scope or layer._within
-    if there.startswith(here):
-        return there
-    return here + layer._scope.removeprefix(layer._within)
-
-
-def _named(layer: Layer, trainable: bool) -> dict[str, Tensor]:
-    graph = Graph(dict.fromkeys(_variables(layer, set())))
-    return {
-        graph.names[node]: node.outputs[0]
-        for node in graph.nodes
-        if node.attrs["trainable"] is trainable
-    }
-
-
-def _variables(item: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Variables in layers, and in lists, tuples and dicts of them."""
-    if isinstance(item, Tensor):
-        if item.node.op is REGISTRY["variable"]:
-            yield item
-        return
-    parts: Iterable[Any]
-    if isinstance(item, Layer):
-        parts = vars(item).values()
-    elif isinstance(item, Mapping):
-        parts = item.values()
-    elif isinstance(item, list | tuple):
-        parts = item
-    else:
-        return
-    if id(item) not in seen:
-        seen.add(id(item))
-        for part in parts:
-            yield from _variables(part, seen)
-
-
-# For those who write layers ---------------------------------------------------------------------
-
-
-def parameter(name: str, initial: Initializer, trainable: bool = True) -> Tensor:
-    """A variable under the name of the scope; a second one of that name gets a number."""
-    tensor: Tensor = REGISTRY["variable"](
-        initial=initial,
-        trainable=trainable,
-        shape=initial.shape,
-        dtype=initial.dtype,
-        named=False,
-        name=name,
-    )
-    return tensor
-
-
-def uniform(name: str, shape: tuple[int, ...], bound: float, dtype: Any) -> Tensor:
-    """A parameter, uniform on ±bound to begin with."""
-    return parameter(name, init.uniform(shape, -bound, bound, dtype))
-
-
-def per_root(number: int) -> float:
-    """1/√number: the bound of torch's linear maps of so many inputs."""
-    return 1 / math.sqrt(number)
-
-
-def fill(layer: Layer, **attributes: Any) -> None:
-    """Set attributes of a frozen layer that is being made."""
-    for name, value in attributes.items():
-        object.__setattr__(layer, name, value)
-
-
-def require_sizes(layer: Layer, **sizes: Any) -> None:
-    """Refuse sizes that are no ints above 0; names the layer and the user's line."""
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ArgumentError(
-                f"{type(layer).__name__} at {user_location()}: {name} is an int above 0, "
-                f"not {value!r}"
-            )
 
 
 # Linear maps ------------------------------------------------------------------------------------
@@ -210,12 +57,12 @@ class Linear(Layer):
         name: str = "linear",
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, outputs=outputs)
-        bound = per_root(inputs)
+        bound = inverse_root(inputs)
         with self.scope(name):
-            fill(
+            set_attributes(
                 self,
-                weight=uniform("weight", (outputs, inputs), bound, dtype),
-                bias=uniform("bias", (outputs,), bound, dtype) if bias else None,
+                weight=uniform_parameter("weight", (outputs, inputs), bound, dtype),
+                bias=uniform_parameter("bias", (outputs,), bound, dtype) if bias else None,
             )
 
     def __call__(self, x: Any) -> Tensor:
@@ -225,7 +72,7 @@ class Linear(Layer):
                 f"Linear at {user_location()}: the last axis of x holds its {inputs} inputs, "
                 f"x is {show_shape(x.shape)}"
             )
-        return biased(matmul(x, self.weight, transpose_b=True), self.bias)
+        return add_bias(matmul(x, self.weight, transpose_b=True), self.bias)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -243,7 +90,9 @@ class Embedding(Layer):
     ) -> None:
         require_sizes(self, number=number, size=size)
         with self.scope(name):
-            fill(self, weight=parameter("weight", init.normal((number, size), 0.0, 1.0, dtype)))
+            set_attributes(
+                self, weight=parameter("weight", init.normal((number, size), 0.0, 1.0, dtype))
+            )
 
     def __call__(self, indices: Any) -> Tensor:
         return take(self.weight, indices, 0)
@@ -268,12 +117,12 @@ class LayerNorm(Layer):
         self, shape: int | tuple[int, ...], epsilon: float = 1e-5, affine: bool = True,
         bias: bool = True, *, dtype: Any = "float32", name: str = "layer_norm",
     ) -> None:  # fmt: skip
-        fill(self, shape=_axes_shape(self, shape), epsilon=epsilon)
+        set_attributes(self, shape=_normalized_shape(self, shape), epsilon=epsilon)
         with self.scope(name):
-            _fill_affine(self, self.shape, affine, affine and bias, dtype)
+            _set_affine(self, self.shape, affine, affine and bias, dtype)
 
     def __call__(self, x: Any) -> Tensor:
-        x, axes = _ends_in(self, x, self.shape)
+        x, axes = _require_last_axes(self, x, self.shape)
         return layer_norm(x, self.scale, self.bias, axes, self.epsilon)
 
 
@@ -292,32 +141,34 @@ class RMSNorm(Layer):
         self, shape: int | tuple[int, ...], epsilon: float = 1e-5, affine: bool = True, *,
         dtype: Any = "float32", name: str = "rms_norm",
     ) -> None:  # fmt: skip
-        fill(self, shape=_axes_shape(self, shape), epsilon=epsilon)
+        set_attributes(self, shape=_normalized_shape(self, shape), epsilon=epsilon)
         with self.scope(name):
-            _fill_affine(self, self.shape, affine, None, dtype)
+            _set_affine(self, self.shape, affine, None, dtype)
 
     def __call__(self, x: Any) -> Tensor:
-        x, axes = _ends_in(self, x, self.shape)
+        x, axes = _require_last_axes(self, x, self.shape)
         return rms_norm(x, self.scale, axes, self.epsilon)
 
 
-def _fill_affine(
+def _set_affine(
     layer: Layer, shape: tuple[int, ...], scale: bool, bias: bool | None, dtype: Any
 ) -> None:
     """The variables of a norm, 1 and 0; None where they are not wanted, no bias for None."""
-    fill(layer, scale=parameter("scale", init.ones(shape, dtype)) if scale else None)
+    set_attributes(layer, scale=parameter("scale", init.ones(shape, dtype)) if scale else None)
     if bias is not None:
-        fill(layer, bias=parameter("bias", init.zeros(shape, dtype)) if bias else None)
+        set_attributes(layer, bias=parameter("bias", init.zeros(shape, dtype)) if bias else None)
 
 
-def _axes_shape(layer: Layer, shape: Any) -> tuple[int, ...]:
+def _normalized_shape(layer: Layer, shape: Any) -> tuple[int, ...]:
     sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
     for size in sizes or (shape,):
         require_sizes(layer, shape=size)
     return tuple(map(int, sizes))
 
 
-def _ends_in(layer: Layer, x: Any, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+def _require_last_axes(
+    layer: Layer, x: Any, shape: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
     """x, and which of its axes a norm is over."""
     x = as_tensor(x)
     if x.shape[-len(shape) :] != shape:
@@ -343,9 +194,9 @@ class GroupNorm(Layer):
         channels_last: bool = False, dtype: Any = "float32", name: str = "group_norm",
     ) -> None:  # fmt: skip
         require_sizes(self, groups=groups, channels=channels)
-        fill(self, groups=groups, epsilon=epsilon, channels_last=channels_last)
+        set_attributes(self, groups=groups, epsilon=epsilon, channels_last=channels_last)
         with self.scope(name):
-            _fill_affine(self, (channels,), affine, affine, dtype)
+            _set_affine(self, (channels,), affine, affine, dtype)
 
     def __call__(self, x: Any) -> Tensor:
         return group_norm(x, self.groups, self.scale, self.bias, self.epsilon, self.channels_last)
@@ -377,10 +228,10 @@ class BatchNorm(Layer):
         channels_last: bool = False, dtype: Any = "float32", name: str = "batch_norm",
     ) -> None:  # fmt: skip
         require_sizes(self, channels=channels)
-        fill(self, epsilon=epsilon, momentum=momentum, channels_last=channels_last)
+        set_attributes(self, epsilon=epsilon, momentum=momentum, channels_last=channels_last)
         with self.scope(name):
-            _fill_affine(self, (channels,), affine, affine, dtype)
-            fill(
+            _set_affine(self, (channels,), affine, affine, dtype)
+            set_attributes(
                 self,
                 mean=parameter("mean", init.zeros((channels,), dtype), trainable=False),
                 variance=parameter("variance", init.ones((channels,), dtype), trainable=False),
@@ -425,7 +276,7 @@ class BatchNorm3d(BatchNorm):
 # Others -----------------------------------------------------------------------------------------
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True, eq=False)
 class Dropout(Layer):
     """`gf.nn.dropout` in a `gf.nn.training` block, else x as it is."""
@@ -447,7 +298,7 @@ class Sequential(Layer):
     """Layers and functions, one after the other: `Sequential(Linear(4, 8), gf.nn.relu)`."""
 
     def __init__(self, *layers: Callable[[Any], Any]) -> None:
-        with located("Sequential"):
+        with error_location("Sequential"):
             for layer in layers:
                 if not callable(layer):
                     raise ArgumentError(f"layers are callable, {layer!r} is not")

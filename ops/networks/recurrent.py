@@ -6,11 +6,10 @@ gates is said by a word, one letter a gate: torch has "ifgo" and "rzn", ONNX "io
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ir.spec import Size, equate, is_half, kind, show_shape
@@ -18,157 +17,29 @@ from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.networks.lstm_op import lstm_op
+from graphflow.ops.networks.recurrent_cells import (
+    Cell,
+    ElmanCell,
+    LstmCell,
+    RecurrentWeights,
+    State,
+    find_activation,
+    make_gru_cell,
+    make_lstm_cell,
+)
 from graphflow.ops.pointwise.arithmetic import less
-from graphflow.ops.pointwise.select import clip, where
+from graphflow.ops.pointwise.select import where
 from graphflow.ops.tensors.creation import arange, zeros
 from graphflow.ops.tensors.shape import expand_dims, moveaxis, reshape, squeeze
 from graphflow.ops.tensors.slicing import concat, stack
-from graphflow.ops.tensors.slicing import window as rows_of
 
-Activation = Callable[[Tensor], Tensor]
-State = tuple[Tensor, ...]
 DIRECTIONS = ("forward", "reverse", "bidirectional")
-_ACTIVATIONS = (
-    "elu", "hard_sigmoid", "hard_tanh", "leaky_relu", "relu", "sigmoid", "softplus", "softsign",
-    "tanh", "thresholded_relu",
-)  # fmt: skip
-
-
-def activation(f: Any) -> Activation:
-    """A function by its name in `gf.nn`, or as it is given.
-
-    Raises:
-        ArgumentError: no function, or an unknown name.
-    """
-    if callable(f):
-        given: Activation = f
-        return given
-    if f not in _ACTIVATIONS:
-        raise ArgumentError(
-            f"an activation is a function or one of {', '.join(_ACTIVATIONS)}, not {f!r}"
-        )
-    named: Activation = FUNCTIONS[f]
-    return named
-
-
-# One step ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Of one direction: w (G·H, inputs), r (G·H, H), biases (G·H,), peepholes (3·H,) or None."""
-
-    w: Tensor
-    r: Tensor
-    bias: Tensor | None = None
-    recurrent_bias: Tensor | None = None
-    peepholes: Tensor | None = None
-
-    @property
-    def size(self) -> int:
-        """H."""
-        return int(self.r.shape[1])
-
-
-@dataclass(frozen=True)
-class Cell:
-    """How a state follows from what a step's input comes to. `gates` says the order of rows."""
-
-    gates: str
-    activations: tuple[Activation, ...]
-    states: int = 1
-    limit: float | None = None
-
-    def joins_biases(self) -> bool:
-        """Whether the recurrent bias may be added to the input's, once for all steps."""
-        return True
-
-    def step(self, z: Tensor, state: State, weights: Weights) -> State:
-        """The next state (h first) from z = w·x + bias."""
-        raise NotImplementedError
-
-    def limited(self, x: Tensor) -> Tensor:
-        return x if self.limit is None else clip(x, -self.limit, self.limit)
-
-    def part(self, x: Tensor, gate: str, size: int) -> Tensor:
-        """The columns of x that belong to a gate."""
-        return rows_of(x, x.ndim - 1, self.gates.index(gate) * size, size)
-
-
-@dataclass(frozen=True)
-class Plain(Cell):
-    """h = f(w·x + r·h + bias). Source: Elman, Cognitive Science 14, 1990."""
-
-    def step(self, z: Tensor, state: State, weights: Weights) -> State:
-        total = z + matmul(state[0], weights.r, transpose_b=True)
-        return (self.activations[0](self.limited(total)),)
-
-
-@dataclass(frozen=True)
-class Lstm(Cell):
-    """Gates i, f, o and candidates g: c = f·c + i·g; h = o·act(c).
-
-    `coupled`: f is 1 - i. Source: Hochreiter & Schmidhuber, Neural Computation 9, 1997; Gers &
-    Schmidhuber, IJCNN 2000 (peepholes).
-    """
-
-    coupled: bool = False
-
-    def step(self, z: Tensor, state: State, weights: Weights) -> State:
-        h, c = state
-        n, (sigmoid, squash, out) = weights.size, self.activations
-        total = z + matmul(h, weights.r, transpose_b=True)
-        i, f, g, o = (self.part(total, gate, n) for gate in "ifgo")
-        peepholes = weights.peepholes
-
-        def peek(x: Tensor, at: int, c: Tensor) -> Tensor:
-            """Peepholes of i, o and f stand in this order."""
-            return x if peepholes is None else x + rows_of(peepholes, 0, at * n, n) * c
-
-        i = sigmoid(self.limited(peek(i, 0, c)))
-        f = 1 - i if self.coupled else sigmoid(self.limited(peek(f, 2, c)))
-        c = f * c + i * squash(self.limited(g))
-        o = sigmoid(self.limited(peek(o, 1, c)))
-        return o * out(c), c
-
-
-@dataclass(frozen=True)
-class Gru(Cell):
-    """Gates z and r, candidates n: h = (1 - z)·n + z·h.
-
-    `before_reset`: r multiplies r·h + bias as in torch, else h itself. Source: Cho et al., EMNLP
-    2014.
-    """
-
-    before_reset: bool = True
-
-    def joins_biases(self) -> bool:
-        return not self.before_reset
-
-    def step(self, z: Tensor, state: State, weights: Weights) -> State:
-        (h,), n = state, weights.size
-        sigmoid, squash = self.activations
-        keeps, resets, fresh = (self.part(z, gate, n) for gate in "zrn")
-        if self.before_reset:
-            total = matmul(h, weights.r, transpose_b=True)
-            if weights.recurrent_bias is not None:
-                total = total + weights.recurrent_bias
-            past_z, past_r, past_n = (self.part(total, gate, n) for gate in "zrn")
-            keep = sigmoid(self.limited(keeps + past_z))
-            reset = sigmoid(self.limited(resets + past_r))
-            new = squash(self.limited(fresh + reset * past_n))
-        else:
-            rows = [rows_of(weights.r, 0, self.gates.index(g) * n, n) for g in "zrn"]
-            keep = sigmoid(self.limited(keeps + matmul(h, rows[0], transpose_b=True)))
-            reset = sigmoid(self.limited(resets + matmul(h, rows[1], transpose_b=True)))
-            new = squash(self.limited(fresh + matmul(reset * h, rows[2], transpose_b=True)))
-        return ((1 - keep) * new + keep * h,)
 
 
 # Sequences --------------------------------------------------------------------------------------
 
 
-def projected(cell: Cell, x: Tensor, weights: Weights) -> Tensor:
+def project_inputs(cell: Cell, x: Tensor, weights: RecurrentWeights) -> Tensor:
     """What inputs (…, inputs) come to in all gates, with the biases that need no state."""
     bias = weights.bias
     if weights.recurrent_bias is not None and cell.joins_biases():
@@ -177,12 +48,17 @@ def projected(cell: Cell, x: Tensor, weights: Weights) -> Tensor:
     return z if bias is None else z + bias
 
 
-def run(
-    cell: Cell, x: Tensor, weights: Weights, state: State, lengths: Tensor | None, reverse: bool
+def run_direction(
+    cell: Cell,
+    x: Tensor,
+    weights: RecurrentWeights,
+    state: State,
+    lengths: Tensor | None,
+    reverse: bool,
 ) -> tuple[Tensor, State]:
     """Outputs (T, B, H) and the last state of inputs (T, B, inputs); beyond its length a sequence
     keeps its state, and its outputs are 0."""
-    fused = _in_one_op(cell, x, weights, state, reverse) if lengths is None else None
+    fused = _run_fused_lstm(cell, x, weights, state, reverse) if lengths is None else None
     if fused is not None:
         return fused
     inside = None
@@ -190,7 +66,7 @@ def run(
         times = expand_dims(arange(x.shape[0]), 1)
         inside = expand_dims(less(times, expand_dims(lengths.astype("int64"), 0)), 2)
         x = where(inside, x, 0)  # padding may hold NaN, which gradients of weights multiply by 0
-    z = projected(cell, x, weights)
+    z = project_inputs(cell, x, weights)
 
     def body(before: State, item: Any) -> tuple[State, Tensor]:
         after = cell.step(item[0], before, weights)
@@ -206,17 +82,17 @@ def run(
 
 
 @composite("x", "state", "weights")
-def run_once(cell: Cell, x: Tensor, state: State, weights: Weights) -> State:
+def run_step(cell: Cell, x: Tensor, state: State, weights: RecurrentWeights) -> State:
     """The state after one step of inputs (B, inputs)."""
-    return cell.step(projected(cell, x, weights), state, weights)
+    return cell.step(project_inputs(cell, x, weights), state, weights)
 
 
-def _in_one_op(
-    cell: Cell, x: Tensor, weights: Weights, state: State, reverse: bool
+def _run_fused_lstm(
+    cell: Cell, x: Tensor, weights: RecurrentWeights, state: State, reverse: bool
 ) -> tuple[Tensor, State] | None:
     """As `run`, of a plain LSTM by the op of whole sequences; None for other cells."""
     usual = (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"], FUNCTIONS["tanh"])
-    plain = type(cell) is Lstm and not cell.coupled and cell.limit is None
+    plain = type(cell) is LstmCell and not cell.coupled and cell.limit is None
     half = is_half(weights.r.dtype)
     if not plain or cell.activations != usual or weights.peepholes is not None or half:
         return None
@@ -229,7 +105,7 @@ def _in_one_op(
     return y, (h, c)
 
 
-def initial_state(cell: Cell, batch: Size, weights: Weights) -> State:
+def initial_state(cell: Cell, batch: Size, weights: RecurrentWeights) -> State:
     """Zeros, (B, H) each, in the dtype of the weights: inputs may be autocasted."""
     shape = (batch, weights.size)
     return tuple(zeros(shape, weights.r.dtype) for _ in range(cell.states))
@@ -239,7 +115,7 @@ def initial_state(cell: Cell, batch: Size, weights: Weights) -> State:
 def run_directions(
     cell: Cell,
     x: Tensor,
-    sides: Sequence[Weights],
+    sides: Sequence[RecurrentWeights],
     states: Sequence[State] | None,
     lengths: Tensor | None,
     first_reversed: bool = False,
@@ -248,7 +124,7 @@ def run_directions(
     outputs, ends = [], []
     for i, weights in enumerate(sides):
         state = initial_state(cell, x.shape[1], weights) if states is None else states[i]
-        y, last = run(cell, x, weights, state, lengths, reverse=bool(i) or first_reversed)
+        y, last = run_direction(cell, x, weights, state, lengths, reverse=bool(i) or first_reversed)
         outputs.append(y)
         ends.append(last)
     return outputs[0] if len(outputs) == 1 else concat(outputs, -1), ends
@@ -257,7 +133,7 @@ def run_directions(
 # Functions --------------------------------------------------------------------------------------
 
 
-def _side(x: Any, i: int) -> Tensor | None:
+def _direction_part(x: Any, i: int) -> Tensor | None:
     """Direction i of an argument (D, …)."""
     if x is None:
         return None
@@ -277,7 +153,7 @@ def _require(what: str, tensor: Tensor, wanted: Sequence[Any], dtype: Any) -> No
         equate(want, have, text)
 
 
-def _known(what: str, size: Any) -> int:
+def _require_known(what: str, size: Any) -> int:
     if not isinstance(size, int):
         raise ShapeError(f"the size of {what} is known, not {size}")
     return size
@@ -301,7 +177,7 @@ def run_layer(
         )
     if batch_first:
         x = moveaxis(x, 0, 1)
-    sides, n = 1 + (direction == "bidirectional"), _known("H", r.shape[2])
+    sides, n = 1 + (direction == "bidirectional"), _require_known("H", r.shape[2])
     rows = len(cell.gates) * n
     _require("w", w, (sides, rows, x.shape[2]), x.dtype)
     _require("r", r, (sides, rows, n), x.dtype)
@@ -317,17 +193,17 @@ def run_layer(
             raise DTypeError(f"lengths are ints (B,), not {lengths.spec}")
     weights = []
     for i in range(sides):
-        both = _side(bias, i)
+        both = _direction_part(bias, i)
         weights.append(
-            Weights(
-                _need(_side(w, i)),
-                _need(_side(r, i)),
+            RecurrentWeights(
+                _not_none(_direction_part(w, i)),
+                _not_none(_direction_part(r, i)),
                 None if both is None else both[0],
                 None if both is None else both[1],
-                _side(peepholes, i),
+                _direction_part(peepholes, i),
             )
         )
-    states = _initial(cell, initial, (sides, x.shape[1], n), x.dtype)
+    states = _initial_states(cell, initial, (sides, x.shape[1], n), x.dtype)
     y, ends = run_directions(cell, x, weights, states, lengths, direction == "reverse")
     last = tuple(
         stack([end[j] for end in ends]) if sides > 1 else expand_dims(ends[0][j], 0)
@@ -336,12 +212,12 @@ def run_layer(
     return moveaxis(y, 0, 1) if batch_first else y, last
 
 
-def _need(x: Tensor | None) -> Tensor:
+def _not_none(x: Tensor | None) -> Tensor:
     assert x is not None
     return x
 
 
-def _initial(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[State] | None:
+def _initial_states(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[State] | None:
     """First states of each direction from h (D, B, H), or such a tuple; None in it is zeros."""
     given = initial if isinstance(initial, tuple | list) else (initial,) * cell.states
     if len(given) != cell.states:
@@ -351,10 +227,10 @@ def _initial(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[State] | 
     parts = [zeros(shape, dtype) if p is None else as_tensor(p) for p in given]
     for name, part in zip("hc", parts, strict=False):
         _require(f"initial {name}", part, shape, dtype)
-    return [tuple(_need(_side(p, i)) for p in parts) for i in range(shape[0])]
+    return [tuple(_not_none(_direction_part(p, i)) for p in parts) for i in range(shape[0])]
 
 
-def _cell(cell: Cell, activations: Any, limit: Any, gates: Any) -> Cell:
+def _configure_cell(cell: Cell, activations: Any, limit: Any, gates: Any) -> Cell:
     """A cell with what the user chose."""
     given = (activations,) if callable(activations) or isinstance(activations, str) else activations
     if not isinstance(given, tuple | list) or len(given) != len(cell.activations):
@@ -365,7 +241,7 @@ def _cell(cell: Cell, activations: Any, limit: Any, gates: Any) -> Cell:
     if not isinstance(gates, str) or sorted(gates) != sorted(cell.gates):
         raise ArgumentError(f"gates are the letters of {cell.gates!r} in some order, not {gates!r}")
     limit = None if limit is None else float(limit)
-    return replace(cell, activations=tuple(map(activation, given)), limit=limit, gates=gates)
+    return replace(cell, activations=tuple(map(find_activation, given)), limit=limit, gates=gates)
 
 
 @function
@@ -380,7 +256,7 @@ def rnn(
 
     Source: Elman, Cognitive Science 14, 1990.
     """
-    cell = _cell(Plain("h", (FUNCTIONS["tanh"],)), activations, clip, "h")
+    cell = _configure_cell(ElmanCell("h", (FUNCTIONS["tanh"],)), activations, clip, "h")
     y, (h,) = run_layer(cell, x, w, r, bias, initial, lengths, direction, batch_first)
     return y, h
 
@@ -418,7 +294,7 @@ def lstm(
 
     Source: Hochreiter & Schmidhuber, Neural Computation 9, 1997.
     """
-    chosen = _cell(lstm_cell_of(), activations, clip, gates)
+    chosen = _configure_cell(make_lstm_cell(), activations, clip, gates)
     if not isinstance(input_forget, bool):
         raise ArgumentError(f"input_forget is True or False, not {input_forget!r}")
     cell = replace(chosen, coupled=input_forget)  # type: ignore[call-arg]
@@ -442,22 +318,9 @@ def gru(
 
     Source: Cho et al., EMNLP 2014.
     """
-    chosen = _cell(gru_cell_of(), activations, clip, gates)
+    chosen = _configure_cell(make_gru_cell(), activations, clip, gates)
     if not isinstance(linear_before_reset, bool):
         raise ArgumentError(f"linear_before_reset is True or False, not {linear_before_reset!r}")
     cell = replace(chosen, before_reset=linear_before_reset)  # type: ignore[call-arg]
     y, (h,) = run_layer(cell, x, w, r, bias, initial, lengths, direction, batch_first)
     return y, h
-
-
-def plain_cell_of(f: Any = "tanh") -> Plain:
-    return Plain("h", (activation(f),))
-
-
-def lstm_cell_of() -> Lstm:
-    tanh = FUNCTIONS["tanh"]
-    return Lstm("ifgo", (FUNCTIONS["sigmoid"], tanh, tanh), states=2)
-
-
-def gru_cell_of() -> Gru:
-    return Gru("rzn", (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"]))

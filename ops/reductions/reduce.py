@@ -7,8 +7,7 @@ depend on a count read it from the spec where it is known, else from `size_of` w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
+    error_location,
     function,
-    located,
     register,
     sample,
 )
@@ -36,17 +35,14 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.roots import over_root
 from graphflow.ops.base.shape_rules import (
-    keep_axes,
-    moved_along,
     normalize_axes,
     reduced_shape,
     require_kind,
+    restore_reduced_axes,
 )
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.kernels.fusion.row_ops import over_axes
 from graphflow.ops.pointwise.convert import astype, size_of
-from graphflow.ops.sharding import row_ops as sharding_coupled
 from graphflow.ops.sharding import rules as sharding
 
 Axes = tuple[int, ...]
@@ -68,28 +64,28 @@ FLOAT_SAMPLES = (
 )
 
 
-def arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple[Tensor, Axes]:
+def normalize_arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple[Tensor, Axes]:
     """What the user gave, as a tensor and normalised axes; errors name op and line."""
     x = as_tensor(x)
-    with located(op_name):
+    with error_location(op_name):
         if not isinstance(keepdims, bool):
             raise ArgumentError(f"keepdims is True or False, not {keepdims!r}")
         return x, normalize_axes(axis, x.ndim)
 
 
-def count(shape: Shape, axes: Axes) -> Size:
+def element_count(shape: Shape, axes: Axes) -> Size:
     """Number of elements that a reduction over axes takes together."""
     return product(shape[a] for a in axes)
 
 
-def spread(g: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
+def broadcast_cotangent(g: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
     """The cotangent of a reduction's result, repeated over the axes of its input."""
-    g = keep_axes(g, x.shape, axes, keepdims)
+    g = restore_reduced_axes(g, x.shape, axes, keepdims)
     result: Tensor = FUNCTIONS["broadcast_to"](g, x.shape)
     return result
 
 
-def divided(g: Tensor, size: Size, correction: float = 0.0) -> Tensor:
+def divide_by_count(g: Tensor, size: Size, correction: float = 0.0) -> Tensor:
     """g / (size - correction), for sizes known or not."""
     if isinstance(size, int):
         known: Tensor = g / float(size - correction)
@@ -100,7 +96,8 @@ def divided(g: Tensor, size: Size, correction: float = 0.0) -> Tensor:
 
 
 def per_element(flops: int) -> Callable[..., Cost]:
-    return lambda x, **attrs: Cost(flops=x.size * flops)
+    """Return a cost rule of `flops` for each element of the first input."""
+    return lambda x, *others, **attrs: Cost(flops=x.size * flops)
 
 
 def infer_reduction(
@@ -119,11 +116,11 @@ def infer_reduction(
 
 def require_elements(x: TensorSpec, axes: Axes) -> None:
     """Refuse a reduction over no elements that has no value for none."""
-    if count(x.shape, axes) == 0:
+    if element_count(x.shape, axes) == 0:
         raise ShapeError(f"there are no elements to reduce in {x} over axes {axes}")
 
 
-def summed_dtype(x: TensorSpec, dtype: str | None) -> np.dtype[Any]:
+def sum_dtype(x: TensorSpec, dtype: str | None) -> np.dtype[Any]:
     """Floats and complex numbers stay; bools and ints are summed in 64 bits (array API)."""
     if dtype is not None:
         return as_dtype(dtype)
@@ -136,11 +133,11 @@ def summed_dtype(x: TensorSpec, dtype: str | None) -> np.dtype[Any]:
 
 
 def infer_sum(x: TensorSpec, axis: Axes, keepdims: bool, dtype: str | None = None) -> TensorSpec:
-    return TensorSpec(reduced_shape(x.shape, axis, keepdims), summed_dtype(x, dtype))
+    return TensorSpec(reduced_shape(x.shape, axis, keepdims), sum_dtype(x, dtype))
 
 
 def _sum_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, dtype: str | None = None) -> Any:
-    return xp.sum(x, axis=axis, keepdims=keepdims, dtype=summed_dtype(x, dtype))
+    return xp.sum(x, axis=axis, keepdims=keepdims, dtype=sum_dtype(x, dtype))
 
 
 def _sum_into(
@@ -154,7 +151,7 @@ def _sum_vjp(
 ) -> tuple[Tensor | None]:
     if not is_inexact(x.dtype):
         return (None,)
-    return (spread(astype(g, x.dtype), x, axis, keepdims),)
+    return (broadcast_cotangent(astype(g, x.dtype), x, axis, keepdims),)
 
 
 _sum = register(
@@ -163,7 +160,7 @@ _sum = register(
         infer=infer_sum,
         kernel=_sum_kernel,
         into=_sum_into,
-        expr=lambda xp, x, axis, keepdims, dtype=None: xp.sum(x.astype(summed_dtype(x, dtype))),
+        expr=lambda xp, x, axis, keepdims, dtype=None: xp.sum(x.astype(sum_dtype(x, dtype))),
         rows=over_axes,
         vjp=_sum_vjp,
         batch=batching.along("axis"),
@@ -192,7 +189,7 @@ def sum(
     Raises:
         ShapeError, ArgumentError: not axes of x, or one given twice.
     """
-    x, axes = arguments("sum", x, axis, keepdims)
+    x, axes = normalize_arguments("sum", x, axis, keepdims)
     if dtype is not None:
         x = astype(x, dtype)
         dtype = x.dtype.name if kind(x.dtype) == "int" else None
@@ -203,12 +200,12 @@ def sum(
 
 def _mean_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
     total = xp.sum(x, axis=axis, keepdims=keepdims)
-    return (total / count(x.shape, axis)).astype(x.dtype)
+    return (total / element_count(x.shape, axis)).astype(x.dtype)
 
 
 def _mean_into(xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool) -> None:
     xp.sum(x, axis=axis, keepdims=keepdims, out=out)
-    xp.divide(out, count(x.shape, axis), out=out)
+    xp.divide(out, element_count(x.shape, axis), out=out)
 
 
 _mean = register(
@@ -220,7 +217,9 @@ _mean = register(
         expr=lambda xp, x, axis, keepdims: xp.mean(x),
         rows=over_axes,
         vjp=lambda g, y, x, axis, keepdims: (
-            spread(divided(g, count(x.shape, axis)), x, axis, keepdims),
+            broadcast_cotangent(
+                divide_by_count(g, element_count(x.shape, axis)), x, axis, keepdims
+            ),
         ),
         batch=batching.along("axis"),
         sharding=sharding.averaged,
@@ -238,144 +237,13 @@ def mean(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = No
     Raises:
         ShapeError, ArgumentError: not axes of x, or one given twice.
     """
-    x, axes = arguments("mean", x, axis, keepdims)
-    result: Tensor = _mean(_as_float(x), axis=axes, keepdims=keepdims, name=name)
+    x, axes = normalize_arguments("mean", x, axis, keepdims)
+    result: Tensor = _mean(as_float(x), axis=axes, keepdims=keepdims, name=name)
     return result
 
 
-def _as_float(x: Tensor) -> Tensor:
+def as_float(x: Tensor) -> Tensor:
     return x if is_inexact(x.dtype) else astype(x, "float64")
-
-
-def _variance(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
-    centred = x - xp.mean(x)
-    return xp.sum(centred * centred) / (xp.count(x) - correction)
-
-
-def _deviation(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
-    return xp.sqrt(_variance(xp, x, axis, keepdims, correction))
-
-
-def _var_vjp(
-    g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, correction: float
-) -> tuple[Tensor]:
-    g = keep_axes(g, x.shape, axis, keepdims)
-    return (divided(g * 2, count(x.shape, axis), correction) * (x - mean(x, axis, True)),)
-
-
-_var = register(
-    Op(
-        "var",
-        infer=lambda x, axis, keepdims, correction: infer_reduction("float", empty=True)(
-            x, axis, keepdims
-        ),
-        kernel=by_rows(_variance, over_axes),
-        expr=_variance,
-        rows=over_axes,
-        vjp=_var_vjp,
-        batch=batching.along("axis"),
-        sharding=sharding_coupled.reducing(sharding_coupled.variance),
-        cost=per_element(4),
-        autocast="high",
-        samples=(
-            sample(F, axis=(0,), keepdims=False, correction=0.0),
-            sample(F, axis=(1,), keepdims=True, correction=1.0),
-            sample(CUBE, axis=(0, 2), keepdims=False, correction=1.0),
-        ),
-    )
-)
-
-
-def along_slope(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Tensor | None]:
-    """The jvp of a reduction to real numbers: see `along_slopes`."""
-
-    def jvp(
-        tangents: Sequence[Tensor], y: Tensor, x: Tensor, axis: Axes, keepdims: bool, **attrs: Any
-    ) -> Tensor | None:
-        ones = FUNCTIONS["full_like"](y, 1)
-        (slope,) = vjp(ones, y, x, axis=axis, keepdims=keepdims, **attrs)
-        if slope is None:
-            return None
-        return sum(moved_along(slope, tangents[0]), axis, keepdims)
-
-    return jvp
-
-
-def _std_vjp(
-    g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, correction: float
-) -> tuple[Tensor]:
-    shared = divided(g, count(x.shape, axis), correction)
-    widen = partial(keep_axes, shape=x.shape, axes=axis, keepdims=keepdims)
-    return (over_root(shared, y, x - mean(x, axis, True), widen),)
-
-
-_std = register(
-    Op(
-        "std",
-        infer=_var.infer,
-        kernel=by_rows(_deviation, over_axes),
-        expr=_deviation,
-        rows=over_axes,
-        vjp=_std_vjp,
-        jvp=along_slope(_std_vjp),
-        batch=_var.batch,
-        sharding=sharding_coupled.reducing(sharding_coupled.deviation),
-        cost=per_element(4),
-        autocast=_var.autocast,
-        samples=_var.samples,
-    )
-)
-
-
-def _require_correction(correction: Any) -> None:
-    if isinstance(correction, bool) or not isinstance(correction, int | float):
-        raise ArgumentError(f"correction is a number, not {correction!r}")
-
-
-@function
-def var(
-    x: Any,
-    axis: Any = None,
-    keepdims: bool = False,
-    correction: float = 0.0,
-    name: str | None = None,
-) -> Tensor:
-    """Variance over axes (None: all): squares about the mean, over (count - correction).
-
-    Of ints and bools as float64.
-
-    Raises:
-        ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
-    """
-    x, axes = arguments("var", x, axis, keepdims)
-    with located("var"):
-        _require_correction(correction)
-    result: Tensor = _var(
-        _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
-    )
-    return result
-
-
-@function
-def std(
-    x: Any,
-    axis: Any = None,
-    keepdims: bool = False,
-    correction: float = 0.0,
-    name: str | None = None,
-) -> Tensor:
-    """Standard deviation: the root of `var`; where that is 0, so is its gradient, as in torch.
-
-    Raises:
-        ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
-    """
-    x, axes = arguments("std", x, axis, keepdims)
-    with located("std"):
-        _require_correction(correction)
-    result: Tensor = _std(
-        _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
-    )
-    return result
 
 
 # Truth ----------------------------------------------------------------------------------------
@@ -411,7 +279,7 @@ _any, _all = _truth("any"), _truth("all")
 @function
 def any(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
     """Whether some element over axes (None: all) is true (not zero); False of none."""
-    x, axes = arguments("any", x, axis, keepdims)
+    x, axes = normalize_arguments("any", x, axis, keepdims)
     result: Tensor = _any(x, axis=axes, keepdims=keepdims, name=name)
     return result
 
@@ -419,6 +287,6 @@ def any(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = Non
 @function
 def all(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
     """Whether each element over axes (None: all) is true (not zero); True of none."""
-    x, axes = arguments("all", x, axis, keepdims)
+    x, axes = normalize_arguments("all", x, axis, keepdims)
     result: Tensor = _all(x, axis=axes, keepdims=keepdims, name=name)
     return result

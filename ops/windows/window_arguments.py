@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import Tensor, as_tensor
 from graphflow.ir.spec import (
     Dim,
     Shape,
@@ -24,6 +25,7 @@ from graphflow.ir.spec import (
     require_nonnegative,
     show_shape,
 )
+from graphflow.ops.tensors.shape import moveaxis
 
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[Size, Size], ...]
@@ -38,8 +40,45 @@ class Windows(NamedTuple):
     dilation: Ints
     out: Ints  # positions
 
+    @classmethod
+    def of(cls, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints) -> Windows:
+        """Return the windows that the attributes of an op describe; `padding` holds pairs."""
+        return cls(kernel, stride, tuple(before for before, _ in padding), dilation, out)
+
+    def on_axis(self, axis: int) -> Windows:
+        """Return the windows along one spatial axis."""
+        return Windows(*(field[axis : axis + 1] for field in self))
+
 
 # Users' arguments -------------------------------------------------------------------------------
+
+
+def require_image(x: Any) -> Tensor:
+    """Return x as a tensor with a batch axis, a channel axis and at least one spatial axis.
+
+    Raises:
+        ShapeError: x has fewer than three axes.
+    """
+    tensor: Tensor = as_tensor(x)
+    if tensor.ndim < 3:
+        raise ShapeError(f"expected x of (batch, channels, *space), got {show_shape(tensor.shape)}")
+    return tensor
+
+
+def move_channels_first(x: Any, channels_last: bool) -> Tensor:
+    """Return x as (batch, channels, *space), from (batch, *space, channels) if `channels_last`."""
+    tensor = require_image(x)
+    return moveaxis(tensor, -1, 1) if channels_last else tensor
+
+
+def restore_channels(y: Tensor, channels_last: bool) -> Tensor:
+    """Move the channels of y back to the last axis if `channels_last`."""
+    return moveaxis(y, 1, -1) if channels_last else y
+
+
+def spatial_axes(rank: int, channels_last: bool) -> Ints:
+    """Return the spatial axes of an image tensor of `rank` axes."""
+    return tuple(range(1, rank - 1)) if channels_last else tuple(range(2, rank))
 
 
 def per_axis(what: str, value: Any, rank: int, least: int = 1) -> Ints:
@@ -57,7 +96,7 @@ def per_axis(what: str, value: Any, rank: int, least: int = 1) -> Ints:
     return tuple(int(entry) for entry in entries)
 
 
-def known(what: str, sizes: Shape) -> Ints:
+def require_known(what: str, sizes: Shape) -> Ints:
     """Sizes as ints.
 
     Raises:
@@ -87,7 +126,7 @@ def padding_pairs(
                 f"padding is 'same', 'same_lower', 'valid' or numbers, not {padding!r}"
             )
         return tuple(
-            _same(*axis, lower=padding == "same_lower")
+            _same_padding(*axis, lower=padding == "same_lower")
             for axis in zip(sizes, kernel, stride, dilation, strict=True)
         )
     entries = list(padding) if isinstance(padding, tuple | list) else [padding] * len(sizes)
@@ -115,7 +154,9 @@ def _is_count(value: Any) -> bool:
     return bool(value >= 0)
 
 
-def _same(n: Size, kernel: Size, stride: int, dilation: int, lower: bool) -> tuple[Size, Size]:
+def _same_padding(
+    n: Size, kernel: Size, stride: int, dilation: int, lower: bool
+) -> tuple[Size, Size]:
     positions = floordiv(n + (stride - 1), stride)
     total = maximum((positions - 1) * stride + (kernel - 1) * dilation + 1 - n, 0)
     small = floordiv(total, 2)
@@ -125,7 +166,7 @@ def _same(n: Size, kernel: Size, stride: int, dilation: int, lower: bool) -> tup
 # Sizes ------------------------------------------------------------------------------------------
 
 
-def positions(
+def position_count(
     n: Size,
     kernel: Size,
     stride: int,
@@ -160,12 +201,12 @@ def positions(
     return count
 
 
-def slid_shape(
+def positions_shape(
     sizes: Shape, kernel: Sequence[Size], stride: Ints, padding: Pairs, dilation: Ints
 ) -> Shape:
     """`positions` on each axis."""
     axes = zip(sizes, kernel, stride, padding, dilation, strict=True)
-    return tuple(positions(*axis) for axis in axes)
+    return tuple(position_count(*axis) for axis in axes)
 
 
 # Taps -------------------------------------------------------------------------------------------

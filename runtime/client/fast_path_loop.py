@@ -51,7 +51,13 @@ class FastPathLoop(SessionIOLoop):
     def _send_orders(self, repeat: SteadyStateStep, pending: Pending) -> bool:
         """Tells the workers of a step that now has `pending`, if that is all there is to do."""
         now = time.monotonic()
-        if self._events or self._promised or self._full or self._stopping or now >= self._next_event_at:
+        if (
+            self._events
+            or self._promised
+            or self._full
+            or self._stopping
+            or now >= self._next_event_at
+        ):
             return False
         self._pending[repeat.request] = pending
         told = self._machine.begin_step(repeat, now)
@@ -70,7 +76,7 @@ class FastPathLoop(SessionIOLoop):
         """Takes what comes until all have answered, or until there is anything else to do."""
         self._next_event_at = due = min(self._machine.wake_at(0.0), self._inflow_check_at)
         while pending.outcome is None:
-            if self._recently_sent or self._unread or self._events or self._held_signals.came:
+            if self._recently_sent or self._unread or self._events or self._held_signals.received:
                 return
             came = self._waiter.wait(due - time.monotonic(), SPIN_SECONDS)
             self._receive(came)

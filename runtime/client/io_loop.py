@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from graphflow.base.interrupts import HeldBack
+from graphflow.base.interrupts import DeferredSignals
 from graphflow.errors import (
     GraphflowError,
     ProtocolError,
@@ -156,7 +156,7 @@ class SessionIOLoop:
     def _open_wakeups(self) -> None:
         """What wakes whoever drives the sockets."""
         self._wakeup = self._opened.enter_context(closing(WakeupFd()))
-        self._held_signals = HeldBack(self._wakeup.wake)
+        self._held_signals = DeferredSignals(self._wakeup.wake)
         self._driver = SocketDriverLock(self._wakeup)
         self._waiter = self._opened.enter_context(closing(EpollWaiter()))
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
@@ -275,7 +275,7 @@ class SessionIOLoop:
             held.restore(before)
 
     def _drive_or_wait(self, pending: Pending, until: float) -> None:
-        came = self._held_signals.came if threading.get_ident() == self._main else []
+        came = self._held_signals.received if threading.get_ident() == self._main else []
         while pending.outcome is None and not came:
             left = until - time.monotonic()
             if left <= 0:
@@ -491,7 +491,7 @@ class SessionIOLoop:
             return
         self._execute(actions)
         if type(event) not in _ROUTINE_EVENTS:
-            self._activity.lost(self._machine.loss_reasons(), self._addresses)
+            self._activity.on_workers_lost(self._machine.loss_reasons(), self._addresses)
 
     def _execute(self, actions: Iterable[CoordinatorAction]) -> None:
         for action in actions:
@@ -530,7 +530,7 @@ class SessionIOLoop:
 
     def _settle(self, action: SettleOperation) -> None:
         if type(action.outcome) is WorkerLost:
-            self._activity.lost(self._machine.loss_reasons(), self._addresses)
+            self._activity.on_workers_lost(self._machine.loss_reasons(), self._addresses)
         pending = self._pending.get(action.request)
         if pending is not None:
             pending.settle(action.outcome)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from graphflow.base.interrupts import is_interrupt, uninterrupted
-from graphflow.base.progress import waiting
+from graphflow.base.interrupts import defer_signals, is_interrupt
+from graphflow.base.progress import show_wait
 from graphflow.errors import (
     ClusterError,
     GraphflowError,
@@ -97,7 +97,7 @@ class WorkerMembership:
                 return
             except BaseException as error:
                 if is_interrupt(error) and self._local is None:
-                    with uninterrupted():  # else other machines' workers wait for a lease to end
+                    with defer_signals():  # else other machines' workers wait for a lease to end
                         self._close_on(range(len(cluster.workers)))
                 self._abandon()
                 if not (left and isinstance(error, WorkerLost) and cluster.kind == "local"):
@@ -115,7 +115,7 @@ class WorkerMembership:
             else [worker.address or "" for worker in cluster.workers]
         )
         self._keys, pair = load_keys(cluster, len(self._addresses))
-        with uninterrupted():  # else its thread might be left running while the sockets are closed
+        with defer_signals():  # else its thread might be left running while the sockets are closed
             self._loop = FastPathLoop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local,
                 pair=pair, keys=self._keys, activity=self._activity,
@@ -129,7 +129,7 @@ class WorkerMembership:
             self.session, self._addresses, self._keys, self._loop, self._requests, self._ask
         )
         self._unreachable = rendezvous.unreachable
-        with waiting(rendezvous.describe_waiting, rendezvous.log_waiting):
+        with show_wait(rendezvous.describe_waiting, rendezvous.log_waiting):
             rendezvous.run(cluster, until, meeting, self._ops, self._trial)
         _log.tell(
             "cluster.ready", session=self.session, workers=self._addresses,
@@ -230,7 +230,7 @@ class WorkerMembership:
         return self._loop
 
     def _abandon(self) -> None:
-        with uninterrupted():  # else nobody would end the rest
+        with defer_signals():  # else nobody would end the rest
             loop, self._loop = self._loop, None
             _shut_down(loop, self._local, os.getpid())
             if loop is not None:
@@ -256,7 +256,7 @@ class WorkerMembership:
             _log.tell("session.unconfirmed", session=self.session, reason=str(error))
         finally:
             self._abandon()
-            self._activity.ended()
+            self._activity.on_session_end()
 
     def __enter__(self) -> Self:
         return self

@@ -22,11 +22,11 @@ from graphflow.ir.spec import (
     Dim,
     Outer,
     Size,
-    alone,
     evaluate,
     is_fresh,
+    segment_count,
     show_symbol,
-    stretches,
+    sole_symbol,
     substitute,
 )
 
@@ -96,7 +96,7 @@ class Split:
     @property
     def rows(self) -> Size:
         """How many rows of length 1 there are."""
-        return stretches(self.outer)
+        return segment_count(self.outer)
 
     def without_last(self) -> Split:
         return self.first(len(self.axes) - 1)
@@ -242,7 +242,7 @@ class Cuts:
         self._same = {
             symbol: other
             for size, other in (same or {}).items()
-            if (symbol := alone(size)) and (isinstance(other, int) or alone(other))
+            if (symbol := sole_symbol(size)) and (isinstance(other, int) or sole_symbol(other))
         }
         self.symbols: dict[str, tuple[str, ...]] = {}
         self._fed = fed or {}
@@ -302,7 +302,7 @@ class Cuts:
         size, split = self._one(size), replace(split, unit=self._one(split.unit))
         if split.outer != 1:  # the start is that in each row
             row = self.piece(size // self._one(split.rows), split.inner, place)
-            return Piece(row.start, row.size * stretches(self.rows(size, split, place)), size)
+            return Piece(row.start, row.size * segment_count(self.rows(size, split, place)), size)
         at = [(self.mesh.at(place, a), self.mesh.sizes[a]) for a in split.axes]
         if isinstance(size, int):
             unit = evaluate(split.unit, {})

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import NamedTuple
 
-from graphflow.base.formatting import counted
+from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Tensor
 from graphflow.parallel.mesh.layouts import Layout, Value
@@ -174,7 +174,7 @@ class Buckets:
         else:
             late = all(is_gradient(t.node) for t in tensors)
             what = "gradient" if late and key.kind == "sum" else key.kind
-            told = " and ".join([counted(len(tensors), what), *(called(t.node) for t in riders)])
+            told = " and ".join([show_count(len(tensors), what), *(called(t.node) for t in riders)])
             sums, axes = values, key.axes
             if key.scattered is not None:
                 axes = tuple(axis for axis in key.axes if axis != key.scattered)

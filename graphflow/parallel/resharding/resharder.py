@@ -12,8 +12,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by
-from graphflow.ir.spec import Outer, Shape, TensorSpec, product, stretches
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, origin_scope
+from graphflow.ir.spec import Outer, Shape, TensorSpec, product, segment_count
 from graphflow.parallel.mesh.device_mesh import Cuts, Homes, Mesh, Piece, Place, Split
 from graphflow.parallel.mesh.layouts import Layout, Move, Sent, Value
 from graphflow.parallel.resharding.collectives import all_gather, all_reduce, reduce_scatter
@@ -203,9 +203,9 @@ class Moves:
 
         return self._each(value, value.layout, cause, build)
 
-    def at(self, place: Place, node: Node) -> made_by:
+    def at(self, place: Place, node: Node) -> origin_scope:
         """Nodes built in the block are at a place, and count as made where a node was."""
-        return made_by(node, self.prefix(place), self.device(node, place))
+        return origin_scope(node, self.prefix(place), self.device(node, place))
 
     def prefix(self, place: Place) -> str:
         """What the names of nodes at a place begin with."""
@@ -234,9 +234,9 @@ class Moves:
         cluster with a device for each."""
         return self.mesh.home(place) if self._homes is None else self._homes.of(node, place)
 
-    def between(self, cause: Node) -> made_by:
+    def between(self, cause: Node) -> origin_scope:
         """Nodes built in the block are at several places: where what they read is."""
-        return made_by(cause, BETWEEN, DeviceName())
+        return origin_scope(cause, BETWEEN, DeviceName())
 
     def part(self, value: Value, place: Place) -> Tensor:
         """The part of a value at a place."""
@@ -403,7 +403,7 @@ class Moves:
         def build(place: Place) -> Tensor:
             piece, rows = self.cuts.piece(size, split, place), self.cuts.rows(size, split, place)
             origin = self._origin(size, before, place) if split.over == before.over else 0
-            own = piece.size // stretches(rows)
+            own = piece.size // segment_count(rows)
             return taken(self.part(value, place), d, rows, piece.start - origin, own)
 
         return self._each(value, layout, None, build)

@@ -14,10 +14,10 @@ from itertools import combinations, takewhile
 from typing import TYPE_CHECKING, Any
 
 from graphflow.errors import GraphflowError
-from graphflow.frontend.tracing import parameter
+from graphflow.frontend.tracing import make_parameter
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, made_by, make_node
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node, origin_scope
 from graphflow.ir.spec import TensorSpec
 from graphflow.parallel.mesh.device_mesh import WHOLE, Place, Split
 from graphflow.parallel.mesh.layouts import Layout, Value, whole
@@ -60,7 +60,7 @@ class Still(Moves):
     def windows(self, *args: Any) -> tuple[Tensor, ...]:
         raise Communicates("windows see their neighbours' pieces")
 
-    def between(self, cause: Node) -> made_by:
+    def between(self, cause: Node) -> origin_scope:
         raise Communicates("something is exchanged")
 
 
@@ -321,7 +321,7 @@ class _Control:
     def _parameter(self, node: Node, layout: Layout, place: Place) -> Node:
         spec = node.specs[0]
         shape = self.moves.local_shape(spec.shape, layout, place)
-        return parameter(TensorSpec(shape, spec.dtype), node.name)
+        return make_parameter(TensorSpec(shape, spec.dtype), node.name)
 
     def _write(
         self, values: Sequence[Value], attrs: Sequence[dict[str, Any]], layouts: Sequence[Layout]

@@ -8,7 +8,7 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Sharding
-from graphflow.ir.spec import Dim, Outer, Size, floordiv, stretches
+from graphflow.ir.spec import Dim, Outer, Size, floordiv, segment_count
 from graphflow.ops.sharding import rules
 from graphflow.parallel.mesh.device_mesh import WHOLE, Piece, Split
 from graphflow.parallel.sharding.packed_axes import Readers, along, stretch_of
@@ -153,7 +153,7 @@ def _taken_apart(node: Node, found: Sharding) -> Rule:
             if number in found.windowed and letter in found.windows:
                 continue
             if letter != "." and size != 1:
-                times = found.scale.get((number, axis), 1) * stretches(
+                times = found.scale.get((number, axis), 1) * segment_count(
                     found.outer.get((number, axis), 1)
                 )
                 sizes[letter] = floordiv(size, times)

@@ -60,13 +60,13 @@ def copies_at_places(
     sites = moves.sites(node)
     if not moves.mesh.local:
         pairs = zip(sites, inputs, strict=True)
-        return [node.copied(own, at + name, device, node) for (at, device), own in pairs]
+        return [node.copy_for(own, at + name, device, node) for (at, device), own in pairs]
     made: list[Node] = []
     known: dict[Any, Node] = {}
     for place, (at, device), own in zip(moves.mesh.places, sites, inputs, strict=True):
         key = moves.home(node, place), own
         if key not in known:
-            known[key] = node.copied(own, at + name, device, node)
+            known[key] = node.copy_for(own, at + name, device, node)
         made.append(known[key])
     return made
 

@@ -15,7 +15,8 @@ from graphflow.runtime.diagnostics.crash_recorder import CrashRecorder, is_gener
 ROOT = Path(__file__).resolve().parents[3]
 PROCESS = """
 import ctypes, os, signal, sys, threading
-from graphflow.runtime.diagnostics.crash_recorder import computing_session, name_code, start_recording
+from graphflow.runtime.diagnostics.crash_recorder import computing_session, name_code
+from graphflow.runtime.diagnostics.crash_recorder import start_recording
 start_recording(int(sys.argv[1]), int(sys.argv[2]))
 def generated(kind, call, lines):
     text = f"def f():\\n a = 1\\n {call}\\n return a"
@@ -32,7 +33,8 @@ if sys.argv[3] == "thread":
     generated("compute", "work()", ["x", "pooled 'p' (made at m.py:3)"])()
 elif sys.argv[3] == "op":
     computing_session.set("session-a")
-    threading.Thread(target=computing_session.set, args=["session-b"]).start()  # that is its own affair
+    # What another thread computes for is its own affair.
+    threading.Thread(target=computing_session.set, args=["session-b"]).start()
     generated("compute", "os.abort()", ["x", "softmax 's'\\n(made at m.py:3)"])()
 else:
     os.kill(os.getpid(), signal.SIGKILL if sys.argv[3] == "kill" else signal.SIGSEGV)
