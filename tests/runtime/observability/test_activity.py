@@ -129,7 +129,9 @@ def test_what_was_sent_again_counts_on_in_the_next_epoch() -> None:
     for epoch, peers in enumerate((["a", "b"], ["a", "c"], ["a", "c"]), 1):
         stream = SimpleNamespace(outbound=SimpleNamespace(resent_count=epoch))
         machine: Any = SimpleNamespace(
-            stream=lambda worker, told=stream: told, lost=dict, clock=lambda worker: PeerClock()
+            stream=lambda worker, told=stream: told,
+            loss_reasons=dict,
+            clock=lambda worker: PeerClock(),
         )
         mine.watch(machine, peers)
     told = {each.name: each.values for each in mine.meters.samples() if "resent" in each.name}
