@@ -19,7 +19,7 @@ from graphflow.ir.spec import Span
 Array = np.ndarray[Any, Any]
 
 
-class Pieces(Protocol):
+class VariableShards(Protocol):
     """The variables that stand for one of the user's."""
 
     @property
@@ -31,7 +31,7 @@ class Pieces(Protocol):
         """What part of the whole each one has."""
 
 
-class Division(Protocol):
+class PartitionedGraph(Protocol):
     """A graph that was divided."""
 
     @property
@@ -65,7 +65,7 @@ class Strategy(Protocol):
         cluster: Any,
         known: Mapping[Node, Any] | None = None,
         fed: Mapping[str, int] | None = None,
-    ) -> Division:
+    ) -> PartitionedGraph:
         """A graph for the devices of a cluster.
 
         Args:
@@ -109,24 +109,24 @@ def strategy_of(graph: Graph) -> Strategy | None:
     return next(iter(found.values()))[0] if found else None
 
 
-def divided_whole(
+def partition_for_strategy(
     graph: Graph, cluster: Any, fed: Mapping[str, int] | None = None
-) -> tuple[Graph, Division | None]:
+) -> tuple[Graph, PartitionedGraph | None]:
     """A graph as it is to be placed, and how it was divided, if it was."""
     strategy = strategy_of(graph)
     if strategy is None:
         return graph, None
-    division = divided_by(strategy, graph, cluster, None, fed)
+    division = partition_by(strategy, graph, cluster, None, fed)
     return division.graph, division
 
 
-def divided_by(
+def partition_by(
     strategy: Strategy,
     graph: Graph,
     cluster: Any,
     known: Mapping[Node, Any] | None = None,
     fed: Mapping[str, int] | None = None,
-) -> Division:
+) -> PartitionedGraph:
     """A graph as a strategy divides it; what it refuses names the line that made the strategy.
 
     Raises:

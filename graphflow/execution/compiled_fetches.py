@@ -28,7 +28,7 @@ from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.observability.trace import Exchange, Trace
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.wire.messages import EDGE_BITS, EXCHANGE, TAKEN, Key
-from graphflow.strategy import Division
+from graphflow.strategy import PartitionedGraph
 
 Array = np.ndarray[Any, Any]
 TIMED = 31
@@ -147,7 +147,7 @@ class Compiled:
     measured: Measured | None = None
     took: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
     route: Route | None = None
-    division: Division | None = None
+    division: PartitionedGraph | None = None
     variant: int = 0
     _routes: dict[int, Route] = field(default_factory=dict)  # by which sizes they are for
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)

@@ -31,7 +31,7 @@ from graphflow.runtime.checkpoint.folder import signature
 from graphflow.runtime.checkpoint.manifest import Groups, Part, Signature, some
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.strategy import Pieces
+from graphflow.strategy import VariableShards
 
 Array = np.ndarray[Any, Any]
 _log = Log("graphflow.session")
@@ -52,7 +52,7 @@ class State:
         self.names: dict[Node, str] = {}
         self.variables: dict[str, Tensor] = {}
         self.homes: dict[Node, str] = {}
-        self.pieces: dict[Node, Pieces] = {}
+        self.pieces: dict[Node, VariableShards] = {}
         self.wholes: dict[str, Node] = {}
         self._hosts = hosts
         self._loaded: set[Node] = set()  # variables that their home holds
@@ -98,7 +98,9 @@ class State:
     # Homes ------------------------------------------------------------------------------------
 
     def check(
-        self, names: Mapping[Node, str], divided: Mapping[Node, Pieces] = MappingProxyType({})
+        self,
+        names: Mapping[Node, str],
+        divided: Mapping[Node, VariableShards] = MappingProxyType({}),
     ) -> None:
         """Refuse new variables that the loaded checkpoint does not fit.
 
@@ -165,7 +167,7 @@ class State:
 
     # Pieces -----------------------------------------------------------------------------------
 
-    def take_apart(self, divided: Mapping[Node, Pieces]) -> dict[int, list[str]]:
+    def take_apart(self, divided: Mapping[Node, VariableShards]) -> dict[int, list[str]]:
         """Variables are pieces from now on, which have their values. What each worker may
         forget."""
         names = {node: self.names[node] for node in divided if node in self.names}
@@ -185,7 +187,7 @@ class State:
             self.set(node, value)
         return leaving
 
-    def _whole_names(self, divided: Mapping[Node, Pieces]) -> dict[Node, str]:
+    def _whole_names(self, divided: Mapping[Node, VariableShards]) -> dict[Node, str]:
         """Names of variables that are divided before anybody knew them whole."""
         fresh = [node for node in divided if node not in self.pieces]
         return self.new_names(sorted(fresh, key=lambda node: node.serial))
@@ -379,6 +381,6 @@ def _kinds(nodes: Mapping[str, Node]) -> dict[str, Signature]:
     return {name: _signature(node) for name, node in nodes.items()}
 
 
-def _distinct(pieces: Pieces) -> dict[Node, tuple[Span, ...]]:
+def _distinct(pieces: VariableShards) -> dict[Node, tuple[Span, ...]]:
     """Each variable that is a piece, once, and what part it has."""
     return dict(zip(pieces.nodes, pieces.spans, strict=True))

@@ -32,7 +32,7 @@ from graphflow.placement.plans.plan import Plan, devices_of, order_of
 from graphflow.planning.planner import Planner
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import FREE, forms, partition
-from graphflow.strategy import Division, Strategy, divided_by, strategy_of
+from graphflow.strategy import PartitionedGraph, Strategy, partition_by, strategy_of
 
 _MANY = 100
 """Sets of fetches from one line of code that are hardly what was meant."""
@@ -105,7 +105,7 @@ class Deployment:
                 tuple(tensors), source, optimize(graph), division=division, variant=variant
             )
 
-    def _divided(self, source: Graph, fed: Mapping[str, int]) -> Division | None:
+    def _divided(self, source: Graph, fed: Mapping[str, int]) -> PartitionedGraph | None:
         """How a strategy divides a graph: its own, or the one that divided its variables before."""
         pieces = self.state.pieces
         strategy = strategy_of(source)
@@ -113,7 +113,7 @@ class Deployment:
             strategy = next((self._strategies[v] for v in source.variables if v in pieces), None)
         if strategy is None:
             return None
-        division = divided_by(strategy, source, self._whole, pieces, fed)
+        division = partition_by(strategy, source, self._whole, pieces, fed)
         self._strategies |= dict.fromkeys(division.variables, strategy)
         return division
 
@@ -255,7 +255,7 @@ class Deployment:
                 line.line,
             )
 
-    def _take_apart(self, division: Division) -> None:
+    def _take_apart(self, division: PartitionedGraph) -> None:
         """Variables that were whole until now are pieces from now on; programs that know them
         whole are given up."""
         fresh = {n: p for n, p in division.variables.items() if n not in self.state.pieces}

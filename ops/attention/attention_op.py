@@ -26,7 +26,7 @@ from graphflow.ops.base.shape_rules import is_zeros, require_kind
 from graphflow.ops.kernels.sequence import flash_attention as attend
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions.reduce import sum
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as sharding_row_ops
 from graphflow.ops.tensors.shape import expand_dims, squeeze_op
 
 # Shapes -----------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ attention_grad = register(
         into=_attention_grad_into,
         vjp=_grad_vjp,
         batch=batching.attended(6),
-        sharding=sharding_coupled.attention_grad,
+        sharding=sharding_row_ops.attention_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 5),
         samples=tuple(
             sample(*_grad_specs(specs), *mask, low=-1.0, high=1.0, **attrs)
@@ -331,7 +331,7 @@ attention_mask_grad = register(
         kernel=_mask_grad_kernel,
         vjp=_mask_grad_vjp,
         batch=batching.attended(6, masks=True),
-        sharding=sharding_coupled.attention_mask_grad,
+        sharding=sharding_row_ops.attention_mask_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 2),
         samples=tuple(
             sample(*_grad_specs(_CASES[3][0]), m, low=-1.0, high=1.0, **_ATTRS)
@@ -348,7 +348,7 @@ _attention = register(
         into=_attention_into,
         vjp=_attention_vjp,
         batch=batching.attended(3),
-        sharding=sharding_coupled.attention,
+        sharding=sharding_row_ops.attention_rule,
         cost=lambda q, k, v, *mask, **attrs: _flops(q, k, 2),
         autocast="low",
         samples=tuple(sample(*specs, *mask, **attrs) for specs, mask, attrs in _CASES),

@@ -24,7 +24,7 @@ from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import is_zeros, require_kind
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions.reduce import sum
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as sharding_row_ops
 from graphflow.ops.tensors.shape import reshape
 from graphflow.ops.tensors.slicing import concat
 from graphflow.ops.tensors.slicing import window as part_of
@@ -212,7 +212,7 @@ packed_op: Op = register(
         into=_into,
         vjp=_vjp,
         batch=_batched,
-        sharding=sharding_coupled.packed,
+        sharding=sharding_row_ops.packed_attention_rule,
         cost=lambda x, *mask, heads, shared, **attrs: _forward_cost(x, heads, shared),
         autocast="low",
         samples=(
@@ -233,7 +233,7 @@ packed_grad: Op = register(
         into=_grad_into,
         vjp=_grad_vjp,
         batch=_batched,
-        sharding=sharding_coupled.packed,
+        sharding=sharding_row_ops.packed_attention_rule,
         cost=lambda g, x, y, logs, *mask, heads, shared, **attrs: _backward_cost(x, heads, shared),
         samples=(
             sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_ATTRS),

@@ -256,7 +256,7 @@ matmul_op = register(
         native=native_matmul,
         vjp=_matmul_vjp,
         batch=batching.product,
-        sharding=sharding.product_rule,
+        sharding=sharding.matmul_rule,
         cost=_cost_matmul,
         autocast="low",
         samples=(
@@ -474,7 +474,7 @@ def _triangle(name: str) -> Op:
             kernel=lambda xp, x, k: getattr(xp, name)(x, k),
             vjp=lambda g, y, x, k: (FUNCTIONS[name](g, k=k),),
             batch=batching.rows,
-            sharding=sharding.diagonal,
+            sharding=sharding.triangle_rule,
             cost=lambda x, k: Cost(flops=0),
             halves=True,
             samples=(sample(M34, k=0), sample(spec("float32", (2, 3, 3)), k=-1)),

@@ -25,7 +25,7 @@ from graphflow.ops.matrices.solve import inv
 from graphflow.ops.matrices.svd import svdvals
 from graphflow.ops.pointwise.select import stop_gradient_unless
 from graphflow.ops.reductions.reduce import along_slope, arguments, per_element, require_elements
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as sharding_row_ops
 from graphflow.ops.tensors.shape import expand_dims, permute_dims, squeeze
 
 Axes = tuple[int, ...]
@@ -117,7 +117,7 @@ vector_norm_op = register(
         vjp=_norm_vjp,
         jvp=along_slope(_norm_vjp),
         batch=batching.along("axis"),
-        sharding=sharding_coupled.reducing(sharding_coupled.vector_norm),
+        sharding=sharding_row_ops.reduction_rule(sharding_row_ops.vector_norm),
         cost=per_element(3),
         autocast="high",
         samples=(

@@ -166,7 +166,7 @@ svd_op = register(
         kernel=_svd_kernel,
         vjp=_svd_vjp,
         batch=batching.rows,
-        sharding=sharding.matrices(2, outputs=(2, 1, 2)),
+        sharding=sharding.matrix_rule(2, outputs=(2, 1, 2)),
         cost=cubic(14),
         autocast="high",
         samples=(
@@ -182,7 +182,7 @@ svdvals_op = register(
         kernel=_svdvals_kernel,
         vjp=_svdvals_vjp,
         batch=batching.rows,
-        sharding=sharding.matrices(2, outputs=(1,)),
+        sharding=sharding.matrix_rule(2, outputs=(1,)),
         cost=cubic(4),
         autocast="high",
         samples=tuple(sample(s, make=distinct) for s in SHAPES),
@@ -262,7 +262,7 @@ _rank = register(
             xp.count_nonzero(_kept(xp, s, longer, rtol), axis=-1), "int64"
         ),
         batch=batching.rows,
-        sharding=sharding.matrices(1, outputs=(0,)),
+        sharding=sharding.matrix_rule(1, outputs=(0,)),
         cost=lambda s, longer, rtol: Cost(flops=s.size * 2),
         samples=(
             sample(spec("float32", (3, 4)), low=0.1, longer=4, rtol=None),
@@ -335,7 +335,7 @@ pinv_op = register(
         kernel=_pinv_kernel,
         vjp=_pinv_vjp,
         batch=batching.rows,
-        sharding=sharding.matrices(2),
+        sharding=sharding.matrix_rule(2),
         cost=cubic(16),
         autocast="high",
         samples=tuple(sample(s, make=regular, rtol=None) for s in SHAPES),
@@ -411,7 +411,7 @@ lstsq_op: Op = register(
         kernel=_lstsq_kernel,
         vjp=_lstsq_vjp,
         batch=batching.elementwise,
-        sharding=sharding.matrices(2, 2),
+        sharding=sharding.matrix_rule(2, 2),
         cost=_cost_lstsq,
         autocast="high",
         samples=(

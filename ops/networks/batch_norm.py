@@ -28,7 +28,7 @@ from graphflow.ops.networks.norm import (
 from graphflow.ops.pointwise.convert import astype, size_of, stop_gradient
 from graphflow.ops.pointwise.transcendental import rsqrt
 from graphflow.ops.reductions.reduce import F, count, divided, sum
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as sharding_row_ops
 
 _V4 = spec("float32", (4,))
 _V3 = spec("float32", (3,))
@@ -170,7 +170,7 @@ _batch_norm_grad = register(
         into=_batch_norm_grad_into,
         vjp=_batch_norm_grad_vjp,
         batch=batching.channels,
-        sharding=sharding_coupled.batch_norm_grad,
+        sharding=sharding_row_ops.batch_norm_grad_rule,
         cost=_per_element(16),
         samples=(
             sample(F, F, _V4, channel=1, epsilon=0.1),
@@ -190,7 +190,7 @@ _batch_norm = register(
         into=_batch_norm_into,
         vjp=_batch_norm_vjp,
         batch=batching.channels,
-        sharding=sharding_coupled.batch_norm,
+        sharding=sharding_row_ops.batch_norm_rule,
         cost=_per_element(9),
         autocast="high",
         samples=(
@@ -253,7 +253,7 @@ _channel_affine = register(
         into=_channel_affine_into,
         vjp=_channel_affine_vjp,
         batch=batching.channels,
-        sharding=sharding_coupled.channel_affine,
+        sharding=sharding_row_ops.channel_affine_rule,
         cost=_per_element(2),
         samples=(
             sample(F, _V4, _V4, _V4, _V4, channel=1, epsilon=0.1, low=0.2),

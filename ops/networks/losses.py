@@ -48,7 +48,7 @@ from graphflow.ops.reductions.softmax import (
     log_softmax,
     require_labels,
 )
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as sharding_row_ops
 
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -329,7 +329,7 @@ _nll: Op = register(
         into=_nll_into,
         vjp=_nll_vjp,
         batch=batching.rows,
-        sharding=sharding_coupled.nll,
+        sharding=sharding_row_ops.nll_rule,
         cost=lambda x, labels: Cost(flops=labels.size),
         autocast="high",
         samples=(

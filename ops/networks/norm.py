@@ -16,7 +16,7 @@ from graphflow.ops.base.shape_rules import normalize_axes, require_kind
 from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
 from graphflow.ops.pointwise.transcendental import rsqrt
 from graphflow.ops.reductions.reduce import CUBE, F, mean, sum, var
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as sharding_row_ops
 
 Axes = tuple[int, ...]
 
@@ -92,7 +92,7 @@ standardize_grad = register(
         rows=over_axes,
         vjp=_standardize_grad_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_coupled.alike(sharding_coupled.standardize_grad),
+        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.standardize_grad),
         cost=_per_element(14),
         samples=(
             sample(F, F, **_NORM),
@@ -111,7 +111,7 @@ standardize = register(
         rows=over_axes,
         vjp=lambda g, y, x, **attrs: (standardize_grad(g, x, **attrs),),
         batch=batching.along("axis"),
-        sharding=sharding_coupled.alike(sharding_coupled.standardize),
+        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.standardize),
         cost=_per_element(7),
         autocast="high",
         samples=(
@@ -190,7 +190,7 @@ _affine_norm = register(
         rows=_affine_rows,
         vjp=_affine_norm_vjp,
         batch=batching.normalised,
-        sharding=sharding_coupled.affine_norm,
+        sharding=sharding_row_ops.affine_norm_rule,
         cost=_per_element(9),
         autocast="high",
         samples=(

@@ -19,7 +19,7 @@ from graphflow.ops.pointwise.arithmetic import less, not_equal
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.reductions.reduce import sum
-from graphflow.ops.sharding import gather_scatter as sharding_tables
+from graphflow.ops.sharding import gather_scatter as sharding_gather
 from graphflow.ops.tensors.creation import arange, full, zeros
 from graphflow.ops.tensors.padding import pad
 from graphflow.ops.tensors.shape import broadcast_to, reshape
@@ -316,7 +316,7 @@ _searchsorted = register(
         kernel=lambda xp, sorted, values, side: xp.asarray(
             xp.searchsorted(sorted, values, side=side)
         ),
-        sharding=sharding_tables.found,
+        sharding=sharding_gather.searchsorted_rule,
         cost=lambda sorted, values, side: Cost(flops=values.size * 20),
         samples=(
             sample(spec("float32", (5,)), F, side="left"),
@@ -365,7 +365,7 @@ _bincount = register(
         "bincount",
         infer=_infer_bincount,
         kernel=_bincount_kernel,
-        sharding=sharding_tables.counts,
+        sharding=sharding_gather.bincount_rule,
         cost=lambda x, size: Cost(flops=x.size * 3, bytes=x.nbytes + size * 8),
         samples=(sample(spec("int64", (3, 4)), size=3), sample(spec("uint8", (5,)), size=4)),
     )

@@ -15,7 +15,7 @@ from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sam
 from graphflow.ir.spec import Dim, Size, TensorSpec, is_inexact, spec
 from graphflow.ops.base.batching_rules import along
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
-from graphflow.ops.sharding import along_axis as sharding_meetings
+from graphflow.ops.sharding import along_axis as sharding_along_axis
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.creation import zeros
 from graphflow.ops.tensors.take import scatter_add_along_axis
@@ -82,7 +82,7 @@ argsort_op = register(
             out, _argsort_kernel(xp, x, axis, descending)
         ),
         batch=along("axis"),
-        sharding=sharding.rows("axis"),
+        sharding=sharding.row_rule("axis"),
         cost=_comparisons,
         samples=_ORDER_SAMPLES,
     )
@@ -99,7 +99,7 @@ sort_op = register(
             else None,
         ),
         batch=along("axis"),
-        sharding=sharding.rows("axis"),
+        sharding=sharding.row_rule("axis"),
         cost=_comparisons,
         samples=_ORDER_SAMPLES,
     )
@@ -203,7 +203,7 @@ _top_k = register(
             _placed(gs[0], x, ys[1], axis) if is_inexact(x.dtype) else None,
         ),
         batch=along("axis"),
-        sharding=sharding_meetings.largest_few,
+        sharding=sharding_along_axis.top_k_rule,
         cost=_comparisons,
         samples=(
             sample(F, k=2, axis=1, largest=True, sorted=True),
@@ -254,7 +254,7 @@ _running_extremum_places = register(
         infer=lambda y, x, axis: x.with_dtype(I64),
         kernel=_running_places,
         batch=along("axis"),
-        sharding=sharding.rows("axis"),
+        sharding=sharding.row_rule("axis"),
         cost=lambda y, x, axis: Cost(flops=x.size * 4),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
         device_kinds=("cpu",),  # cupy's ufuncs do not accumulate extrema
@@ -280,7 +280,7 @@ def _running(name: str, ufunc: str, combined: str) -> Op:
                 else None,
             ),
             batch=along("axis"),
-            sharding=sharding_meetings.running(combined),
+            sharding=sharding_along_axis.cumulative_rule(combined),
             cost=lambda x, axis: Cost(flops=x.size),
             samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(INT, axis=0)),
             device_kinds=("cpu",),

@@ -45,7 +45,7 @@ from graphflow.ops.base.shape_rules import (
     same_numeric,
     truth,
 )
-from graphflow.ops.sharding.rules import joint
+from graphflow.ops.sharding.rules import linear_rule
 
 F = spec("float32", (3, 4))
 ROW = spec("float32", (4,))
@@ -144,7 +144,7 @@ add = elementwise(
     lambda g, y, a, b: (g, g),
     same_number,
     BINARY_NUMBER,
-    sharding=joint,
+    sharding=linear_rule,
 )
 subtract = elementwise(
     "subtract",
@@ -152,7 +152,7 @@ subtract = elementwise(
     lambda g, y, a, b: (g, -g),
     same_number,
     BINARY_NUMBER,
-    sharding=joint,
+    sharding=linear_rule,
 )
 multiply = elementwise(
     "multiply",

@@ -46,7 +46,7 @@ from graphflow.ops.base.shape_rules import (
 )
 from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
 from graphflow.ops.pointwise.convert import astype, size_of
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as sharding_row_ops
 from graphflow.ops.sharding import rules as sharding
 
 Axes = tuple[int, ...]
@@ -167,7 +167,7 @@ _sum = register(
         rows=over_axes,
         vjp=_sum_vjp,
         batch=batching.along("axis"),
-        sharding=sharding.reduced,
+        sharding=sharding.sum_rule,
         cost=per_element(1),
         autocast="high",
         samples=(
@@ -223,7 +223,7 @@ _mean = register(
             spread(divided(g, count(x.shape, axis)), x, axis, keepdims),
         ),
         batch=batching.along("axis"),
-        sharding=sharding.averaged,
+        sharding=sharding.mean_rule,
         cost=per_element(1),
         autocast="high",
         samples=(*FLOAT_SAMPLES, sample(COMPLEX, axis=(1,), keepdims=False)),
@@ -274,7 +274,7 @@ _var = register(
         rows=over_axes,
         vjp=_var_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_coupled.reducing(sharding_coupled.variance),
+        sharding=sharding_row_ops.reduction_rule(sharding_row_ops.variance),
         cost=per_element(4),
         autocast="high",
         samples=(
@@ -319,7 +319,7 @@ _std = register(
         vjp=_std_vjp,
         jvp=along_slope(_std_vjp),
         batch=_var.batch,
-        sharding=sharding_coupled.reducing(sharding_coupled.deviation),
+        sharding=sharding_row_ops.reduction_rule(sharding_row_ops.deviation),
         cost=per_element(4),
         autocast=_var.autocast,
         samples=_var.samples,
@@ -393,7 +393,7 @@ def _truth(name: str) -> Op:
             expr=lambda xp, x, axis, keepdims: getattr(xp, name)(x.astype(bool)),
             rows=over_axes,
             batch=batching.along("axis"),
-            sharding=sharding.combined(name),
+            sharding=sharding.reduction_rule(name),
             cost=per_element(1),
             samples=(
                 sample(BOOL, axis=(0,), keepdims=False),

@@ -10,7 +10,7 @@ from typing import Any
 from graphflow.ir.op import Cost, Op, Tensor, register, sample
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops.reductions.reduce import CUBE, Axes, F, count, divided
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as sharding_row_ops
 
 
 def _infer(x: TensorSpec, axis: Axes) -> TensorSpec:
@@ -39,7 +39,7 @@ moments = register(
         infer=_infer,
         kernel=_kernel,
         vjp=_vjp,
-        sharding=sharding_coupled.moments,
+        sharding=sharding_row_ops.moments_rule,
         cost=lambda x, axis: Cost(flops=x.size * 4),
         samples=(
             sample(F, axis=(1,)),

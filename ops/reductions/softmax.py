@@ -28,7 +28,7 @@ from graphflow.ops.base.shape_rules import normalize_axis, require_kind
 from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes, refusing
 from graphflow.ops.pointwise.transcendental import exp
 from graphflow.ops.reductions.reduce import CUBE, F, require_elements, sum
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as sharding_row_ops
 
 
 def _per_element(flops: int) -> Any:
@@ -76,7 +76,7 @@ softmax_grad = register(
         rows=over_axes,
         vjp=_softmax_grad_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_coupled.alike(sharding_coupled.softmax_grad),
+        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.softmax_grad),
         cost=_per_element(4),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
@@ -90,7 +90,7 @@ _softmax = register(
         rows=over_axes,
         vjp=lambda g, y, x, axis: (softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
-        sharding=sharding_coupled.alike(sharding_coupled.softmax),
+        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.softmax),
         cost=_per_element(13),
         autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
@@ -115,7 +115,7 @@ log_softmax_grad = register(
         rows=over_axes,
         vjp=_log_softmax_grad_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_coupled.alike(sharding_coupled.log_softmax_grad),
+        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.log_softmax_grad),
         cost=_per_element(12),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
@@ -129,7 +129,7 @@ _log_softmax = register(
         rows=over_axes,
         vjp=lambda g, y, x, axis: (log_softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
-        sharding=sharding_coupled.alike(sharding_coupled.log_softmax),
+        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.log_softmax),
         cost=_per_element(13),
         autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
@@ -258,7 +258,7 @@ cross_entropy_grad = register(
         refuse=refuse_labels,
         vjp=_cross_entropy_grad_vjp,
         batch=batching.rows,
-        sharding=sharding_coupled.cross_entropy_grad,
+        sharding=sharding_row_ops.cross_entropy_grad_rule,
         cost=lambda g, logits, labels: Cost(flops=logits.size * 14),
         samples=(
             sample(spec("float32", (3,)), F, spec("int64", (3,))),
@@ -276,7 +276,7 @@ cross_entropy_op = register(
         refuse=refuse_labels,
         vjp=lambda g, y, logits, labels: (cross_entropy_grad(g, logits, labels), None),
         batch=batching.rows,
-        sharding=sharding_coupled.cross_entropy,
+        sharding=sharding_row_ops.cross_entropy_rule,
         cost=lambda logits, labels: Cost(flops=logits.size * 13),
         autocast="high",
         samples=(

@@ -25,7 +25,7 @@ from graphflow.ir.spec import (
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import listed, require_kind
 from graphflow.ops.kernels.sparse.scatter_rows import checked
-from graphflow.ops.sharding import gather_scatter as sharding_tables
+from graphflow.ops.sharding import gather_scatter as sharding_gather
 from graphflow.ops.sharding import rules as sharding
 
 I64 = np.dtype("int64")
@@ -67,7 +67,7 @@ flat_rows = register(
         kernel=_rows_kernel,
         into=_rows_into,
         batch=batching.numbered_rows,
-        sharding=sharding_tables.numbered,
+        sharding=sharding_gather.flat_rows_rule,
         cost=lambda indices, sizes, batch_dims: Cost(flops=indices.size * 4),
         samples=(
             sample(spec("int64", (5, 2)), sizes=(3, 4), batch_dims=0),
@@ -161,7 +161,7 @@ ravel_op = register(
         kernel=_ravel_kernel,
         into=_ravel_into,
         batch=batching.elementwise,
-        sharding=sharding.elementwise,
+        sharding=sharding.elementwise_rule,
         cost=lambda *indices, sizes: Cost(
             flops=_infer_ravel(*indices, sizes=sizes).size * 4 * len(sizes)
         ),

@@ -19,7 +19,7 @@ from graphflow.ops.kernels.sparse.scatter_rows import REDUCTIONS, checked, combi
 from graphflow.ops.pointwise.arithmetic import equal
 from graphflow.ops.pointwise.convert import astype, full_like
 from graphflow.ops.pointwise.select import where
-from graphflow.ops.sharding import gather_scatter as sharding_tables
+from graphflow.ops.sharding import gather_scatter as sharding_gather
 from graphflow.ops.tensors.creation import arange, full
 from graphflow.ops.tensors.flat_indices import flat_elements, flat_rows
 from graphflow.ops.tensors.shape import broadcast_to, reshape
@@ -141,7 +141,7 @@ scatter_rows: Op = register(
         into=_into,
         vjp=_vjp,
         batch=batching.trailing(0, 2),
-        sharding=sharding_tables.scattered_rows,
+        sharding=sharding_gather.scatter_rows_rule,
         cost=_cost,
         in_place=True,
         halves=True,
@@ -188,7 +188,7 @@ update_rows: Op = register(
         kernel=like_first(_update_into),
         into=_update_into,
         cost=lambda x, rows, updates, number: Cost(flops=0, bytes=updates.nbytes * 2 + rows.nbytes),
-        sharding=sharding_tables.updated_rows,
+        sharding=sharding_gather.update_rows_rule,
         samples=(sample(F, spec("int64", (1,)), spec("float32", (1, 4)), spec("int64")),),
         in_place=True,
         halves=True,

@@ -29,7 +29,7 @@ from graphflow.ir.spec import (
 )
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import listed, normalize_axes, normalize_axis
-from graphflow.ops.sharding import slicing as sharding_parts
+from graphflow.ops.sharding import slicing as sharding_slicing
 from graphflow.ops.tensors.shape import expand_dims, reshape, squeeze
 
 F = spec("float32", (3, 4))
@@ -85,7 +85,7 @@ slice_op: Op = register(
             pad_op(g, shape=x.shape, start=start, step=step, value=0),
         ),
         batch=batching.sliced,
-        sharding=sharding_parts.sliced,
+        sharding=sharding_slicing.slice_rule,
         cost=lambda x, start, size, step: Cost(flops=0, bytes=product(size) * 2 * x.dtype.itemsize),
         halves=True,
         samples=(
@@ -124,7 +124,7 @@ pad_op: Op = register(
             slice_op(g, start=start, size=x.shape, step=step),
         ),
         batch=batching.padded,
-        sharding=sharding_parts.padded,
+        sharding=sharding_slicing.pad_rule,
         cost=lambda x, shape, **attrs: Cost(
             flops=0, bytes=(product(shape) + x.size) * x.dtype.itemsize
         ),
@@ -243,7 +243,7 @@ concat_op = register(
         into=lambda xp, out, *arrays, axis: xp.concatenate(arrays, axis, out=out),
         vjp=_concat_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_parts.joined,
+        sharding=sharding_slicing.concat_rule,
         cost=lambda *specs, axis: Cost(flops=0),
         halves=True,
         samples=(

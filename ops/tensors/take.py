@@ -30,7 +30,7 @@ from graphflow.ir.spec import (
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
 from graphflow.ops.kernels.sparse.scatter_rows import checked, combine_rows, take_into
-from graphflow.ops.sharding import gather_scatter as sharding_tables
+from graphflow.ops.sharding import gather_scatter as sharding_gather
 from graphflow.ops.tensors.creation import zeros
 from graphflow.ops.tensors.flat_indices import element_places, flat_elements
 from graphflow.ops.tensors.shape import reshape
@@ -86,7 +86,7 @@ take_op = register(
         ),
         refuse=_refuse_take,
         batch=batching.taken,
-        sharding=sharding_tables.taken,
+        sharding=sharding_gather.take_rule,
         cost=lambda x, indices, axis: Cost(
             flops=0,
             bytes=product(_taken_shape(x, indices, axis)) * 2 * x.dtype.itemsize + indices.nbytes,
@@ -181,7 +181,7 @@ scatter_add_op = register(
         into=_scatter_add_into,
         vjp=lambda g, y, x, indices, updates, axis: (g, None, take(g, indices, axis)),
         batch=batching.added,
-        sharding=sharding_tables.scattered,
+        sharding=sharding_gather.scatter_add_rule,
         cost=lambda x, indices, updates, axis: Cost(
             flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
         ),
@@ -245,7 +245,7 @@ take_grad: Op = register(
         vjp=lambda h, y, g, indices, shape, axis: (take(h, indices, axis), None),
         refuse=_refuse_take_grad,
         batch=batching.take_grad,
-        sharding=sharding_tables.taken_back,
+        sharding=sharding_gather.take_grad_rule,
         cost=lambda g, indices, shape, axis: Cost(
             flops=g.size,
             bytes=product(shape) * g.dtype.itemsize + g.nbytes * 3 + indices.nbytes,
@@ -302,7 +302,7 @@ take_along_axis_op = register(
             None,
         ),
         batch=batching.along("axis"),
-        sharding=sharding_tables.along_axis,
+        sharding=sharding_gather.take_along_axis_rule,
         cost=lambda x, indices, axis: Cost(
             flops=0, bytes=indices.nbytes + indices.size * 2 * x.dtype.itemsize
         ),
@@ -381,7 +381,7 @@ scatter_add_along_axis_op = register(
         into=_scatter_along_into,
         vjp=lambda g, y, x, indices, updates, axis: (g, None, take_along_axis(g, indices, axis)),
         batch=batching.along("axis"),
-        sharding=sharding_tables.along_axis,
+        sharding=sharding_gather.take_along_axis_rule,
         cost=lambda x, indices, updates, axis: Cost(
             flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
         ),
@@ -438,7 +438,7 @@ one_hot_op = register(
         kernel=_one_hot_kernel,
         into=_one_hot_into,
         batch=batching.rows,
-        sharding=sharding_tables.hot,
+        sharding=sharding_gather.one_hot_rule,
         cost=lambda indices, depth, dtype: Cost(flops=indices.size * depth),
         samples=(
             sample(spec(I64, (5,)), depth=3, dtype="float32"),

@@ -30,7 +30,7 @@ from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.explanations import Model, explain
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan_records import Interval, Measured, PlannedNode, PlannedTransfer
-from graphflow.strategy import divided_whole
+from graphflow.strategy import partition_for_strategy
 
 if TYPE_CHECKING:
     import networkx
@@ -340,7 +340,7 @@ def plan(
     source = Graph(flatten(fetches)[0]).verify()
     sizes = sizes_of(source, shapes or {})
     bindings = bind(source, sizes, error=PlanError)
-    graph, division = divided_whole(source, cluster, bindings)
+    graph, division = partition_for_strategy(source, cluster, bindings)
     if division is not None:
         bindings = division.bindings(bindings)
     learned, steps = known_of(cluster)

@@ -20,8 +20,8 @@ from rich.console import Console
 import graphflow as gf
 from graphflow.cli.main import main
 from graphflow.cli.status import age, shown
-from graphflow.parallel.search import Tried
-from graphflow.parallel.searching.measurement import measured
+from graphflow.parallel.search import CandidateResult
+from graphflow.parallel.searching.measurement import measure_best
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
 from graphflow.runtime.worker.worker_status import Address
 from graphflow.sessions.session import Session
@@ -117,9 +117,9 @@ def test_what_is_only_tried_out_is_not_counted(
         return run(self, *args, **kwargs)
 
     monkeypatch.setattr(Session, "run", looked)
-    trials = [Tried("a", None, 1.0, 0)]
+    trials = [CandidateResult("a", None, 1.0, 0)]
     feeds = {x: np.ones(256, np.float32)}
-    (found,) = measured(trials, 1, lambda strategy: [b], gf.Cluster.load(cluster), feeds)
+    (found,) = measure_best(trials, 1, lambda strategy: [b], gf.Cluster.load(cluster), feeds)
     assert found.measured and found.measured > 0
     assert len(seen) > 4 and all(each == before for each in [*seen, told()])
 
