@@ -25,7 +25,7 @@ from peers import arguments, report, write
 import graphflow as gf
 from graphflow.ir.spec import TensorSpec, nbytes, spec
 from graphflow.ops.communication.reduction_order import shares
-from graphflow.runtime.collectives.exchanges import Exchanges, Part
+from graphflow.runtime.collectives.exchanges import ProgramCollectives, SessionCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.wire.messages import Parcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
@@ -68,10 +68,10 @@ def collective(kind: str, group: int, size: int) -> Collective:
     return Collective(kind, group, DEVICES, specs, attrs)
 
 
-def arrays(part: Part, specs: list[TensorSpec]) -> list[Any]:
+def arrays(part: ProgramCollectives, specs: list[TensorSpec]) -> list[Any]:
     """Zeros where a program would have its tensors."""
     made, at = [], 0
-    memory = part.memory(sum(nbytes(each) for each in specs))
+    memory = part.shared_memory(sum(nbytes(each) for each in specs))
     assert memory is not None
     for each in specs:
         made.append(memory[at : at + nbytes(each)].view(each.dtype).reshape(each.shape))
@@ -104,15 +104,15 @@ def both(rank: int, folder: str, rounds: int) -> list[dict[str, Any]]:
     )
     words = Store(torch.distributed.TCPStore(
         "127.0.0.1", int(Path(folder, "port").read_text()), 2, rank == 0), rank)  # fmt: skip
-    exchanges = Exchanges("bench", rank, words, words.send)
+    exchanges = SessionCollectives("bench", rank, words, words.send)
     results, group = [], 0
     for kind in KINDS:
         for name, size in SIZES.items():
             what = collective(kind, group, size)
             group += 1
-            part = exchanges.part(f"p{group}", DEVICES[rank])  # a program of its own
-            member = part.member(what, name)
-            x, y = arrays(part, [what.specs[0], what.result(rank)])
+            part = exchanges.for_program(f"p{group}", DEVICES[rank])  # a program of its own
+            member = part.join(what, name)
+            x, y = arrays(part, [what.specs[0], what.result_spec(rank)])
             theirs = gloo(kind, torch, torch.from_numpy(x.copy()), size)
             count = 0
 

@@ -80,7 +80,7 @@ def arrays(case: Case) -> list[np.ndarray]:
 def graphflow_steps(case: Case, threads: int) -> list[Callable[[], object]]:
     import graphflow.ops  # noqa: F401 - fills the registry
     from graphflow.op import REGISTRY
-    from graphflow.ops.kernels.jit.thread_pool import Pool, using
+    from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
     x, w, g = arrays(case)
     pool = Pool(threads)
@@ -94,7 +94,7 @@ def graphflow_steps(case: Case, threads: int) -> list[Callable[[], object]]:
         assert into is not None
 
         def run() -> object:
-            with using(pool):
+            with use_pool(pool):
                 into(np, out, *given, **attrs, **more)
             return out
 

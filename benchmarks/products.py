@@ -74,12 +74,12 @@ def contenders(case: Case) -> dict[str, Callable[[], object]]:
 
 def _bound(case: Case, *arrays: np.ndarray) -> Callable[[], object]:
     """Our kernel as a program calls it: its operands are known before."""
-    from graphflow.ops.kernels.gemm.gemm import planned
+    from graphflow.ops.kernels.gemm.gemm import plan_product
 
     batch, m, k, n, ta, tb = case
     steps = [x.strides if not t else (*x.strides[:-2], *x.strides[:-3:-1])
              for x, t in zip(arrays, (False, ta, tb), strict=True)]  # fmt: skip
-    product = planned(batch, m, k, n, "float32", *steps)
+    product = plan_product(batch, m, k, n, "float32", *steps)
     assert product is not None
     places = [x.__array_interface__["data"][0] for x in arrays]
     memory = np.empty(product.scratch + 64, np.uint8)
@@ -92,7 +92,7 @@ def _bound(case: Case, *arrays: np.ndarray) -> Callable[[], object]:
     kept = (memory, pointers, table, arrays)
 
     def run() -> object:
-        product.function.held(*given, 0, product.units)
+        product.function.holding_gil(*given, 0, product.units)
         return kept
 
     return run
@@ -122,11 +122,11 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def _generated(case: Case) -> bool:
-    from graphflow.ops.kernels.gemm.gemm import preferred
+    from graphflow.ops.kernels.gemm.gemm import plan_if_faster_than_blas
 
     batch, m, k, n, ta, tb = case
     a, b = (k, m) if ta else (m, k), (n, k) if tb else (k, n)
-    return preferred((*batch, *a), (*batch, *b), "float32", ta, tb) is not None
+    return plan_if_faster_than_blas((*batch, *a), (*batch, *b), "float32", ta, tb) is not None
 
 
 def main() -> None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow import errors, init, optim
 from graphflow._version import __version__
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.frontend.builders import assign, constant, placeholder, variable
 from graphflow.frontend.control_flow import call, cond, scan, while_loop
 from graphflow.frontend.functions import checkpoint, custom_vjp
-from graphflow.frontend.functions import traced_once as function
+from graphflow.frontend.functions import trace_once as function
 from graphflow.ir.graph import Graph
-from graphflow.ir.numpy_interop import MODULES_CALLED, MODULES_ELSEWHERE, mark_rooms
+from graphflow.ir.numpy_interop import FUNCTION_HINTS, MODULE_CALL_HINTS, install_module_hints
 from graphflow.ir.op import Cost, Node, Op, Tensor, autocast, device, name_scope, sample
 from graphflow.ir.op import register as register_op
 from graphflow.ir.spec import TensorSpec, spec
@@ -161,14 +161,16 @@ if TYPE_CHECKING:
     from graphflow import placement as placement
     from graphflow.placement.clusters.cluster import Cluster
     from graphflow.placement.clusters.devices import Device, Link, Worker
-    from graphflow.placement.plans.plan import Plan, plan
+    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_fetches import plan
     from graphflow.sessions.session import Session
 
-_CLUSTERS, _PLANS = "graphflow.placement.clusters.cluster", "graphflow.placement.plans.plan"
+_CLUSTERS = "graphflow.placement.clusters.cluster"
 _DEVICES = "graphflow.placement.clusters.devices"
 _LATER = {
     "Cluster": _CLUSTERS, "Device": _DEVICES, "Link": _DEVICES, "Worker": _DEVICES,
-    "Plan": _PLANS, "plan": _PLANS, "Session": "graphflow.sessions.session",
+    "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
+    "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""
@@ -186,7 +188,7 @@ def __getattr__(name: str) -> Any:
     module = import_module(home or f"graphflow.{name}")
     found = getattr(module, name) if home else module
     globals()[name] = found
-    mark_rooms(sys.modules[__name__])  # loading one module loads others
+    install_module_hints(sys.modules[__name__])  # loading one module loads others
     return found
 
 
@@ -196,11 +198,11 @@ def _elsewhere(name: str) -> str:
     found = [f"gf.{r}.{name}" for r, m in rooms.items() if name in getattr(m, "__all__", ())]
     if isinstance(kind := getattr(errors, name, None), type) and issubclass(kind, Exception):
         found.append(f"gf.errors.{name}")
-    if not found and name in MODULES_ELSEWHERE:
-        found = [MODULES_ELSEWHERE[name]]
+    if not found and name in FUNCTION_HINTS:
+        found = [FUNCTION_HINTS[name]]
     if found:
         return f"; it is {' or '.join(found)}"
-    hint = MODULES_CALLED.get(name) or meant(name, __all__, cutoff=0.7)
+    hint = MODULE_CALL_HINTS.get(name) or did_you_mean(name, __all__, cutoff=0.7)
     return f"; {hint}" if hint else ""
 
 
@@ -418,4 +420,4 @@ __all__ = [
     "zeros_like",
 ]
 
-mark_rooms(sys.modules[__name__])
+install_module_hints(sys.modules[__name__])

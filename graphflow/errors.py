@@ -18,30 +18,30 @@ class GraphflowError(Exception):
     longest = 20_000
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(_abridged(a, self.longest) if isinstance(a, str) else a for a in args))
+        super().__init__(*(_abridge(a, self.longest) if isinstance(a, str) else a for a in args))
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error says, as text that can be sent: a user's class may make of its message what it
     likes."""
     try:
         text = str(error)
     except Exception as failed:
         return f"({type(failed).__name__} from its message)"
-    return sendable(text)
+    return escape_surrogates(text)
 
 
-def sendable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """A text in which lone surrogates, which UTF-8 does not have, are told by their numbers."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def unbroken(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """The text with control characters, and all others that do not print, written as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _abridged(text: str, longest: int) -> str:
+def _abridge(text: str, longest: int) -> str:
     left_out = len(text) - longest
     if left_out <= 0:
         return text

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import next_stream, user_location
-from graphflow.ir.spec import Span, as_dtype, is_inexact, part_of
+from graphflow.ir.spec import Span, as_dtype, index_of, is_inexact
 from graphflow.ir.spec import kind as kind_of
 
 
@@ -47,7 +47,7 @@ class Initializer:
         return np.asarray(draw(self.a, self.b, self.shape), self.dtype)
 
 
-class Whole:
+class SharedInitial:
     """An initial value of which several variables have a part each: it is made when the first of
     them is looked at, and let go of with the last."""
 
@@ -56,12 +56,14 @@ class Whole:
         self._made: np.ndarray[Any, Any] | None = None
         self._seen: set[int] = set()
 
-    def part(self, spans: tuple[Span, ...], shape: tuple[int, ...], dtype: str) -> Part:
+    def add_shard(
+        self, spans: tuple[Span, ...], shape: tuple[int, ...], dtype: str
+    ) -> InitialShard:
         """One of its parts."""
         self._parts += 1
-        return Part(self, self._parts, spans, shape, dtype)
+        return InitialShard(self, self._parts, spans, shape, dtype)
 
-    def cut(self, number: int, spans: tuple[Span, ...]) -> np.ndarray[Any, Any]:
+    def read_shard(self, number: int, spans: tuple[Span, ...]) -> np.ndarray[Any, Any]:
         """What a part is."""
         made = self._made
         if made is None:
@@ -71,15 +73,15 @@ class Whole:
             self._made, self._seen = None, set()
         else:
             self._made = made
-        return np.array(made[part_of(spans, made.shape)])
+        return np.array(made[index_of(spans, made.shape)])
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class InitialShard:
     """A part of an initial value, made when it is looked at: a search over strategies cuts large
     models many times, and looks at none."""
 
-    whole: Whole
+    whole: SharedInitial
     number: int
     spans: tuple[Span, ...]
     shape: tuple[int, ...]
@@ -87,7 +89,7 @@ class Part:
 
     def __call__(self) -> np.ndarray[Any, Any]:
         """The array; the same at each call."""
-        return self.whole.cut(self.number, self.spans).reshape(self.shape)
+        return self.whole.read_shard(self.number, self.spans).reshape(self.shape)
 
 
 def _make(kind: str, shape: Any, dtype: Any, a: float, b: float) -> Initializer:
@@ -97,7 +99,7 @@ def _make(kind: str, shape: Any, dtype: Any, a: float, b: float) -> Initializer:
             raise DTypeError(f"{_here()}: random values are floats, not {wanted}")
         if not all(_is_number(x) and math.isfinite(x) for x in (a, b)):
             raise ArgumentError(f"{_here()}: its parameters are finite numbers, not {a!r}, {b!r}")
-    return Initializer(kind, _known(shape), wanted.name, float(a), float(b), next_stream())
+    return Initializer(kind, _static_shape(shape), wanted.name, float(a), float(b), next_stream())
 
 
 def _dtype(dtype: Any) -> np.dtype[Any]:
@@ -107,7 +109,7 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
         raise DTypeError(f"{_here()}: {error}") from None
 
 
-def _known(shape: Any) -> tuple[int, ...]:
+def _static_shape(shape: Any) -> tuple[int, ...]:
     """The shape of a variable."""
     sizes = tuple(shape) if isinstance(shape, list | tuple) else (shape,)
     counts = [s for s in sizes if isinstance(s, int | np.integer) and not isinstance(s, bool)]
@@ -124,19 +126,19 @@ def _here() -> str:
     return f"initializer at {user_location()}"
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def zeros(shape: Any, dtype: Any = "float32") -> Initializer:
     """All 0."""
     return _make("constant", shape, dtype, 0.0, 0.0)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def ones(shape: Any, dtype: Any = "float32") -> Initializer:
     """All 1."""
     return _make("constant", shape, dtype, 1.0, 0.0)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def full(shape: Any, value: float, dtype: Any = "float32") -> Initializer:
     """All `value`.
 
@@ -156,7 +158,7 @@ def _is_exact(value: Any, dtype: np.dtype[Any]) -> bool:
     return bool(limits[0] <= value <= limits[1] and value == int(value) == int(float(value)))
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def uniform(
     shape: Any, low: float = -0.05, high: float = 0.05, dtype: Any = "float32"
 ) -> Initializer:
@@ -166,7 +168,7 @@ def uniform(
     return _make("uniform", shape, dtype, low, high)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def normal(shape: Any, mean: float = 0.0, std: float = 0.05, dtype: Any = "float32") -> Initializer:
     """Normal of the given mean and standard deviation."""
     if _is_number(std) and std < 0:
@@ -174,7 +176,7 @@ def normal(shape: Any, mean: float = 0.0, std: float = 0.05, dtype: Any = "float
     return _make("normal", shape, dtype, mean, std)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def glorot(shape: Any, dtype: Any = "float32") -> Initializer:
     """Uniform on ±√(6 / (fan_in + fan_out)).
 
@@ -185,7 +187,7 @@ def glorot(shape: Any, dtype: Any = "float32") -> Initializer:
     return _make("uniform", shape, dtype, -limit, limit)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def he(shape: Any, dtype: Any = "float32") -> Initializer:
     """Normal of deviation √(2 / fan_in), for layers before a ReLU.
 
@@ -196,7 +198,7 @@ def he(shape: Any, dtype: Any = "float32") -> Initializer:
 
 def _fans(shape: Any) -> tuple[int, int]:
     """Inputs and outputs of a weight (..., in, out)."""
-    shape = _known(shape)
+    shape = _static_shape(shape)
     if not shape:
         return 1, 1
     field = math.prod(shape[:-2]) if len(shape) > 1 else 1

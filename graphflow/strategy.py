@@ -109,18 +109,18 @@ def strategy_of(graph: Graph) -> Strategy | None:
     return next(iter(found.values()))[0] if found else None
 
 
-def partition_for_strategy(
+def divide_graph(
     graph: Graph, cluster: Any, fed: Mapping[str, int] | None = None
 ) -> tuple[Graph, PartitionedGraph | None]:
     """A graph as it is to be placed, and how it was divided, if it was."""
     strategy = strategy_of(graph)
     if strategy is None:
         return graph, None
-    division = partition_by(strategy, graph, cluster, None, fed)
+    division = divide_with(strategy, graph, cluster, None, fed)
     return division.graph, division
 
 
-def partition_by(
+def divide_with(
     strategy: Strategy,
     graph: Graph,
     cluster: Any,

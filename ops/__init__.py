@@ -1,35 +1,42 @@
-"""The op families. Importing this package fills the registry."""
+"""The op families. Importing this package fills the registry with every op."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphflow.ir.op import Op, run_elementwise_by
+from graphflow.ir.op import Op, set_elementwise_runner
 from graphflow.ops import nn
-from graphflow.ops.attention import packed_qkv as attention_packed
-from graphflow.ops.attention import row_layout as attention_rows
-from graphflow.ops.base import state_ops as state
-from graphflow.ops.communication import collectives
-from graphflow.ops.communication import send_recv as comm
+from graphflow.ops.attention import packed_qkv, row_layout
+from graphflow.ops.base import state_ops
+from graphflow.ops.communication import collectives, send_recv
 from graphflow.ops.control_flow import control
-from graphflow.ops.host_calls import debug
-from graphflow.ops.host_calls import host_call as host
-from graphflow.ops.images import adaptive_pooling as adaptive
-from graphflow.ops.images import deformable_conv as deform
-from graphflow.ops.images import grid_sample as grid
-from graphflow.ops.images import nms as suppression
-from graphflow.ops.images import pixel_ops as vision
-from graphflow.ops.images import resize, roi
-from graphflow.ops.images import sparse_sampling as sampling
-from graphflow.ops.matrices import decompositions as decompose
-from graphflow.ops.matrices import determinant, einsum, gram, solve, sparse
-from graphflow.ops.matrices import linalg_namespace as linear_algebra
-from graphflow.ops.matrices import matmul as linalg
-from graphflow.ops.matrices import norms as magnitude
-from graphflow.ops.matrices import svd as singular
+from graphflow.ops.host_calls import debug, host_call
+from graphflow.ops.images import (
+    adaptive_pooling,
+    deformable_conv,
+    grid_sample,
+    nms,
+    pixel_ops,
+    resize,
+    roi,
+    sparse_sampling,
+)
+from graphflow.ops.matrices import (
+    decompositions,
+    determinant,
+    einsum,
+    gram,
+    linalg_namespace,
+    matmul,
+    norms,
+    solve,
+    sparse,
+    svd,
+)
 from graphflow.ops.networks import batch_norm, norm
 from graphflow.ops.ordering import quantiles, search, sort
 from graphflow.ops.pointwise import (
     activations,
+    arithmetic,
     bitwise,
     complex,
     convert,
@@ -37,37 +44,46 @@ from graphflow.ops.pointwise import (
     special,
     transcendental,
 )
-from graphflow.ops.pointwise import arithmetic as elementwise
 from graphflow.ops.randomness import random
-from graphflow.ops.reductions import cumulative as product
-from graphflow.ops.reductions import extrema, reduce, softmax
-from graphflow.ops.reductions import linear_recurrence as recurrence
-from graphflow.ops.reductions import sharded_moments as moments
-from graphflow.ops.spectral import fft, signal
-from graphflow.ops.spectral import fft_ops as fourier
-from graphflow.ops.tensors import creation, embedding, getitem, scatter, shape
-from graphflow.ops.tensors import flat_indices as places
-from graphflow.ops.tensors import slicing as window
-from graphflow.ops.tensors import take as index
-from graphflow.ops.windows import conv, pool, pool_max, pool_mean, unfold
-from graphflow.ops.windows import conv_ops as correlation
+from graphflow.ops.reductions import (
+    cumulative,
+    extrema,
+    linear_recurrence,
+    reduce,
+    sharded_moments,
+    softmax,
+)
+from graphflow.ops.spectral import fft, fft_ops, signal
+from graphflow.ops.tensors import (
+    creation,
+    embedding,
+    flat_indices,
+    getitem,
+    scatter,
+    shape,
+    slicing,
+    take,
+)
+from graphflow.ops.windows import conv, conv_ops, pool, pool_max, pool_mean, unfold
 
 __all__ = [
-    "activations", "adaptive", "attention_packed", "attention_rows", "batch_norm", "bitwise",
-    "collectives", "comm", "complex", "control", "conv", "convert", "correlation", "creation",
-    "debug", "decompose", "deform", "determinant", "einsum", "elementwise", "embedding", "extrema",
-    "fft", "fourier", "getitem", "gram", "grid", "host", "index", "linalg", "linear_algebra",
-    "magnitude", "moments", "nn", "norm", "places", "pool", "pool_max", "pool_mean", "product",
-    "quantiles", "random", "recurrence", "reduce", "resize", "roi", "sampling", "scatter", "search",
-    "select", "shape", "signal", "singular", "softmax", "solve", "sort", "sparse", "special",
-    "state", "suppression", "transcendental", "unfold", "vision", "window",
+    "activations", "adaptive_pooling", "arithmetic", "batch_norm", "bitwise", "collectives",
+    "complex", "control", "conv", "conv_ops", "convert", "creation", "cumulative", "debug",
+    "decompositions", "deformable_conv", "determinant", "einsum", "embedding", "extrema", "fft",
+    "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call", "linalg_namespace",
+    "linear_recurrence", "matmul", "nms", "nn", "norm", "norms", "packed_qkv", "pixel_ops", "pool",
+    "pool_max", "pool_mean", "quantiles", "random", "reduce", "resize", "roi", "row_layout",
+    "scatter", "search", "select", "send_recv", "shape", "sharded_moments", "signal", "slicing",
+    "softmax", "solve", "sort", "sparse", "sparse_sampling", "special", "state_ops", "svd", "take",
+    "transcendental", "unfold",
 ]  # fmt: skip
 
 
-def _generated(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    from graphflow.ops.kernels.fusion.region_kernels import computed
+def _run_generated(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    # Imported late: the kernel generators import llvmlite, which `import graphflow` must not load.
+    from graphflow.ops.kernels.fusion.region_kernels import run_op
 
-    return computed(op, xp, arrays, attrs)
+    return run_op(op, xp, arrays, attrs)
 
 
-run_elementwise_by(_generated)
+set_elementwise_runner(_run_generated)

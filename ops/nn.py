@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from graphflow.ir.numpy_interop import missing
+from graphflow.ir.numpy_interop import missing_attribute_error
 from graphflow.ops.attention.attention_op import attention
 from graphflow.ops.images.adaptive_pooling import (
     adaptive_avg_pool,
@@ -131,7 +131,7 @@ from graphflow.ops.windows.unfold import fold, unfold
 
 
 def __getattr__(name: str) -> NoReturn:
-    raise missing(__name__, name)
+    raise missing_attribute_error(__name__, name)
 
 
 __all__ = [

@@ -79,7 +79,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def what_stays() -> Iterator[None]:
+def freeze_objects() -> Iterator[None]:
     """What a file's tests leave behind (kernels, caches, reports) is looked through no more: a full
     search took 0.3 s late in a run, and searches were a seventh of all that tests compute."""
     yield

@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import numpy as np
 
-from graphflow.base.argument_names import given_twice, stands_for
-from graphflow.base.source_location import told, user_location
+from graphflow.base.argument_names import explain_repeated, translate_argument
+from graphflow.base.source_location import user_location, with_location
 from graphflow.errors import ArgumentError, GraphError, GraphflowError
 
 if sys.version_info >= (3, 14):
@@ -29,7 +29,7 @@ if sys.version_info >= (3, 14):
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def checked(f: Callable[..., Any], what: str) -> Callable[..., Any]:
+def validate_arguments(f: Callable[..., Any], what: str) -> Callable[..., Any]:
     """A function whose arguments are what its annotations say, numpy's scalars as Python's, and
     whose errors say that they are of `what`, on the user's line.
 
@@ -39,41 +39,43 @@ def checked(f: Callable[..., Any], what: str) -> Callable[..., Any]:
     arguments = functools.cache(lambda: _arguments(f))  # at the first call: imports stay quick
 
     @functools.wraps(f)
-    def entered(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
-            for place, name, taken in _replaced(arguments(), args, kwargs):
+            for place, name, taken in _convert_arguments(arguments(), args, kwargs):
                 if place < len(args):
                     args = (*args[:place], taken, *args[place + 1 :])
                 else:
                     kwargs[name] = taken
             return f(*args, **kwargs)
         except GraphError as error:
-            raise told(_name(what, args), error) from None
+            raise with_location(_subject(what, args), error) from None
         except MemoryError as error:  # numbers that it puts into the graph
             too_large = ArgumentError(f"{error} while the graph is built; give smaller sizes")
-            raise told(_name(what, args), too_large) from None
+            raise with_location(_subject(what, args), too_large) from None
         except TypeError:
-            if (wrong := _not_taken(f, args, kwargs)) is None:
+            if (wrong := _describe_mismatch(f, args, kwargs)) is None:
                 raise
-            raise told(_name(what, args), ArgumentError(wrong)) from None
+            raise with_location(_subject(what, args), ArgumentError(wrong)) from None
 
-    return entered
+    return wrapper
 
 
-def checks(error: type[GraphflowError]) -> Callable[[F], F]:
+def checks_arguments(error: type[GraphflowError]) -> Callable[[F], F]:
     """A public function, or a class whose `__init__`, refuses arguments that are not what its
     annotations say, with such errors. What it refuses itself goes first: it knows a remedy."""
 
-    def enter(public: F) -> F:
+    def decorate(public: F) -> F:
         if isinstance(public, type):
-            setattr(public, "__init__", _watched(_own(public, "__init__"), "", error))  # noqa: B010
+            setattr(public, "__init__", _check_values(_own_method(public, "__init__"), "", error))  # noqa: B010
             return public
-        return cast(F, _watched(public, public.__name__, error))
+        return cast(F, _check_values(public, public.__name__, error))
 
-    return enter
+    return decorate
 
 
-def spelt(error: type[GraphflowError], but: Collection[str] = ()) -> Callable[[F], F]:
+def checks_argument_names(
+    error: type[GraphflowError], but: Collection[str] = ()
+) -> Callable[[F], F]:
     """A public function, or a class's `__init__` and public methods, tell what was meant by an
     argument that they do not have, and what is missing, with such errors. For what checks its
     values itself.
@@ -82,69 +84,73 @@ def spelt(error: type[GraphflowError], but: Collection[str] = ()) -> Callable[[F
         but: methods of which each microsecond counts; their errors are Python's.
     """
 
-    def enter(public: F) -> F:
+    def decorate(public: F) -> F:
         if not isinstance(public, type):
-            return cast(F, _spelt(public, public.__name__, error))
+            return cast(F, _check_names(public, public.__name__, error))
         methods = {"__init__": public.__name__} | {
             name: f"{public.__name__}.{name}" for name in vars(public) if name[0] != "_"
         }
         for name, what in methods.items():
-            method = _own(public, name)
+            method = _own_method(public, name)
             if inspect.isfunction(method) and name not in but:
-                setattr(public, name, _spelt(method, what, error))
+                setattr(public, name, _check_names(method, what, error))
         return public
 
-    return enter
+    return decorate
 
 
-def _own(cls: type, name: str) -> Any:
+def _own_method(cls: type, name: str) -> Any:
     """A method as it stands in the class; those of a dataclass are made when they are asked for."""
     getattr(cls, name)
     return vars(cls)[name]
 
 
-def _spelt(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> Callable[..., Any]:
+def _check_names(
+    f: Callable[..., Any], what: str, error: type[GraphflowError]
+) -> Callable[..., Any]:
     @functools.wraps(f)
-    def entered(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return f(*args, **kwargs)
         except TypeError:
-            if (wrong := _not_taken(f, args, kwargs)) is None:
+            if (wrong := _describe_mismatch(f, args, kwargs)) is None:
                 raise
             raise error(f"{what} at {user_location()}: {wrong}") from None
 
-    return entered
+    return wrapper
 
 
-def _watched(f: Callable[..., Any], what: str, error: type[GraphflowError]) -> Callable[..., Any]:
+def _check_values(
+    f: Callable[..., Any], what: str, error: type[GraphflowError]
+) -> Callable[..., Any]:
     arguments = functools.cache(lambda: _arguments(f))
 
-    def wrong_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphflowError | None:
+    def find_error(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphflowError | None:
         try:
-            _replaced(arguments(), args, kwargs)
+            _convert_arguments(arguments(), args, kwargs)
         except ArgumentError as refused:
-            return error(f"{_name(what, args)} at {user_location()}: {refused}")
+            return error(f"{_subject(what, args)} at {user_location()}: {refused}")
         return None
 
     @functools.wraps(f)
-    def entered(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             result = f(*args, **kwargs)
         except GraphflowError:
             raise
         except Exception as failed:
-            wrong = wrong_in(args, kwargs)
-            unknown = _not_taken(f, args, kwargs) if isinstance(failed, TypeError) else None
+            wrong = find_error(args, kwargs)
+            unknown = _describe_mismatch(f, args, kwargs) if isinstance(failed, TypeError) else None
             if unknown is not None:
-                wrong = error(f"{_name(what, args)} at {user_location()}: {unknown}")
+                wrong = error(f"{_subject(what, args)} at {user_location()}: {unknown}")
             if wrong is None:
                 raise
             raise wrong from None
-        if (wrong := wrong_in(args, kwargs)) is not None:
+        if (wrong := find_error(args, kwargs)) is not None:
             raise wrong
         return result
 
-    return entered
+    return wrapper
 
 
 def signature_of(f: Callable[..., Any]) -> inspect.Signature:
@@ -159,13 +165,13 @@ def signature_of(f: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(f)  # noqa: TID251
 
 
-def meant(word: Any, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
+def did_you_mean(word: Any, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
     """`did you mean 'axis'?`, of a word that is not known; "" where nothing is like it."""
     near = difflib.get_close_matches(str(word), list(known), most, cutoff)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-def shown(value: Any, most: int = 200) -> str:
+def format_value(value: Any, most: int = 200) -> str:
     """A value as an error shows it, in so many characters."""
     try:
         text = repr(value)
@@ -190,11 +196,11 @@ class _Argument(NamedTuple):
 _NOT = object()
 
 
-def _name(what: str, args: Sequence[Any]) -> str:
+def _subject(what: str, args: Sequence[Any]) -> str:
     return what or type(args[0]).__name__
 
 
-def _replaced(
+def _convert_arguments(
     arguments: Sequence[_Argument], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[int, str, Any]]:
     """Those that are given as something else than they are taken as: where, and as what.
@@ -214,7 +220,7 @@ def _replaced(
 
 def _require(taken: Any, name: str, kind: _Kind, value: Any) -> None:
     if taken is _NOT:
-        raise ArgumentError(f"{name} is {kind.words}, not {shown(value)}")
+        raise ArgumentError(f"{name} is {kind.words}, not {format_value(value)}")
 
 
 def _arguments(f: Callable[..., Any]) -> list[_Argument]:
@@ -232,7 +238,9 @@ def _arguments(f: Callable[..., Any]) -> list[_Argument]:
     return found
 
 
-def _not_taken(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+def _describe_mismatch(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str | None:
     """What is wrong with a call that gives other arguments than a function has; None: nothing."""
     signature = signature_of(f)
     try:
@@ -241,16 +249,16 @@ def _not_taken(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         names = [name for name in signature.parameters if name != "self"]
         unknown = [name for name in kwargs if name not in names]
         if unknown:
-            return unexpected(unknown[0], names)
+            return describe_unexpected(unknown[0], names)
         twice = str(error).partition("multiple values for argument ")[2].strip("'")
-        told = f"{error} ({given_twice(twice)})" if twice else str(error)
+        told = f"{error} ({explain_repeated(twice)})" if twice else str(error)
         return f"{told}; it takes {', '.join(names) or 'nothing'}"
     return None
 
 
-def unexpected(word: str, names: Sequence[str]) -> str:
+def describe_unexpected(word: str, names: Sequence[str]) -> str:
     """What is wrong with a call that gives the argument `word` to a function that takes `names`."""
-    hint = stands_for(word, names) or meant(word, names)
+    hint = translate_argument(word, names) or did_you_mean(word, names)
     told = f"got an unexpected keyword argument {word!r}" + f" ({hint})" * bool(hint)
     return f"{told}; it takes {', '.join(names) or 'nothing'}"
 
@@ -258,16 +266,16 @@ def unexpected(word: str, names: Sequence[str]) -> str:
 # Numbers ---------------------------------------------------------------------------------------
 
 
-def plain(value: Any) -> Any:
+def to_builtin(value: Any) -> Any:
     """A number of numpy's as Python has it; anything else as it is."""
     if isinstance(value, np.integer):
         return int(value)
     return float(value) if isinstance(value, np.floating) else value
 
 
-def seconds(value: Any) -> float | None:
+def as_seconds(value: Any) -> float | None:
     """A number of seconds from 0 on; None where a value is none, or no float holds it."""
-    value = plain(value)
+    value = to_builtin(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -280,13 +288,13 @@ def seconds(value: Any) -> float | None:
 # What annotations say --------------------------------------------------------------------------
 
 
-def _flag(value: Any) -> Any:
+def _to_flag(value: Any) -> Any:
     if isinstance(value, bool):
         return value
     return bool(value) if isinstance(value, np.bool_) else _NOT
 
 
-def _integer(value: Any) -> Any:
+def _to_integer(value: Any) -> Any:
     if type(value) is int:
         return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -294,7 +302,7 @@ def _integer(value: Any) -> Any:
     return int(value)
 
 
-def _number(value: Any) -> Any:
+def _to_number(value: Any) -> Any:
     if type(value) is int:
         return value
     if isinstance(value, bool | complex | np.complexfloating) or not isinstance(
@@ -307,20 +315,20 @@ def _number(value: Any) -> Any:
     return _NOT if number != number else number  # NaN is nobody's rate
 
 
-def _instance(*kinds: type) -> Callable[[Any], Any]:
+def _accept_instances(*kinds: type) -> Callable[[Any], Any]:
     return lambda value: value if isinstance(value, kinds) else _NOT
 
 
 _PLAIN = {
-    "bool": _Kind("True or False", _flag),
-    "int": _Kind("an int", _integer),
-    "float": _Kind("a number", _number),
-    "str": _Kind("a str", _instance(str)),
-    "None": _Kind("None", _instance(type(None))),
+    "bool": _Kind("True or False", _to_flag),
+    "int": _Kind("an int", _to_integer),
+    "float": _Kind("a number", _to_number),
+    "str": _Kind("a str", _accept_instances(str)),
+    "None": _Kind("None", _accept_instances(type(None))),
     "Callable": _Kind("a function", lambda value: value if callable(value) else _NOT),
-    "PathLike": _Kind("a path", _instance(os.PathLike)),
-    "Mapping": _Kind("a dict", _instance(Mapping)),
-    "dict": _Kind("a dict", _instance(Mapping)),
+    "PathLike": _Kind("a path", _accept_instances(os.PathLike)),
+    "Mapping": _Kind("a dict", _accept_instances(Mapping)),
+    "dict": _Kind("a dict", _accept_instances(Mapping)),
 }
 _LISTS = ("Sequence", "list", "tuple")
 
@@ -330,29 +338,29 @@ def _kind_of(annotation: Any, names: Mapping[str, Any]) -> _Kind | None:
     that is not for here to say."""
     if not isinstance(annotation, str):
         return None
-    return _parsed(ast.parse(annotation, mode="eval").body, names)
+    return _parse_kind(ast.parse(annotation, mode="eval").body, names)
 
 
-def _parsed(node: ast.expr, names: Mapping[str, Any]) -> _Kind | None:
+def _parse_kind(node: ast.expr, names: Mapping[str, Any]) -> _Kind | None:
     match node:
         case ast.Constant(value=None):
             return _PLAIN["None"]
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _either(_parsed(left, names), _parsed(right, names))
+            return _kind_of_union(_parse_kind(left, names), _parse_kind(right, names))
         case ast.Name(id=name):
-            return _PLAIN.get(name) or _named(names.get(name))
+            return _PLAIN.get(name) or _kind_of_name(names.get(name))
         case ast.Attribute(attr="PathLike"):
             return _PLAIN["PathLike"]
         case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in _LISTS:
-            return _listed(inner, names)
+            return _kind_of_list(inner, names)
         case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
-            return _among(ast.literal_eval(ast.Tuple([inner], ast.Load())))
+            return _kind_of_choice(ast.literal_eval(ast.Tuple([inner], ast.Load())))
         case ast.Subscript(value=value):
-            return _parsed(value, names)
+            return _parse_kind(value, names)
     return None
 
 
-def _either(first: _Kind | None, other: _Kind | None) -> _Kind | None:
+def _kind_of_union(first: _Kind | None, other: _Kind | None) -> _Kind | None:
     if first is None or other is None:
         return None
 
@@ -363,25 +371,25 @@ def _either(first: _Kind | None, other: _Kind | None) -> _Kind | None:
     return _Kind(f"{first.words} or {other.words}", take)
 
 
-def _named(found: Any) -> _Kind | None:
+def _kind_of_name(found: Any) -> _Kind | None:
     """A name for some words, or one of our own classes; a tensor is left to the function, since so
     much becomes one."""
     if get_origin(found) is Literal:
-        return _among(get_args(found))
+        return _kind_of_choice(get_args(found))
     if not isinstance(found, type) or not found.__module__.startswith("graphflow."):
         return None
     if found.__name__ == "Tensor" or getattr(found, "_is_protocol", False):
         return None
-    return _Kind(f"a {found.__name__}", _instance(found))
+    return _Kind(f"a {found.__name__}", _accept_instances(found))
 
 
-def _listed(inner: ast.expr, names: Mapping[str, Any]) -> _Kind:
+def _kind_of_list(inner: ast.expr, names: Mapping[str, Any]) -> _Kind:
     """A list or tuple, of one kind where that is said; numpy's arrays and ranges are lists, too."""
     item = inner.elts[0] if isinstance(inner, ast.Tuple) else inner
     alike = not isinstance(inner, ast.Tuple) or (
         len(inner.elts) == 2 and isinstance(inner.elts[1], ast.Constant)
     )
-    kind = _parsed(item, names) if alike else None
+    kind = _parse_kind(item, names) if alike else None
 
     def take(value: Any) -> Any:
         if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
@@ -395,7 +403,7 @@ def _listed(inner: ast.expr, names: Mapping[str, Any]) -> _Kind:
     return _Kind("a list or tuple" + (f" (each {kind.words})" if kind else ""), take)
 
 
-def _among(words: tuple[Any, ...]) -> _Kind:
+def _kind_of_choice(words: tuple[Any, ...]) -> _Kind:
     """One of some words (a tuple of them within the tuple, where they stand in an annotation)."""
     among = words[0] if isinstance(words[0], tuple) else words
     return _Kind(

@@ -43,7 +43,7 @@ _SENTENCES = {"cluster": _DEVICES}
 _REPEATED = {"lr": "an optimiser takes its variables in minimize(loss, variables)"}
 
 
-def stands_for(word: str, names: Sequence[str]) -> str:
+def translate_argument(word: str, names: Sequence[str]) -> str:
     """Return what to write instead of the argument `word` of a function that takes `names`; "" if
     the table does not know."""
     for ours in _NAMES.get(word, ()):
@@ -54,6 +54,6 @@ def stands_for(word: str, names: Sequence[str]) -> str:
     return ""
 
 
-def given_twice(word: str) -> str:
+def explain_repeated(word: str) -> str:
     """Return what to do about an argument that is given by position and by name."""
     return _REPEATED.get(word, f"the call gives {word} by position already")

@@ -11,7 +11,7 @@ import threading
 from functools import cache
 
 
-class _OneThread:
+class _OneBlasThread:
     """Holds BLAS to one thread while anybody of the process is inside, and then restores it."""
 
     def __init__(self) -> None:
@@ -45,6 +45,6 @@ class _OneThread:
 
 
 @cache
-def one_thread() -> _OneThread:
+def one_blas_thread() -> _OneBlasThread:
     """BLAS held to one thread inside; entering it again, as programs do, asks no library."""
-    return _OneThread()
+    return _OneBlasThread()

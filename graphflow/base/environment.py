@@ -27,13 +27,13 @@ def setting(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
-def offer(name: str, default: Callable[[], str]) -> None:
+def set_default(name: str, default: Callable[[], str]) -> None:
     """Set what another library heeds where nobody has, for this process and those it starts."""
     if setting(name) is None:
         os.environ[name] = default()
 
 
-def own_folder(name: str) -> Path | None:
+def folder_setting(name: str) -> Path | None:
     """A folder, `~` as the user's home; None where it is not set, or empty.
 
     Raises:
@@ -48,7 +48,7 @@ def own_folder(name: str) -> Path | None:
         ) from None
 
 
-def home() -> Path:
+def home_folder() -> Path:
     """The user's home; / for one who has none, as container runtimes have it."""
     try:
         return Path.home()
@@ -56,7 +56,7 @@ def home() -> Path:
         return Path("/")
 
 
-def word(name: str, among: Sequence[str]) -> str | None:
+def choice_setting(name: str, among: Sequence[str]) -> str | None:
     """One of a few words; None where it is not set, or empty.
 
     Raises:
@@ -76,7 +76,7 @@ def is_on(switch: str) -> bool:
     Raises:
         ArgumentError: it is neither on nor off.
     """
-    return word(switch, ("on", "off")) != "off"
+    return choice_setting(switch, ("on", "off")) != "off"
 
 
 def check_environment() -> None:
@@ -89,6 +89,6 @@ def check_environment() -> None:
     """
     for switch in SWITCHES:
         is_on(switch)
-    word(*NCCL)
+    choice_setting(*NCCL)
     for folder in _KEPT:
-        own_folder(folder)
+        folder_setting(folder)

@@ -30,7 +30,7 @@ def show_memory(value: float) -> str:
     return "unlimited memory" if isinf(value) else _in_bytes(value, 4)
 
 
-def counted(number: int, noun: str) -> str:
+def show_count(number: int, noun: str) -> str:
     """1 node, 1,234 nodes"""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Collector:
+class _PauseState:
     """How many blocks keep the collector off, and whether it was on before the first."""
 
     def __init__(self) -> None:
@@ -25,10 +25,10 @@ class _Collector:
         self.was_on = False
 
 
-_collector = _Collector()
+_collector = _PauseState()
 
 
-class uncollected:
+class gc_paused:
     """No cycle collection in the block, in any thread; blocks nest, and the last one that ends
     leaves the collector as the first one found it. Reference counting goes on."""
 
@@ -50,8 +50,8 @@ def without_collection(function: Callable[P, R]) -> Callable[P, R]:
     """A function that runs `uncollected`."""
 
     @wraps(function)
-    def resting(*args: P.args, **kwargs: P.kwargs) -> R:
-        with uncollected():
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        with gc_paused():
             return function(*args, **kwargs)
 
-    return resting
+    return wrapper

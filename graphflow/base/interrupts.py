@@ -1,9 +1,10 @@
-"""Interrupts: what signal handlers of this program raise, Ctrl-C among it.
+"""Interrupts: exceptions that signal handlers raise, such as KeyboardInterrupt of Ctrl-C.
 
-A handler runs on the main thread between any two lines, and may raise. `HeldBack` lets no handler
-run in moments in which nothing may be raised. `passing_interrupts` takes what a handler raised out
-of a call, past whatever the call catches. `is_interrupt` tells what a handler raised from what this
-package or an op did.
+Python runs a handler on the main thread between any two bytecodes, and the handler may raise there.
+
+- `defer_signals` holds handlers back during a block that must not be cut in half.
+- `passing_interrupts` carries an exception of a handler out of a call, past every `except` inside.
+- `is_interrupt` tells an exception of a handler from one of this package or of an op.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ _LIBRARIES = {
 """Whose functions call none of the user's on the way of a call."""
 
 
-class HeldBack:
+class DeferredSignals:
     """A signal's handler that notes it, for a moment in which nothing may be raised.
 
     Args:
-        told: is called when one comes.
+        on_signal: is called when one comes.
 
     Attributes:
-        came: the numbers of the signals.
+        received: the numbers of the signals.
     """
 
-    def __init__(self, told: Callable[[], None] | None = None) -> None:
-        self.came: list[int] = []
-        self._told = told
+    def __init__(self, on_signal: Callable[[], None] | None = None) -> None:
+        self.received: list[int] = []
+        self._on_signal = on_signal
 
     def __call__(self, number: int, frame: object) -> None:
-        self.came.append(number)
-        if self._told is not None:
-            self._told()
+        self.received.append(number)
+        if self._on_signal is not None:
+            self._on_signal()
 
     def hold(self) -> list[tuple[int, Any]]:
         """Stand in for all handlers that are Python functions: the handlers, for `restore`."""
@@ -63,7 +64,7 @@ class HeldBack:
         try:
             for number in _NUMBERS:
                 handler = get(number)
-                if callable(handler) and not isinstance(handler, HeldBack):
+                if callable(handler) and not isinstance(handler, DeferredSignals):
                     found.append((number, handler))
                     _signal.signal(number, self)
         except BaseException:  # raised by a handler that has not been replaced yet
@@ -87,20 +88,20 @@ class HeldBack:
     def release(self) -> None:
         """Raise the signals that came again: their handlers are what they were before."""
         try:
-            while self.came:
-                signal.raise_signal(self.came.pop(0))
+            while self.received:
+                signal.raise_signal(self.received.pop(0))
         finally:
-            if self.came:
+            if self.received:
                 self.release()
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Hold signals' handlers back until the block is done, so that a commit is never half done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held = HeldBack()
+    held = DeferredSignals()
     before = held.hold()
     try:
         yield
@@ -129,7 +130,7 @@ class passing_interrupts:
     """
 
     def __enter__(self) -> Self:
-        self._passed: list[_Passed] = []
+        self._passed: list[_ForwardingHandler] = []
         if threading.current_thread() is threading.main_thread():
             get = _signal.getsignal
             try:
@@ -143,10 +144,10 @@ class passing_interrupts:
         return self
 
     def _pass(self, number: int, handler: Any, block: FrameType) -> None:
-        if isinstance(handler, _Passed) and not _is_on_stack(block, handler.block):
+        if isinstance(handler, _ForwardingHandler) and not _is_on_stack(block, handler.block):
             handler = handler.handler  # it was left there by a signal at the end of that block
         if _may_raise(handler):
-            self._passed.append(_Passed(number, handler, block))
+            self._passed.append(_ForwardingHandler(number, handler, block))
             _signal.signal(number, self._passed[-1])
 
     def __exit__(
@@ -176,14 +177,14 @@ def passes_interrupts(public: F) -> F:
     """Make a function a block of `passing_interrupts`."""
 
     @wraps(public)
-    def entered(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         with passing_interrupts():
             return public(*args, **kwargs)
 
-    return cast(F, entered)
+    return cast(F, wrapper)
 
 
-class _Passed:
+class _ForwardingHandler:
     """A handler of the user's while a block runs, whose frame is `block`."""
 
     def __init__(self, number: int, handler: Callable[..., Any], block: FrameType) -> None:
@@ -261,7 +262,7 @@ def is_interrupt(error: BaseException) -> bool:
     return _signal_of(error) is not None
 
 
-def comes_again(error: BaseException, seconds: float) -> bool:
+def resend_signal(error: BaseException, seconds: float) -> bool:
     """Have the signal come again, some seconds later, whose handler raised an error that nobody
     would see; False if none did."""
     number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else _signal_of(error)

@@ -16,7 +16,7 @@ _FLAGS = {"__init__": "init", "__repr__": "repr", "__eq__": "eq", "__hash__": "u
 """Methods, and what the library is told in order to make them."""
 
 
-class _Later:
+class _LazyMethod:
     """Stands for a method of a class until it is asked for."""
 
     def __init__(self, cls: Any, name: str, frozen: bool) -> None:
@@ -25,11 +25,11 @@ class _Later:
         self._frozen = frozen
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        made = self._made()
+        made = self._generate()
         setattr(self._cls, self._name, made)
         return made.__get__(instance, owner)
 
-    def _made(self) -> Any:
+    def _generate(self) -> Any:
         """What the library makes for a class of the same fields."""
         cls, name = self._cls, self._name
         kept = ("__module__", "__qualname__", "__post_init__")
@@ -42,7 +42,7 @@ class _Later:
         return like.__dict__[name]
 
 
-def _refusing(cls: Any) -> dict[str, Any]:
+def _frozen_methods(cls: Any) -> dict[str, Any]:
     """What keeps fields of an instance as they are."""
     names = frozenset(field.name for field in fields(cls))
 
@@ -59,7 +59,7 @@ def _refusing(cls: Any) -> dict[str, Any]:
     return {"__setattr__": __setattr__, "__delattr__": __delattr__}
 
 
-def _declared(cls: type, frozen: bool, **wanted: bool) -> type:
+def _add_lazy_methods(cls: type, frozen: bool, **wanted: bool) -> type:
     """A class with its fields, and with methods to come where it has none of its own."""
     cls.__doc__ = cls.__doc__ or cls.__name__  # which the library would make of the signature
     own = dict(cls.__dict__)
@@ -68,7 +68,7 @@ def _declared(cls: type, frozen: bool, **wanted: bool) -> type:
     dataclasses.dataclass(frozen=frozen and derived, **nothing)(cls)
     if frozen and not derived:  # by functions that need not be compiled
         cls.__dataclass_params__.frozen = True  # type: ignore[attr-defined]
-        for name, refuse in _refusing(cls).items():
+        for name, refuse in _frozen_methods(cls).items():
             setattr(cls, name, refuse)
     if wanted["eq"] and ("__hash__" not in own or ("__eq__" in own and own["__hash__"] is None)):
         cls.__hash__ = None  # type: ignore[assignment]
@@ -76,7 +76,7 @@ def _declared(cls: type, frozen: bool, **wanted: bool) -> type:
         own.pop("__hash__", None)
     for name, flag in _FLAGS.items():
         if wanted.get(flag) and name not in own:
-            setattr(cls, name, _Later(cls, name, frozen))
+            setattr(cls, name, _LazyMethod(cls, name, frozen))
     return cls
 
 
@@ -93,7 +93,7 @@ else:
             whole = dataclasses.dataclass(init=init, repr=repr, eq=eq, frozen=frozen, **rest)
             return whole if cls is None else whole(cls)
 
-        def declared(cls: type) -> type:
-            return _declared(cls, frozen, init=init, repr=repr, eq=eq)
+        def decorate(cls: type) -> type:
+            return _add_lazy_methods(cls, frozen, init=init, repr=repr, eq=eq)
 
-        return declared if cls is None else declared(cls)
+        return decorate if cls is None else decorate(cls)

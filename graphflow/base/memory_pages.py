@@ -64,7 +64,7 @@ def round_to_pages(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-class Private:
+class PrivatePages:
     """One session's own mappings of pages: what it writes to them, nobody else sees."""
 
     def __init__(self) -> None:
@@ -98,4 +98,4 @@ class Private:
         return None
 
 
-__all__ = ["SMALL", "Pages", "Private", "is_supported", "round_to_pages"]
+__all__ = ["SMALL", "Pages", "PrivatePages", "is_supported", "round_to_pages"]

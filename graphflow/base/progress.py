@@ -14,7 +14,7 @@ LARGE = 2_000
 """Nodes from which it may take that long: less is not even timed."""
 
 
-class telling:
+class show_progress:
     """A line on the terminal while the block runs, once it has run for `SILENT` seconds; nothing if
     standard error is no terminal, or the graph is small.
 
@@ -58,7 +58,7 @@ class telling:
                 self._status.start()
 
 
-class waiting:
+class show_wait:
     """Tells, from `SILENT` seconds on and once a second, what the block still waits for: a line on
     the terminal, if there is one, and whoever `hears` it.
 

@@ -43,13 +43,13 @@ def is_own(file: str, names: Mapping[str, Any]) -> bool:
     return file.startswith(_PACKAGE)
 
 
-def told(what: str, error: GraphError) -> GraphError:
+def with_location(what: str, error: GraphError) -> GraphError:
     """An error that says what failed and on which line of the user's, once."""
     at = f" at {user_location()}: "
     return error if at in str(error) else type(error)(f"{what}{at}{error}")
 
 
-class located:
+class error_location:
     """Name what is built and the user's line in errors of arguments checked before a node is made.
 
     Not a generator: the frames of contextlib would be taken for the user's.
@@ -68,4 +68,4 @@ class located:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, GraphError):
-            raise told(self.what, error) from None
+            raise with_location(self.what, error) from None

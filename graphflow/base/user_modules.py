@@ -54,7 +54,7 @@ def require_modules(names: Collection[str], what: str) -> None:
             )
 
 
-def admit(names: Collection[str], allowed: Collection[str] | None = None) -> None:
+def import_allowed(names: Collection[str], allowed: Collection[str] | None = None) -> None:
     """Import modules that a session names.
 
     Args:
@@ -74,11 +74,11 @@ def admit(names: Collection[str], allowed: Collection[str] | None = None) -> Non
             f"`graphflow worker {options} …`, or leave ops= out"
         )
     for name in names:
-        _imported(name)
+        _import_module(name)
         _admitted.add(name)
 
 
-def _imported(name: str) -> Any:
+def _import_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -88,7 +88,7 @@ def _imported(name: str) -> Any:
         ) from error
 
 
-def folders(names: Collection[str]) -> list[str]:
+def module_folders(names: Collection[str]) -> list[str]:
     """Where this process finds modules: what a process started for it must have on its path."""
     found = []
     for name in names:
@@ -99,7 +99,7 @@ def folders(names: Collection[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def function_named(place: str) -> Callable[..., Any]:
+def load_function(place: str) -> Callable[..., Any]:
     """The function `module:name`, in a process that may import the module whatever it is.
 
     Raises:
@@ -109,7 +109,7 @@ def function_named(place: str) -> Callable[..., Any]:
     module, _, name = place.partition(":")
     if not name or not all(p.isidentifier() for p in (*module.split("."), *name.split("."))):
         raise ArgumentError(f"a function is named as 'module:function', not {place!r}")
-    found: Any = _imported(module)
+    found: Any = _import_module(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
@@ -117,7 +117,7 @@ def function_named(place: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def admitted_function(place: str) -> Callable[..., Any]:
+def allowed_function(place: str) -> Callable[..., Any]:
     """The function `module:name` that a graph from the wire asks for: one that the module itself
     defines, not one that it imports.
 

@@ -26,7 +26,7 @@ from graphflow.placement.placers.auto import Auto
 
 
 @contextmanager
-def argument(option: str) -> Iterator[None]:
+def option_errors(option: str) -> Iterator[None]:
     """Whatever refuses the value of an option makes it a wrong argument."""
     try:
         yield
@@ -43,7 +43,7 @@ def names_of(devices: str) -> list[str]:
     return names
 
 
-def gpus() -> list[str]:
+def gpu_names() -> list[str]:
     """Names of this machine's GPUs."""
     found: list[str] = []
     while True:
@@ -62,51 +62,51 @@ def cluster_of(
     if path is not None:
         if threads is not None or devices != "cpu:0":
             raise ArgumentError(f"give devices and threads in {path}, not as options beside it")
-        return cluster_at(path)
+        return load_cluster(path)
     names = names_of(devices)
     if workers is None:
-        with argument("--devices"):
+        with option_errors("--devices"):
             return Cluster.here(devices=names, threads=threads)
-    with argument("--workers, --devices"):
+    with option_errors("--workers, --devices"):
         return Cluster.local(workers=workers, devices=names, threads=threads)
 
 
-def cluster_at(path: Path) -> Cluster:
-    with argument("--cluster"):
-        return Cluster.load(readable(path))
+def load_cluster(path: Path) -> Cluster:
+    with option_errors("--cluster"):
+        return Cluster.load(existing_file(path))
 
 
 def placer_of(name: str, seconds: float | None) -> str | Placer:
-    with argument("--placer"):
+    with option_errors("--placer"):
         get_placer(name)
     if seconds is None:
         return name
     if name != "auto":
         raise ArgumentError(f"--seconds limits --placer auto, not {name}")
-    with argument("--seconds"):
+    with option_errors("--seconds"):
         return Auto(seconds=seconds)
 
 
 def hardware_of(hardware: str) -> Cluster:
     """Hardware by its short name, with a link between hosts after an @."""
     name, separator, network = hardware.partition("@")
-    with argument("--hardware"):
+    with option_errors("--hardware"):
         return Cluster.hypothetical(name, network=network.strip() if separator else None)
 
 
-def folder(path: Path) -> Path:
+def existing_folder(path: Path) -> Path:
     if not os.path.isdir(path):  # Path.is_dir raises what a name of 5,000 letters comes to
         raise ArgumentError(f"{path}: there is no such directory")
     return path.absolute()
 
 
-def readable(path: Path) -> Path:
+def existing_file(path: Path) -> Path:
     if not os.path.isfile(path):
         raise ArgumentError(f"{path}: there is no such file")
     return path
 
 
-def attribute_of(target: str) -> Any:
+def load_target(target: str) -> Any:
     """What `script.py:name` names; a function is called."""
     path, separator, name = target.rpartition(":")
     if not separator or not name.isidentifier():
@@ -114,9 +114,9 @@ def attribute_of(target: str) -> Any:
             f"{target!r} is not of the form script.py:name, where the script defines the name as a "
             "tensor, fetches, or a function that makes them"
         )
-    script = readable(Path(path))
+    script = existing_file(Path(path))
     sys.argv = [path]
-    with code_of(script, ours=GraphflowError):
+    with run_user_code(script, ours=GraphflowError):
         names = runpy.run_path(str(script), run_name="graphflow_plan")
     if name not in names:
         public = ", ".join(n for n in names if not n.startswith("_"))
@@ -128,12 +128,12 @@ def attribute_of(target: str) -> Any:
         signature_of(value).bind()
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"{target} cannot be called without arguments: {error}") from None
-    with code_of(script, ours=GraphflowError):
+    with run_user_code(script, ours=GraphflowError):
         return value()
 
 
 @contextmanager
-def code_of(script: Path, ours: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+def run_user_code(script: Path, ours: type[Exception] | tuple[()] = ()) -> Iterator[None]:
     """Run a user's code, which may import what lies beside it, as under `python script.py`: its
     errors end the command with the traceback, from the script on.
 
@@ -189,6 +189,6 @@ def shapes_of(target: str, fetches: Any, given: Sequence[str]) -> Mapping[Tensor
             )
     plain = {t: tuple(s for s in t.spec.shape if isinstance(s, int)) for t in by_name.values()}
     known = {tensor.node: shapes.get(tensor, shape) for tensor, shape in plain.items()}
-    with argument("--shape"):
+    with option_errors("--shape"):
         bind(graph, known, PlanError)
     return shapes

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from graphflow.cli.arguments import argument
+from graphflow.cli.arguments import option_errors
 from graphflow.errors import KeyFileError
 from graphflow.runtime.security.keys import (
     COORDINATOR,
@@ -43,7 +43,7 @@ def new(
     Example: graphflow keys new box1 --role worker
     """
     ring = Keyring()
-    with argument("keys new"):
+    with option_errors("keys new"):
         checked_name(name, "NAME")
         checked_role(role, "--role")
     pair = ring.new(name, role)

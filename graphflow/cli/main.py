@@ -20,21 +20,21 @@ from typing import Annotated
 import typer
 
 from graphflow._version import __version__
-from graphflow.base.environment import check_environment, word
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.environment import check_environment, choice_setting
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.user_modules import module_names, require_modules
 from graphflow.cli.arguments import (
-    argument,
-    attribute_of,
-    cluster_at,
     cluster_of,
-    code_of,
-    folder,
-    gpus,
+    existing_file,
+    existing_folder,
+    gpu_names,
     hardware_of,
+    load_cluster,
+    load_target,
     names_of,
+    option_errors,
     placer_of,
-    readable,
+    run_user_code,
     shapes_of,
 )
 from graphflow.cli.keys import app as keys
@@ -42,7 +42,8 @@ from graphflow.cli.status import status
 from graphflow.errors import ArgumentError, GraphflowError, InsecureAddress
 from graphflow.execution.cluster_connection import default_cluster
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.plan import SUFFIXES, Plan, plan
+from graphflow.placement.plans.plan import SUFFIXES, Plan
+from graphflow.placement.plans.plan_fetches import plan
 from graphflow.placement.plans.tables import Table
 
 app = typer.Typer(
@@ -63,7 +64,7 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(
+def _global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -194,14 +195,16 @@ def worker(
             "warning: --insecure: whoever reaches this address can run graphs here", err=True
         )
     check_environment()
-    configure_by_environment(log_format or word("GRAPHFLOW_LOG", FORMATS) or "text", log_level)
-    with argument("--listen"):
+    configure_by_environment(
+        log_format or choice_setting("GRAPHFLOW_LOG", FORMATS) or "text", log_level
+    )
+    with option_errors("--listen"):
         transport_of(listen).check(listen, insecure=True, listening=True)
-    with argument("--devices"):
+    with option_errors("--devices"):
         names = names_of(devices)
         Cluster.here(devices=names)  # refuses names of devices that are not here
     if key is not None:
-        with argument("--key"):
+        with option_errors("--key"):
             Keyring().own(key, WORKER)
     allowed = module_names(allow_ops or [], "--allow-ops")
     require_modules(allowed, "--allow-ops")
@@ -210,7 +213,7 @@ def worker(
         serve(
             listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
             connections=max_connections, limits=Limits(max_nodes, nbytes, max_iterations),
-            checkpoints=str(folder(checkpoints)) if checkpoints is not None else None,
+            checkpoints=str(existing_folder(checkpoints)) if checkpoints is not None else None,
             metrics=metrics, told=told,
         )  # fmt: skip
 
@@ -229,11 +232,11 @@ def run(
     Example: graphflow run train.py --workers 2
     """
     chosen = cluster_of(workers, cluster, devices, threads)
-    readable(script)
+    existing_file(script)
     sys.argv = [str(script), *context.args]
     token = default_cluster.set(chosen)
     try:
-        with code_of(script):
+        with run_user_code(script):
             runpy.run_path(str(script), run_name="__main__")
     finally:
         default_cluster.reset(token)
@@ -298,8 +301,8 @@ def plan_command(
     if diff is not None:
         if target is not None:
             raise ArgumentError("--diff compares two saved plans; leave out script.py:name")
-        with argument("--diff"):
-            first, other = (Plan.load(readable(path)) for path in diff)
+        with option_errors("--diff"):
+            first, other = (Plan.load(existing_file(path)) for path in diff)
         typer.echo(str(first.diff(other)))
         return
     if target is None:
@@ -313,7 +316,7 @@ def plan_command(
         if hardware is None
         else hardware_of(hardware)
     )
-    fetches = attribute_of(target)
+    fetches = load_target(target)
     shapes = shapes_of(target, fetches, shape or [])
     made = plan(fetches, chosen, shapes=shapes, placer=placer_of(placer, seconds))
     typer.echo(str(made.report() if report else made))
@@ -328,19 +331,19 @@ app.command()(status)
 @app.command("devices")
 def devices_command(cluster: ClusterFile = None) -> None:
     """List the devices of this machine, or of a cluster file, with their speeds."""
-    from graphflow.runtime.program.vendor_libraries import gpu_lines
+    from graphflow.runtime.program.vendor_libraries import describe_gpus
 
     if cluster is None:
-        shown = Cluster.here(devices=["cpu:0", *gpus()])
+        shown = Cluster.here(devices=["cpu:0", *gpu_names()])
     else:
-        shown = cluster_at(cluster)
+        shown = load_cluster(cluster)
     rows = tuple(
         (
             device.name,
             each.address or "this process",
             show_bytes(device.memory),
             "" if device.threads is None else str(device.threads),
-            *map(_scaled, device.peaks),
+            *map(_show_giga, device.peaks),
         )
         for each in shown.workers
         for device in each.devices
@@ -349,7 +352,7 @@ def devices_command(cluster: ClusterFile = None) -> None:
     heads = ("device", "address", "memory", "threads", "GFLOP/s", "GB/s")
     typer.echo(str(Table("", heads, rows, left=2)))
     if cluster is None:
-        found = gpu_lines()
+        found = describe_gpus()
         for line in found:
             typer.echo(line)
         if found:
@@ -371,7 +374,7 @@ def calibrate() -> None:
 
     console = Console()
     with console.status("measuring this machine…"):
-        measured = profile(["cpu", *(["gpu"] if gpus() else [])], refresh=True)
+        measured = profile(["cpu", *(["gpu"] if gpu_names() else [])], refresh=True)
     with console.status("measuring the way between two processes…"):
         cluster = Cluster.local(workers=2)
         hosts = RemoteHosts(cluster, deadline=cluster.deadline)
@@ -427,19 +430,19 @@ def cache(
     ] = "info",
 ) -> None:
     """Tell of the compiled kernels kept on disk for later processes, or remove them."""
-    from graphflow.ops.kernels.jit.object_cache import LIMIT, Store
+    from graphflow.ops.kernels.jit.object_cache import LIMIT, ObjectCache
 
     if action not in ("info", "clear"):
         raise ArgumentError(f"cache takes info or clear, not {action!r}")
-    store = Store()
+    store = ObjectCache()
     usage, refused = (store.usage(), []) if action == "info" else store.clear()
-    what = f"{counted(usage.entries, 'compiled kernel')}, {show_bytes(usage.nbytes)}"
+    what = f"{show_count(usage.entries, 'compiled kernel')}, {show_bytes(usage.nbytes)}"
     if action == "info":
         typer.echo(f"{what} of at most {show_bytes(LIMIT)} in {usage.folder}")
     elif usage.nbytes or not refused:
         typer.echo(f"removed {what} from {usage.folder}")
     if refused:
-        more = f" and {counted(len(refused) - 1, 'more file')}" if len(refused) > 1 else ""
+        more = f" and {show_count(len(refused) - 1, 'more file')}" if len(refused) > 1 else ""
         typer.echo(
             f"graphflow: cannot remove {refused[0].filename}{more}: {refused[0].strerror}; do it "
             "as the owner, or make the folder writable",
@@ -451,7 +454,7 @@ def cache(
 app.add_typer(keys)
 
 
-def _scaled(value: float | None) -> str:
+def _show_giga(value: float | None) -> str:
     return "measured" if value is None else f"{value / 1e9:.1f}"
 
 
@@ -488,13 +491,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             typer.echo(f"graphflow: cannot write its output: {error}", err=True)
         return 1
     except Exception as error:
-        return _usage(error, sys.argv[1:] if arguments is None else arguments)
+        return _report_usage_error(error, sys.argv[1:] if arguments is None else arguments)
     if code == INTERRUPTED:  # typer of today returns it where that of yesterday raised
         typer.echo("interrupted", err=True)
     return code
 
 
-def _usage(error: Exception, arguments: Sequence[str]) -> int:
+def _report_usage_error(error: Exception, arguments: Sequence[str]) -> int:
     """One line for an error of the command line parser, which typer may bring along or import."""
     message = getattr(error, "format_message", None)
     if message is None:
@@ -503,12 +506,12 @@ def _usage(error: Exception, arguments: Sequence[str]) -> int:
         typer.echo(message())
         return 2
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else _command(arguments)
+    command = context.command_path if context is not None else _command_path(arguments)
     typer.echo(f"{command}: {message()} (see {command} --help)", err=True)
     return 2
 
 
-def _command(arguments: Sequence[str]) -> str:
+def _command_path(arguments: Sequence[str]) -> str:
     """The command that arguments name: an option without its value does not say whose it is."""
     found, names = typer.main.get_command(app), ["graphflow"]
     for name in arguments:

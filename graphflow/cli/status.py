@@ -14,7 +14,7 @@ import typer
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.cli.arguments import argument
+from graphflow.cli.arguments import option_errors
 from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.view.text import printable
@@ -95,10 +95,10 @@ def status(
         return
     answers = look()
     if as_json:
-        typer.echo(json.dumps(_plain(answers), indent=2, allow_nan=False))
+        typer.echo(json.dumps(_to_json(answers), indent=2, allow_nan=False))
     else:
         # What is no terminal has no width: a file, or a pipe to another program.
-        Console(width=None if sys.stdout.isatty() else _WIDE).print(shown(answers))
+        Console(width=None if sys.stdout.isatty() else _WIDE).print(render_answers(answers))
     if any(isinstance(answer, GraphflowError) for _, answer in answers):
         raise typer.Exit(1)
 
@@ -112,7 +112,7 @@ def _workers(
     from graphflow.runtime.worker.worker_status import Address
 
     if all("://" in target for target in targets):
-        with argument("TARGET"):
+        with option_errors("TARGET"):
             for target in targets:
                 transport_of(target).check(target, insecure=True, listening=False)
         if len(keys) not in (0, 1, len(targets)):
@@ -120,7 +120,7 @@ def _workers(
                 f"{len(keys)} times --worker-key for {len(targets)} addresses: give one for all, "
                 "or one for each in their order"
             )
-        with argument("--worker-key"):
+        with option_errors("--worker-key"):
             digits = [ring.key_of(key, WORKER) for key in keys] or [""]
         each = digits if len(digits) > 1 else digits * len(targets)
         return [Address(*pair) for pair in zip(targets, each, strict=True)], None
@@ -131,7 +131,7 @@ def _workers(
         raise ArgumentError(
             f"{target!r} is neither an address tcp://host:port nor a file that is there"
         )
-    with argument("TARGET"):
+    with option_errors("TARGET"):
         cluster = Cluster.load(target)
     if any(worker.address is None for worker in cluster.workers):
         raise ArgumentError(f"{target} has workers without addresses: there is nobody to ask")
@@ -153,7 +153,7 @@ def _pair(
         return None
     if key is None and cluster is not None and cluster.key in {each.name for each in ring.pairs()}:
         key = cluster.key
-    with argument("--key"):
+    with option_errors("--key"):
         return own_pair(ring, key)
 
 
@@ -163,16 +163,16 @@ def _watch(look: Any, every: float) -> None:
 
     if not Console().is_terminal:  # one look after the other, for a file or another program
         while True:
-            Console(width=_WIDE).print(shown(look()))
+            Console(width=_WIDE).print(render_answers(look()))
             sys.stdout.flush()
             time.sleep(every)
-    with Live(shown(look()), refresh_per_second=4) as live:
+    with Live(render_answers(look()), refresh_per_second=4) as live:
         while True:
             time.sleep(every)
-            live.update(shown(look()))
+            live.update(render_answers(look()))
 
 
-def _plain(answers: Answers) -> dict[str, Any]:
+def _to_json(answers: Answers) -> dict[str, Any]:
     workers: list[Mapping[str, Any]] = []
     for worker, answer in answers:
         if isinstance(answer, GraphflowError):
@@ -186,7 +186,7 @@ def _plain(answers: Answers) -> dict[str, Any]:
 # For eyes -----------------------------------------------------------------------------------------
 
 
-def shown(answers: Answers) -> RenderableType:
+def render_answers(answers: Answers) -> RenderableType:
     """The answers: workers, then sessions, then what goes between workers; at the end who does not
     answer, and why."""
     from rich.console import Group
@@ -212,7 +212,7 @@ def shown(answers: Answers) -> RenderableType:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _StatusTable:
     """What is told of several things alike: a table where there is room for all of it, else some
     lines for each, for rich would shorten what a narrow terminal has no room for.
 
@@ -271,12 +271,12 @@ class _Rows:
         first, end = len(self.left), len(self.left) + len(self.right)
         for row in self.rows:
             told = [f"{head}: {cell}" for head, cell in zip(self._heads, row, strict=True)]
-            yield Text(_packed(told[:first], width), overflow="fold")
-            further = [_packed(told[first:end], width - _GAP), *told[end:]]
+            yield Text(_fill_lines(told[:first], width), overflow="fold")
+            further = [_fill_lines(told[first:end], width - _GAP), *told[end:]]
             yield Padding(Text("\n".join(further), overflow="fold"), (0, 0, 0, _GAP))
 
 
-def _packed(parts: Sequence[str], width: int) -> str:
+def _fill_lines(parts: Sequence[str], width: int) -> str:
     """Lines of as many parts each as there is room for."""
     from rich.cells import cell_len
 
@@ -290,32 +290,32 @@ def _packed(parts: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def _said(value: object) -> str:
+def _sanitise(value: object) -> str:
     """What a worker said, in one line and without anything that steers a terminal."""
     return " ".join(printable(str(value)).split())
 
 
-def _workers_rows(reports: Mapping[str, Report]) -> _Rows:
+def _workers_rows(reports: Mapping[str, Report]) -> _StatusTable:
     rows = []
     for address, report in reports.items():
         devices = ", ".join(map(str, report["devices"]))
         what = f"{report['host']}, process {report['pid']}, {devices}, version {report['version']}"
         rows.append(
             (
-                _said(address),
-                age(report["uptime"]),
+                _sanitise(address),
+                show_age(report["uptime"]),
                 str(len(report["sessions"])),
                 show_bytes(report["resident"]),
                 show_bytes(report["resident_peak"]),
                 str(report["refused"]),
-                _said(what),
+                _sanitise(what),
             )
         )
     heads = ("up", "sessions", "memory", "at most", "refused")
-    return _Rows("Workers", ("address",), heads, "what it is", tuple(rows))
+    return _StatusTable("Workers", ("address",), heads, "what it is", tuple(rows))
 
 
-def _sessions_rows(reports: Mapping[str, Report]) -> _Rows:
+def _sessions_rows(reports: Mapping[str, Report]) -> _StatusTable:
     found = [
         (session, address) for address, report in reports.items() for session in report["sessions"]
     ]
@@ -323,9 +323,9 @@ def _sessions_rows(reports: Mapping[str, Report]) -> _Rows:
     for session, address in sorted(found, key=lambda row: (row[0]["session"], row[0]["worker"])):
         rows.append(
             (
-                _said(session["session"]),
-                _said(f"{session['worker']} at {address.removeprefix('tcp://')}"),
-                age(session["age"]),
+                _sanitise(session["session"]),
+                _sanitise(f"{session['worker']} at {address.removeprefix('tcp://')}"),
+                show_age(session["age"]),
                 str(session["epoch"]),
                 str(session["programs"]),
                 str(session["step"]) if session["step"] >= 0 else "–",
@@ -333,14 +333,14 @@ def _sessions_rows(reports: Mapping[str, Report]) -> _Rows:
                 show_seconds(session["last_step_seconds"]) if session["committed"] else "–",
                 show_bytes(sum(session["arenas"].values())),
                 show_bytes(sum(session["variables"].values())),
-                _said(_doing(session)),
+                _sanitise(_describe_activity(session)),
             )
         )
     heads = ("age", "epoch", "programs", "step", "steps/s", "last step", "arenas", "variables")
-    return _Rows("Sessions", ("session", "worker"), heads, "doing", tuple(rows))
+    return _StatusTable("Sessions", ("session", "worker"), heads, "doing", tuple(rows))
 
 
-def _doing(session: Mapping[str, Any]) -> str:
+def _describe_activity(session: Mapping[str, Any]) -> str:
     if session["parked"]:
         return "its coordinator is silent"
     if not session["doing"]:
@@ -353,7 +353,7 @@ def _doing(session: Mapping[str, Any]) -> str:
     return f"{told}: waits for {what}{more}, {show_seconds(waited)}"
 
 
-def _links_rows(reports: Mapping[str, Report]) -> _Rows:
+def _links_rows(reports: Mapping[str, Report]) -> _StatusTable:
     ways: dict[tuple[str, str], list[int | None]] = {}
     for address, report in reports.items():
         for link in report["links"]:
@@ -362,12 +362,12 @@ def _links_rows(reports: Mapping[str, Report]) -> _Rows:
     rows = []
     for (source, target), (sent, received) in sorted(ways.items()):
         told = ("not asked" if n is None else show_bytes(n) for n in (sent, received))
-        rows.append((_said(source), _said(target), *told))
+        rows.append((_sanitise(source), _sanitise(target), *told))
     title = "Tensors between workers, so far"
-    return _Rows(title, ("from", "to"), ("sent", "received"), "", tuple(rows))
+    return _StatusTable(title, ("from", "to"), ("sent", "received"), "", tuple(rows))
 
 
-def age(value: float) -> str:
+def show_age(value: float) -> str:
     """A duration from seconds to days: "3 d 4 h", "5 min", "12 s"."""
     for unit, name, smaller, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
         if value >= unit:

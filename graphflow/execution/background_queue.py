@@ -8,11 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.interrupts import defer_signals
 from graphflow.runtime.host.session_state import note_thread
 
 
-class Queued:
+class SerialExecutor:
     """What is queued in a session.
 
     Attributes:
@@ -24,13 +24,13 @@ class Queued:
         self._runner: ThreadPoolExecutor | None = None
         self._threads: set[int] = set()  # the one, once it runs
 
-    def put(self, run: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, run: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run something when what was put before it is done; by who holds the lock."""
         if self._runner is None:
             # The thread keeps what it begins with: not this, or it would outlive its session.
             begin = partial(note_thread, self._threads)
             self._runner = ThreadPoolExecutor(1, "graphflow-session", initializer=begin)
-        with uninterrupted():  # the executor's own locks would stay taken
+        with defer_signals():  # the executor's own locks would stay taken
             return self._runner.submit(run, *arguments)
 
     def close(self, *, wait: bool) -> None:

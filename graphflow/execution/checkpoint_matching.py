@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from graphflow.base.argument_checks import meant, shown
+from graphflow.base.argument_checks import did_you_mean, format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, CheckpointError
 from graphflow.ir.op import Node
@@ -59,19 +59,19 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Origin:
+class LoadedCheckpoint:
     """The last checkpoint that a session loaded.
 
     Attributes:
         source: the folder or file.
-        there: dtypes and shapes in it, by the model's names.
+        signatures: dtypes and shapes in it, by the model's names.
         strict: whether a variable that it lacks is an error.
         unnamed: groups of variables that were numbered, in the order of their creation.
     """
 
     source: str
     step: int = 0
-    there: Mapping[str, Signature] = field(default_factory=dict)
+    signatures: Mapping[str, Signature] = field(default_factory=dict)
     strict: bool = True
     unnamed: Groups = ()
 
@@ -85,13 +85,13 @@ class Origin:
         return Loaded(
             self.source,
             self.step,
-            tuple(name for name in met if name in self.there),
-            tuple(name for name in met if name not in self.there),
-            tuple(sorted(self.there.keys() - set(met))),
+            tuple(name for name in met if name in self.signatures),
+            tuple(name for name in met if name not in self.signatures),
+            tuple(sorted(self.signatures.keys() - set(met))),
         )
 
 
-def check_order(nodes: Mapping[str, Node], origin: Origin) -> None:
+def check_order(nodes: Mapping[str, Node], origin: LoadedCheckpoint) -> None:
     """Refuse variables without names that the program used in another order than the one which
     wrote the checkpoint: numbers are given in the order of use, so that values of one shape would
     change places.
@@ -117,14 +117,16 @@ def check_order(nodes: Mapping[str, Node], origin: Origin) -> None:
                 )
 
 
-def ambiguous(fresh: Mapping[str, Node], nodes: Mapping[str, Node], origin: Origin) -> list[str]:
+def ambiguous_names(
+    fresh: Mapping[str, Node], nodes: Mapping[str, Node], origin: LoadedCheckpoint
+) -> list[str]:
     """Names of new variables that may be others of the checkpoint: they have no names, and more of
     their group and kind wait for a variable."""
     found = []
     for group in origin.unnamed:
-        waiting = {origin.there.get(name) for name in group if name not in nodes}
+        waiting = {origin.signatures.get(name) for name in group if name not in nodes}
         own = [name for name in group if name in fresh and not fresh[name].attrs["named"]]
-        found += [name for name in own if origin.there.get(name) in waiting]
+        found += [name for name in own if origin.signatures.get(name) in waiting]
     return found
 
 
@@ -147,7 +149,7 @@ def check_rename(strict: Any, rename: Any, *, again: bool = False) -> Rename:
     ):
         raise ArgumentError(
             "rename is a dict from names in the checkpoint to names of variables, such as "
-            f"{{'encoder/w': 'enc/w'}}, not {shown(rename)}"
+            f"{{'encoder/w': 'enc/w'}}, not {format_value(rename)}"
         )
     twice = [new for new in rename.values() if again and _rename(new, rename) != new]
     if twice:
@@ -174,7 +176,7 @@ def rename_variables(found: Mapping[str, T], rename: Rename, source: object) -> 
     for old, new in rename.items():
         if not any(_is_in(name, old) or _is_in(name, new) for name in found):
             known = {*found, *(name.rpartition("/")[0] for name in found)} - {""}
-            hint = meant(old, known) or f"it has {some(sorted(found))}"
+            hint = did_you_mean(old, known) or f"it has {some(sorted(found))}"
             raise CheckpointError(f"rename: checkpoint {source} has no {old!r}; {hint}")
     result: dict[str, T] = {}
     origins: dict[str, str] = {}
@@ -189,7 +191,7 @@ def rename_variables(found: Mapping[str, T], rename: Rename, source: object) -> 
     return result
 
 
-def misfit(
+def mismatch_error(
     nodes: Mapping[str, Node],
     wanted: Mapping[str, Signature],
     there: Mapping[str, Signature],
@@ -207,11 +209,11 @@ def misfit(
     made = ", ".join(f"{name!r} (made at {nodes[name].location})" for name in wrong[:3])
     return CheckpointError(
         f"checkpoint {source} does not fit {made}{', …' if len(wrong) > 3 else ''}; "
-        f"{differences(wanted, there)}; {remedy(wanted, there)}"
+        f"{differences(wanted, there)}; {suggest_remedy(wanted, there)}"
     )
 
 
-def remedy(wanted: Mapping[str, Signature], there: Mapping[str, Signature]) -> str:
+def suggest_remedy(wanted: Mapping[str, Signature], there: Mapping[str, Signature]) -> str:
     """What to do about a checkpoint that does not fit."""
     suggested = suggest_rename(wanted, there)
     told = ""
@@ -255,7 +257,7 @@ def suggest_rename(
     return short
 
 
-def load(folder: Path, rename: Rename = MappingProxyType({})) -> Checkpoint:
+def load_renamed(folder: Path, rename: Rename = MappingProxyType({})) -> Checkpoint:
     """Read a checkpoint under the names of the model.
 
     Raises:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
-from graphflow.base.formatting import counted
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.formatting import show_count
+from graphflow.base.interrupts import defer_signals
 from graphflow.errors import PlanError, SessionError
 from graphflow.placement.calibration.calibrate import Link
 from graphflow.placement.clusters.cluster import Cluster
@@ -74,7 +74,7 @@ def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = No
     if cluster.kind == "here":
         threads = [d.threads for d in cluster.workers[0].devices if d.threads is not None]
         return LocalHosts(cluster.devices, max(threads, default=None))
-    with uninterrupted():  # what Ctrl-C cuts short in loading may not load again
+    with defer_signals():  # what Ctrl-C cuts short in loading may not load again
         from graphflow.runtime.client.remote_hosts import RemoteHosts
 
     try:
@@ -83,14 +83,14 @@ def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = No
             store=store, trial=is_trial.get(),
         )  # fmt: skip
     except Exception as error:
-        lacking = _lacking(error)
+        lacking = _describe_shortage(error)
         if lacking is None:
             raise
-        told = f"a session with {counted(len(cluster.workers), 'worker')} needs {lacking}"
+        told = f"a session with {show_count(len(cluster.workers), 'worker')} needs {lacking}"
         raise SessionError(f"{told}, or use fewer workers") from error
 
 
-def _lacking(error: Exception) -> str | None:
+def _describe_shortage(error: Exception) -> str | None:
     """What a process has too little of to begin a session, if that is what an error says."""
     number = getattr(error, "errno", None)  # also of ZeroMQ's errors
     if number in (errno.EMFILE, errno.ENFILE):

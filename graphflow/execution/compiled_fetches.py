@@ -14,8 +14,8 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import FeedError, LinkLost, MemoryLimitError, ProtocolError
-from graphflow.frontend.feeds import convert, convert_all
-from graphflow.frontend.pytree import bind, concerns, derived_from, fed_sizes
+from graphflow.frontend.feeds import convert, convert_feeds
+from graphflow.frontend.pytree import accepts_feed, bind, depends_on_placeholder, fed_sizes
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
@@ -31,23 +31,23 @@ from graphflow.runtime.wire.messages import EDGE_BITS, EXCHANGE, TAKEN, Key
 from graphflow.strategy import PartitionedGraph
 
 Array = np.ndarray[Any, Any]
-TIMED = 31
+MAX_TIMES = 31
 """Steps whose time is remembered."""
-ROUTES = 64
+MAX_CACHED_STEPS = 64
 """Combinations of sizes that have a shorter way: each step with other feeds than the last looks at
 all of them, and each keeps what was compiled for it."""
-CHECKED = 4096
+MAX_CHECKED_SIZES = 4096
 """Combinations of sizes that are known to fit."""
 _OF_GROUP = re.compile(rf"{EXCHANGE}[^/]+/([0-9]{{1,9}})/")
 _OF_EDGE = re.compile(rf"{TAKEN}([0-9]{{1,9}})/")
 _Shapes = frozenset[tuple[Node, tuple[int, ...]]]
 
 
-_WIDE = 6e4
+_MAX_PLAIN_FLOAT = 6e4
 """Python floats below this are finite in all dtypes."""
 
 
-class Route:
+class CachedStep:
     """The shorter way of steps whose feeds are as those of the last step were: what has to be
     looked at each time, and nothing else.
 
@@ -70,7 +70,7 @@ class Route:
         self._values = tuple(values)
         self._plain = all(isinstance(v, int) for v in values)
 
-    def named(self, given: Any) -> dict[str, Array] | None:
+    def match_feeds(self, given: Any) -> dict[str, Array] | None:
         """Feeds by name, as the worker takes them; None where they are of another kind, or wrong.
 
         Raises:
@@ -86,7 +86,7 @@ class Route:
             if type(value) is not np.ndarray or value.dtype != dtype:
                 if value is None:
                     return None
-                if type(value) is float and dtype.kind == "f" and abs(value) < _WIDE:
+                if type(value) is float and dtype.kind == "f" and abs(value) < _MAX_PLAIN_FLOAT:
                     value = np.array(value, dtype)
                 else:
                     value = convert(tensor.node, value)
@@ -100,7 +100,7 @@ class Route:
         """The value of each fetch."""
         if self._plain:
             return [fetched[i] for i in self._values]  # type: ignore[index]
-        arrays = convert_all(given)
+        arrays = convert_feeds(given)
         return [fetched[v] if isinstance(v, int) else v(arrays) for v in self._values]
 
 
@@ -110,7 +110,7 @@ def key_of(tensors: Sequence[Tensor], variant: int = 0) -> tuple[int, ...]:
 
 
 @dataclass
-class Compiled:
+class CompiledFetches:
     """A set of fetches, optimised; later placed, partitioned and given to the workers.
 
     Attributes:
@@ -126,7 +126,7 @@ class Compiled:
         traced: the sizes of symbols in each of these steps.
         measured: what the last such block measured.
         took: seconds of the last steps that were neither traced nor begun ahead.
-        route: of feeds as those of the last step, if there is one.
+        cached: of feeds as those of the last step, if there is one.
         division: how a strategy divided the source before it was optimised.
         variant: of those that a strategy divided in several ways, for batches of several sizes, the
             number.
@@ -145,11 +145,11 @@ class Compiled:
     trace: Trace = field(default_factory=Trace)
     traced: list[dict[str, int]] = field(default_factory=list)
     measured: Measured | None = None
-    took: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
-    route: Route | None = None
+    recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
+    cached_step: CachedStep | None = None
     division: PartitionedGraph | None = None
     variant: int = 0
-    _routes: dict[int, Route] = field(default_factory=dict)  # by which sizes they are for
+    _cached_steps: dict[int, CachedStep] = field(default_factory=dict)  # by id of `bindings`
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _accepted: set[Node] = field(default_factory=set)  # fed before
     _concerns: dict[Node, bool] = field(default_factory=dict)
@@ -174,8 +174,8 @@ class Compiled:
             result.setdefault(worker_of(device), []).append(part)
         return result
 
-    def arrays(
-        self, given: Mapping[Node, Array], others: Iterable[Compiled] = ()
+    def check_feeds(
+        self, given: Mapping[Node, Array], others: Iterable[CompiledFetches] = ()
     ) -> dict[Node, Array]:
         """Feeds, checked to have all that the fetches need.
 
@@ -190,7 +190,7 @@ class Compiled:
         for node in given:
             if node in self._accepted:
                 continue
-            known = self._concerned(node) or node in derived_from(self.source)
+            known = accepts_feed(self.source, node)
             if not known and not any(node in c.source.placeholders for c in others):
                 raise FeedError(
                     f"feed {node.name!r} (made at {node.location}) is unknown to these fetches and "
@@ -205,10 +205,10 @@ class Compiled:
                 )
         return dict(given)
 
-    def _concerned(self, node: Node) -> bool:
+    def _depends_on(self, node: Node) -> bool:
         """Whether the fetches depend on a placeholder, or on its size."""
         if node not in self._concerns:
-            self._concerns[node] = concerns(self.source, node)
+            self._concerns[node] = depends_on_placeholder(self.source, node)
         return self._concerns[node]
 
     def suits(self, shapes: Mapping[Node, tuple[int, ...]]) -> bool:
@@ -225,8 +225,8 @@ class Compiled:
         """
         key = frozenset(shapes.items())
         if key not in self._bindings:
-            sizes = bind(self.source, {n: s for n, s in shapes.items() if self._concerned(n)})
-            if len(self._bindings) >= CHECKED:
+            sizes = bind(self.source, {n: s for n, s in shapes.items() if self._depends_on(n)})
+            if len(self._bindings) >= MAX_CHECKED_SIZES:
                 self._bindings.clear()
             self._bindings[key] = sizes if self.division is None else self.division.bindings(sizes)
         return self._bindings[key]
@@ -241,22 +241,22 @@ class Compiled:
         if key not in self._fitting:
             for name, part in self.partitions.items():
                 _check_fit(part, bindings, cluster.device(name).memory)
-            if len(self._fitting) >= CHECKED:
+            if len(self._fitting) >= MAX_CHECKED_SIZES:
                 self._fitting.clear()
             self._fitting.add(key)
 
-    def feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
+    def worker_feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
         """What each worker is fed, by name."""
         if self.division is not None:
             sizes = self.bindings({node: a.shape for node, a in arrays.items()})
             arrays = {**arrays, **self.division.feeds(arrays, sizes)}
         return {
             worker: {name: arrays[node] for name, node in wanted.items()}
-            for worker, wanted in self._wanted.items()
+            for worker, wanted in self._worker_placeholders.items()
         }
 
     @cached_property
-    def _wanted(self) -> dict[int, dict[str, Node]]:
+    def _worker_placeholders(self) -> dict[int, dict[str, Node]]:
         """The placeholders that each worker reads, by name; once it is partitioned."""
         named = {self.graph.names[node]: node for node in self.graph.placeholders}
         return {
@@ -264,7 +264,7 @@ class Compiled:
             for worker, parts in self.by_worker.items()
         }
 
-    def find_route(
+    def find_cached_step(
         self, hosts: Hosts, shapes: Mapping[Node, tuple[int, ...]], names: dict[str, int]
     ) -> None:
         """Look for the shorter way of the next steps with feeds of such shapes.
@@ -272,14 +272,14 @@ class Compiled:
         Args:
             names: sizes of the symbols, as `bindings` gives them.
         """
-        self.route = self._routes.get(id(names))
-        if self.route is not None or not self.partitions or self.division is not None:
+        self.cached_step = self._cached_steps.get(id(names))
+        if self.cached_step is not None or not self.partitions or self.division is not None:
             return
         ready = hosts.ready(self.program, names)
         if ready is None:
             return
-        if len(self._routes) >= ROUTES:
-            del self._routes[next(iter(self._routes))]
+        if len(self._cached_steps) >= MAX_CACHED_STEPS:
+            del self._cached_steps[next(iter(self._cached_steps))]
         parts = [part for mine in self.by_worker.values() for part in mine]
         fetched = [name for part in parts for name in part.fetches]
         numbers = {name: i for i, name in enumerate(fetched)}
@@ -289,30 +289,32 @@ class Compiled:
             for node in self.graph.placeholders
             if self.graph.names[node] in fed
         }
-        self.route = self._routes[id(names)] = Route(
+        self.cached_step = self._cached_steps[id(names)] = CachedStep(
             ready,
             [(node.outputs[0], named.get(node), shape) for node, shape in shapes.items()],
             [
-                numbers[str(i)] if str(i) in numbers else partial(_own_value, output)
+                numbers[str(i)] if str(i) in numbers else partial(_client_value, output)
                 for i, output in enumerate(self.outputs)
             ],
             names,
         )
 
-    def other_route(self, hosts: Hosts, feeds: Any) -> tuple[Route, dict[str, Array]] | None:
+    def match_other_step(
+        self, hosts: Hosts, feeds: Any
+    ) -> tuple[CachedStep, dict[str, Array]] | None:
         """The way of earlier steps whose feeds were as these are, and the feeds by name."""
-        for route in self._routes.values():
-            named = route.named(feeds) if route is not self.route else None
+        for cached in self._cached_steps.values():
+            named = cached.match_feeds(feeds) if cached is not self.cached_step else None
             if named is not None:
-                self.route = route
-                hosts.ready(self.program, route.bindings)  # used now, as others see it
-                return route, named
+                self.cached_step = cached
+                hosts.ready(self.program, cached.bindings)  # used now, as others see it
+                return cached, named
         return None
 
-    def lose_routes(self) -> None:
+    def drop_cached_steps(self) -> None:
         """The workers have let go of a program."""
-        self.route = None
-        self._routes.clear()
+        self.cached_step = None
+        self._cached_steps.clear()
 
     def keep_measured(self) -> None:
         """Sum up the traced steps, if any, at the end of a trace block."""
@@ -324,7 +326,7 @@ class Compiled:
         bytes."""
         return {
             node.attrs["edge"]: (
-                _carried(part.graph.names.get(node, node.name), node.attrs["edge"]),
+                _tensor_name(part.graph.names.get(node, node.name), node.attrs["edge"]),
                 node.attrs["source"],
                 part.device,
                 evaluate(node.specs[0].nbytes, bindings),
@@ -334,13 +336,13 @@ class Compiled:
             if node.op.name == "recv"
         }
 
-    def explained(self, error: LinkLost) -> LinkLost:
+    def explain_link_loss(self, error: LinkLost) -> LinkLost:
         """An error of a link, with what it was to carry: a tensor, or a part of an exchange."""
-        op, attribute, number = _sent(error.edge)
+        op, attribute, number = _find_receiver(error.edge)
         for part in self.partitions.values():
             for node in part.graph.walk():
                 if node.op.name == op and node.attrs[attribute] == number:
-                    name = _carried(part.graph.names.get(node, node.name), number)
+                    name = _tensor_name(part.graph.names.get(node, node.name), number)
                     what = f"is of {node.attrs['kind']}" if op != "recv" else "carries"
                     error.args = (f"{error}; it {what} {name!r}, made at {node.location}",)
                     return error
@@ -363,7 +365,7 @@ class Compiled:
     def values(self, fetched: Mapping[str, Array], arrays: Mapping[Node, Array]) -> list[Any]:
         """The value of each fetch: from the workers, or what the client has itself."""
         return [
-            _own_value(output, arrays) if str(i) not in fetched else fetched[str(i)]
+            _client_value(output, arrays) if str(i) not in fetched else fetched[str(i)]
             for i, output in enumerate(self.outputs)
         ]
 
@@ -392,7 +394,7 @@ def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None
         )
 
 
-def _sent(key: Key | None) -> tuple[str, str, int]:
+def _find_receiver(key: Key | None) -> tuple[str, str, int]:
     """Where the other end of what was sent is: op, attribute and its value; -1 is nowhere."""
     if isinstance(key, str):
         group, taken = _OF_GROUP.match(key), _OF_EDGE.match(key)
@@ -402,13 +404,13 @@ def _sent(key: Key | None) -> tuple[str, str, int]:
     return "recv", "edge", -1 if key is None else key % 2**EDGE_BITS
 
 
-def _carried(name: str, edge: int) -> str:
+def _tensor_name(name: str, edge: int) -> str:
     """The tensor that a node is named after: "recv/tower0/relu/3" has edge 3, "start/grad" starts
     an exchange."""
     return name.removeprefix("start/").removeprefix("recv/").removesuffix(f"/{edge}")
 
 
-def _own_value(output: Tensor, arrays: Mapping[Node, Array]) -> Array | None:
+def _client_value(output: Tensor, arrays: Mapping[Node, Array]) -> Array | None:
     match output.node.op.name:
         case "group":
             return None

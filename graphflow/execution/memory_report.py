@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from graphflow.base.formatting import show_bytes
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.execution.compiled_fetches import Compiled
+from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.tables import Table
 from graphflow.runtime.memory.memory_layout import plan_layout
@@ -79,7 +79,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
         return self.table().html()
 
 
-def memory_report(compiled: Compiled, cluster: Cluster) -> MemoryReport:
+def memory_report(compiled: CompiledFetches, cluster: Cluster) -> MemoryReport:
     """What fetches take on the devices where they are placed, for the sizes that they were placed
     for."""
     bindings = compiled.bindings(compiled.sizes)

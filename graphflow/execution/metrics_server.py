@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphflow.base.environment import setting
-from graphflow.execution.compiled_fetches import Compiled, Route
-from graphflow.execution.step_executor import Steps
+from graphflow.execution.compiled_fetches import CachedStep, CompiledFetches
+from graphflow.execution.step_executor import StepExecutor
 from graphflow.ir.op import Node
 from graphflow.runtime.host.host_interface import Hosts, LocalHosts
 from graphflow.runtime.telemetry.metrics import watch_process
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from graphflow.runtime.observability.metrics_endpoint import MetricsServer
 
 
-class MeteredSteps(Steps):
+class MeteredStepExecutor(StepExecutor):
     """The steps of a session in this process, counted; those over workers are by their hosts."""
 
-    def routed(self, compiled: Compiled, route: Route, feeds: Any) -> list[Any] | None:
+    def run_cached(
+        self, compiled: CompiledFetches, cached: CachedStep, feeds: Any
+    ) -> list[Any] | None:
         start = perf_counter()
         try:
-            values = super().routed(compiled, route, feeds)
+            values = super().run_cached(compiled, cached, feeds)
         except BaseException:
             self._count("aborted")
             raise
@@ -35,7 +37,7 @@ class MeteredSteps(Steps):
 
     def run(
         self,
-        compiled: Compiled,
+        compiled: CompiledFetches,
         arrays: Mapping[Node, np.ndarray[Any, Any]],
         bindings: dict[str, int],
     ) -> list[Any]:
@@ -72,7 +74,9 @@ def serve_metrics(address: str | None, hosts: Hosts) -> MetricsServer | None:
     return MetricsServer(address, hosts.meters)
 
 
-def steps_of(hosts: Hosts, deadline: float, sampling: bool, is_metered: bool) -> Steps:
+def make_step_executor(
+    hosts: Hosts, deadline: float, sampling: bool, is_metered: bool
+) -> StepExecutor:
     """The steps of a session, counted if its metrics are served."""
-    kind = MeteredSteps if is_metered and isinstance(hosts, LocalHosts) else Steps
+    kind = MeteredStepExecutor if is_metered and isinstance(hosts, LocalHosts) else StepExecutor
     return kind(hosts, deadline, sampling)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from graphflow.base.formatting import show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
-from graphflow.runtime.observability.trace import Step
+from graphflow.runtime.observability.trace import TraceStep
 
 GAIN = 0.1
 """Share of a step that the automatic mode must gain."""
@@ -69,7 +69,7 @@ def check_replan(replan: str | None) -> bool:
     return replan == "auto"
 
 
-def window_at(runs: int) -> int | None:
+def window_position(runs: int) -> int | None:
     """The place in a window, from 0, of the step after so many of the same fetches; or None."""
     start = FIRST
     while start <= runs:
@@ -79,7 +79,7 @@ def window_at(runs: int) -> int | None:
     return None
 
 
-def drifted(steps: Sequence[Step], predicted: float, mark: float) -> bool:
+def shows_drift(steps: Sequence[TraceStep], predicted: float, mark: float) -> bool:
     """Whether enough steps took otherwise than predicted, all in one direction.
 
     Args:
@@ -89,14 +89,14 @@ def drifted(steps: Sequence[Step], predicted: float, mark: float) -> bool:
     if predicted <= 0:
         return False
     ratios = [
-        ((step.end - step.start) * 1e-9 - mark * _longest(step)) / predicted for step in steps
+        ((step.end - step.start) * 1e-9 - mark * _max_spans(step)) / predicted for step in steps
     ]
     slow = sum(ratio > 1 + DRIFT for ratio in ratios)
     fast = sum(ratio < 1 - DRIFT for ratio in ratios)
     return max(slow, fast) >= SEEN
 
 
-def _longest(step: Step) -> int:
+def _max_spans(step: TraceStep) -> int:
     """Spans of the device that has most: devices mark theirs beside each other."""
     counts: dict[str, int] = {}
     for event in step.events:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import is_interrupt, uninterrupted
+from graphflow.base.interrupts import defer_signals, is_interrupt
 from graphflow.errors import LinkLost, NonFiniteError, WorkerLost
-from graphflow.execution.compiled_fetches import Compiled, Route
-from graphflow.execution.replan_policy import window_at
+from graphflow.execution.compiled_fetches import CachedStep, CompiledFetches
+from graphflow.execution.replan_policy import window_position
 from graphflow.ir.op import Node
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.host.session_state import DRAWS
@@ -26,7 +26,7 @@ from graphflow.runtime.wire.messages import STEP_BITS
 Array = np.ndarray[Any, Any]
 
 
-class Steps:
+class StepExecutor:
     """The steps of a session.
 
     Args:
@@ -43,16 +43,16 @@ class Steps:
     def __init__(self, hosts: Hosts, deadline: float, sampling: bool) -> None:
         self.committed = 0
         self.trace: Trace | None = None
-        self.last: Compiled | None = None
+        self.last: CompiledFetches | None = None
         self.lost: WorkerLost | None = None
         self._hosts = hosts
         self._deadline = deadline
         self._sampling = sampling
-        self._raised = 1 << STEP_BITS  # what numbers on the wire have above those of the session
+        self._number_base = 1 << STEP_BITS  # added to the session's step number on the wire
         self._number = 0  # of the last step on the wire
         self._programs = 0
 
-    def add(self, compiled: Compiled) -> str:
+    def add(self, compiled: CompiledFetches) -> str:
         """Give the workers the partitions of fetches, under a name of their own, which is to be
         `compiled.program` when all that they read is there, too."""
         if not compiled.name:
@@ -61,35 +61,37 @@ class Steps:
         self._hosts.add(compiled.name, compiled.by_worker)
         return compiled.name
 
-    def _next(self, ahead: int = 0) -> int:
+    def _next_number(self, ahead: int = 0) -> int:
         """Return the number on the wire of the step after `ahead` others that are not decided: that
         of the session, and bits above it that make it larger than all numbers before."""
-        if self._raised + self.committed + ahead <= self._number:
-            self._raised += 1 << STEP_BITS
-        self._number = self._raised + self.committed + ahead
+        if self._number_base + self.committed + ahead <= self._number:
+            self._number_base += 1 << STEP_BITS
+        self._number = self._number_base + self.committed + ahead
         return self._number
 
-    def routed(self, compiled: Compiled, route: Route, feeds: Any) -> list[Any] | None:
+    def run_cached(
+        self, compiled: CompiledFetches, cached: CachedStep, feeds: Any
+    ) -> list[Any] | None:
         """A step by the shorter way; None if it is not for it. As `run` otherwise."""
         if self.trace is not None:
             return None
-        named = route.named(feeds)
+        named = cached.match_feeds(feeds)
         if named is None:
-            found = compiled.other_route(self._hosts, feeds)
+            found = compiled.match_other_step(self._hosts, feeds)
             if found is None:
                 return None
-            route, named = found
-        number = self._raised + self.committed
+            cached, named = found
+        number = self._number_base + self.committed
         if number <= self._number:
-            number = self._next()
+            number = self._next_number()
         self._number = number
         start = perf_counter()
         try:
-            fetched = route.ready(number, self.committed, named, self._deadline)
+            fetched = cached.ready(number, self.committed, named, self._deadline)
         except NonFiniteError:
             return None  # the long way finds out where it came from
         except LinkLost as error:
-            raise compiled.explained(error) from None
+            raise compiled.explain_link_loss(error) from None
         except WorkerLost as error:
             self.lost = error
             raise
@@ -97,16 +99,16 @@ class Steps:
             self._count_interrupted(error, number, self.committed)
             raise
         if fetched is None:
-            compiled.lose_routes()
+            compiled.drop_cached_steps()
             return None
         self.committed += 1
         self.last = compiled
         compiled.runs += 1
-        compiled.took.append(perf_counter() - start)
-        return route.values(fetched, feeds)
+        compiled.recent_seconds.append(perf_counter() - start)
+        return cached.values(fetched, feeds)
 
     def run(
-        self, compiled: Compiled, arrays: Mapping[Node, Array], bindings: dict[str, int]
+        self, compiled: CompiledFetches, arrays: Mapping[Node, Array], bindings: dict[str, int]
     ) -> list[Any]:
         """A step over all workers: the value of each fetch.
 
@@ -114,19 +116,19 @@ class Steps:
             OpError, StepTimeout, WorkerLost: the step failed, and changed nothing.
         """
         step = self.committed
-        traced = self.trace is not None or self._sampled(compiled)
+        traced = self.trace is not None or self._should_sample(compiled)
         if traced and compiled.partitions:
             self._hosts.meet_clocks()
         start = monotonic_ns()
         fetched: Mapping[str, Array] = {}
         if compiled.partitions:
-            number = self._next()
+            number = self._next_number()
             try:
                 result = self._hosts.step(
                     compiled.program,
                     number,
                     {**bindings, DRAWS: self.committed},
-                    compiled.feeds(arrays),
+                    compiled.worker_feeds(arrays),
                     traced,
                     self._deadline,
                 )
@@ -135,16 +137,16 @@ class Steps:
                 self.lost = error
                 raise
             except LinkLost as error:
-                raise compiled.explained(error) from None
+                raise compiled.explain_link_loss(error) from None
             except NonFiniteError as error:
-                raise self._located(error, compiled, arrays, bindings) from None
+                raise self._find_nonfinite(error, compiled, arrays, bindings) from None
             except BaseException as error:
                 self._count_interrupted(error, number, step)
                 raise
             fetched = result.fetches
             if traced:
                 edges, exchanges = compiled.edges(bindings), compiled.exchanges(bindings)
-                with uninterrupted():  # else one of them has a step that the others lack
+                with defer_signals():  # else one of them has a step that the others lack
                     compiled.traced.append(bindings)
                     for trace in filter(None, (self.trace, compiled.trace)):
                         trace.add_step(
@@ -152,7 +154,7 @@ class Steps:
                             result.errors, exchanges,
                         )  # fmt: skip
             elif compiled.runs:
-                compiled.took.append((monotonic_ns() - start) * 1e-9)
+                compiled.recent_seconds.append((monotonic_ns() - start) * 1e-9)
         else:
             self.committed += 1
         self.last = compiled
@@ -171,7 +173,7 @@ class Steps:
 
     def begin(
         self,
-        compiled: Compiled,
+        compiled: CompiledFetches,
         arrays: Mapping[Node, Array],
         bindings: Mapping[str, int],
         ahead: int,
@@ -184,14 +186,16 @@ class Steps:
             return None
         return self._hosts.begin(
             compiled.program,
-            self._next(ahead),
+            self._next_number(ahead),
             {**bindings, DRAWS: self.committed + ahead},
-            compiled.feeds(arrays),
+            compiled.worker_feeds(arrays),
             self._deadline,
             follows,
         )
 
-    def finish(self, begun: Any, compiled: Compiled, arrays: Mapping[Node, Array]) -> list[Any]:
+    def finish(
+        self, begun: Any, compiled: CompiledFetches, arrays: Mapping[Node, Array]
+    ) -> list[Any]:
         """Decide the first of the steps that were begun: the value of each fetch; as `run`."""
         step = self.committed
         try:
@@ -201,7 +205,7 @@ class Steps:
             self.lost = error
             raise
         except LinkLost as error:
-            raise compiled.explained(error) from None
+            raise compiled.explain_link_loss(error) from None
         except BaseException as error:
             self._count_interrupted(error, begun.step, step)
             raise
@@ -219,10 +223,10 @@ class Steps:
         """End steps that were begun: nothing of them happens."""
         self._hosts.undo(begun)
 
-    def _located(
+    def _find_nonfinite(
         self,
         error: NonFiniteError,
-        compiled: Compiled,
+        compiled: CompiledFetches,
         arrays: Mapping[Node, Array],
         bindings: Mapping[str, int],
     ) -> NonFiniteError:
@@ -236,8 +240,8 @@ class Steps:
         self._hosts.add(program, parts)
         try:
             self._hosts.step(
-                program, self._next(), {**bindings, DRAWS: self.committed},
-                compiled.feeds(arrays), False, self._deadline,
+                program, self._next_number(), {**bindings, DRAWS: self.committed},
+                compiled.worker_feeds(arrays), False, self._deadline,
             )  # fmt: skip
         except NonFiniteError as found:
             return found
@@ -248,6 +252,6 @@ class Steps:
             "infinities among the feeds, variables and constants"
         )
 
-    def _sampled(self, compiled: Compiled) -> bool:
+    def _should_sample(self, compiled: CompiledFetches) -> bool:
         """Whether the next step of some fetches is traced though no block is open."""
-        return self._sampling and window_at(compiled.runs) is not None
+        return self._sampling and window_position(compiled.runs) is not None

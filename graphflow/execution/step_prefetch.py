@@ -18,9 +18,9 @@ import numpy as np
 from graphflow.base.interrupts import is_interrupt, passing_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, FeedError, GraphflowError, NonFiniteError
-from graphflow.execution.compiled_fetches import Compiled
-from graphflow.execution.step_executor import Steps
-from graphflow.frontend.feeds import Known, convert_all
+from graphflow.execution.compiled_fetches import CompiledFetches
+from graphflow.execution.step_executor import StepExecutor
+from graphflow.frontend.feeds import PlaceholderGroups, convert_feeds
 from graphflow.ir.op import Node, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -29,43 +29,43 @@ Decide = Callable[[], list[Any] | None]
 """Decides a step if it has begun, and then tells its values; else None."""
 Run = Callable[[Sequence[Tensor], Given, Decide], list[Any]]
 """A step of fetches and feeds: values of the fetches."""
-Shortly = Callable[[Compiled, Any], list[Any] | None]
+RunCached = Callable[[CompiledFetches, Any], list[Any] | None]
 """The same of feeds as they were given, by the short way of steps like those before; None if it is
 not for them."""
 
-DEPTH = 3
+MAX_STEPS = 3
 """Steps that are under way at most: one computes, and the feeds of the others are there."""
 
-SMALL = 64 << 10
+SMALL_STEP_BYTES = 64 << 10
 """Bytes of feeds and fetches up to which a step is small."""
 
-QUICK = 1e-3
+QUICK_STEP_SECONDS = 1e-3
 """Seconds of a step by itself below which none is begun ahead where all workers are on this host:
 it takes about as long as its client needs to keep several under way, on processors that the workers
 need, too."""
 
-MOST = 16
+MAX_SMALL_STEPS = 16
 """Small steps that are under way at most, if they need not wait for each other: they begin by half
 as many, since every time costs the workers a wake-up."""
 
 
 @dataclass
-class _Step:
+class _QueuedStep:
     given: Given | Exception
-    usual: bool = False  # its feeds are as those of the last step that ran by itself
+    repeated: bool = False  # its feeds are as those of the last step that ran by itself
     begun: Any = None
-    compiled: Compiled | None = None
+    compiled: CompiledFetches | None = None
 
 
 @dataclass(frozen=True)
-class _Usual:
+class _RepeatedFeeds:
     """Feeds of some shapes, which ran: others that are like them need not be looked at closely."""
 
-    compiled: Compiled
+    compiled: CompiledFetches
     bindings: dict[str, int]
     feeds: tuple[tuple[Any, Node, tuple[int, ...], Any], ...]  # as given, and what that was
 
-    def taken(self, feeds: Any) -> Given | None:
+    def copy_matching(self, feeds: Any) -> Given | None:
         """Copies of feeds; None if they are of another kind."""
         if type(feeds) is not dict or len(feeds) != len(self.feeds):
             return None
@@ -78,26 +78,26 @@ class _Usual:
         return given
 
 
-class Stream:
+class StepStream:
     """The steps of one `Session.run(fetches, feeds, steps=…)`.
 
     Args:
         count: steps.
         compiled: what the fetches are now, or None if they have not run in this way.
         run: runs one step as `Session.run` does.
-        shortly: the same in less time, where that is possible.
-        named: placeholders that feeds may name.
+        run_cached: the same in less time, where that is possible.
+        placeholders: placeholders that feeds may name.
     """
 
     def __init__(
         self,
-        steps: Steps,
+        steps: StepExecutor,
         feeds: Iterable[Any],
         count: int,
-        compiled: Callable[[], Compiled | None],
+        compiled: Callable[[], CompiledFetches | None],
         run: Callable[[Given, Decide], list[Any]],
-        shortly: Shortly,
-        named: Known,
+        run_cached: RunCached,
+        placeholders: PlaceholderGroups,
     ) -> None:
         self._steps = steps
         self._near = steps.is_near
@@ -105,43 +105,44 @@ class Stream:
         self._count = count
         self._compiled = compiled
         self._run = run
-        self._shortly = shortly
-        self._named = named
-        self._free = False  # steps need not wait for each other
-        self._wary = 1  # small steps to be seen before more than `DEPTH` are under way
-        self._taken = 0  # feeds, from the iterator
-        self._fresh: list[Any] = []  # feeds, or steps with theirs, that are in no window yet
-        self._window: deque[_Step] = deque()
-        self._astray = False  # workers may have a step that is not in the window: Ctrl-C came then
-        self._usual: _Usual | None = None
+        self._run_cached = run_cached
+        self._placeholders = placeholders
+        self._is_independent = False  # steps need not wait for each other
+        self._cautious_steps = 1  # small steps to see before `MAX_STEPS` is exceeded
+        self._feeds_taken = 0  # feeds, from the iterator
+        self._arrived: list[Any] = []  # feeds, or steps with theirs, that are in no window yet
+        self._window: deque[_QueuedStep] = deque()
+        # True while workers may have begun a step that the window lacks, after an interrupt.
+        self._may_be_inconsistent = False
+        self._repeated: _RepeatedFeeds | None = None
         self._bindings: dict[Any, dict[str, int]] = {}  # of shapes that ran: they are prepared
 
-    def take(self) -> None:
+    def take_feeds(self) -> None:
         """Takes the feeds of the next step, and of those that are to be begun ahead. The iterator
         is the user's, and may wait for others who use the session: so by who does not hold it."""
         compiled = self._compiled()
-        if not self._gains(compiled):
-            if not self._window and not self._fresh:
-                self._fresh.append(self._feed())
+        if not self._should_prefetch(compiled):
+            if not self._window and not self._arrived:
+                self._arrived.append(self._next_feeds())
             return
         with passing_interrupts():
             self._take_ahead()
 
     def _take_ahead(self) -> None:
-        fresh, window = self._fresh, self._window
-        while self._taken < self._count and len(fresh) + len(window) < self._depth:
+        fresh, window = self._arrived, self._window
+        while self._feeds_taken < self._count and len(fresh) + len(window) < self._depth:
             last = fresh[-1] if fresh else window[-1] if window else None
             if last is not None and isinstance(last.given, Exception):
                 return  # the stream ends there, when it is its turn
-            fresh.append(step := self._as_step(self._feed(), copied=True))
+            fresh.append(step := self._as_step(self._next_feeds(), copied=True))
             if not isinstance(step.given, Exception):
-                self._weigh(step.given, ())
+                self._note_size(step.given, ())
 
     def step(self, number: int) -> list[Any]:
         """The values of the next step, the `number`-th from 1, whose feeds were taken.
 
         Raises:
-            FeedError: its feeds are wrong, or there are none; the step is named.
+            FeedError: its feeds are wrong, or there are none; the step is placeholders.
             GraphflowError: as `Session.run`; nothing after the step before it has happened.
         """
         if (values := self._quickly()) is not None:
@@ -150,8 +151,8 @@ class Stream:
             return self._next(number)
 
     def _next(self, number: int) -> list[Any]:
-        self._window += [self._as_step(each, copied=False) for each in self._fresh]
-        self._fresh.clear()
+        self._window += [self._as_step(each, copied=False) for each in self._arrived]
+        self._arrived.clear()
         step = self._window[0]
         if isinstance(step.given, Exception):
             raise step.given
@@ -160,87 +161,91 @@ class Stream:
         try:
             values = self._run(step.given, lambda: self._decide(step))
             if not begun:
-                self._learn(step.given)
+                self._remember_shapes(step.given)
         except NonFiniteError:
             if not begun:
                 raise
-            values = self._run(step.given, nothing)  # finds out where it came from
+            values = self._run(step.given, not_begun)  # finds out where it came from
         except FeedError as error:
-            self.retreat()
-            raise self._wrong(number, error) from error
+            self.undo_begun()
+            raise self._feed_error(number, error) from error
         except BaseException:
-            self.retreat()
+            self.undo_begun()
             raise
         self._window.popleft()
-        self._weigh(step.given, values)
+        self._note_size(step.given, values)
         return values
 
     def _quickly(self) -> list[Any] | None:
         """The values of the next step, if it can be run by itself and by the short way."""
-        if self._window or isinstance(self._fresh[0], _Step):
+        if self._window or isinstance(self._arrived[0], _QueuedStep):
             return None
         compiled = self._compiled()
         if compiled is not None:
             with suppress(FeedError):  # the long way says of which step
-                if (values := self._shortly(compiled, self._fresh[0])) is not None:
-                    self._fresh.clear()
+                if (values := self._run_cached(compiled, self._arrived[0])) is not None:
+                    self._arrived.clear()
                     return values
         return None
 
-    def _decide(self, step: _Step) -> list[Any] | None:
+    def _decide(self, step: _QueuedStep) -> list[Any] | None:
         begun = step.begun
         if begun is None:
             return None
         assert step.compiled is not None and not isinstance(step.given, Exception)
-        self._astray = True
+        self._may_be_inconsistent = True
         step.begun = None
         try:
             values = self._steps.finish(begun, step.compiled, step.given)
         except BaseException:
-            self.retreat()  # before anything else is done about it
+            self.undo_begun()  # before anything else is done about it
             raise
-        self._astray = False
+        self._may_be_inconsistent = False
         return values
 
-    def retreat(self) -> None:
+    def undo_begun(self) -> None:
         """Undoes what was begun ahead; it is begun again when it is asked for."""
         begun = [step for step in self._window if step.begun is not None]
         if begun:
-            self._wary = MOST  # who does something else in between may do so again
-        if begun or self._astray:
+            self._cautious_steps = MAX_SMALL_STEPS  # other calls in between may come again
+        if begun or self._may_be_inconsistent:
             self._steps.undo([step.begun for step in begun])
         for step in begun:
             step.begun = None
-        self._astray = False
+        self._may_be_inconsistent = False
 
-    def _gains(self, compiled: Compiled | None) -> bool:
+    def _should_prefetch(self, compiled: CompiledFetches | None) -> bool:
         """Whether steps are begun ahead."""
-        if compiled is None or (self._near and min(compiled.took, default=0.0) < QUICK):
+        if compiled is None or (
+            self._near and min(compiled.recent_seconds, default=0.0) < QUICK_STEP_SECONDS
+        ):
             return False
         return self._steps.can_begin
 
     @property
     def _depth(self) -> int:
         """How many steps may be under way."""
-        return MOST if self._free and not self._wary else DEPTH
+        return MAX_SMALL_STEPS if self._is_independent and not self._cautious_steps else MAX_STEPS
 
-    def _weigh(self, given: Given, values: Sequence[Any]) -> None:
+    def _note_size(self, given: Given, values: Sequence[Any]) -> None:
         """Sees whether a step was small; of its feeds alone, it may still turn out not to be."""
         nbytes = sum([a.nbytes for a in given.values()])
         nbytes += sum([getattr(each, "nbytes", 0) for each in values])
-        if nbytes > SMALL:
-            self._wary = MOST
-        elif values and self._wary:
-            self._wary -= 1
+        if nbytes > SMALL_STEP_BYTES:
+            self._cautious_steps = MAX_SMALL_STEPS
+        elif values and self._cautious_steps:
+            self._cautious_steps -= 1
 
     def _begin_all(self) -> None:
         """Begins the steps whose feeds are there; many together, where several are under way, since
         each time wakes the workers up."""
         compiled = self._compiled()
-        if compiled is None or not self._gains(compiled):
+        if compiled is None or not self._should_prefetch(compiled):
             return
         waiting = sum(step.begun is None for step in self._window)
-        if self._depth == MOST and waiting < min(MOST // 2, len(self._window)):
+        if self._depth == MAX_SMALL_STEPS and waiting < min(
+            MAX_SMALL_STEPS // 2, len(self._window)
+        ):
             return
         before = -1
         for ahead, step in enumerate(self._window):
@@ -248,70 +253,76 @@ class Stream:
                 return
             before = step.begun.step
 
-    def _begin(self, step: _Step, compiled: Compiled, ahead: int, before: int) -> bool:
-        usual = self._usual
-        if isinstance(step.given, Exception) or usual is None or usual.compiled is not compiled:
+    def _begin(self, step: _QueuedStep, compiled: CompiledFetches, ahead: int, before: int) -> bool:
+        repeated = self._repeated
+        if (
+            isinstance(step.given, Exception)
+            or repeated is None
+            or repeated.compiled is not compiled
+        ):
             return False
-        bindings = usual.bindings if step.usual else self._bindings.get(_shapes(step.given))
+        bindings = repeated.bindings if step.repeated else self._bindings.get(_shapes(step.given))
         if bindings is None:
             return False
         step.compiled = compiled
-        self._astray = True
+        self._may_be_inconsistent = True
         step.begun = self._steps.begin(compiled, step.given, bindings, ahead, before)
-        self._astray = False
+        self._may_be_inconsistent = False
         if step.begun is None:
             return False
-        self._free = step.begun.free
+        self._is_independent = step.begun.free
         return True
 
-    def _learn(self, given: Given) -> None:
+    def _remember_shapes(self, given: Given) -> None:
         """Feeds of such shapes ran, so that their program is prepared."""
         compiled = self._compiled()
         if compiled is None:
             return
-        if self._usual is None or self._usual.compiled is not compiled:
+        if self._repeated is None or self._repeated.compiled is not compiled:
             self._bindings.clear()
         shapes = {node: a.shape for node, a in given.items()}
         if compiled.suits(shapes):
             bindings = self._bindings[_shapes(given)] = compiled.bindings(shapes)
             feeds = tuple((node.outputs[0], node, a.shape, a.dtype) for node, a in given.items())
-            self._usual = _Usual(compiled, bindings, feeds)
+            self._repeated = _RepeatedFeeds(compiled, bindings, feeds)
             for step in self._window:
-                step.usual = False
+                step.repeated = False
 
-    def _feed(self) -> Any:
+    def _next_feeds(self) -> Any:
         """The feeds of the next step; or the step with what is to be raised in their stead: when
         its turn comes, since the steps before it have still to happen."""
-        number = self._taken + 1
+        number = self._feeds_taken + 1
         try:
             feeds = next(self._feeds)
         except StopIteration:
-            return _Step(self._wrong(number, f"the feeds ended after {self._taken}"))
+            return _QueuedStep(
+                self._feed_error(number, f"the feeds ended after {self._feeds_taken}")
+            )
         except Exception as error:  # the iterator's own; Ctrl-C is not kept back
             if is_interrupt(error):
                 raise
-            return _Step(error)
-        self._taken = number
+            return _QueuedStep(error)
+        self._feeds_taken = number
         return feeds
 
-    def _as_step(self, feeds: Any, *, copied: bool) -> _Step:
+    def _as_step(self, feeds: Any, *, copied: bool) -> _QueuedStep:
         """The next step, with its feeds: copied where it comes later, for their arrays may be used
         again by then."""
-        if isinstance(feeds, _Step):
+        if isinstance(feeds, _QueuedStep):
             return feeds
-        if copied and self._usual is not None:
-            taken = self._usual.taken(feeds)
+        if copied and self._repeated is not None:
+            taken = self._repeated.copy_matching(feeds)
             if taken is not None:
-                return _Step(taken, usual=True)
+                return _QueuedStep(taken, repeated=True)
         try:
-            given = convert_all(feeds, self._named)
+            given = convert_feeds(feeds, self._placeholders)
         except GraphflowError as error:
-            wrong = self._wrong(self._taken, error)
+            wrong = self._feed_error(self._feeds_taken, error)
             wrong.__cause__ = error
-            return _Step(wrong)
-        return _Step({node: a.copy() for node, a in given.items()} if copied else given)
+            return _QueuedStep(wrong)
+        return _QueuedStep({node: a.copy() for node, a in given.items()} if copied else given)
 
-    def _wrong(self, number: int, why: object) -> FeedError:
+    def _feed_error(self, number: int, why: object) -> FeedError:
         return FeedError(f"feeds {number} of {self._count}: {why}")
 
 
@@ -335,7 +346,7 @@ def check_stream(feeds: Any, steps: Any) -> None:
         )
 
 
-def nothing() -> None:
+def not_begun() -> None:
     """A step that has not begun."""
 
 

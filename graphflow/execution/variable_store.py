@@ -17,15 +17,15 @@ import numpy as np
 from graphflow.errors import VariableError
 from graphflow.execution.checkpoint_matching import (
     Loaded,
-    Origin,
-    ambiguous,
+    LoadedCheckpoint,
+    ambiguous_names,
     check_order,
-    misfit,
-    remedy,
+    mismatch_error,
+    suggest_remedy,
 )
 from graphflow.execution.compiled_fetches import worker_of
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import Span, part_of
+from graphflow.ir.spec import Span, index_of
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
 from graphflow.runtime.checkpoint.manifest import Groups, Part, Signature, some
@@ -37,14 +37,14 @@ Array = np.ndarray[Any, Any]
 _log = Log("graphflow.session")
 
 
-class State:
+class VariableStore:
     """Variables by name, by home, and by value.
 
     Attributes:
         names: of the variables, unique in the session.
         variables: the same, by name.
         homes: the device on which each one lives, or will.
-        pieces: of variables that a strategy has divided; these have no home or value themselves.
+        shards: of variables that a strategy has divided; these have no home or value themselves.
         wholes: those by name; checkpoints know them whole.
     """
 
@@ -52,12 +52,12 @@ class State:
         self.names: dict[Node, str] = {}
         self.variables: dict[str, Tensor] = {}
         self.homes: dict[Node, str] = {}
-        self.pieces: dict[Node, VariableShards] = {}
+        self.shards: dict[Node, VariableShards] = {}
         self.wholes: dict[str, Node] = {}
         self._hosts = hosts
-        self._loaded: set[Node] = set()  # variables that their home holds
+        self._at_home: set[Node] = set()  # variables that their home holds
         self._pending: dict[str, Array] = {}
-        self._origin: Origin | None = None
+        self._loaded_checkpoint: LoadedCheckpoint | None = None
 
     # Names ------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class State:
 
     # Homes ------------------------------------------------------------------------------------
 
-    def check(
+    def check_loaded_checkpoint(
         self,
         names: Mapping[Node, str],
         divided: Mapping[Node, VariableShards] = MappingProxyType({}),
@@ -114,24 +114,24 @@ class State:
             CheckpointError: a value has another dtype or shape, or there is none for a variable;
                 all differences are listed. Or variables without names are used in another order.
         """
-        origin = self._origin
+        origin = self._loaded_checkpoint
         if origin is None:
             return
-        known = self._logical()
+        known = self._user_variables()
         parts = {piece for pieces in divided.values() for piece in pieces.nodes}
         fresh = {name: node for node, name in names.items() if node not in parts}
         fresh |= {name: node for node, name in self._whole_names(divided).items()}
         check_order({**known, **fresh}, origin)
-        unclear = ambiguous(fresh, {**known, **fresh}, origin)
+        unclear = ambiguous_names(fresh, {**known, **fresh}, origin)
         if unclear:
             _log.tell("checkpoint.unnamed", folder=origin.source, variables=some(unclear))
         wrong = [name for name in fresh if not self._fits(fresh[name], name)]
-        lacking = [n for n in fresh if n not in origin.there and n not in self._pending]
-        if origin.strict and not origin.there.keys() <= known.keys():
+        lacking = [n for n in fresh if n not in origin.signatures and n not in self._pending]
+        if origin.strict and not origin.signatures.keys() <= known.keys():
             wrong += lacking
         if wrong:
             nodes = {**known, **fresh}
-            raise misfit(nodes, _kinds(nodes), origin.there, wrong, origin.source)
+            raise mismatch_error(nodes, _signatures(nodes), origin.signatures, wrong, origin.source)
         if lacking:
             _log.tell("checkpoint.partial", folder=origin.source, missing=some(lacking))
 
@@ -140,21 +140,21 @@ class State:
         value = self._pending.get(name)
         return value is None or signature(value) == _signature(node)
 
-    def settle(self, node: Node, device: str) -> None:
+    def assign_home(self, node: Node, device: str) -> None:
         """Note where a variable lives, and give it the value that it was set to before, which waits
         here until it is there: Ctrl-C may come meanwhile."""
         home, name = self.homes.setdefault(node, device), self.names[node]
         if name in self._pending:
             self._hosts.write(worker_of(home), name, self._pending[name])
             del self._pending[name]
-        self._loaded.add(node)
+        self._at_home.add(node)
 
-    def unsettle(self, nodes: Collection[Node]) -> dict[int, list[str]]:
+    def release_homes(self, nodes: Collection[Node]) -> dict[int, list[str]]:
         """Take variables from their homes; their values wait here. What each worker may forget."""
         values = {
             self.names[node]: self._hosts.read(worker_of(self.homes[node]), self.names[node])
             for node in nodes
-            if node in self._loaded
+            if node in self._at_home
         }
         leaving: dict[int, list[str]] = {}
         for node in nodes:
@@ -162,12 +162,12 @@ class State:
         self._pending.update(values)
         for node in nodes:
             del self.homes[node]
-            self._loaded.discard(node)
+            self._at_home.discard(node)
         return leaving
 
     # Pieces -----------------------------------------------------------------------------------
 
-    def take_apart(self, divided: Mapping[Node, VariableShards]) -> dict[int, list[str]]:
+    def split(self, divided: Mapping[Node, VariableShards]) -> dict[int, list[str]]:
         """Variables are pieces from now on, which have their values. What each worker may
         forget."""
         names = {node: self.names[node] for node in divided if node in self.names}
@@ -175,44 +175,44 @@ class State:
         known = [node for node in divided if node in self.names]
         values = {n: self._pending[name] for n, name in names.items() if name in self._pending}
         values |= {node: self._value(node) for node in known}
-        leaving = self.unsettle([node for node in known if node in self._loaded])
+        leaving = self.release_homes([node for node in known if node in self._at_home])
         for node, name in names.items():
             if self.names.pop(node, None) is not None:
                 del self.variables[name]
             self._pending.pop(name, None)
             self.homes.pop(node, None)
             self.wholes[name] = node
-        self.pieces.update(divided)
+        self.shards.update(divided)
         for node, value in values.items():
             self.set(node, value)
         return leaving
 
     def _whole_names(self, divided: Mapping[Node, VariableShards]) -> dict[Node, str]:
         """Names of variables that are divided before anybody knew them whole."""
-        fresh = [node for node in divided if node not in self.pieces]
+        fresh = [node for node in divided if node not in self.shards]
         return self.new_names(sorted(fresh, key=lambda node: node.serial))
 
-    def _logical(self) -> dict[str, Node]:
+    def _user_variables(self) -> dict[str, Node]:
         """The user's variables, by name: whole, where they are in pieces."""
-        parts = {piece for pieces in self.pieces.values() for piece in pieces.nodes}
+        parts = {piece for pieces in self.shards.values() for piece in pieces.nodes}
         nodes = {name: tensor.node for name, tensor in self.variables.items()}
         return {name: node for name, node in nodes.items() if node not in parts} | self.wholes
 
-    def unnamed(self) -> Groups:
+    def unnamed_groups(self) -> Groups:
         """Groups of variables that have numbers because they have no names of their own, each in
         the order in which its variables were created."""
         groups: dict[str, list[Node]] = {}
-        met = self._logical()
+        met = self._user_variables()
         names = {node: name for name, node in met.items() if not node.attrs["named"]}
         for node in sorted(names, key=lambda node: node.serial):
             groups.setdefault(node.name, []).append(node)
         found = [tuple(names[n] for n in group) for group in groups.values() if len(group) > 1]
-        waiting = self._origin.unnamed if self._origin is not None else ()
+        waiting = self._loaded_checkpoint.unnamed if self._loaded_checkpoint is not None else ()
         kept = [group for group in waiting if not met.keys() >= {*group}]
         told = {name for group in kept for name in group}
         return (*kept, *(group for group in found if told.isdisjoint(group)))
 
-    def parts(self) -> dict[str, tuple[Signature, tuple[Part, ...]]]:
+    def shard_layouts(self) -> dict[str, tuple[Signature, tuple[Part, ...]]]:
         """For each variable that is in pieces what it is, and its pieces: names, and where each one
         starts and stops along every axis."""
         found: dict[str, tuple[Signature, tuple[Part, ...]]] = {}
@@ -223,20 +223,20 @@ class State:
                     self._name(piece),
                     tuple(tuple(s) if s.rows != 1 else (s.start, s.stop) for s in spans),
                 )
-                for piece, spans in _distinct(self.pieces[node]).items()
+                for piece, spans in _distinct_shards(self.shards[node]).items()
             )
             found[name] = signature, pieces
         return found
 
-    def _assembled(self, node: Node) -> Array:
+    def _assemble(self, node: Node) -> Array:
         """The whole value of a variable that is in pieces."""
         spec = node.specs[0]
         value: Array = np.empty(spec.shape, spec.dtype)
         found: set[tuple[Span, ...]] = set()
-        for piece, spans in _distinct(self.pieces[node]).items():
+        for piece, spans in _distinct_shards(self.shards[node]).items():
             if spans not in found:
                 found.add(spans)
-                value[part_of(spans, spec.shape)] = self._value(piece)
+                value[index_of(spans, spec.shape)] = self._value(piece)
         return value
 
     # Values -----------------------------------------------------------------------------------
@@ -247,15 +247,15 @@ class State:
         Raises:
             CheckpointError: the variable is new, and the loaded checkpoint does not fit it.
         """
-        if node not in self.names and node not in self.pieces:
-            self.check(self.new_names([node]))
+        if node not in self.names and node not in self.shards:
+            self.check_loaded_checkpoint(self.new_names([node]))
         return self._value(node)
 
     def _value(self, node: Node) -> Array:
-        if node in self.pieces:
-            return self._assembled(node)
+        if node in self.shards:
+            return self._assemble(node)
         name = self._name(node)
-        if node in self._loaded:
+        if node in self._at_home:
             return self._hosts.read(worker_of(self.homes[node]), name)
         if name in self._pending:
             return self._pending[name].copy()
@@ -264,20 +264,20 @@ class State:
 
     def set(self, node: Node, value: Array) -> None:
         """Give a variable a value that fits it."""
-        if node in self.pieces:
-            for piece, spans in _distinct(self.pieces[node]).items():
-                part = value[part_of(spans, node.specs[0].shape)]
+        if node in self.shards:
+            for piece, spans in _distinct_shards(self.shards[node]).items():
+                part = value[index_of(spans, node.specs[0].shape)]
                 self.set(piece, np.ascontiguousarray(part).reshape(piece.specs[0].shape))
             return
         name = self._name(node)
-        if node in self._loaded:
+        if node in self._at_home:
             self._hosts.write(worker_of(self.homes[node]), name, value)
         else:
             self._pending[name] = value
 
     def values(self) -> dict[str, Array]:
         """All of them by name, also of variables that were loaded and not met yet."""
-        values = {name: self._value(node) for name, node in self._logical().items()}
+        values = {name: self._value(node) for name, node in self._user_variables().items()}
         return {**{n: v for n, v in self._pending.items() if n not in self.variables}, **values}
 
     def load(self, checkpoint: Checkpoint, source: str, *, strict: bool = True) -> None:
@@ -292,52 +292,56 @@ class State:
             CheckpointError: it does not fit the variables; nothing is changed.
         """
         there = checkpoint.signatures
-        nodes = self._logical()
-        origin = Origin(source, checkpoint.step, there, strict, checkpoint.unnamed)
+        nodes = self._user_variables()
+        origin = LoadedCheckpoint(source, checkpoint.step, there, strict, checkpoint.unnamed)
         check_order(nodes, origin)
-        wrong = self._wrong(there, strict)
+        wrong = self._mismatched_names(there, strict)
         if wrong:
-            raise misfit(nodes, _kinds(nodes), there, wrong, source)
+            raise mismatch_error(nodes, _signatures(nodes), there, wrong, source)
         lacking = [name for name in nodes if name not in there]
         if lacking:
             _log.tell("checkpoint.partial", folder=source, missing=some(lacking))
         if strict:  # else a variable would begin with the value of the checkpoint before
             self._pending = {n: v for n, v in self._pending.items() if n in self.variables}
-        self._origin = origin
-        self._take(checkpoint.variables)
+        self._loaded_checkpoint = origin
+        self._set_by_name(checkpoint.variables)
 
-    def others(self, checkpoint: Checkpoint) -> dict[str, Array]:
+    def values_beyond(self, checkpoint: Checkpoint) -> dict[str, Array]:
         """Values of the variables that a checkpoint lacks, by name."""
-        nodes = self._logical()
+        nodes = self._user_variables()
         return {n: self._value(nodes[n]) for n in nodes.keys() - checkpoint.variables.keys()}
 
-    def _wrong(self, there: Mapping[str, Signature], strict: bool) -> list[str]:
+    def _mismatched_names(self, there: Mapping[str, Signature], strict: bool) -> list[str]:
         """Names of variables that a checkpoint does not fit."""
         return [
             name
-            for name, kind in _kinds(self._logical()).items()
+            for name, kind in _signatures(self._user_variables()).items()
             if (name in there or strict) and there.get(name) != kind
         ]
 
     def report_loaded(self) -> Loaded | None:
         """Report what is in use of the checkpoint that was loaded last; None if there was none."""
-        return self._origin.report(self._logical()) if self._origin is not None else None
+        return (
+            self._loaded_checkpoint.report(self._user_variables())
+            if self._loaded_checkpoint is not None
+            else None
+        )
 
-    def _take(self, values: Mapping[str, Array]) -> None:
+    def _set_by_name(self, values: Mapping[str, Array]) -> None:
         """Set variables by name; values of those not met yet wait."""
-        nodes = self._logical()
+        nodes = self._user_variables()
         for name, value in values.items():
             if name in nodes:
                 self.set(nodes[name], value)
             else:
                 self._pending[name] = value
 
-    def misfit(self, there: Mapping[str, Signature], *, strict: bool = True) -> str:
+    def describe_mismatch(self, there: Mapping[str, Signature], *, strict: bool = True) -> str:
         """What a checkpoint has otherwise than the variables so far, in words; "" if it fits."""
-        wanted = _kinds(self._logical())
-        if not self._wrong(there, strict):
+        wanted = _signatures(self._user_variables())
+        if not self._mismatched_names(there, strict):
             return ""
-        return f"{differences(wanted, there)}; {remedy(wanted, there)}"
+        return f"{differences(wanted, there)}; {suggest_remedy(wanted, there)}"
 
     def restore(self, checkpoint: Checkpoint, *, homes: bool) -> None:
         """Go back to a checkpoint after all homes were lost; values wait until these are back.
@@ -345,27 +349,27 @@ class State:
         Args:
             homes: whether variables will live where they did.
         """
-        self._loaded.clear()
+        self._at_home.clear()
         if not homes:
             self.homes.clear()
         self._pending = {}
-        self._take(checkpoint.variables)
+        self._set_by_name(checkpoint.variables)
 
-    def placed(self) -> dict[int, dict[str, Signature]]:
+    def worker_signatures(self) -> dict[int, dict[str, Signature]]:
         """Names and kinds of the variables that each worker holds."""
         result: dict[int, dict[str, Signature]] = {}
         for name, tensor in self.variables.items():
-            if tensor.node in self._loaded:
+            if tensor.node in self._at_home:
                 of = result.setdefault(worker_of(self.homes[tensor.node]), {})
                 of[name] = _signature(tensor.node)
         return result
 
-    def waiting(self) -> dict[str, Array]:
+    def client_values(self) -> dict[str, Array]:
         """The values that no worker holds, by name; of pieces, where variables are in pieces."""
         here = {
             name: self._value(tensor.node)
             for name, tensor in self.variables.items()
-            if tensor.node not in self._loaded
+            if tensor.node not in self._at_home
         }
         return {**self._pending, **here}
 
@@ -376,11 +380,11 @@ def _signature(node: Node) -> Signature:
     return spec.dtype.name, tuple(int(size) for size in spec.shape)
 
 
-def _kinds(nodes: Mapping[str, Node]) -> dict[str, Signature]:
+def _signatures(nodes: Mapping[str, Node]) -> dict[str, Signature]:
     """Dtypes and shapes of variables, by name."""
     return {name: _signature(node) for name, node in nodes.items()}
 
 
-def _distinct(pieces: VariableShards) -> dict[Node, tuple[Span, ...]]:
+def _distinct_shards(pieces: VariableShards) -> dict[Node, tuple[Span, ...]]:
     """Each variable that is a piece, once, and what part it has."""
     return dict(zip(pieces.nodes, pieces.spans, strict=True))

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.errors import FeedError
 from graphflow.frontend.feeds import as_placeholder
-from graphflow.frontend.pytree import concerns, derived_from
+from graphflow.frontend.pytree import accepts_feed, depends_on_placeholder
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
 
 Sizes = tuple[int, ...]
 
 
-def signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[dict[Node, Sizes]]:
+def shape_signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[dict[Node, Sizes]]:
     """The shapes of the placeholders that a graph reads, once for each step to prepare.
 
     Args:
@@ -31,13 +31,13 @@ def signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[dict[N
     wanted: dict[Node, list[Sizes]] = {}
     single: set[Node] = set()
     for node, given in by_placeholder(shapes).items():
-        if not concerns(graph, node):
-            if node in derived_from(graph):
-                continue
+        if not accepts_feed(graph, node):
             raise FeedError(
                 f"shape for {node.name!r} (made at {node.location}): nothing fetched depends on "
                 "it; leave it out"
             )
+        if not depends_on_placeholder(graph, node):
+            continue
         if isinstance(given, list) and not given and node.specs[0].shape:
             raise FeedError(
                 f"{node.name!r} (made at {node.location}) is given an empty list of shapes; give "
@@ -50,9 +50,9 @@ def signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[dict[N
             single.add(node)
     for node in graph.placeholders:
         if node not in wanted and node.specs[0].is_concrete:
-            wanted[node] = [_known(node)]
+            wanted[node] = [_static_shape(node)]
             single.add(node)
-    return _zipped(wanted, single)
+    return _zip_shapes(wanted, single)
 
 
 def by_placeholder(shapes: Mapping[Tensor, Any] | None) -> dict[Node, Any]:
@@ -64,12 +64,12 @@ def by_placeholder(shapes: Mapping[Tensor, Any] | None) -> dict[Node, Any]:
     if shapes is not None and not isinstance(shapes, Mapping):
         raise FeedError(
             f"shapes at {user_location()} are a dict from placeholders to shapes, "
-            f"not {shown(shapes)}"
+            f"not {format_value(shapes)}"
         )
     return {as_placeholder(tensor): given for tensor, given in (shapes or {}).items()}
 
 
-def _zipped(wanted: Mapping[Node, list[Sizes]], single: set[Node]) -> list[dict[Node, Sizes]]:
+def _zip_shapes(wanted: Mapping[Node, list[Sizes]], single: set[Node]) -> list[dict[Node, Sizes]]:
     """One dict for each place in the lists; what has one shape has it in all of them."""
     lists = {node: len(each) for node, each in wanted.items() if node not in single}
     if len(set(lists.values())) > 1:
@@ -99,7 +99,7 @@ def as_shape(node: Node, given: Any) -> Sizes:
     if shape is None or not all(_is_size(size) for size in shape):
         raise FeedError(
             f"{node.name!r} (made at {node.location}) takes {node.specs[0]}; a shape for it is a "
-            f"tuple of sizes, an array, or a list of these, not {shown(given)}"
+            f"tuple of sizes, an array, or a list of these, not {format_value(given)}"
         )
     return tuple(int(size) for size in shape)
 
@@ -108,5 +108,5 @@ def _is_size(size: Any) -> bool:
     return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size >= 0)
 
 
-def _known(node: Node) -> Sizes:
+def _static_shape(node: Node) -> Sizes:
     return tuple(int(size) for size in node.specs[0].shape)

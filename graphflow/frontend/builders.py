@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range, is_foreign
 from graphflow.errors import ArgumentError, DTypeError, VariableError
 from graphflow.frontend.feeds import cast
 from graphflow.init import Initializer
-from graphflow.ir.op import PLAIN, REGISTRY, Tensor, as_tensor, located
+from graphflow.ir.op import DEFAULT_DTYPES, REGISTRY, Tensor, as_tensor, error_location
 from graphflow.ir.scopes import current_prefix
 from graphflow.ir.spec import as_dtype, normalize_shape
 
@@ -19,7 +19,7 @@ RESERVED = "__metadata__"
 """What no variable is named: safetensors, the format of checkpoints, keeps it for itself."""
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
     """A tensor that is fed at each step.
 
@@ -30,7 +30,7 @@ def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
     Raises:
         DTypeError, ShapeError: not a dtype, not a shape.
     """
-    with located("placeholder"):
+    with error_location("placeholder"):
         if isinstance(dtype, tuple | list):
             raise DTypeError(f"the dtype is first: gf.placeholder('float32', {dtype!r})")
         shown = current_prefix() + ("placeholder" if name is None else f"{name}")
@@ -39,7 +39,7 @@ def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
     return tensor
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def variable(
     initial: Any, name: str | None = None, trainable: bool = True, dtype: Any = None
 ) -> Tensor:
@@ -55,20 +55,20 @@ def variable(
         VariableError, DTypeError: the initial value is symbolic, or has no supported dtype.
         ArgumentError: trainable is no bool, name no str, or one that checkpoints cannot hold.
     """
-    with located("variable"):
+    with error_location("variable"):
         if not isinstance(trainable, bool):
             raise ArgumentError(f"trainable is True or False, not {trainable!r}")
         # said now, not hours later by a checkpoint
         if isinstance(name, str) and name == RESERVED and not current_prefix():
             raise ArgumentError(f"files of checkpoints keep the name {name!r}; choose another")
         if not isinstance(initial, Initializer):
-            initial = _initial(initial, dtype)
+            initial = _copy_initial(initial, dtype)
         elif dtype is not None:
             initial = initial.with_dtype(dtype)
-    return kept_variable(initial, name, trainable)
+    return make_variable(initial, name, trainable)
 
 
-def kept_variable(initial: Any, name: str | None, trainable: bool) -> Tensor:
+def make_variable(initial: Any, name: str | None, trainable: bool) -> Tensor:
     """A variable that begins as an array which nobody changes, of which no copy is made."""
     tensor: Tensor = REGISTRY["variable"](
         initial=initial,
@@ -81,7 +81,7 @@ def kept_variable(initial: Any, name: str | None, trainable: bool) -> Tensor:
     return tensor
 
 
-def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def _copy_initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     """A copy of an initial value that nobody changes."""
     if isinstance(value, Tensor):
         raise VariableError("the initial value is a tensor; give an array")
@@ -90,8 +90,8 @@ def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     except NoArrayError as error:
         raise DTypeError(f"the initial value is {error}") from None
     wanted = None if dtype is None else as_dtype(dtype)
-    if not isinstance(value, np.ndarray | np.generic) and array.dtype.name in PLAIN:
-        wanted = wanted or np.dtype(PLAIN[array.dtype.name])
+    if not isinstance(value, np.ndarray | np.generic) and array.dtype.name in DEFAULT_DTYPES:
+        wanted = wanted or np.dtype(DEFAULT_DTYPES[array.dtype.name])
     given = as_dtype(array.dtype)
     try:
         array = cast_in_range(array, given if wanted is None else wanted)
@@ -102,16 +102,16 @@ def _initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     """A fixed array in the graph (a copy; plain lists of floats become float32).
 
     Raises:
         DTypeError: no array of a supported dtype.
     """
-    with located("constant"):
+    with error_location("constant"):
         if is_foreign(value) and not isinstance(value, Tensor | np.generic):
-            value = _converted(value)
+            value = _convert_foreign(value)
         tensor = as_tensor(value, dtype)
         if tensor is value and (name is not None or dtype is not None):
             raise ArgumentError("the value is a tensor already; use .astype for another dtype")
@@ -121,7 +121,7 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     return named
 
 
-def _converted(value: Any) -> np.ndarray[Any, Any]:
+def _convert_foreign(value: Any) -> np.ndarray[Any, Any]:
     """An array of another library as one of numpy's."""
     try:
         return array_of(value)
@@ -129,7 +129,7 @@ def _converted(value: Any) -> np.ndarray[Any, Any]:
         raise DTypeError(f"the value is {error}") from None
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def assign(variable: Tensor, value: Any, name: str | None = None) -> Tensor:
     """Set a variable at the end of the step; the fetched value is the new one.
 
@@ -137,7 +137,7 @@ def assign(variable: Tensor, value: Any, name: str | None = None) -> Tensor:
         VariableError: the first argument is not a variable.
         ShapeError, DTypeError: the value does not fit.
     """
-    with located("assign"):
+    with error_location("assign"):
         if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
             raise VariableError(f"{variable!r} is not a variable; gf.variable(initial) makes one")
         if not isinstance(value, Tensor):

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.frontend.pytree import flatten_values
-from graphflow.frontend.tracing import Traced, graph_body, trace
+from graphflow.frontend.tracing import TracedFunction, graph_body, trace
 from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import (
     Node,
@@ -22,7 +22,14 @@ from graphflow.ir.op import (
     make_node,
     next_stream,
 )
-from graphflow.ir.spec import Size, differ, equate, normalize_shape, show_shape, shown_apart
+from graphflow.ir.spec import (
+    Size,
+    equate,
+    mismatch_hint,
+    normalize_shape,
+    show_distinctly,
+    show_shape,
+)
 from graphflow.ops.control_flow import control
 
 
@@ -45,7 +52,7 @@ def call(fn: Callable[..., Any] | Graph, *args: Any, name: str | None = None) ->
     if isinstance(fn, Graph):
         return _call_graph(fn, args, name)
     require_function(fn, "fn")
-    traced, tensors = _traced(fn, args)
+    traced, tensors = _trace_call(fn, args)
     body = traced.body(traced.captures)
     return traced.rebuild(call_body(body, (*tensors, *traced.captures), name))
 
@@ -68,16 +75,18 @@ def _call_graph(graph: Graph, args: Sequence[Any], name: str | None) -> tuple[Te
 def call_body(
     body: Body, operands: Sequence[Tensor], name: str | None, recompute: bool = False
 ) -> tuple[Tensor, ...]:
-    attrs: dict[str, Any] = {"body": _drawing_anew(body)}
+    attrs: dict[str, Any] = {"body": _with_new_streams(body)}
     if recompute:
         attrs["recompute"] = True
-    return _node(control.call, operands, attrs, name).outputs
+    return _make_control_node(control.call, operands, attrs, name).outputs
 
 
-def _node(op: Op, operands: Sequence[Tensor], attrs: dict[str, Any], name: str | None) -> Node:
+def _make_control_node(
+    op: Op, operands: Sequence[Tensor], attrs: dict[str, Any], name: str | None
+) -> Node:
     """A node that holds bodies; where all that is pinned in them has one pin, it has it, too."""
     inner = (n for v in attrs.values() if isinstance(v, Body) for n in v.graph.walk())
-    pins = {n.device for n in inner if n.op.name not in control.FREE and n.device}
+    pins = {n.device for n in inner if n.op.name not in control.UNPLACED_OPS and n.device}
     if len(pins) != 1:
         return make_node(op, tuple(operands), attrs, name)
     (pin,) = pins
@@ -85,7 +94,7 @@ def _node(op: Op, operands: Sequence[Tensor], attrs: dict[str, Any], name: str |
         return make_node(op, tuple(operands), attrs, name)
 
 
-def _drawing_anew(body: Body) -> Body:
+def _with_new_streams(body: Body) -> Body:
     """The body with random streams of its own, so that each call draws other numbers."""
     if not any("stream" in node.attrs for node in body.graph.walk()):
         return body
@@ -96,7 +105,7 @@ def _drawing_anew(body: Body) -> Body:
             attrs["stream"] = next_stream()
         for key, value in node.attrs.items():
             if isinstance(value, Body):
-                attrs[key] = _drawing_anew(value)
+                attrs[key] = _with_new_streams(value)
         if all(attrs[key] is value for key, value in node.attrs.items()):
             return None
         return node.with_inputs(inputs, attrs).outputs
@@ -127,11 +136,11 @@ def cond(
     require_function(false_fn, "false_fn")
     if isinstance(pred, bool | np.bool_):
         return (true_fn if pred else false_fn)(*args)
-    then, tensors = _traced(true_fn, args)
-    orelse, _ = _traced(false_fn, args)
+    then, tensors = _trace_call(true_fn, args)
+    orelse, _ = _trace_call(false_fn, args)
     _require_same_nest(then, orelse)
-    captures = _united(then, orelse)
-    node = _node(
+    captures = _merge_captures(then, orelse)
+    node = _make_control_node(
         control.cond,
         (as_tensor(pred), *tensors, *captures),
         {"then": then.body(captures), "orelse": orelse.body(captures)},
@@ -140,7 +149,7 @@ def cond(
     return then.rebuild(node.outputs)
 
 
-def _require_same_nest(then: Traced, orelse: Traced) -> None:
+def _require_same_nest(then: TracedFunction, orelse: TracedFunction) -> None:
     here, there = (repr(t.rebuild(range(len(t.outputs)))) for t in (then, orelse))
     if here != there:
         raise ArgumentError(
@@ -149,7 +158,7 @@ def _require_same_nest(then: Traced, orelse: Traced) -> None:
         )
 
 
-def _united(*traced: Traced) -> tuple[Tensor, ...]:
+def _merge_captures(*traced: TracedFunction) -> tuple[Tensor, ...]:
     captures = dict.fromkeys(t for each in traced for t in each.captures)
     return tuple(sorted(captures, key=lambda t: (t.node.serial, t.index)))
 
@@ -192,23 +201,23 @@ def scan(
     def arguments(values: Sequence[Any]) -> tuple[Any, Any]:
         return carry_of(values[: len(carry)]), x_of(values[len(carry) :])
 
-    traced = trace(_returning_a_pair(body_fn), specs, arguments)
+    traced = trace(_require_pair(body_fn), specs, arguments)
     _check_carry(init, traced, len(carry), "carry")
     body = traced.body(traced.captures)
     attrs = {
         "body": body, "carries": len(carry), "items": len(items), "length": size,
         "reverse": bool(reverse), "counted": False,
     }  # fmt: skip
-    operands = (*carry, *_same_length(items, size), *traced.captures)
+    operands = (*carry, *_equate_lengths(items, size), *traced.captures)
     if not traced.outputs:
         raise ArgumentError("body_fn returns neither a carry nor a y: nothing is computed")
-    outputs = _node(control.scan, operands, attrs, name).outputs
+    outputs = _make_control_node(control.scan, operands, attrs, name).outputs
     return traced.rebuild(outputs)
 
 
-def _returning_a_pair(body_fn: Callable[..., Any]) -> Callable[..., Any]:
+def _require_pair(body_fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(body_fn)
-    def checked(carry: Any, x: Any) -> Any:
+    def call_and_check(carry: Any, x: Any) -> Any:
         returned = body_fn(carry, x)
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise ArgumentError(
@@ -216,7 +225,7 @@ def _returning_a_pair(body_fn: Callable[..., Any]) -> Callable[..., Any]:
             )
         return returned
 
-    return checked
+    return call_and_check
 
 
 def _length(items: Sequence[Tensor], length: Any) -> Size:
@@ -231,19 +240,19 @@ def _length(items: Sequence[Tensor], length: Any) -> Size:
     return size
 
 
-def _same_length(items: Sequence[Tensor], size: Size) -> list[Tensor]:
+def _equate_lengths(items: Sequence[Tensor], size: Size) -> list[Tensor]:
     """The items, their first sizes equated to the length."""
     same = []
     for i, item in enumerate(items):
         what = f"xs {i} has {show_shape(item.shape)}, and the length is {size}"
         if item.shape[0] != size:
             equate(item.shape[0], size, what)
-            item = _reshaped(item, (size, *item.shape[1:]))
+            item = _reshape(item, (size, *item.shape[1:]))
         same.append(item)
     return same
 
 
-def _reshaped(tensor: Tensor, shape: Sequence[Size]) -> Tensor:
+def _reshape(tensor: Tensor, shape: Sequence[Size]) -> Tensor:
     """A tensor whose size is known by another name."""
     from graphflow.ops.tensors.shape import reshape
 
@@ -251,7 +260,7 @@ def _reshaped(tensor: Tensor, shape: Sequence[Size]) -> Tensor:
     return result
 
 
-def _check_carry(init: Any, traced: Traced, carries: int, what: str) -> None:
+def _check_carry(init: Any, traced: TracedFunction, carries: int, what: str) -> None:
     """The nest and the specs of what is carried stay the same."""
     _, init_of = flatten_values(init, "init")
     numbered = traced.rebuild(range(len(traced.outputs)))
@@ -264,9 +273,10 @@ def _check_carry(init: Any, traced: Traced, carries: int, what: str) -> None:
     for i in range(carries):
         before, after = traced.inputs[i].specs[0], traced.outputs[i].spec
         if before != after:
-            first, last = shown_apart(before, after)
+            first, last = show_distinctly(before, after)
             raise ShapeError(
-                f"{what} {i} begins as {first} and comes back as {last}; {differ(before, after)}"
+                f"{what} {i} begins as {first} and comes back as {last}; "
+                f"{mismatch_hint(before, after)}"
             )
 
 
@@ -315,11 +325,11 @@ def while_loop(
     test = trace(cond_fn, specs, arguments)
     body = trace(body_fn, specs, arguments)
     _check_carry(init, body, len(state), "state")
-    captures = _united(test, body)
+    captures = _merge_captures(test, body)
     if len(test.outputs) != 1:
         raise ShapeError(f"cond_fn returns one bool, not {len(test.outputs)} tensors")
     limit = None if max_iterations is None else int(max_iterations)
-    node = _node(
+    node = _make_control_node(
         control.while_loop,
         (*state, *captures),
         {
@@ -336,6 +346,6 @@ def require_function(fn: Any, what: str) -> None:
         raise ArgumentError(f"{what} is a function, not {fn!r}")
 
 
-def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, list[Tensor]]:
+def _trace_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[TracedFunction, list[Tensor]]:
     tensors, arguments = flatten_values(tuple(args), "args")
     return trace(fn, [t.spec for t in tensors], arguments), tensors

@@ -7,26 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range
 from graphflow.errors import FeedError, GraphflowError
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.ir.spec import (
     Size,
     TensorSpec,
-    alone,
     is_fresh,
     is_inexact,
     kind,
     limits,
     show_shape,
+    sole_symbol,
 )
 
-Known = Callable[[], Sequence[Iterable[Node]]]
+PlaceholderGroups = Callable[[], Sequence[Iterable[Node]]]
 """Groups of placeholders that a name may stand for. The first group that has the name counts."""
 
 
-def convert_all(feeds: Any, known: Known = tuple) -> dict[Node, np.ndarray[Any, Any]]:
+def convert_feeds(feeds: Any, known: PlaceholderGroups = tuple) -> dict[Node, np.ndarray[Any, Any]]:
     """A user's feeds by placeholder, each converted. A key may be a placeholder's name.
 
     Raises:
@@ -46,14 +46,14 @@ def convert_all(feeds: Any, known: Known = tuple) -> dict[Node, np.ndarray[Any, 
         )
     result: dict[Node, np.ndarray[Any, Any]] = {}
     for key, value in feeds.items():
-        node = _named(key, known()) if isinstance(key, str) else as_placeholder(key)
+        node = _find_placeholder(key, known()) if isinstance(key, str) else as_placeholder(key)
         if node in result:
-            raise FeedError(f"{_described(node)} is fed twice, by itself and by its name")
+            raise FeedError(f"{_describe_node(node)} is fed twice, by itself and by its name")
         result[node] = convert(node, value)
     return result
 
 
-def _named(name: str, groups: Sequence[Iterable[Node]]) -> Node:
+def _find_placeholder(name: str, groups: Sequence[Iterable[Node]]) -> Node:
     """The placeholder of a name."""
     names: list[str] = []
     for group in groups:
@@ -68,7 +68,7 @@ def _named(name: str, groups: Sequence[Iterable[Node]]) -> Node:
         if found:
             return found[0]
         names += [node.name for node in nodes]
-    hint = meant(name, names) or (f"they have {', '.join(names[:8])};" if names else "")
+    hint = did_you_mean(name, names) or (f"they have {', '.join(names[:8])};" if names else "")
     raise FeedError(
         f"feed {name!r} at {user_location()}: no placeholder of these fetches has this name; "
         f"{hint}{' ' if hint else ''}use the tensor itself as key"
@@ -115,7 +115,7 @@ def convert(
         for want, have in zip(spec.shape, array.shape, strict=True)
     ):
         raise error(
-            f"{_described(node)} has shape {_expected(spec)}, the given value "
+            f"{_describe_node(node)} has shape {_show_expected_shape(spec)}, the given value "
             f"{show_shape(array.shape)}; reshape one of them"
         )
     return array
@@ -128,7 +128,7 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
         error: no array, or of a dtype that does not convert.
     """
     spec = node.specs[0]
-    what = _described(node)
+    what = _describe_node(node)
     if isinstance(value, Tensor):
         raise error(f"{what} is given a symbolic tensor {value.name!r}; give an array")
     try:
@@ -139,7 +139,7 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
         plain = not isinstance(value, np.ndarray | np.generic) and not (
             hasattr(value, "__array__") or hasattr(value, "__dlpack__")
         )
-        if not _safe(array, spec.dtype, plain):
+        if not _converts_safely(array, spec.dtype, plain):
             name = repr(spec.dtype.name)
             told = f"{what} is {spec.dtype}, the given value {array.dtype}"
             if array.dtype.kind not in "biufcV" or array.dtype.fields:
@@ -156,15 +156,15 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
     return array
 
 
-def _described(node: Node) -> str:
+def _describe_node(node: Node) -> str:
     return f"{node.op.name} {node.name!r} (made at {node.location})"
 
 
-def _safe(array: np.ndarray[Any, Any], dtype: np.dtype[Any], plain: bool) -> bool:
+def _converts_safely(array: np.ndarray[Any, Any], dtype: np.dtype[Any], plain: bool) -> bool:
     if np.can_cast(array.dtype, dtype, "safe"):
         return True
     given = array.dtype.newbyteorder("=").name
-    if given in _HALVED and dtype.name in _HALVED[given]:
+    if given in _NARROWER and dtype.name in _NARROWER[given]:
         return True
     if plain and array.size == 0:
         return True  # an empty list has the dtype that one likes
@@ -180,15 +180,15 @@ def _safe(array: np.ndarray[Any, Any], dtype: np.dtype[Any], plain: bool) -> boo
     return is_inexact(dtype) and bool((back == array).all())
 
 
-_HALVED = {"float64": ("float32", "complex64"), "complex128": ("complex64",)}
+_NARROWER = {"float64": ("float32", "complex64"), "complex128": ("complex64",)}
 
 
-def _expected(spec: TensorSpec) -> str:
+def _show_expected_shape(spec: TensorSpec) -> str:
     """A placeholder's shape as the user wrote it: fresh symbols are None."""
     sizes = ("None" if _is_open(size) else str(size) for size in spec.shape)
     return show_shape(tuple(sizes))
 
 
 def _is_open(size: Size) -> bool:
-    symbol = alone(size)
+    symbol = sole_symbol(size)
     return symbol is not None and is_fresh(symbol)

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.errors import ArgumentError, DifferentiationError
 from graphflow.frontend.control_flow import call_body, require_function
 from graphflow.frontend.pytree import Rebuild
-from graphflow.frontend.tracing import Traced, trace
+from graphflow.frontend.tracing import TracedFunction, trace
 from graphflow.ir.graph import Body
-from graphflow.ir.op import Tensor, as_tensor, located, user_location
-from graphflow.ir.spec import TensorSpec, shown_apart
+from graphflow.ir.op import Tensor, as_tensor, error_location, user_location
+from graphflow.ir.spec import TensorSpec, show_distinctly
 
 
-class Function:
+class CachedFunction:
     """A Python function that is traced once for each signature; each call makes one node.
 
     A signature is the nest of the arguments, the specs of the tensors in it, and the values of
@@ -33,7 +33,7 @@ class Function:
     """
 
     def __init__(self, fn: Callable[..., Any], recompute: bool = False, rule: Any = None) -> None:
-        with located("function"):
+        with error_location("function"):
             require_function(fn, "fn")
         functools.update_wrapper(self, fn)
         self._fn = fn
@@ -48,7 +48,7 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = getattr(self._fn, "__name__", "function")
         try:
-            tensors, static, fill = _separated((args, kwargs))
+            tensors, static, fill = _split_static((args, kwargs))
         except TypeError as error:
             raise ArgumentError(
                 f"{name} at {user_location()}: an argument that is no tensor must be hashable, for "
@@ -71,7 +71,7 @@ class Function:
         traced = trace(function_of, [t.spec for t in tensors], tuple)
         body = traced.body(traced.captures)
         if self._rule is not None:
-            rule = _given_rule(self._rule, traced, len(tensors), function_of.__name__)
+            rule = _wrap_vjp_rule(self._rule, traced, len(tensors), function_of.__name__)
             body = Body(body.inputs, body.graph, body.results, None, rule)
         return body, traced.captures, traced.rebuild
 
@@ -80,21 +80,21 @@ class Function:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _separated(nest: Any) -> tuple[list[Tensor], Any, Rebuild]:
+def _split_static(nest: Any) -> tuple[list[Tensor], Any, Rebuild]:
     """The tensors of a nest (arrays become constants), the rest as a hashable key, and the way
     back."""
     if isinstance(nest, Tensor | np.ndarray):
         return [as_tensor(nest)], "tensor", lambda values: values[0]
     if isinstance(nest, dict):
         keys = tuple(nest)
-        tensors, static, fill = _separated(tuple(nest.values()))
+        tensors, static, fill = _split_static(tuple(nest.values()))
         return (
             tensors,
             (dict, keys, static),
             lambda values: dict(zip(keys, fill(values), strict=True)),
         )
     if isinstance(nest, list | tuple):
-        parts = [_separated(item) for item in nest]
+        parts = [_split_static(item) for item in nest]
         make: Any = getattr(type(nest), "_make", type(nest))
 
         def fill(values: Sequence[Any]) -> Any:
@@ -107,7 +107,7 @@ def _separated(nest: Any) -> tuple[list[Tensor], Any, Rebuild]:
     return [], (type(nest), nest), lambda values: nest
 
 
-def _given_rule(vjp: Callable[..., Any], traced: Traced, count: int, name: str) -> Any:
+def _wrap_vjp_rule(vjp: Callable[..., Any], traced: TracedFunction, count: int, name: str) -> Any:
     """The user's (g, y, *args) -> cotangents as the rule of a body."""
 
     def rule(g: Any, y: Any, *inputs: Tensor) -> Sequence[Tensor | None]:
@@ -130,14 +130,14 @@ def _check_cotangent(name: str, i: int, spec: TensorSpec, part: Any) -> None:
     if part is not None and (not isinstance(part, Tensor) or part.spec != spec):
         shown, wanted = repr(part), str(spec)
         if isinstance(part, Tensor):
-            shown, wanted = shown_apart(part.spec, spec)
+            shown, wanted = show_distinctly(part.spec, spec)
         raise DifferentiationError(
             f"the vjp of {name} gave {shown} as cotangent {i}, for a tensor {wanted}"
         )
 
 
-@spelt(ArgumentError)
-def traced_once(fn: Callable[..., Any]) -> Function:
+@checks_argument_names(ArgumentError)
+def trace_once(fn: Callable[..., Any]) -> CachedFunction:
     """A function whose graph is built once for each signature: `@gf.function`.
 
     Its calls are nodes that share what was built, so that a large model that is called often (for
@@ -148,21 +148,21 @@ def traced_once(fn: Callable[..., Any]) -> Function:
         ArgumentError: no function; later, an argument that is neither tensor, nest nor hashable.
         VariableError: it assigns.
     """
-    return Function(fn)
+    return CachedFunction(fn)
 
 
-@spelt(ArgumentError)
-def checkpoint(fn: Callable[..., Any]) -> Function:
+@checks_argument_names(ArgumentError)
+def checkpoint(fn: Callable[..., Any]) -> CachedFunction:
     """A function whose gradient computes it again instead of keeping what is inside.
 
     What lives from the forward to the backward pass is its arguments and results only.
 
     Source: Chen, Xu, Zhang & Guestrin, "Training deep nets with sublinear memory cost", 2016.
     """
-    return Function(fn, recompute=True)
+    return CachedFunction(fn, recompute=True)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def custom_vjp(
     fn: Callable[..., Any] | None = None, *, vjp: Callable[..., Any] | None = None
 ) -> Any:
@@ -183,5 +183,5 @@ def custom_vjp(
             f"custom_vjp at {user_location()}: vjp is a function (g, y, *tensors), not {vjp!r}"
         )
     if fn is None:
-        return functools.partial(Function, rule=vjp)
-    return Function(fn, rule=vjp)
+        return functools.partial(CachedFunction, rule=vjp)
+    return CachedFunction(fn, rule=vjp)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.frontend.pytree import bind
 from graphflow.ir.graph import Graph, bind_attrs
 from graphflow.ir.op import Node, Tensor
@@ -43,7 +43,7 @@ def run(
 ) -> list[Any]:
     """Values of a graph's outputs; those of some nodes of one output are given."""
     values: dict[Tensor, Any] = {}
-    with one_thread(), np.errstate(all="ignore"):
+    with one_blas_thread(), np.errstate(all="ignore"):
         for node in graph.nodes:
             results = (given[node],) if node in given else _run(node, values, bindings, step, xp)
             for tensor, result in zip(node.outputs, results, strict=True):

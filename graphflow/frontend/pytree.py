@@ -16,11 +16,11 @@ from graphflow.ir.spec import (
     LARGEST_SIZE,
     Dim,
     Size,
-    alone,
     evaluate,
+    show_distinctly,
     show_shape,
     show_symbol,
-    shown_apart,
+    sole_symbol,
     symbols,
 )
 
@@ -41,7 +41,7 @@ def flatten(fetches: Any) -> tuple[list[Tensor], Rebuild]:
     """
     tensors: list[Tensor] = []
     build = _flatten(fetches, "fetches", tensors, None)
-    return tensors, _checked(build, tensors)
+    return tensors, _check_count(build, tensors)
 
 
 def flatten_values(values: Any, what: str) -> tuple[list[Tensor], Rebuild]:
@@ -59,13 +59,13 @@ def flatten_values(values: Any, what: str) -> tuple[list[Tensor], Rebuild]:
         try:
             return None if item is None else as_tensor(item)
         except GraphError as error:
-            raise ArgumentError(f"{path} is {_described(item)}: {error}") from None
+            raise ArgumentError(f"{path} is {_describe_leaf(item)}: {error}") from None
 
     build = _flatten(values, what, tensors, leaf)
-    return tensors, _checked(build, tensors)
+    return tensors, _check_count(build, tensors)
 
 
-def _checked(build: Rebuild, tensors: Sequence[Tensor]) -> Rebuild:
+def _check_count(build: Rebuild, tensors: Sequence[Tensor]) -> Rebuild:
     def rebuild(values: Sequence[Any]) -> Any:
         if len(values) != len(tensors):
             raise FetchError(f"{len(values)} values for {len(tensors)} tensors")
@@ -94,10 +94,10 @@ def _flatten(item: Any, path: str, tensors: list[Tensor], leaf: Leaf | None) -> 
             return lambda values: [build(values) for build in parts]
         make: Callable[..., Any] | None = getattr(type(item), "_make", None)  # a named tuple
         return lambda values: (make or tuple)(build(values) for build in parts)
-    raise FetchError(f"{path} at {user_location()} is {_described(item)}; {_remedy(item)}")
+    raise FetchError(f"{path} at {user_location()} is {_describe_leaf(item)}; {_remedy(item)}")
 
 
-def _described(item: Any) -> str:
+def _describe_leaf(item: Any) -> str:
     text = repr(item)
     return f"{type(item).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
@@ -117,7 +117,7 @@ def _remedy(item: Any) -> str:
 # Shapes ---------------------------------------------------------------------------------------
 
 
-def concerns(graph: Graph, placeholder: Node) -> bool:
+def depends_on_placeholder(graph: Graph, placeholder: Node) -> bool:
     """Whether a graph reads a placeholder, or needs a size that nothing else in it fixes: the
     gradient of `sum(x + b)` to b counts the rows of x without reading them."""
     if placeholder in graph.placeholders:
@@ -126,7 +126,7 @@ def concerns(graph: Graph, placeholder: Node) -> bool:
     return not symbols_of([placeholder]).isdisjoint(symbols_of(graph.nodes) - fixed)
 
 
-def derived_from(graph: Graph) -> set[Node]:
+def placeholders_behind(graph: Graph) -> set[Node]:
     """The placeholders that a graph, or anything that its nodes are derivatives of, depends on: a
     gradient of `sum(2 * x)` is derived from x, though it reads nothing of it."""
     found = set(graph.nodes)
@@ -139,6 +139,14 @@ def derived_from(graph: Graph) -> set[Node]:
                 found.add(each)
                 stack.append(each)
     return {node for node in found if node.op.name == "placeholder"}
+
+
+def accepts_feed(graph: Graph, placeholder: Node) -> bool:
+    """Return True if a feed of the placeholder belongs to the graph, even if its value is unused.
+
+    So one dict of feeds serves a loss and its gradient, which may not read all of them.
+    """
+    return depends_on_placeholder(graph, placeholder) or placeholder in placeholders_behind(graph)
 
 
 def symbols_of(nodes: Iterable[Node]) -> set[str]:
@@ -194,9 +202,9 @@ def bind(
                 f"{_placeholder(graph, node)} is missing: it takes {node.specs[0]}; "
                 "give it a value or a shape"
             )
-    binding = _Binding(graph, error)
+    binding = _SizeSolver(graph, error)
     for node, shape in shapes.items():
-        binding.take(node, tuple(shape))
+        binding.bind_placeholder(node, tuple(shape))
     binding.check_derived(shapes)
     binding.check_equations()
     binding.check_specs()
@@ -209,12 +217,12 @@ def fed_sizes(graph: Graph, shapes: Mapping[Node, Sequence[int]]) -> dict[str, i
         symbol: int(size)
         for node, shape in shapes.items()
         if node in graph.placeholders and len(shape) == len(node.specs[0].shape)
-        for symbol, size in zip(map(alone, node.specs[0].shape), shape, strict=True)
+        for symbol, size in zip(map(sole_symbol, node.specs[0].shape), shape, strict=True)
         if symbol is not None
     }
 
 
-class _Binding:
+class _SizeSolver:
     """Sizes of symbols as they become known, and who fixed each."""
 
     def __init__(self, graph: Graph, error: type[GraphflowError]) -> None:
@@ -223,7 +231,7 @@ class _Binding:
         self.sizes: dict[str, int] = {}
         self._from: dict[str, Node] = {}
 
-    def take(self, node: Node, given: tuple[int, ...]) -> None:
+    def bind_placeholder(self, node: Node, given: tuple[int, ...]) -> None:
         """Fix the symbols that stand alone in a placeholder's shape."""
         if node.op.name != "placeholder":
             raise self.error(
@@ -242,7 +250,7 @@ class _Binding:
                 if want != have:
                     raise self._mismatch(node, given, f"axis {axis} must be {want}, not {have}")
                 continue
-            symbol = alone(want)
+            symbol = sole_symbol(want)
             if symbol is None:
                 continue
             known = self.sizes.setdefault(symbol, have)
@@ -288,7 +296,7 @@ class _Binding:
             x, y = self._evaluate(a, node), self._evaluate(b, node)
             if x != y:
                 limit = _limit_of(a, b)
-                left, right = shown_apart(a, b)
+                left, right = show_distinctly(a, b)
                 told = (
                     f"{left} == {right}, but these shapes make them {x} and {y}"
                     if limit is None
@@ -296,7 +304,7 @@ class _Binding:
                 )
                 raise self.error(
                     f"{node.op.name} {self._name(node)!r} (made at {node.location}) needs "
-                    f"{told}; {self._origins(a, b)}"
+                    f"{told}; {self._origin_hint(a, b)}"
                 )
 
     def check_specs(self) -> None:
@@ -318,7 +326,7 @@ class _Binding:
                         raise self.error(
                             f"{node.op.name} {self._name(node)!r} (made at {node.location}) "
                             f"would have shape {show_shape(spec.shape)} with {size} = {value}; "
-                            f"{self._origins(size)}"
+                            f"{self._origin_hint(size)}"
                         )
 
     def _name(self, node: Node) -> str:
@@ -338,12 +346,12 @@ class _Binding:
         except ZeroDivisionError:
             raise self.error(f"{where}: the size {size} divides by 0 for these shapes") from None
 
-    def _origins(self, *sizes: Size) -> str:
+    def _origin_hint(self, *sizes: Size) -> str:
         """Which placeholders to look at."""
         names = dict.fromkeys(s for size in sizes for s in symbols(size) if s in self._from)
         found = [
             f"{shown} = {self.sizes[s]} from {_placeholder(self.graph, self._from[s])}"
-            for s, shown in zip(names, shown_apart(*map(Dim.symbol, names)), strict=True)
+            for s, shown in zip(names, show_distinctly(*map(Dim.symbol, names)), strict=True)
         ]
         return "give sizes that fit" + (": " + ", ".join(found) if found else "")
 

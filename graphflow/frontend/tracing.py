@@ -20,7 +20,7 @@ from graphflow.ir.spec import TensorSpec
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedFunction:
     """A function as a graph of its arguments, before it is known what further it captures.
 
     Attributes:
@@ -38,8 +38,8 @@ class Traced:
 
     def body(self, captures: Sequence[Tensor]) -> Body:
         """The body whose further parameters are `captures`, at least those of this function."""
-        inner, _ = _region(self.outputs, self.inputs, self.since)
-        stand_ins = [parameter(t.spec, t.node.name) for t in captures]
+        inner, _ = _find_region(self.outputs, self.inputs, self.since)
+        stand_ins = [make_parameter(t.spec, t.node.name) for t in captures]
         mapped: dict[Tensor, Tensor] = {
             t: p.outputs[0] for t, p in zip(captures, stand_ins, strict=True)
         }
@@ -53,7 +53,9 @@ class Traced:
         return Body((*self.inputs, *stand_ins), Graph(outputs), len(outputs))
 
 
-def trace(function: Callable[..., Any], specs: Sequence[TensorSpec], arguments: Rebuild) -> Traced:
+def trace(
+    function: Callable[..., Any], specs: Sequence[TensorSpec], arguments: Rebuild
+) -> TracedFunction:
     """Call a function on placeholders of some specs.
 
     Args:
@@ -64,13 +66,13 @@ def trace(function: Callable[..., Any], specs: Sequence[TensorSpec], arguments: 
         VariableError: it assigns.
     """
     since = next_serial()
-    inputs = tuple(parameter(spec, f"argument_{i}") for i, spec in enumerate(specs))
+    inputs = tuple(make_parameter(spec, f"argument_{i}") for i, spec in enumerate(specs))
     name = getattr(function, "__name__", "the function")
     given = arguments([node.outputs[0] for node in inputs])
-    _check_takes(function, given, name)
+    _check_arity(function, given, name)
     returned = function(*given)
     outputs, rebuild = flatten_values(returned, f"what {name} returns")
-    inner, captures = _region(outputs, inputs, since)
+    inner, captures = _find_region(outputs, inputs, since)
     for node in inner:
         if node.op.name in ("assign", "group"):
             raise VariableError(
@@ -78,10 +80,10 @@ def trace(function: Callable[..., Any], specs: Sequence[TensorSpec], arguments: 
                 "becomes a body: a body changes no state; return the new value, and assign it "
                 "outside"
             )
-    return Traced(inputs, tuple(outputs), rebuild, captures, since)
+    return TracedFunction(inputs, tuple(outputs), rebuild, captures, since)
 
 
-def _check_takes(function: Callable[..., Any], given: Sequence[Any], name: str) -> None:
+def _check_arity(function: Callable[..., Any], given: Sequence[Any], name: str) -> None:
     """Refuse a function that does not take as many arguments as it is going to get."""
     try:
         signature = signature_of(function)
@@ -100,12 +102,12 @@ def graph_body(graph: Graph) -> tuple[Body, tuple[Tensor, ...]]:
     """A graph as a body: its placeholders are the parameters; and the variables it captures."""
     if graph.of_op("assign") or graph.of_op("group"):
         raise GraphError("the graph assigns variables, which a body cannot; call what it computes")
-    _, captures = _region(graph.outputs, graph.placeholders, 0)
-    traced = Traced(graph.placeholders, graph.outputs, tuple, captures, 0)
+    _, captures = _find_region(graph.outputs, graph.placeholders, 0)
+    traced = TracedFunction(graph.placeholders, graph.outputs, tuple, captures, 0)
     return traced.body(captures), captures
 
 
-def parameter(spec: TensorSpec, name: str) -> Node:
+def make_parameter(spec: TensorSpec, name: str) -> Node:
     """A placeholder of a body."""
     tensor: Tensor = REGISTRY["placeholder"](
         shape=spec.shape, dtype=spec.dtype.name, name=name.rpartition("/")[2]
@@ -113,7 +115,7 @@ def parameter(spec: TensorSpec, name: str) -> Node:
     return tensor.node
 
 
-def _region(
+def _find_region(
     outputs: Sequence[Tensor], inputs: Sequence[Node], since: int
 ) -> tuple[list[Node], tuple[Tensor, ...]]:
     """The nodes between parameters and outputs, in order, and the tensors that come from outside.

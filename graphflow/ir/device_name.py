@@ -29,15 +29,15 @@ class DeviceName:
         match = _NAME.fullmatch(text) if isinstance(text, str) and text else None
         if match is None:
             raise DeviceError(
-                f"{text!r} is no device name; {_meant(text)}write '/worker:1/cpu:0', or a part: "
-                "'/worker:1', 'gpu', 'cpu:1'"
+                f"{text!r} is no device name; {_suggest_name(text)}write '/worker:1/cpu:0', or a "
+                "part: '/worker:1', 'gpu', 'cpu:1'"
             )
         worker, kind, index = match["worker"], match["kind"], match["index"]
         return DeviceName(
             int(worker) if worker else None, kind or None, int(index) if index else None
         )
 
-    def refined(self, inner: DeviceName) -> DeviceName:
+    def refine(self, inner: DeviceName) -> DeviceName:
         """This constraint with the parts that `inner` gives."""
         if inner.kind is not None and inner.kind != self.kind:
             index = inner.index
@@ -70,7 +70,7 @@ class DeviceName:
         return f"{worker}/{kind}{index}" if worker and kind else worker + kind + index
 
 
-def _meant(text: object) -> str:
+def _suggest_name(text: object) -> str:
     """Return a question that names the device which was meant, such as "gpu:0" by "cuda:0"."""
     plain = str(text).lower().replace("cuda", "gpu").replace("device:", "").strip("/ ")
     plain = re.sub(r"(cpu|gpu|worker)[ _-]?(\d)", r"\1:\2", plain)

@@ -56,30 +56,30 @@ class Dim:
         text = ""
         for monomial, factor in sorted(self.terms.items(), key=repr):
             plus, minus = (" + ", " - ") if text else ("", "-")
-            text += (plus if factor > 0 else minus) + _monomial(monomial, abs(factor))
+            text += (plus if factor > 0 else minus) + _show_monomial(monomial, abs(factor))
         return text or "0"
 
     def __add__(self, other: Size) -> Size:
         if not _is_size(other):
-            return self._not_whole(other, "add")
+            return self._refuse_operand(other, "add")
         terms = dict(self.terms)
         for m, c in _terms(other).items():
             terms[m] = terms.get(m, 0) + c
-        return _simplest(terms)
+        return _simplify(terms)
 
     __radd__ = __add__
 
     def __mul__(self, other: Size) -> Size:
         if not _is_size(other):
-            return self._not_whole(other, "multiply")
+            return self._refuse_operand(other, "multiply")
         if not isinstance(other, Dim):
             scaled = {m: c * int(other) for m, c in self.terms.items()}
-            return self if other == 1 else _simplest(scaled)
+            return self if other == 1 else _simplify(scaled)
         terms: dict[Monomial, int] = {}
         for (m1, c1), (m2, c2) in itertools.product(self.terms.items(), other.terms.items()):
             m = tuple(sorted(m1 + m2, key=repr))
             terms[m] = terms.get(m, 0) + c1 * c2
-        return _simplest(terms)
+        return _simplify(terms)
 
     __rmul__ = __mul__
 
@@ -87,16 +87,24 @@ class Dim:
         return self * -1
 
     def __sub__(self, other: Size) -> Size:
-        return self + (other * -1) if _is_size(other) else self._not_whole(other, "subtract")
+        return self + (other * -1) if _is_size(other) else self._refuse_operand(other, "subtract")
 
     def __rsub__(self, other: Size) -> Size:
-        return -self + other if _is_size(other) else self._not_whole(other, "subtract")
+        return -self + other if _is_size(other) else self._refuse_operand(other, "subtract")
 
     def __floordiv__(self, other: Size) -> Size:
-        return floordiv(self, other) if _is_size(other) else self._not_whole(other, "floor_divide")
+        return (
+            floordiv(self, other)
+            if _is_size(other)
+            else self._refuse_operand(other, "floor_divide")
+        )
 
     def __rfloordiv__(self, other: Size) -> Size:
-        return floordiv(other, self) if _is_size(other) else self._not_whole(other, "floor_divide")
+        return (
+            floordiv(other, self)
+            if _is_size(other)
+            else self._refuse_operand(other, "floor_divide")
+        )
 
     # What a size known by name only is not ----------------------------------------------------
 
@@ -111,12 +119,12 @@ class Dim:
     def __float__(self) -> float:
         return float(int(self))
 
-    def _compared(self, other: Any) -> Any:
+    def _compare(self, other: Any) -> Any:
         return int(self) if _is_size(other) else NotImplemented
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __lt__ = __le__ = __gt__ = __ge__ = _compare
 
-    def _not_whole(self, other: Any, op: str) -> Size:
+    def _refuse_operand(self, other: Any, op: str) -> Size:
         """A tensor computes with sizes itself; with a number, an error says which op makes one."""
         if not isinstance(other, int | float | complex | np.number | Dim):
             return cast("Size", NotImplemented)
@@ -125,9 +133,9 @@ class Dim:
             f"// with whole numbers only; for a tensor use gf.{op}"
         )
 
-    __truediv__ = __rtruediv__ = partialmethod(_not_whole, op="divide")
-    __mod__ = __rmod__ = partialmethod(_not_whole, op="remainder")
-    __pow__ = __rpow__ = partialmethod(_not_whole, op="pow")
+    __truediv__ = __rtruediv__ = partialmethod(_refuse_operand, op="divide")
+    __mod__ = __rmod__ = partialmethod(_refuse_operand, op="remainder")
+    __pow__ = __rpow__ = partialmethod(_refuse_operand, op="pow")
 
 
 def _is_size(value: Any) -> bool:
@@ -138,7 +146,7 @@ def _terms(size: Size) -> Mapping[Monomial, int]:
     return size.terms if isinstance(size, Dim) else {(): int(size)}
 
 
-def _simplest(terms: Mapping[Monomial, int]) -> Size:
+def _simplify(terms: Mapping[Monomial, int]) -> Size:
     dim = Dim(terms)
     if not dim.terms:
         return 0
@@ -160,11 +168,13 @@ def show_symbol(symbol: str) -> str:
     return symbol.partition(" ")[2] if is_fresh(symbol) else symbol
 
 
-def _monomial(monomial: Monomial, factor: int) -> str:
-    return "*".join([str(factor)] * (factor != 1 or not monomial) + [_shown(a) for a in monomial])
+def _show_monomial(monomial: Monomial, factor: int) -> str:
+    return "*".join(
+        [str(factor)] * (factor != 1 or not monomial) + [_show_atom(a) for a in monomial]
+    )
 
 
-def _shown(atom: Atom) -> str:
+def _show_atom(atom: Atom) -> str:
     if isinstance(atom, str):
         return show_symbol(atom)
     function, a, b = atom
@@ -206,7 +216,7 @@ def _divide_exactly(a: Size, b: Size) -> Size | None:
         if coefficient % factor:
             return None
         terms[tuple(rest)] = coefficient // factor
-    return _simplest(terms)
+    return _simplify(terms)
 
 
 def minimum(a: Size, b: Size) -> Size:
@@ -255,12 +265,12 @@ def substitute(size: Size, sizes: Mapping[str, Size]) -> Size:
     for monomial, factor in size.terms.items():
         term: Size = factor
         for atom in monomial:
-            term = term * _substituted(atom, sizes)
+            term = term * _substitute_atom(atom, sizes)
         total = total + term
     return total
 
 
-def _substituted(atom: Atom, sizes: Mapping[str, Size]) -> Size:
+def _substitute_atom(atom: Atom, sizes: Mapping[str, Size]) -> Size:
     if isinstance(atom, str):
         return sizes.get(atom, Dim.symbol(atom))
     function, a, b = atom
@@ -270,7 +280,7 @@ def _substituted(atom: Atom, sizes: Mapping[str, Size]) -> Size:
     return minimum(x, y) if function == "min" else maximum(x, y)
 
 
-def known_nonnegative(size: Size) -> bool:
+def is_nonnegative(size: Size) -> bool:
     """Return True if a size is at least 0 for any sizes of its symbols."""
     if not isinstance(size, Dim):
         return size >= 0
@@ -280,19 +290,19 @@ def known_nonnegative(size: Size) -> bool:
             if len(monomial) != 1 or isinstance(monomial[0], str) or monomial[0][0] != "min":
                 return False
             rest = size + Dim({monomial: -factor})
-            return any(known_nonnegative(rest + factor * bound) for bound in monomial[0][1:])
-    return all(_nonnegative_atom(atom) for monomial in size.terms for atom in monomial)
+            return any(is_nonnegative(rest + factor * bound) for bound in monomial[0][1:])
+    return all(_is_nonnegative_atom(atom) for monomial in size.terms for atom in monomial)
 
 
-def _nonnegative_atom(atom: Any) -> bool:
+def _is_nonnegative_atom(atom: Any) -> bool:
     if isinstance(atom, str):
         return True
     function_, a, b = atom
     combine = any if function_ == "max" else all
-    return combine(known_nonnegative(x) for x in (a, b))
+    return combine(is_nonnegative(x) for x in (a, b))
 
 
-def alone(size: Size) -> str | None:
+def sole_symbol(size: Size) -> str | None:
     """The symbol that a size is, if it is nothing else."""
     if isinstance(size, Dim) and len(size.terms) == 1:
         ((monomial, factor),) = size.terms.items()

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes  # 6 ms; with it numpy knows "bfloat16" by name
 import numpy as np
 
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.errors import DTypeError
 
 _SIGNED = ("int8", "int16", "int32", "int64")
@@ -38,7 +38,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
             f"{', '.join(DTYPES)}"
         )
     if result is None or dtype is None or result.name not in DTYPES:
-        hint = meant(dtype, DTYPES) if isinstance(dtype, str) else ""
+        hint = did_you_mean(dtype, DTYPES) if isinstance(dtype, str) else ""
         if isinstance(dtype, int | np.integer):
             hint = "a shape is one argument, such as (4, 2), and before the dtype it is a tuple;"
         told = f"{hint} use" if hint else "use"

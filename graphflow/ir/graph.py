@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import checks, spelt
-from graphflow.base.formatting import counted
+from graphflow.base.argument_checks import checks_argument_names, checks_arguments
+from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphError, VariableError
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.ir.spec import Dim, Equation, evaluate
 
 
-@spelt(GraphError)
+@checks_argument_names(GraphError)
 class Graph:
     """The nodes that some outputs need.
 
@@ -101,7 +101,7 @@ class Graph:
     def variables(self) -> tuple[Node, ...]:
         return self.of_op("variable")
 
-    @checks(GraphError)
+    @checks_arguments(GraphError)
     def of_op(self, name: str) -> tuple[Node, ...]:
         """Nodes of the op called `name`."""
         return tuple([node for node in self.nodes if node.op.name == name])
@@ -152,7 +152,7 @@ class Graph:
             if node.op.name == "assign":
                 variable = node.inputs[0].node
                 if variable in assigned:
-                    first, second = (self._asked_for(n) for n in (assigned[variable], node))
+                    first, second = (self._training_step_of(n) for n in (assigned[variable], node))
                     raise VariableError(
                         f"variable {self.names[variable]!r} (made at {variable.location}) is "
                         f"assigned twice in one step: at {first.location} and {second.location}; "
@@ -164,12 +164,12 @@ class Graph:
         self._verified = True
         return self
 
-    def _asked_for(self, assignment: Node) -> Node:
+    def _training_step_of(self, assignment: Node) -> Node:
         """The step of training that an assignment is part of, if it is of one: an optimiser's count
         as made where their variables are."""
         return next((n for n in self.consumers[assignment] if n.op.name == "group"), assignment)
 
-    @checks(GraphError)
+    @checks_arguments(GraphError)
     def rewrite(
         self,
         replace: Callable[[Node, tuple[Tensor, ...]], Sequence[Tensor] | None],
@@ -220,14 +220,17 @@ class Graph:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        nodes, outputs = counted(len(self.nodes), "node"), counted(len(self.outputs), "output")
+        nodes, outputs = (
+            show_count(len(self.nodes), "node"),
+            show_count(len(self.outputs), "output"),
+        )
         return f"<Graph of {nodes}, {outputs}>"
 
     def __str__(self) -> str:
         lines = []
         for node in self.nodes:
-            arguments = [_reference(t, self.names) for t in node.inputs]
-            arguments += (f"{k}={_brief(v)}" for k, v in node.attrs.items())
+            arguments = [_format_reference(t, self.names) for t in node.inputs]
+            arguments += (f"{k}={_abbreviate(v)}" for k, v in node.attrs.items())
             specs = ", ".join(map(str, node.specs))
             pin = f" @ {node.device}" if node.device else ""
             lines.append(
@@ -236,7 +239,7 @@ class Graph:
             for name, value in node.attrs.items():
                 if isinstance(value, Body):
                     lines += [f"  {name}:", *(f"    {line}" for line in str(value).splitlines())]
-        lines.append("return " + ", ".join(_reference(t, self.names) for t in self.outputs))
+        lines.append("return " + ", ".join(_format_reference(t, self.names) for t in self.outputs))
         return "\n".join(lines)
 
 
@@ -283,17 +286,32 @@ def _unique_names(nodes: Sequence[Node], given: Mapping[Node, str]) -> dict[Node
     return names
 
 
-def _reference(tensor: Tensor, names: Mapping[Node, str]) -> str:
+def _format_reference(tensor: Tensor, names: Mapping[Node, str]) -> str:
     name = names[tensor.node]
     return name if len(tensor.node.outputs) == 1 else f"{name}:{tensor.index}"
 
 
-def _brief(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     if isinstance(value, Body):
         return f"<body of {len(value.graph)} nodes>"
     if isinstance(value, np.ndarray):
         return repr(value.item()) if value.size == 1 else f"<{value.dtype}{value.shape}>"
     return repr(value)
+
+
+def substitute_tensors(
+    outputs: Sequence[Tensor], replaced: Mapping[Tensor, Tensor]
+) -> list[Tensor]:
+    """Return outputs with some tensors replaced by others; their dependents are built again."""
+    mapped = dict(replaced)
+    for node in Graph(outputs).nodes if outputs else ():
+        inputs = tuple(mapped.get(t, t) for t in node.inputs)
+        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+            continue
+        twin = node.with_inputs(inputs)
+        for old, new in zip(node.outputs, twin.outputs, strict=True):
+            mapped.setdefault(old, new)
+    return [mapped.get(t, t) for t in outputs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,7 +346,7 @@ class Body:
     def bind(self, bindings: Mapping[str, int]) -> Body:
         return replace(self, bindings=bindings)
 
-    def extended(self, further: Sequence[Tensor]) -> Body:
+    def with_extra_results(self, further: Sequence[Tensor]) -> Body:
         """The body with further results, tensors of the same parameters."""
         outputs = (*self.outputs, *further)
         return replace(self, graph=Graph(outputs), results=len(outputs), base=self.root)
@@ -353,14 +371,14 @@ def bind_attrs(attrs: Mapping[str, Any], bindings: Mapping[str, int]) -> Mapping
     """Attributes with symbolic sizes (alone, or in tuples) replaced by their values."""
     if not attrs:
         return attrs
-    return {name: _bound(value, bindings) for name, value in attrs.items()}
+    return {name: _bind_value(value, bindings) for name, value in attrs.items()}
 
 
-def _bound(value: Any, bindings: Mapping[str, int]) -> Any:
+def _bind_value(value: Any, bindings: Mapping[str, int]) -> Any:
     if isinstance(value, Dim):
         return evaluate(value, bindings)
     if isinstance(value, tuple):
-        return tuple(_bound(v, bindings) for v in value)
+        return tuple(_bind_value(v, bindings) for v in value)
     if isinstance(value, Body):
         return value.bind(bindings)
     return value

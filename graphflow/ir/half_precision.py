@@ -13,30 +13,30 @@ from typing import Any
 from graphflow.ir.spec import TensorSpec, is_half
 
 
-def any_half(arrays: Sequence[Any]) -> bool:
+def has_half(arrays: Sequence[Any]) -> bool:
     """Whether some array (or spec) is of 16-bit floats."""
     return any(is_half(a.dtype) for a in arrays)
 
 
-def widened(arrays: Sequence[Any]) -> list[Any]:
+def upcast_half(arrays: Sequence[Any]) -> list[Any]:
     """Arrays with those of 16-bit floats as float32: exactly the same numbers."""
     return [a.astype("float32") if is_half(a.dtype) else a for a in arrays]
 
 
-def rounded(results: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[Any, ...]:
+def round_to_specs(results: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[Any, ...]:
     """Results in the dtypes of their specs: 16-bit floats rounded from float32."""
     return tuple(
         r.astype(s.dtype) if is_half(s.dtype) else r for r, s in zip(results, specs, strict=True)
     )
 
 
-def widening(into: Callable[..., None]) -> Callable[..., None]:
+def upcast_into(into: Callable[..., None]) -> Callable[..., None]:
     """The `into` of an op for arrays of 16-bit floats: by way of float32 buffers of its own."""
 
     def narrow(xp: Any, out: Any, *arrays: Any, **attrs: Any) -> None:
         outs = out if isinstance(out, tuple) else (out,)
         wide = tuple(xp.empty(o.shape, "float32") if is_half(o.dtype) else o for o in outs)
-        into(xp, wide if isinstance(out, tuple) else wide[0], *widened(arrays), **attrs)
+        into(xp, wide if isinstance(out, tuple) else wide[0], *upcast_half(arrays), **attrs)
         for target, result in zip(outs, wide, strict=True):
             if result is not target:
                 xp.copyto(target, result, casting="unsafe")

@@ -1,27 +1,175 @@
-"""Node: one application of an op to tensors, checked where it is made."""
+"""Node, one application of an op to tensors, and Tensor, an output of a node."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from graphflow.base.argument_checks import signature_of
 from graphflow.base.source_location import Location, user_location
-from graphflow.errors import ArgumentError, DTypeError, GraphflowError, OpCheckError, ShapeError
+from graphflow.errors import GraphError, ShapeError, VariableError
+from graphflow.ir import numpy_interop as numpy_names
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.scopes import current_device, current_scope, is_name
-from graphflow.ir.spec import Equation, TensorSpec, recorded_equations, show_shape
-from graphflow.ir.tensor import Tensor
-
-if TYPE_CHECKING:
-    from graphflow.ir.op import Op
+from graphflow.ir.op_declaration import Op
+from graphflow.ir.registry import FUNCTIONS
+from graphflow.ir.spec import Equation, Shape, Size, TensorSpec, show_shape
+from graphflow.ir.tensor_operators import TensorOperators
 
 _serial = itertools.count()
-_new_tensor = Tensor.__new__
+
+
+class Tensor(TensorOperators):
+    """The output number `index` of a node: symbolic, typed, usable with Python's operators.
+
+    `==` builds a node, so tensors are told apart by `is`; as dictionary keys they go by identity.
+    """
+
+    __slots__ = ("__weakref__", "index", "node")
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.node = node
+        self.index = index
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype together."""
+        return self.node.specs[self.index]
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the axes; one that only a feed fixes is a `Dim`, such as `n` or `2*n + 1`."""
+        return self.node.specs[self.index].shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """numpy's dtype of the elements."""
+        return self.node.specs[self.index].dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many axes there are."""
+        return len(self.spec.shape)
+
+    @property
+    def size(self) -> Size:
+        """How many elements: the product of the shape."""
+        return self.spec.size
+
+    @property
+    def name(self) -> str:
+        """The name of the node that makes it."""
+        return self.node.name
+
+    @property
+    def real(self) -> Tensor:
+        """The real part; a real tensor itself."""
+        part: Tensor = FUNCTIONS["real"](self)
+        return part
+
+    @property
+    def imag(self) -> Tensor:
+        """The imaginary part; zeros for a real tensor."""
+        part: Tensor = FUNCTIONS["imag"](self)
+        return part
+
+    @property
+    def T(self) -> Tensor:
+        """The last two axes swapped; with fewer, the tensor itself."""
+        return self if self.ndim < 2 else self.mT
+
+    @property
+    def mT(self) -> Tensor:
+        """The last two axes swapped."""
+        transposed: Tensor = FUNCTIONS["matrix_transpose"](self)
+        return transposed
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name!r} {self.spec} at {self.node.location}>"
+
+    def _no_value_error(self, what: str) -> GraphError:
+        return GraphError(
+            f"{self.name} (made at {self.node.location}) has no {what} while the graph is built: "
+            "it is symbolic; use gf.where for choices, Session.run for values"
+        )
+
+    def __bool__(self) -> bool:
+        raise self._no_value_error("truth value")
+
+    def __int__(self) -> int:
+        raise self._no_value_error("integer value")
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        raise self._no_value_error("float value")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._no_value_error("array")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Operators between an array of numpy and a tensor; no other ufunc."""
+        name = numpy_names.OPERATORS.get(ufunc.__name__)
+        if name is None or method != "__call__" or options:
+            raise self._numpy_error(ufunc)
+        return FUNCTIONS[name](*inputs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        name = function.__name__
+        if name in numpy_names.ATTRIBUTES and args == (self,) and not options:
+            return getattr(self, name)
+        raise self._numpy_error(function)
+
+    def _numpy_error(self, function: Any) -> GraphError:
+        what = f"{self.name} (made at {self.node.location})"
+        return GraphError(numpy_names.unsupported_message(function, what))
+
+    if not TYPE_CHECKING:  # it would have every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            told = f"tensors have no attribute {name!r}"
+            told += numpy_names.attribute_hint(name)
+            raise AttributeError(told, name=name, obj=self)
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise GraphError(
+            f"{self.name} (made at {self.node.location}) at {user_location()}: tensors do not "
+            "change; gf.where, gf.scatter and gf.index_add make new ones, gf.assign sets a variable"
+        )
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        if self.node.op.name == "variable":
+            raise VariableError(
+                f"{self.name} (made at {self.node.location}) "
+                "is one variable, and a copy would be the same; build the layer again for "
+                "variables of its own, and session.set(new, session.get(old))"
+            )
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise GraphError(
+            f"{self.name} (made at {self.node.location}) at {user_location()}: tensors are not "
+            "pickled; build the graph where it runs, and take values along by session.save"
+        )
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise self._no_value_error("length")
+        if not isinstance(self.shape[0], int):
+            raise GraphError(
+                f"{self.name} (made at {self.node.location}) has no length while the graph is "
+                "built: the size of its first axis comes with a feed; x.shape[0] is that size, "
+                "gf.vmap and gf.scan run over the axis"
+            )
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([self[i] for i in range(len(self))])
 
 
 class Node:
@@ -53,7 +201,22 @@ class Node:
         for spec in specs:
             for size in spec.shape:
                 if type(size) is int and size < 0:
-                    raise _negative(op, location, inputs, spec)
+                    raise _negative_size_error(op, location, inputs, spec)
+        self._set_fields(op, inputs, attrs, specs, name, device, location, origin, equations, turn)
+
+    def _set_fields(
+        self,
+        op: Op,
+        inputs: tuple[Tensor, ...],
+        attrs: Mapping[str, Any],
+        specs: tuple[TensorSpec, ...],
+        name: str,
+        device: DeviceName,
+        location: Location,
+        origin: Node | None,
+        equations: tuple[Equation, ...],
+        turn: int,
+    ) -> None:
         self.op = op
         self.inputs = inputs
         self.attrs = attrs
@@ -65,11 +228,13 @@ class Node:
         self.equations = equations
         self.turn = turn  # a device runs nodes of a lower one first; -1: as soon as it can
         self.serial = next(_serial)
-        self.outputs: tuple[Tensor, ...] = (
-            (Tensor(self, 0),)
-            if len(specs) == 1
-            else tuple(map(Tensor, repeat(self), range(len(specs))))
-        )
+        if len(specs) == 1:  # Tensor(self, 0) with one call less
+            tensor = _new_tensor(Tensor)
+            tensor.node = self
+            tensor.index = 0
+            self.outputs: tuple[Tensor, ...] = (tensor,)
+        else:
+            self.outputs = tuple(map(Tensor, repeat(self), range(len(specs))))
 
     def with_inputs(
         self,
@@ -82,7 +247,7 @@ class Node:
         attrs = self.attrs if attrs is None else attrs
         turn = self.turn if turn is None else turn
         if specs is None:
-            return self._again(
+            return self._copy(
                 inputs, attrs, self.name, self.device, self.location, self.origin, self.equations,
                 turn,
             )  # fmt: skip
@@ -99,7 +264,7 @@ class Node:
             turn=turn,
         )
 
-    def copied(
+    def copy_for(
         self,
         inputs: tuple[Tensor, ...],
         name: str,
@@ -110,14 +275,14 @@ class Node:
         """The same application to inputs of the same specs, derived of `origin`: made at its line,
         and in no turn. A shape rule has nothing to add: equal inputs give equal specs."""
         attrs = self.attrs if attrs is None else attrs
-        return self._again(inputs, attrs, name, device, origin.location, origin, self.equations, -1)
+        return self._copy(inputs, attrs, name, device, origin.location, origin, self.equations, -1)
 
-    def local(self, inputs: tuple[Tensor, ...], name: str, device: DeviceName) -> Node:
+    def copy_to_run(self, inputs: tuple[Tensor, ...], name: str, device: DeviceName) -> Node:
         """The same application as a device runs it: it was made where this one was, and what else
         is known of that has had its effect."""
-        return self._again(inputs, self.attrs, name, device, self.location, None, (), -1)
+        return self._copy(inputs, self.attrs, name, device, self.location, None, (), -1)
 
-    def _again(
+    def _copy(
         self,
         inputs: tuple[Tensor, ...],
         attrs: Mapping[str, Any],
@@ -128,27 +293,13 @@ class Node:
         equations: tuple[Equation, ...],
         turn: int,
     ) -> Node:
-        """A node of the same specs, which need no check: as `__init__` makes one, with fewer calls,
-        since several passes make each node of a large graph again."""
+        """A node of the same specs, which need no check a second time. Several passes copy each
+        node of a large graph: without `__init__`'s keywords and check, this takes 0.6 instead of
+        1 µs."""
         node = _new_node(Node)
-        node.op = self.op
-        node.inputs = inputs
-        node.attrs = attrs
-        node.specs = self.specs
-        node.name = name
-        node.device = device
-        node.location = location
-        node.origin = origin
-        node.equations = equations
-        node.turn = turn
-        node.serial = next(_serial)
-        if len(self.specs) == 1:
-            tensor = _new_tensor(Tensor)
-            tensor.node = node
-            tensor.index = 0
-            node.outputs = (tensor,)
-        else:
-            node.outputs = tuple(map(Tensor, repeat(node), range(len(self.specs))))
+        node._set_fields(
+            self.op, inputs, attrs, self.specs, name, device, location, origin, equations, turn
+        )
         return node
 
     def bound_specs(self, bindings: Mapping[str, int]) -> tuple[TensorSpec, ...]:
@@ -169,10 +320,13 @@ class Node:
         return f"<{self.op.name} {self.name!r} at {self.location}>"
 
 
+_new_tensor = Tensor.__new__
 _new_node = Node.__new__
 
 
-def _negative(op: Op, location: Location, inputs: Sequence[Tensor], spec: TensorSpec) -> ShapeError:
+def _negative_size_error(
+    op: Op, location: Location, inputs: Sequence[Tensor], spec: TensorSpec
+) -> ShapeError:
     given = ", ".join(str(t.spec) for t in inputs) or "no tensors"
     return ShapeError(
         f"{op.name} at {location}: the result would have shape {show_shape(spec.shape)}, and no "
@@ -183,90 +337,3 @@ def _negative(op: Op, location: Location, inputs: Sequence[Tensor], spec: Tensor
 def next_serial() -> int:
     """A number that no node has: nodes built before have lower ones, those built after, higher."""
     return next(_serial)
-
-
-def make_node(
-    op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], name: str | None = None
-) -> Node:
-    """Check an application of an op by its shape rule and build the node.
-
-    Raises:
-        ShapeError, DTypeError, ArgumentError: the rule refuses; the message names op and line.
-        OpCheckError: the rule gives something that is no spec.
-    """
-    scope = current_scope.get()
-    location = scope.location or user_location()
-    if name is not None and not is_name(name):
-        raise ArgumentError(
-            f"{op.name} at {location}: name is a str that is not empty, and Unicode, not {name!r}"
-        )
-    given = [t.node.specs[t.index] for t in inputs]
-    try:
-        with recorded_equations() as equations:
-            specs = op.infer(*given, **attrs) if attrs else op.infer(*given)
-    except GraphflowError as error:
-        hint = _widening(inputs) if isinstance(error, DTypeError) else ""
-        raise type(error)(f"{op.name} at {location}: {error}{hint}") from None
-    except TypeError:
-        _require_attributes(op, inputs, attrs, location)
-        raise
-    if isinstance(specs, TensorSpec) and isinstance(specs.dtype, np.dtype):
-        outputs: tuple[TensorSpec, ...] = (specs,)
-    elif isinstance(specs, tuple) and _are_specs(specs):
-        outputs = specs
-    else:
-        raise OpCheckError(
-            f"{op.name} at {location}: its infer gives {specs!r}; it gives a TensorSpec, or a "
-            'tuple of them, such as gf.spec("float32", (3, 4))'
-        )
-    return Node(
-        op,
-        inputs,
-        attrs,
-        outputs,
-        name=scope.prefix + (name or op.name),
-        device=current_device.get(),
-        location=location,
-        origin=scope.origin,
-        equations=tuple(equations),
-        turn=scope.turn,
-    )
-
-
-def _widening(inputs: Sequence[Tensor]) -> str:
-    """Where float32 became float64 by a scalar of numpy, which people take for a number; "" if it
-    did not."""
-    stack = [t.node for t in inputs if t.dtype == np.float64]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        before = {t.node for t in node.inputs if t.dtype == np.float64}
-        scalars = [n for n in before if n.op.name == "constant" and not n.specs[0].shape]
-        narrow = [n for n in before if n.op.name == "astype" and n.inputs[0].dtype == np.float32]
-        if scalars and narrow:
-            value = scalars[0].attrs["value"].item()
-            return (
-                f". It is float64 since {node.op.name} at {node.location}, by the float64 scalar "
-                f"{value!r}: numbers of numpy keep their dtype, so give it as a Python number, "
-                "float(…)"
-            )
-        stack += before - seen
-        seen |= before
-    return ""
-
-
-def _are_specs(outputs: tuple[Any, ...]) -> bool:
-    for each in outputs:
-        if not (isinstance(each, TensorSpec) and isinstance(each.dtype, np.dtype)):
-            return False
-    return True
-
-
-def _require_attributes(
-    op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], location: Location
-) -> None:
-    """Refuse attributes that the op does not have, or say which it lacks."""
-    try:
-        signature_of(op.infer).bind(*inputs, **attrs)
-    except TypeError as error:
-        raise ArgumentError(f"{op.name} at {location}: {error}") from None

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.base.source_location import user_location
 from graphflow.errors import ArgumentError
 from graphflow.ir.dtypes import DTYPES
@@ -28,7 +28,7 @@ OPERATORS = {
 }  # fmt: skip
 """The ufuncs behind Python's operators, and our names of them."""
 
-RENAMED = {
+ARRAY_API_NAMES = {
     **OPERATORS,
     "absolute": "abs", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh",
     "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan", "arctan2": "atan2",
@@ -48,8 +48,8 @@ _METHODS = (
     "tanh tile trace nn.dropout nn.gelu nn.log_softmax nn.relu nn.sigmoid nn.softmax "
     "linalg.cholesky linalg.det linalg.inv linalg.norm"
 )
-_PLACES = 'a block `with gf.device("/worker:0/gpu:0"):` around the lines that build nodes'
-ELSEWHERE = {
+_DEVICE_HINT = 'a block `with gf.device("/worker:0/gpu:0"):` around the lines that build nodes'
+ATTRIBUTE_HINTS = {
     **{name.rpartition(".")[2]: f"gf.{name}(x, …)" for name in _METHODS.split()},
     **dict.fromkeys(("numpy", "item", "tolist", "eval", "value"), "Session.run, for values"),
     **dict.fromkeys(("backward", "grad", "requires_grad"), "gf.gradients(loss, variables)"),
@@ -57,9 +57,9 @@ ELSEWHERE = {
         ("grad_fn", "is_leaf", "requires_grad_", "retain_grad", "zero_grad"),
         "gf.gradients(loss, variables)",
     ),
-    **dict.fromkeys(("cuda", "cpu", "device", "is_cuda"), _PLACES),
+    **dict.fromkeys(("cuda", "cpu", "device", "is_cuda"), _DEVICE_HINT),
     **dict.fromkeys(("block_until_ready", "compute", "result"), "Session.run, for values"),
-    "to": f".astype(dtype) for another dtype; for a place {_PLACES}",
+    "to": f".astype(dtype) for another dtype; for a place {_DEVICE_HINT}",
     "type": ".dtype, or .astype(dtype)",
     **dict.fromkeys(("clone", "copy"), "the tensor itself, which never changes"),
     **dict.fromkeys(("assign", "assign_add", "data"), "gf.assign(variable, value)"),
@@ -84,8 +84,8 @@ _LAYERS = {
     "SiLU": "silu", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh",
     "TransformerEncoderLayer": "TransformerBlock",
 }  # fmt: skip
-MODULES_ELSEWHERE = {
-    **{name: f"gf.{ours}" for name, ours in RENAMED.items() if ours not in ("", name)},
+FUNCTION_HINTS = {
+    **{name: f"gf.{ours}" for name, ours in ARRAY_API_NAMES.items() if ours not in ("", name)},
     **{name: f"gf.nn.{ours}" for name, ours in (_LOSSES | _LAYERS).items()},
     **{f"reduce_{name}": f"gf.{name}" for name in ("all", "any", "max", "mean", "min", "sum")},
     **dict.fromkeys(("GradientTape", "grad", "value_and_grad"), "gf.gradients(loss, variables)"),
@@ -149,7 +149,7 @@ MODULES_ELSEWHERE = {
 }  # fmt: skip
 """What stands for functions and classes that their modules have."""
 
-SESSIONS_ELSEWHERE = {
+SESSION_HINTS = {
     **dict.fromkeys(("eval", "partial_run", "predict", "forward"), "s.run(fetches, feeds)"),
     **dict.fromkeys(("fit", "train"), "train = optimiser.minimize(loss) and s.run(train, feeds)"),
     **dict.fromkeys(("restore", "load_state_dict"), "s.load(folder)"),
@@ -160,7 +160,7 @@ SESSIONS_ELSEWHERE = {
 """What stands for attributes that sessions have elsewhere."""
 
 
-MODULES_CALLED = {
+MODULE_CALL_HINTS = {
     "tensor": "gf.constant(value) makes a tensor, gf.placeholder(dtype, shape) one that is fed",
     "graph": "gf.Graph(tensors) is the graph of tensors, and gf.Session runs them without one",
     "session": "gf.Session() opens a session", "node": "ops such as gf.add make nodes",
@@ -179,7 +179,7 @@ MODULES_CALLED = {
 """What to use instead of a module that is called, or that is looked for by such a name."""
 
 
-class Room(ModuleType):
+class HintingModule(ModuleType):
     """The class of graphflow's modules: if one is called, the error says what to use instead."""
 
     def __getattr__(self, name: str) -> Any:
@@ -188,14 +188,14 @@ class Room(ModuleType):
         if own is not None:
             return own(name)
         told = f"module {self.__name__!r} has no attribute {name!r}"
-        hint = "" if name.startswith("__") else meant(name, self.__dict__.get("__all__", ()))
+        hint = "" if name.startswith("__") else did_you_mean(name, self.__dict__.get("__all__", ()))
         raise AttributeError(f"{told}; {hint}" if hint else told, name=name, obj=self)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         shown = vars(sys.modules["graphflow"]).items()  # a file's name may be another
         name = next((n for n, m in shown if m is self), self.__name__.rpartition(".")[2])
         public = getattr(self, "__all__", ())
-        hint = MODULES_CALLED.get(name)
+        hint = MODULE_CALL_HINTS.get(name)
         if hint is None and public:
             some = ", ".join(f"gf.{name}.{each}" for each in public[:3])
             hint = f"call something in it: {some}, …"
@@ -203,41 +203,43 @@ class Room(ModuleType):
         raise ArgumentError(f"gf.{name}(…) at {user_location()}: gf.{name} is a module; {hint}")
 
 
-def mark_rooms(package: ModuleType) -> None:
+def install_module_hints(package: ModuleType) -> None:
     """Have the modules that a package shows say what to use if they are called."""
     for found in vars(package).values():
         if type(found) is ModuleType and found.__name__.startswith("graphflow."):
-            found.__class__ = Room
+            found.__class__ = HintingModule
 
 
-def without(name: str) -> str:
+def attribute_hint(name: str) -> str:
     """Return what to use for an attribute that tensors do not have; "" where that is not known."""
-    if name in ELSEWHERE:
-        return f"; use {ELSEWHERE[name]}"
+    if name in ATTRIBUTE_HINTS:
+        return f"; use {ATTRIBUTE_HINTS[name]}"
     if name.endswith("_") and name.islower():  # torch's names of what changes a tensor
         return "; tensors do not change: ops make new ones, gf.assign(variable, value) sets one"
     return ""
 
 
-def missing(path: str, name: str) -> AttributeError:
+def missing_attribute_error(path: str, name: str) -> AttributeError:
     """Return the error for a name that the public module at `path`, `gf.<last part>`, lacks."""
     told = f"gf.{path.rpartition('.')[2]} has no attribute {name!r}"
     module = sys.modules[path]
-    if name in MODULES_ELSEWHERE:
-        told += f"; it is {MODULES_ELSEWHERE[name]}"
-    elif not name.startswith("__") and (hint := meant(name, module.__dict__.get("__all__", ()))):
+    if name in FUNCTION_HINTS:
+        told += f"; it is {FUNCTION_HINTS[name]}"
+    elif not name.startswith("__") and (
+        hint := did_you_mean(name, module.__dict__.get("__all__", ()))
+    ):
         told += f"; {hint}"
     return AttributeError(told, name=name, obj=module)
 
 
-def refusal(function: Any, what: str) -> str:
+def unsupported_message(function: Any, what: str) -> str:
     """What is said of a function of numpy that was given a tensor, `what`."""
-    name = RENAMED.get(function.__name__, function.__name__)
+    name = ARRAY_API_NAMES.get(function.__name__, function.__name__)
     part = str(getattr(function, "__module__", "")).removeprefix("numpy.")
     room = f"{part}." if part in ("linalg", "fft") else ""
     op = f"gf.{room}{name}, or " if name.rpartition(".")[2] in FUNCTIONS else ""
-    if not op and not room and name in MODULES_ELSEWHERE:
-        op = f"{MODULES_ELSEWHERE[name]}; or "
+    if not op and not room and name in FUNCTION_HINTS:
+        op = f"{FUNCTION_HINTS[name]}; or "
     return (
         f"np.{room}{function.__name__} at {user_location()}: {what} is symbolic while the graph is "
         f"built; use {op}Session.run for values"

@@ -18,14 +18,14 @@ class OpDoc:
         self.of_the_class = of_the_class
 
     def __get__(self, op: Any, owner: Any = None) -> str | None:
-        return self.of_the_class if op is None else _described(op)
+        return self.of_the_class if op is None else _describe_op(op)
 
 
-def _described(op: Any) -> str:
+def _describe_op(op: Any) -> str:
     words = op.doc or (f"numpy's `{op.ufunc}`." if op.ufunc else f"The op {op.name}.")
     parts = [words]
     if op.elementwise and op.arity:
-        parts.append("\n".join(_elementwise(op, op.arity)))
+        parts.append("\n".join(_describe_elementwise(op, op.arity)))
     flat = getattr(op.vjp, "__name__", "") == "no_gradient"
     if op.vjp:
         parts.append("Its gradient is zero." if flat else "It has a gradient.")
@@ -39,11 +39,11 @@ def _described(op: Any) -> str:
     return "\n\n".join(parts)
 
 
-def _elementwise(op: Any, arity: int) -> list[str]:
+def _describe_elementwise(op: Any, arity: int) -> list[str]:
     taken = {
         name: result
         for name, dtype in _KINDS.items()
-        if (result := _result(op, [spec(dtype, ())] * arity)) is not None
+        if (result := _infer_or_none(op, [spec(dtype, ())] * arity)) is not None
     }
     names = list(taken)
     kinds = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
@@ -56,16 +56,16 @@ def _elementwise(op: Any, arity: int) -> list[str]:
         lines[-1] += ", bool."
     else:
         lines[-1] += f" and {'its' if arity == 1 else 'the common'} dtype" + (
-            " (real for complex numbers)." if _turns_real(taken) else "."
+            " (real for complex numbers)." if _gives_real(taken) else "."
         )
     return lines
 
 
-def _turns_real(taken: dict[str, TensorSpec]) -> bool:
+def _gives_real(taken: dict[str, TensorSpec]) -> bool:
     return "complex numbers" in taken and taken["complex numbers"].dtype.name == "float32"
 
 
-def _result(op: Any, inputs: list[TensorSpec]) -> TensorSpec | None:
+def _infer_or_none(op: Any, inputs: list[TensorSpec]) -> TensorSpec | None:
     try:
         result = op.infer(*inputs)
     except (GraphError, TypeError):  # not of this kind, or not without attributes

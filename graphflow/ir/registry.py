@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from graphflow.base.argument_checks import checked
-
-if TYPE_CHECKING:
-    from graphflow.ir.op import Op
+from graphflow.base.argument_checks import validate_arguments
+from graphflow.base.source_location import is_own, user_location
+from graphflow.errors import ArgumentError, GraphError
+from graphflow.ir.op_declaration import Op
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,6 +19,38 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 def function(f: F) -> F:
     """Enter a public function under its own name, for Tensor's operators and methods to find; its
-    arguments are checked, and its errors name it and the user's line."""
-    entered = FUNCTIONS[f.__name__] = checked(f, f.__name__)
+    arguments are validate_arguments, and its errors name it and the user's line."""
+    entered = FUNCTIONS[f.__name__] = validate_arguments(f, f.__name__)
     return cast(F, entered)
+
+
+_OWNERS: dict[str, tuple[str, str]] = {}  # of users' ops: the module that registers it, and where
+
+
+def register(op: Op) -> Op:
+    """Enter an op into the registry; its name is its identity on the wire.
+
+    Raises:
+        ArgumentError: not an op.
+        GraphError: the name is taken, by one of graphflow's ops or another of a user's.
+    """
+    if not isinstance(op, Op):
+        raise ArgumentError(f"register_op at {user_location()}: give a gf.Op, not {op!r}")
+    if op.name in REGISTRY:
+        _, place = _OWNERS.get(op.name, ("", "graphflow itself"))
+        raise GraphError(
+            f"op {op.name!r} at {user_location()} is registered twice: there is one by {place}; "
+            "choose another name, such as one that begins with your module's"
+        )
+    REGISTRY[op.name] = op
+    caller = sys._getframe(1)
+    if is_own(caller.f_code.co_filename, caller.f_globals):
+        FUNCTIONS.setdefault(op.name, op)
+    else:
+        _OWNERS[op.name] = (str(caller.f_globals.get("__name__")), str(user_location()))
+    return op
+
+
+def owner_module(op: Op) -> str | None:
+    """The module that registers an op of a user's; None for graphflow's own."""
+    return _OWNERS.get(op.name, (None,))[0]

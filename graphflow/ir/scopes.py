@@ -9,25 +9,22 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.source_location import Location, located, user_location
+from graphflow.base.source_location import Location, error_location, user_location
 from graphflow.errors import ArgumentError, DeviceError, DTypeError
 from graphflow.ir.device_name import DeviceName
+from graphflow.ir.node import Node, Tensor
 from graphflow.ir.registry import FUNCTIONS
 from graphflow.ir.spec import as_dtype, is_half
 
-if TYPE_CHECKING:
-    from graphflow.ir.node import Node
-    from graphflow.ir.tensor import Tensor
-
 
 @dataclass
-class Streams:
+class RandomStreams:
     """Numbers the random streams that are drawn from one seed."""
 
     seed: int = 0
@@ -60,7 +57,7 @@ class NameScope(NamedTuple):
     """What nodes built in a block share: the prefix of their names, where they count as made, the
     source of their randomness, how their inputs are converted, and their turn."""
 
-    streams: Streams
+    streams: RandomStreams
     prefix: str = ""
     location: Location | None = None
     origin: Node | None = None
@@ -68,7 +65,7 @@ class NameScope(NamedTuple):
     turn: int = -1
 
 
-_TOP = NameScope(Streams())
+_TOP = NameScope(RandomStreams())
 _ANYWHERE = DeviceName()
 current_scope: ContextVar[NameScope] = ContextVar("name_scope", default=_TOP)
 current_device: ContextVar[DeviceName] = ContextVar("device_scope", default=_ANYWHERE)
@@ -82,7 +79,7 @@ def is_name(name: Any) -> bool:
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def name_scope(name: str) -> AbstractContextManager[None]:
     """Prefix the names of nodes built in the block: `with gf.name_scope("tower"):`.
 
@@ -102,12 +99,12 @@ def current_prefix() -> str:
     return current_scope.get().prefix
 
 
-def within(prefix: str) -> AbstractContextManager[None]:
+def prefix_scope(prefix: str) -> AbstractContextManager[None]:
     """Names of nodes built in the block begin with a prefix, whatever scope is open."""
     return _scope(prefix=prefix)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def device(name: str | DeviceName) -> AbstractContextManager[None]:
     """Pin nodes built in the block: `/worker:1/cpu:0`, or partial names such as `gpu`, `/worker:1`.
 
@@ -121,11 +118,11 @@ def device(name: str | DeviceName) -> AbstractContextManager[None]:
             name = DeviceName.parse(name)
         except DeviceError as error:
             raise DeviceError(f"gf.device at {user_location()}: {error}") from None
-    return _pinned(current_device.get().refined(name))
+    return _device_scope(current_device.get().refine(name))
 
 
 @contextmanager
-def _pinned(device: DeviceName) -> Iterator[None]:
+def _device_scope(device: DeviceName) -> Iterator[None]:
     token = current_device.set(device)
     try:
         yield
@@ -133,7 +130,7 @@ def _pinned(device: DeviceName) -> Iterator[None]:
         current_device.reset(token)
 
 
-class made_by:
+class origin_scope:
     """Nodes built in the block (gradients, updates) count as made at the line of `origin`, and
     stay near it, or on a `device`. Their dtypes follow from their inputs: autocasting ends here.
 
@@ -165,32 +162,32 @@ class made_by:
         current_scope.reset(self._scope)
 
 
-def derived(node: Node, what: str = "gradients/") -> made_by:
+def derivative_scope(node: Node, what: str = "gradients/") -> origin_scope:
     """Nodes built in the block are derived of one: its gradient, tangent, or twin with a batch.
     They are named in the scope that is open, like all that is built there; what is derived while
     such are built is not named deeper."""
     scope = current_scope.get()
-    return made_by(node, scope.prefix if scope.origin is not None else scope.prefix + what)
+    return origin_scope(node, scope.prefix if scope.origin is not None else scope.prefix + what)
 
 
-def owed_to(node: Node) -> AbstractContextManager[None]:
+def derivative_seed_scope(node: Node) -> AbstractContextManager[None]:
     """Nodes built in the block begin a derivative of a node: its cotangent or tangent of ones or
     zeros. All else, such as their line, is that of the open scope."""
     return _scope(origin=node)
 
 
-def standing_for(node: Node) -> made_by:
+def replacement_scope(node: Node) -> origin_scope:
     """Nodes built in the block are what a pass puts in the place of a node: they are in its scope
     and have its turn, its line and its device."""
-    return made_by(node, scope_of(node), turn=node.turn)
+    return origin_scope(node, prefix_of(node), turn=node.turn)
 
 
-def scope_of(node: Node) -> str:
+def prefix_of(node: Node) -> str:
     """What the name of a node begins with: "" or `outer/inner/`."""
     return node.name[: node.name.rfind("/") + 1]
 
 
-def read_from(name: str, location: Location) -> AbstractContextManager[None]:
+def source_scope(name: str, location: Location) -> AbstractContextManager[None]:
     """Nodes built in the block are named `name/…` and count as made at `location`: a place in a
     file that describes a graph, rather than a line of the user's code."""
     return _scope(prefix=f"{current_scope.get().prefix}{name}/", location=location)
@@ -205,7 +202,7 @@ def _scope(**changes: Any) -> Iterator[None]:
         current_scope.reset(token)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def autocast(dtype: Any) -> AbstractContextManager[None]:
     """Compute products in 16 bits in the block: `with gf.autocast("bfloat16"):`.
 
@@ -222,7 +219,7 @@ def autocast(dtype: Any) -> AbstractContextManager[None]:
     """
     wanted = None
     if dtype is not None:
-        with located("gf.autocast"):
+        with error_location("gf.autocast"):
             wanted = as_dtype(dtype)
             if not is_half(wanted):
                 raise DTypeError(
@@ -232,9 +229,9 @@ def autocast(dtype: Any) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seed_scope(seed: int) -> Iterator[None]:
     """Draw the streams of random nodes built in the block from `seed`, counted from 0."""
-    with _scope(streams=Streams(seed)):
+    with _scope(streams=RandomStreams(seed)):
         yield
 
 

@@ -13,23 +13,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError
 from graphflow.ir.dims import (
     Dim,
     Shape,
     Size,
-    alone,
     evaluate,
     floordiv,
     fresh_number,
     is_fresh,
-    known_nonnegative,
+    is_nonnegative,
     maximum,
     minimum,
     product,
     show_symbol,
+    sole_symbol,
     substitute,
     symbols,
 )
@@ -89,7 +89,7 @@ class TensorSpec:
         if min(shape) < 0:
             raise ShapeError(
                 f"shape {show_shape(self.shape)} comes to {show_shape(shape)}, and no size is "
-                f"negative, where {_shown_sizes(self.shape, bindings)}; give sizes that fit"
+                f"negative, where {_show_bindings(self.shape, bindings)}; give sizes that fit"
             )
         return TensorSpec(shape, self.dtype)
 
@@ -105,7 +105,7 @@ class TensorSpec:
         return f"{self.dtype}{show_shape(self.shape)}"
 
 
-def _shown_sizes(shape: Shape, bindings: Mapping[str, int]) -> str:
+def _show_bindings(shape: Shape, bindings: Mapping[str, int]) -> str:
     names = dict.fromkeys(name for size in shape for name in symbols(size))
     return ", ".join(f"{show_symbol(name)} = {bindings[name]}" for name in names)
 
@@ -115,7 +115,7 @@ def nbytes(spec: TensorSpec) -> int:
     return evaluate(spec.nbytes, {})
 
 
-@spelt(ShapeError)
+@checks_argument_names(ShapeError)
 def spec(dtype: Any, shape: Any = ()) -> TensorSpec:
     """A TensorSpec from plain words: `spec("float32", (None, 64))`."""
     return TensorSpec(normalize_shape(shape, of=""), as_dtype(dtype))
@@ -127,7 +127,7 @@ Equation = tuple[Size, Size]
 _equations: ContextVar[list[Equation] | None] = ContextVar("equations", default=None)
 
 
-class recorded_equations:
+class record_equations:
     """Collect the equations that shape rules assume while the block runs.
 
     Not a generator: every node that is built opens one.
@@ -166,7 +166,7 @@ def require_nonnegative(size: Size, what: str) -> None:
     Raises:
         ShapeError: it is negative; `what` is the message.
     """
-    if not known_nonnegative(size):
+    if not is_nonnegative(size):
         if not isinstance(size, Dim):
             raise ShapeError(what)
         equate(maximum(size, 0), size, what)
@@ -198,7 +198,7 @@ def show_shape(shape: Sequence[Size | str]) -> str:
     return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
 
 
-def shown_apart(*things: Size | TensorSpec) -> list[str]:
+def show_distinctly(*things: Size | TensorSpec) -> list[str]:
     """Sizes and specs for a message: fresh sizes that are shown alike but differ have numbers, in
     the order in which they were made."""
     shapes = [thing.shape if isinstance(thing, TensorSpec) else (thing,) for thing in things]
@@ -218,7 +218,7 @@ def shown_apart(*things: Size | TensorSpec) -> list[str]:
     ]
 
 
-def differ(before: TensorSpec, after: TensorSpec) -> str:
+def mismatch_hint(before: TensorSpec, after: TensorSpec) -> str:
     """The end of a message on two specs that have to be equal: how to make them so."""
     known = [(a, b) for a, b in zip(before.shape, after.shape, strict=False) if a != b]
     named = all(isinstance(a, Dim) and isinstance(b, Dim) for a, b in known)
@@ -279,7 +279,7 @@ Outer = Size | tuple[int, ...]
 """Of how many stretches of equal length an axis consists; or of which lengths these are."""
 
 
-def stretches(outer: Outer) -> Size:
+def segment_count(outer: Outer) -> Size:
     """How many stretches of length 1 there are."""
     return sum(outer) if isinstance(outer, tuple) else outer
 
@@ -294,9 +294,9 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        return (self.stop - self.start) * int(stretches(self.rows))
+        return (self.stop - self.start) * int(segment_count(self.rows))
 
-    def within(self, size: int) -> Any:
+    def to_index(self, size: int) -> Any:
         """What an array of this size along the axis is indexed by."""
         if self.rows == 1:
             return slice(self.start, self.stop)
@@ -309,16 +309,16 @@ class Span(NamedTuple):
         return np.concatenate(found)
 
 
-def part_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:
+def index_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:
     """What an array of a shape is indexed by, of which one axis at most is in rows."""
-    return tuple(span.within(int(n)) for span, n in zip(spans, shape, strict=True))
+    return tuple(span.to_index(int(n)) for span, n in zip(spans, shape, strict=True))
 
 
 __all__ = [
     "BFLOAT16", "DTYPES", "Dim", "Equation", "LARGEST_SIZE", "Outer", "Shape", "Size", "Span",
-    "TensorSpec", "alone", "as_dtype", "broadcast_shapes", "complex_dtype", "equate",
-    "evaluate", "floordiv", "is_fresh", "is_half", "is_inexact", "kind", "known_nonnegative",
-    "limits", "maximum", "minimum", "nbytes", "normalize_shape", "part_of", "product",
-    "promote", "real_dtype", "recorded_equations", "require_nonnegative", "show_shape",
-    "show_symbol", "spec", "stretches", "substitute", "symbols",
+    "TensorSpec", "sole_symbol", "as_dtype", "broadcast_shapes", "complex_dtype", "equate",
+    "evaluate", "floordiv", "is_fresh", "is_half", "is_inexact", "kind", "is_nonnegative",
+    "limits", "maximum", "minimum", "nbytes", "normalize_shape", "index_of", "product",
+    "promote", "real_dtype", "record_equations", "require_nonnegative", "show_shape",
+    "show_symbol", "spec", "segment_count", "substitute", "symbols",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.array_conversion import NoArrayError, array_of
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
@@ -20,19 +20,21 @@ from graphflow.onnx import operators
 from graphflow.onnx.loading import host_control_flow as host_control
 from graphflow.onnx.loading import host_nodes as host
 from graphflow.onnx.loading import host_values
+from graphflow.onnx.loading.domains import normal_domain
 from graphflow.onnx.loading.function_expansion import function_body, schema_with_body
-from graphflow.onnx.loading.importer import Body, Importer, Segment, Stop, array_known
-from graphflow.onnx.loading.model_outputs import Outputs
-from graphflow.onnx.loading.operator_registry import handler_of, normal_domain
+from graphflow.onnx.loading.importer import Importer
+from graphflow.onnx.loading.model_outputs import ModelOutputs
+from graphflow.onnx.loading.operator_registry import handler_of
 from graphflow.onnx.loading.reader import (
     LIMIT,
     check_functions,
     check_names,
-    checked_opsets,
-    initializers,
+    check_opsets,
     read,
+    read_initializers,
 )
-from graphflow.onnx.loading.segmented_program import Program, Run
+from graphflow.onnx.loading.segmented_program import ModelRun, SegmentedProgram
+from graphflow.onnx.loading.segments import ImportedSegment, OnnxBody, Stop, known_array
 from graphflow.onnx.loading.value_kinds import (
     Array,
     Fixed,
@@ -60,16 +62,21 @@ class Model:
     """
 
     def __init__(
-        self, file: str, inputs: Sequence[str], importer: Importer, body: Body, first: Segment
+        self,
+        file: str,
+        inputs: Sequence[str],
+        importer: Importer,
+        body: OnnxBody,
+        first: ImportedSegment,
     ) -> None:
         self.file = file
         self.input_names = tuple(inputs)
         self.output_names = body.outputs
         self.inputs: dict[str, Tensor] = first.inputs
-        self.outputs = Outputs(body.outputs, first, file)
+        self.outputs = ModelOutputs(body.outputs, first, file)
         self.variables = importer.variables
         self._importer = importer
-        self._program = Program(importer, body, first)
+        self._program = SegmentedProgram(importer, body, first)
         self._given = first.given
         self._optional = {name for name in inputs if name in body.initializers}
         self._fixed = {name for name, value in first.given.items() if isinstance(value, Known)}
@@ -113,7 +120,9 @@ class Model:
                 f"not {deadline!r}"
             )
         values = self._values(feeds)
-        results = self._program.run(Run(self._importer, session or self.session, deadline), values)
+        results = self._program.run(
+            ModelRun(self._importer, session or self.session, deadline), values
+        )
         return dict(zip(self.output_names, results, strict=True))
 
     def _values(self, feeds: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
@@ -193,7 +202,7 @@ class Model:
         return f"<Model {self.file}: {takes} -> {gives}; {len(self.variables)} variables>"
 
 
-@spelt(OnnxError)
+@checks_argument_names(OnnxError)
 @passes_interrupts
 def load(
     source: Any,
@@ -219,50 +228,52 @@ def load(
         UnsupportedOnnxError: lists every node that has no translation.
     """
     model, large, file, folder = read(source, limit)
-    opsets = _checked(model, file)
+    opsets = _check_model(model, file)
     functions = {
         (normal_domain(f.domain), f.name): function_body(f, opsets) for f in model.functions
     }
-    arrays = initializers(model.graph, file, folder, large)
+    arrays = read_initializers(model.graph, file, folder, large)
     nodes = list(model.graph.node)
     arrays.update(named_constants(variables, nodes, arrays, file))
     chosen = {**weights(nodes, arrays, functions), **dict.fromkeys(variables, True)}
-    body = Body(
+    body = OnnxBody(
         nodes,
         tuple(i.name for i in model.graph.input),
         tuple(o.name for o in model.graph.output),
         opsets,
-        {n: _initial(array, n if n in chosen else None) for n, array in arrays.items()},
+        {n: _initializer_value(array, n if n in chosen else None) for n, array in arrays.items()},
         main=True,
     )
-    importer = Importer(file, folder, functions, {n: trainable and t for n, t in chosen.items()})
+    importer = Importer(
+        file, folder, functions, {n: trainable and t for n, t in chosen.items()}, start_run=ModelRun
+    )
     inputs = [i.name for i in model.graph.input if i.name not in arrays]
     inputs += [i.name for i in model.graph.input if i.name in arrays]
-    given = _inputs(model.graph, arrays, shapes or {}, values or {}, file)
+    given = _input_values(model.graph, arrays, shapes or {}, values or {}, file)
     unranked = [n for n, value in given.items() if value == OnHost(NO_RANK)]
     if unranked:
         stop = Stop("rank", 0, f"inputs without a rank: {', '.join(unranked)}")
-        first = Segment(0, {}, {}, stop, given)
+        first = ImportedSegment(0, {}, {}, stop, given)
     else:
-        first = importer.segment(body, 0, given)
+        first = importer.read_segment(body, 0, given)
     if first.stop is not None:  # weights that only later graphs read
         for value in body.initializers.values():
             if isinstance(value, Known) and value.parameter is not None:
-                importer.parameter(value)
+                importer.weight_variable(value)
     return Model(file, inputs, importer, body, first)
 
 
-def _checked(model: ModelProto, file: str) -> dict[str, int]:
+def _check_model(model: ModelProto, file: str) -> dict[str, int]:
     """The opsets of a model that is whole and translatable."""
-    opsets = checked_opsets(model, file)
+    opsets = check_opsets(model, file)
     check_functions(model, file)
     check_names(model.graph, file)
     _check_operators(model, opsets, file)
     return opsets
 
 
-def _initial(array: Array, parameter: str | None) -> Value:
-    return array_known(array, parameter) if is_native(array.dtype) else Fixed(array)
+def _initializer_value(array: Array, parameter: str | None) -> Value:
+    return known_array(array, parameter) if is_native(array.dtype) else Fixed(array)
 
 
 def _check_operators(model: ModelProto, opsets: Mapping[str, int], file: str) -> None:
@@ -278,7 +289,7 @@ def _check_operators(model: ModelProto, opsets: Mapping[str, int], file: str) ->
         for index, node in enumerate(nodes):
             key = (normal_domain(node.domain), node.op_type)
             version = versions.get(key[0], 1)
-            if key not in functions and not _supported(*key, version):
+            if key not in functions and not _is_supported(*key, version):
                 wrong.append(
                     f"  {'.'.join(p for p in key if p)} (opset {version}), node {index + 1} "
                     f"{node.name!r}"
@@ -291,8 +302,8 @@ def _check_operators(model: ModelProto, opsets: Mapping[str, int], file: str) ->
         )
 
 
-def _supported(domain: str, name: str, version: int) -> bool:
-    if handler_of(domain, name, version) is not None or host.knows(domain, name):
+def _is_supported(domain: str, name: str, version: int) -> bool:
+    if handler_of(domain, name, version) is not None or host.has_host_routine(domain, name):
         return True
     return schema_with_body(domain, name, version) is not None
 
@@ -302,12 +313,12 @@ def operators_known() -> dict[str, list[str]]:
     known: dict[str, set[str]] = {}
     for schema in defs.get_all_schemas():
         domain = normal_domain(schema.domain)
-        if _supported(domain, schema.name, schema.since_version):
+        if _is_supported(domain, schema.name, schema.since_version):
             known.setdefault(domain, set()).add(schema.name)
     return {domain or "ai.onnx": sorted(names) for domain, names in sorted(known.items())}
 
 
-def _inputs(
+def _input_values(
     graph: GraphProto,
     arrays: Mapping[str, Array],
     shapes: Mapping[str, Sequence[Any]],
@@ -325,13 +336,13 @@ def _inputs(
     given: dict[str, Value] = {}
     for info in graph.input:
         if info.name in values:
-            given[info.name] = _given_value(info, values[info.name], file)
+            given[info.name] = _fixed_input(info, values[info.name], file)
         elif info.name not in arrays:
-            given[info.name] = _input(info, shapes.get(info.name), file)
+            given[info.name] = _input_value(info, shapes.get(info.name), file)
     return given
 
 
-def _given_value(info: ValueInfoProto, value: Any, file: str) -> Known:
+def _fixed_input(info: ValueInfoProto, value: Any, file: str) -> Known:
     """A value that is known from now on, in the dtype of the input."""
     dtype = dtype_of(info.type.tensor_type.elem_type)
     try:
@@ -348,7 +359,7 @@ def _given_value(info: ValueInfoProto, value: Any, file: str) -> Known:
     return Known(array.astype(dtype), dtype)
 
 
-def _input(info: ValueInfoProto, shape: Sequence[Any] | None, file: str) -> Value:
+def _input_value(info: ValueInfoProto, shape: Sequence[Any] | None, file: str) -> Value:
     kind: TypeProto = info.type
     if not kind.HasField("tensor_type"):
         return OnHost(f"input {info.name!r} is no tensor")
@@ -359,7 +370,7 @@ def _input(info: ValueInfoProto, shape: Sequence[Any] | None, file: str) -> Valu
     if shape is None:
         if not kind.tensor_type.HasField("shape"):
             return OnHost(NO_RANK)
-        shape = [_size(dim) for dim in kind.tensor_type.shape.dim]
+        shape = [_declared_size(dim) for dim in kind.tensor_type.shape.dim]
     elif not isinstance(shape, list | tuple) or (
         kind.tensor_type.HasField("shape") and len(shape) != len(kind.tensor_type.shape.dim)
     ):
@@ -370,11 +381,11 @@ def _input(info: ValueInfoProto, shape: Sequence[Any] | None, file: str) -> Valu
     return placeholder(dtype, tuple(shape), name=info.name or None)
 
 
-def _size(dim: Any) -> Any:
+def _declared_size(dim: Any) -> Any:
     if dim.HasField("dim_value"):
         return dim.dim_value if dim.dim_value >= 0 else None
     name = dim.dim_param
     return name if name.isidentifier() else None
 
 
-__all__ = ["Model", "Outputs", "host_control", "host_values", "load", "operators"]
+__all__ = ["Model", "ModelOutputs", "host_control", "host_values", "load", "operators"]

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from graphflow import init
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, made_by, user_location
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, origin_scope, user_location
 from graphflow.ir.spec import is_half
 
 LEAST, MOST = 2.0**-24, 2.0**120
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
 class LossScaling:
     """Gradients of scale·loss, divided by the scale: small ones survive float16 on the way.
@@ -72,11 +72,11 @@ class LossScaling:
             return self.initial
         return _state("loss_scale", init.full((), float(self.initial)))
 
-    def unscaled(self, grads: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
+    def unscale(self, grads: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
         """Gradients of the loss from those of scale·loss; 16 bits become float32 first."""
         unscaled = []
         for gradient in grads:
-            with made_by(gradient.node, "train/"):
+            with origin_scope(gradient.node, "train/"):
                 wide = gradient
                 if is_half(gradient.dtype):
                     wide = FUNCTIONS["astype"](gradient, "float32")
@@ -86,7 +86,7 @@ class LossScaling:
     def updates(self, scale: Tensor, finite: Tensor) -> list[Tensor]:
         """Assignments of the scale and of the number of good steps in a row."""
         where = FUNCTIONS["where"]
-        with made_by(scale.node, "train/"):
+        with origin_scope(scale.node, "train/"):
             good = _state(f"{scale.node.name}/good_steps", init.zeros((), "int64"))
             grows = good >= self.interval - 1
             risen = FUNCTIONS["minimum"](scale * float(self.growth), MOST)
@@ -102,17 +102,17 @@ def all_finite(grads: Sequence[Tensor]) -> Tensor:
     """Whether no element of any gradient is infinite or NaN: a bool scalar."""
     total: Tensor | None = None
     for gradient in grads:
-        with made_by(gradient.node, "train/"):
+        with origin_scope(gradient.node, "train/"):
             finite = FUNCTIONS["all"](FUNCTIONS["isfinite"](gradient))
             total = finite if total is None else FUNCTIONS["logical_and"](total, finite)
     assert total is not None
     return total
 
 
-def only_if(finite: Tensor, update: Tensor) -> Tensor:
+def assign_if(finite: Tensor, update: Tensor) -> Tensor:
     """The assignment, of the variable's own value if not `finite`."""
     variable, value = update.node.inputs
-    with made_by(variable.node, "train/"):
+    with origin_scope(variable.node, "train/"):
         return assign(variable, FUNCTIONS["where"](finite, value, variable))
 
 

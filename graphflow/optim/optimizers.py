@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from graphflow import init
-from graphflow.base.argument_checks import meant, shown, spelt
-from graphflow.base.argument_names import given_twice
+from graphflow.base.argument_checks import checks_argument_names, did_you_mean, format_value
+from graphflow.base.argument_names import explain_repeated
 from graphflow.base.gc_pause import without_collection
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
 from graphflow.frontend.builders import assign
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, made_by, name_scope, user_location
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, name_scope, origin_scope, user_location
 from graphflow.ir.spec import Size, is_inexact, kind, promote, real_dtype
 from graphflow.ops.base.composite import widen
-from graphflow.optim.loss_scaling import LossScaling, all_finite, only_if
-from graphflow.optim.update_copies import Built, UpdateCopies
+from graphflow.optim.loss_scaling import LossScaling, all_finite, assign_if
+from graphflow.optim.update_copies import UpdateCopies, VariableUpdate
 from graphflow.optim.update_targets import (
     Rate,
     Target,
+    descend,
     in_dtype_of,
     lookups_of,
-    moved,
     rate_for,
     row_target,
     sqrt,
@@ -64,11 +64,11 @@ class Optimizer:
             told = f"{type(self).__name__} has no attribute {name!r}"
             if name in ("step", "zero_grad", "apply_gradients", "update", "compute_gradients"):
                 told += "; train = optimiser.minimize(loss), and s.run(train, feeds) takes a step"
-            elif name[0] != "_" and (hint := meant(name, dir(type(self)))):
+            elif name[0] != "_" and (hint := did_you_mean(name, dir(type(self)))):
                 told += f"; {hint}"
             raise AttributeError(told, name=name, obj=self)
 
-    @spelt(ArgumentError)
+    @checks_argument_names(ArgumentError)
     def minimize(
         self,
         loss: Tensor,
@@ -98,7 +98,7 @@ class Optimizer:
         if variables is not None and not isinstance(variables, list | tuple):
             raise VariableError(
                 f"minimize at {user_location()}: variables are a list, as [w] or "
-                f"[*model.parameters().values()], not {shown(variables)}"
+                f"[*model.parameters().values()], not {format_value(variables)}"
             )
         if transform is not None and not callable(transform):
             raise ArgumentError(
@@ -125,7 +125,7 @@ class Optimizer:
                 f"minimize at {user_location()}: scaling is a gf.optim.LossScaling, not {scaling!r}"
             )
         scale = scaling.variable()
-        grads = scaling.unscaled(gradients(loss, chosen, [in_dtype_of(scale, loss)]), scale)
+        grads = scaling.unscale(gradients(loss, chosen, [in_dtype_of(scale, loss)]), scale)
         finite = all_finite(grads)
         grads = grads if transform is None else transform(grads)
         return self._apply(grads, chosen, finite, scaling.updates(scale, finite), strategy, loss)
@@ -183,27 +183,27 @@ class Optimizer:
                 )
         with name_scope("train"):
             shared, updates = self._begin(grads)
-            build = partial(self._updates, shared)
+            build = partial(self._build_update, shared)
             alike = UpdateCopies(build, "train/").update
             for gradient, variable in zip(grads, variables, strict=True):
-                plain = self._looks_at_specs_only(variable, gradient)
+                plain = self._is_determined_by_specs(variable, gradient)
                 updates += alike(variable, gradient) if plain else build(variable, gradient).updates
             if finite is not None:
-                updates = [only_if(finite, update) for update in updates]
+                updates = [assign_if(finite, update) for update in updates]
             how = {} if strategy is None else {"strategy": strategy, "loss": loss}
             group: Tensor = REGISTRY["group"](*updates, *more, name="step", **how)
         return group
 
-    def _updates(self, shared: Any, variable: Tensor, gradient: Tensor) -> Built:
+    def _build_update(self, shared: Any, variable: Tensor, gradient: Tensor) -> VariableUpdate:
         """The assignments of a variable and of its slots."""
-        with made_by(variable.node, "train/"):
-            target, gradient = self._target(variable, gradient)
+        with origin_scope(variable.node, "train/"):
+            target, gradient = self._choose_target(variable, gradient)
             value = widen(target.part(variable))
             new = self._update(value, in_dtype_of(gradient, value), target, shared)
-            last = target.assigned(variable, in_dtype_of(new, variable))
-        return Built([*target.updates, last], target.slots)
+            last = target.assign_part(variable, in_dtype_of(new, variable))
+        return VariableUpdate([*target.updates, last], target.slots)
 
-    def _looks_at_specs_only(self, variable: Tensor, gradient: Tensor) -> bool:
+    def _is_determined_by_specs(self, variable: Tensor, gradient: Tensor) -> bool:
         """Whether another variable and gradient of these specs have the same update: a user's own
         optimiser may look at more, and so do the rows of a lookup."""
         if type(self) not in (SGD, Adam, AdamW, RMSProp, Adagrad):
@@ -228,7 +228,7 @@ class Optimizer:
         """Whether a gradient of zero changes nothing, the slots included."""
         return False
 
-    def _target(self, variable: Tensor, gradient: Tensor) -> tuple[Target, Tensor]:
+    def _choose_target(self, variable: Tensor, gradient: Tensor) -> tuple[Target, Tensor]:
         """What to update, and the gradient of that: the rows with a gradient, if they are enough
         (and fewer), else all."""
         lookups = lookups_of(gradient, variable)
@@ -251,13 +251,13 @@ def _trainable(loss: Tensor) -> list[Tensor]:
     ]
 
 
-def _real(x: Tensor) -> Tensor:
+def _magnitude(x: Tensor) -> Tensor:
     """x itself, or how large its complex numbers are."""
     size: Tensor = FUNCTIONS["abs"](x) if kind(x.dtype) == "complex" else x
     return size
 
 
-def _numbers(optimizer: Optimizer, **values: Any) -> None:
+def _check_numbers(optimizer: Optimizer, **values: Any) -> None:
     """Check an optimiser's numbers, and keep them as Python floats: numpy's would set the dtype."""
     if not isinstance(optimizer.sparse, bool):
         raise ArgumentError(
@@ -277,14 +277,14 @@ def _numbers(optimizer: Optimizer, **values: Any) -> None:
             bound = "from 0 to 1" if share else "from 0"
             bound += ", 1 left out" if name.startswith("beta") else ""
             listed = name == "lr" and isinstance(value, list | tuple)
-            hint = "; " + given_twice("lr") if listed else ""
+            hint = "; " + explain_repeated("lr") if listed else ""
             raise ArgumentError(
                 f"optimiser at {user_location()}: {name} is a number {bound}, not {value!r}{hint}"
             )
         object.__setattr__(optimizer, name, float(value))
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Gradient descent: g ← g + weight_decay·w; v ← momentum·v + g; w ← w − lr·v, or
@@ -299,7 +299,7 @@ class SGD(Optimizer):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _numbers(self, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        _check_numbers(self, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         if not isinstance(self.nesterov, bool):
             raise ArgumentError(
                 f"SGD at {user_location()}: nesterov is True or False, not {self.nesterov!r}"
@@ -315,13 +315,13 @@ class SGD(Optimizer):
             new = target.read("momentum") * self.momentum + gradient
             target.write("momentum", new)
             direction = gradient + new * self.momentum if self.nesterov else new
-        return moved(value, self.lr, direction)
+        return descend(value, self.lr, direction)
 
     def _rests_at_zero(self) -> bool:
         return not self.momentum and not self.weight_decay
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²; w ← w − lr·m̂ / (√v̂ + ε), bias-corrected.
@@ -335,7 +335,7 @@ class Adam(Optimizer):
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _numbers(self, lr=self.lr, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+        _check_numbers(self, lr=self.lr, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
 
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         """1 − β₁ᵗ and √(1 − β₂ᵗ) of the step, from the powers that are carried along."""
@@ -353,14 +353,14 @@ class Adam(Optimizer):
         direction = new_mean / (sqrt(new_square) / root2 + self.epsilon)
         target.write("adam_mean", new_mean)
         target.write("adam_square", new_square)
-        moved: Tensor = self._decayed(value) - step * direction
+        moved: Tensor = self._decay(value) - step * direction
         return moved
 
-    def _decayed(self, value: Tensor) -> Tensor:
+    def _decay(self, value: Tensor) -> Tensor:
         return value
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with weight decay apart from the gradient: w ← (1 − lr·weight_decay)·w − ….
@@ -372,14 +372,14 @@ class AdamW(Adam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _numbers(self, weight_decay=self.weight_decay)
+        _check_numbers(self, weight_decay=self.weight_decay)
 
-    def _decayed(self, value: Tensor) -> Tensor:
+    def _decay(self, value: Tensor) -> Tensor:
         decayed: Tensor = value * (1.0 - rate_for(self.lr, value) * self.weight_decay)
         return decayed
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
 class RMSProp(Optimizer):
     """v ← decay·v + (1−decay)·g²; w ← w − lr·g / (√v + ε), with optional momentum on the
@@ -395,7 +395,9 @@ class RMSProp(Optimizer):
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _numbers(self, lr=self.lr, decay=self.decay, momentum=self.momentum, epsilon=self.epsilon)
+        _check_numbers(
+            self, lr=self.lr, decay=self.decay, momentum=self.momentum, epsilon=self.epsilon
+        )
 
     def _update(self, value: Tensor, gradient: Tensor, target: Target, shared: Any) -> Tensor:
         square = target.read("rms_square")
@@ -405,10 +407,10 @@ class RMSProp(Optimizer):
         if self.momentum:
             direction = target.read("momentum") * self.momentum + direction
             target.write("momentum", direction)
-        return moved(value, self.lr, direction)
+        return descend(value, self.lr, direction)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
     """s ← s + g²; w ← w − lr·g / (√s + ε).
@@ -421,19 +423,19 @@ class Adagrad(Optimizer):
     epsilon: float = 1e-10
 
     def __post_init__(self) -> None:
-        _numbers(self, lr=self.lr, initial=self.initial, epsilon=self.epsilon)
+        _check_numbers(self, lr=self.lr, initial=self.initial, epsilon=self.epsilon)
 
     def _update(self, value: Tensor, gradient: Tensor, target: Target, shared: Any) -> Tensor:
         new = target.read("adagrad_sum", self.initial) + gradient * gradient
         target.write("adagrad_sum", new)
         direction = gradient / (sqrt(new) + self.epsilon)
-        return moved(value, self.lr, direction)
+        return descend(value, self.lr, direction)
 
     def _rests_at_zero(self) -> bool:
         return bool(np.float32(self.epsilon) > 0)  # else a rest of 0 / 0
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[Tensor], Tensor]:
     """Gradients scaled down together so that their joint 2-norm is at most `max_norm`, and that
     norm (at least float32).
@@ -453,7 +455,7 @@ def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[T
     ):
         raise ArgumentError(f"{at}: max_norm is a number above 0, not {max_norm!r}")
     widest = real_dtype(reduce(promote, (wide_dtype(g.dtype) for g in grads)))
-    wide = (FUNCTIONS["astype"](_real(g), widest) for g in grads)
+    wide = (FUNCTIONS["astype"](_magnitude(g), widest) for g in grads)
     total, *rest = (FUNCTIONS["sum"](g * g) for g in wide)
     for square in rest:
         total = total + square

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from graphflow.ir.op import Node, Tensor, next_serial, next_stream
 
-Build = Callable[[Tensor, Tensor], "Built"]
+BuildUpdate = Callable[[Tensor, Tensor], "VariableUpdate"]
 
 
-class Built(NamedTuple):
+class VariableUpdate(NamedTuple):
     """The update of a variable.
 
     Attributes:
@@ -27,7 +27,7 @@ class Built(NamedTuple):
     slots: Mapping[str, Tensor]
 
 
-class _Pattern(NamedTuple):
+class _UpdatePattern(NamedTuple):
     """An update that others are copies of.
 
     Attributes:
@@ -51,10 +51,10 @@ class UpdateCopies:
         prefix: of the names of what it builds.
     """
 
-    def __init__(self, build: Build, prefix: str) -> None:
+    def __init__(self, build: BuildUpdate, prefix: str) -> None:
         self._build = build
         self._prefix = prefix
-        self._patterns: dict[Hashable, _Pattern] = {}
+        self._patterns: dict[Hashable, _UpdatePattern] = {}
 
     def update(self, variable: Tensor, gradient: Tensor) -> Sequence[Tensor]:
         """The assignments of a variable and its slots."""
@@ -63,15 +63,17 @@ class UpdateCopies:
         key = (variable.spec, gradient.spec, variable.node.device)
         pattern = self._patterns.get(key)
         if pattern is not None:
-            return self._copied(pattern, variable, gradient)
+            return self._copy_pattern(pattern, variable, gradient)
         start = next_serial()
         built = self._build(variable, gradient)
         slots = {tensor.node: name for name, tensor in built.slots.items()}
         nodes = _nodes_since(start, built.updates)
-        self._patterns[key] = _Pattern(variable, gradient, nodes, slots, built.updates)
+        self._patterns[key] = _UpdatePattern(variable, gradient, nodes, slots, built.updates)
         return built.updates
 
-    def _copied(self, pattern: _Pattern, variable: Tensor, gradient: Tensor) -> list[Tensor]:
+    def _copy_pattern(
+        self, pattern: _UpdatePattern, variable: Tensor, gradient: Tensor
+    ) -> list[Tensor]:
         owner = variable.node
         now = {pattern.variable: variable, pattern.gradient: gradient}
         for node in pattern.nodes:
@@ -80,7 +82,7 @@ class UpdateCopies:
                 name = f"{self._prefix}{owner.name}/{slot}"
                 attrs = {**attrs, "initial": replace(attrs["initial"], stream=next_stream())}
             inputs = tuple([now.get(tensor, tensor) for tensor in node.inputs])
-            copy = node.copied(inputs, name, owner.device, owner, attrs)
+            copy = node.copy_for(inputs, name, owner.device, owner, attrs)
             now.update(zip(node.outputs, copy.outputs, strict=True))
         return [now[update] for update in pattern.updates]
 
@@ -97,4 +99,4 @@ def _nodes_since(start: int, outputs: Sequence[Tensor]) -> list[Node]:
     return sorted(found, key=lambda node: node.serial)
 
 
-__all__ = ["Built", "UpdateCopies"]
+__all__ = ["VariableUpdate", "UpdateCopies"]

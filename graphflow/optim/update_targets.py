@@ -49,9 +49,9 @@ class Target:
 
     def write(self, name: str, value: Tensor) -> None:
         """Update a slot that was read."""
-        self.updates.append(self.assigned(self.slots[name], value))
+        self.updates.append(self.assign_part(self.slots[name], value))
 
-    def assigned(self, state: Tensor, value: Tensor) -> Tensor:
+    def assign_part(self, state: Tensor, value: Tensor) -> Tensor:
         """An assignment of the part."""
         if self.rows is not None:
             value = REGISTRY["update_rows"](state, self.rows, value, self.number)
@@ -122,7 +122,7 @@ def rate_for(rate: Rate, like: Tensor) -> Any:
     return in_dtype_of(rate, like) if isinstance(rate, Tensor) else float(rate)
 
 
-def moved(value: Tensor, rate: Rate, direction: Tensor) -> Tensor:
+def descend(value: Tensor, rate: Rate, direction: Tensor) -> Tensor:
     """A value after a step of this rate against a direction."""
     end: Tensor = value - rate_for(rate, value) * direction
     return end

@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from math import prod
 from typing import Any
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.graph import Graph
@@ -42,7 +42,7 @@ DATA = "data"
 """The axis of the mesh along which replicas are."""
 
 
-@checks(ShardingError)
+@checks_arguments(ShardingError)
 @dataclass(frozen=True, eq=False)
 class Data:
     """Replicas of a model, each with its share of the batch.

@@ -11,13 +11,13 @@ from dataclasses import field, replace
 from math import prod
 from typing import Any
 
-from graphflow.base.argument_checks import checks, meant, signature_of
+from graphflow.base.argument_checks import checks_arguments, did_you_mean, signature_of
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, ScheduleError, ShardingError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
-from graphflow.ir.spec import alone
+from graphflow.ir.spec import sole_symbol
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import MAX_SYMBOLS, MICRO, PATH, Mesh
 from graphflow.parallel.pipelining.asynchronous_pipeline import unroll_pipeline
@@ -50,7 +50,7 @@ MAX_EAGER_TASKS = 10_000
 """Micro-batches of all stages, of a schedule that is made to see whether it can be."""
 
 
-@checks(ShardingError)
+@checks_arguments(ShardingError)
 @dataclass(frozen=True, eq=False)
 class Pipeline:
     """A network in stages, and micro-batches that go through them by a schedule.
@@ -91,7 +91,7 @@ class Pipeline:
         given = self.schedule
         named = isinstance(given, str) and given in SCHEDULES
         if not (named or isinstance(given, Schedule) or callable(given)):
-            hint = meant(str(given).lower(), SCHEDULES)
+            hint = did_you_mean(str(given).lower(), SCHEDULES)
             raise ScheduleError(
                 f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
                 f"not {given!r}" + (f"; {hint}" if hint else "")
@@ -362,7 +362,7 @@ def _check_batch(
     """
     for tensor in batch:
         size = tensor.shape[0]
-        symbol = alone(size)
+        symbol = sole_symbol(size)
         count = size if isinstance(size, int) else fed.get(symbol) if symbol else None
         if count is not None and count < microbatches:
             fewer = f", or give it microbatches={count // times} at most" if count >= times else ""

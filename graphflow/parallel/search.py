@@ -16,10 +16,10 @@ from math import inf
 from typing import Any
 
 from graphflow import optim
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.formatting import show_bytes
 from graphflow.base.gc_pause import without_collection
-from graphflow.base.progress import waiting
+from graphflow.base.progress import show_wait
 from graphflow.errors import (
     ArgumentError,
     DeviceError,
@@ -28,7 +28,7 @@ from graphflow.errors import (
     ScheduleError,
     ShardingError,
 )
-from graphflow.execution.compiled_fetches import Compiled
+from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.pytree import bind
 from graphflow.ir.graph import Graph
@@ -47,10 +47,10 @@ from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import build_problem
-from graphflow.placement.plans.plan import known_of, sizes_of
+from graphflow.placement.plans.plan_fetches import known_of, sizes_of
 from graphflow.placement.plans.planning import outlook
-from graphflow.planning.profiling_run import try_out
-from graphflow.planning.trace_feedback import is_known, remember
+from graphflow.planning.profiling_run import profile_first_steps
+from graphflow.planning.trace_feedback import is_known, save_corrections
 from graphflow.runtime.client.cluster_survey import Survey
 from graphflow.sessions.session import Session
 
@@ -65,7 +65,7 @@ MEMORY_MARGIN = 1.1
 to be refused as well."""
 
 
-@checks(ArgumentError)
+@checks_arguments(ArgumentError)
 def auto(
     loss: Tensor,
     cluster: Cluster | None = None,
@@ -110,7 +110,7 @@ def auto(
     _check(loss, cluster, optimizer, memory, trial, measure)
     there = Cluster.here() if cluster is None else cluster
     found = _StrategySearch(loss, there, shapes or {}, optimizer or optim.Adam(), memory, trial)
-    with waiting(found.progress, lambda seconds: None):
+    with show_wait(found.progress, lambda seconds: None):
         tried = found.run()
         if measure:
             tried = measure_best(
@@ -334,9 +334,9 @@ class _StrategySearch:
         """Learn what its nodes take, beside neighbours or alone, where that may be."""
         if not self._trial or not is_known(self._cluster):
             return
-        made = Compiled(tuple(graph.outputs), graph, graph)
-        if try_out(self._learned, self._cluster, Survey(), made, bindings, busy=busy):
-            remember(self._learned, self._cluster)
+        made = CompiledFetches(tuple(graph.outputs), graph, graph)
+        if profile_first_steps(self._learned, self._cluster, Survey(), made, bindings, busy=busy):
+            save_corrections(self._learned, self._cluster)
 
     # Measuring --------------------------------------------------------------------------------
 
@@ -347,9 +347,9 @@ class _StrategySearch:
     @cached_property
     def synthetic_feeds(self) -> dict[Tensor, Any]:
         """Made-up feeds."""
-        from graphflow.planning.profiling_run import made_up
+        from graphflow.planning.profiling_run import synthetic_feeds
 
-        return {n.outputs[0]: a for n, a in made_up(self._source, self._bindings).items()}
+        return {n.outputs[0]: a for n, a in synthetic_feeds(self._source, self._bindings).items()}
 
 
 def _measure_workers(cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
-from graphflow.base.argument_checks import checks, meant
+from graphflow.base.argument_checks import checks_arguments, did_you_mean
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.frontend.pytree import flatten
@@ -32,14 +32,14 @@ from graphflow.parallel.sharding.partitioner import ShardedGraph, ShardedVariabl
 from graphflow.parallel.sharding.propagation import is_slot
 from graphflow.parallel.sharding.replica_terms import ReplicationConfig, split_batch
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.strategy import Strategy, partition_by, strategy_of
+from graphflow.strategy import Strategy, divide_with, strategy_of
 
 Axis = str | Sequence[str] | None
 MAX_NODES = 4_000_000
 """The nodes that a graph of shards may have, about."""
 
 
-@checks(ShardingError)
+@checks_arguments(ShardingError)
 @dataclass(frozen=True, eq=False)
 class Shard:
     """A mesh of devices, and how some tensors are cut over it.
@@ -167,7 +167,7 @@ def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Repo
         )
     graph = Graph(flatten(fetches)[0]).verify()
     there = Cluster.here() if cluster is None else cluster
-    division: Any = partition_by(strategy, graph, there)
+    division: Any = divide_with(strategy, graph, there)
     return Report(division, there)
 
 
@@ -379,7 +379,7 @@ def _unknown_rule_error(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
         return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
     named = {name: t for name, t in named.items() if _can_match_pattern(t)}
     inside = [name for name in named if fnmatchcase(name, f"*/{key}")]  # named in a scope
-    hint = meant(key, named, 3, 0.5) or f"there are {', '.join(map(repr, named))}"
+    hint = did_you_mean(key, named, 3, 0.5) or f"there are {', '.join(map(repr, named))}"
     if inside:
         hint = f"did you mean {' or '.join(map(repr, inside[:3]))}, or all such, '*/{key}'?"
     return ShardingError(

@@ -15,14 +15,14 @@ from graphflow.passes.base import Pass
 from graphflow.passes.bodies import InlineCalls, MergeBodies, map_bodies
 from graphflow.passes.constants import FoldConstants
 from graphflow.passes.duplicates import MergeDuplicates
-from graphflow.passes.gram import HalveProducts
+from graphflow.passes.gram import UseSyrk
 from graphflow.passes.heads import FoldHeads
 from graphflow.passes.pads import JoinPads
 from graphflow.passes.transposes import FoldTransposes
 
 DEFAULT: tuple[Pass, ...] = (
     MergeBodies(), FoldConstants(), FoldHeads(), FoldTransposes(), JoinPads(), MergeDuplicates(),
-    InlineCalls(), HalveProducts(), AccumulateProducts(),
+    InlineCalls(), UseSyrk(), AccumulateProducts(),
 )  # fmt: skip
 
 
@@ -36,6 +36,6 @@ def optimize(graph: Graph, passes: tuple[Pass, ...] = DEFAULT) -> Graph:
 
 __all__ = [
     "DEFAULT", "AccumulateProducts", "FoldConstants", "FoldHeads", "FoldTransposes",
-    "HalveProducts", "InlineCalls", "JoinPads", "MergeBodies", "MergeDuplicates", "Pass",
+    "UseSyrk", "InlineCalls", "JoinPads", "MergeBodies", "MergeDuplicates", "Pass",
     "optimize",
 ]  # fmt: skip

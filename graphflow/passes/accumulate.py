@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, standing_for
+from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, replacement_scope
 from graphflow.ir.spec import nbytes
-from graphflow.ops.kernels.fusion.region_kernels import enabled
-from graphflow.ops.kernels.gemm.gemm import available
-from graphflow.ops.matrices.matmul import added_product
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.gemm.gemm import is_supported
+from graphflow.ops.matrices.matmul import generated_accumulation
 from graphflow.passes.base import Pass
 
 _KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
@@ -30,7 +30,7 @@ class AccumulateProducts(Pass):
     least: int = 16384
 
     def __call__(self, graph: Graph) -> Graph:
-        if not enabled() or "matmul" not in graph.op_names:
+        if not is_jit_enabled() or "matmul" not in graph.op_names:
             return graph
         wanted = set(graph.outputs)
         consumers = graph.consumers
@@ -42,7 +42,7 @@ class AccumulateProducts(Pass):
                 if once and self._fits(node, inputs[1 - i], inputs[i]):
                     product = inputs[i].node
                     given = (inputs[1 - i], *product.inputs)
-                    with standing_for(node):
+                    with replacement_scope(node):
                         made = make_node(REGISTRY["accumulate_product"], given, product.attrs)
                     return made.with_inputs(given, turn=product.turn).outputs
             return None
@@ -55,10 +55,10 @@ class AccumulateProducts(Pass):
             return False
         if c.spec != spec or product.spec != spec or source.device != node.device:
             return False
-        if not spec.is_concrete or nbytes(spec) < self.least or not available(spec.dtype.name):
+        if not spec.is_concrete or nbytes(spec) < self.least or not is_supported(spec.dtype.name):
             return False
         if not all(t.spec.is_concrete for t in source.inputs):
             return True
         flags = [bool(source.attrs.get(name)) for name in ("transpose_a", "transpose_b")]
         a, b = (t.spec for t in source.inputs)
-        return added_product(a, b, *flags) is not None
+        return generated_accumulation(a, b, *flags) is not None

@@ -11,7 +11,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.control_flow.control import FREE, call
+from graphflow.ops.control_flow.control import UNPLACED_OPS, call
 from graphflow.passes.base import Pass
 from graphflow.passes.duplicates import key_of
 
@@ -27,7 +27,7 @@ class MergeBodies(Pass):
     def __call__(self, graph: Graph) -> Graph:
         groups: dict[Hashable, list[Node]] = {}
         for node in graph.holders:
-            groups.setdefault(_identity(node), []).append(node)
+            groups.setdefault(_merge_key(node), []).append(node)
         shared = {n: group for group in groups.values() if len(group) > 1 for n in group}
         if not shared:
             return graph
@@ -38,45 +38,45 @@ class MergeBodies(Pass):
             if group is None:
                 return None
             if group[0] not in merged:
-                merged[group[0]] = _merged(group, inputs)
-            return _same_outputs(node, merged[group[0]])
+                merged[group[0]] = _merge_nodes(group, inputs)
+            return _outputs_for(node, merged[group[0]])
 
         return graph.rewrite(merge)
 
 
-def _identity(node: Node) -> Hashable:
+def _merge_key(node: Node) -> Hashable:
     """Equal for nodes of the same traced bodies and operands."""
     attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, Body)}
     roots = tuple(id(body.root) for body in bodies(node))
     return (node.op.name, node.inputs, roots, key_of(attrs))
 
 
-def _further(node: Node) -> list[tuple[Tensor, ...]]:
+def _extra_results(node: Node) -> list[tuple[Tensor, ...]]:
     """What each further result is, in all bodies that return results."""
     extended = [b for b in bodies(node) if b.base is not None]
     return list(zip(*(b.outputs[b.root.results :] for b in extended), strict=True))
 
 
-def _merged(group: Sequence[Node], inputs: tuple[Tensor, ...]) -> Node:
+def _merge_nodes(group: Sequence[Node], inputs: tuple[Tensor, ...]) -> Node:
     """A node that computes what any of the group does."""
     node = group[0]
-    wanted = list(dict.fromkeys(further for each in group for further in _further(each)))
-    widest = max(group, key=lambda each: len(_further(each)))
+    wanted = list(dict.fromkeys(further for each in group for further in _extra_results(each)))
+    widest = max(group, key=lambda each: len(_extra_results(each)))
     attrs = dict(node.attrs)
     at = 0
     for name, body in widest.attrs.items():
         if isinstance(body, Body) and body.base is not None:
-            attrs[name] = body.root.extended([further[at] for further in wanted])
+            attrs[name] = body.root.with_extra_results([further[at] for further in wanted])
             at += 1
     specs = node.op.infer(*(t.spec for t in inputs), **attrs)
     return node.with_inputs(inputs, attrs, (specs,) if isinstance(specs, TensorSpec) else specs)
 
 
-def _same_outputs(node: Node, merged: Node) -> tuple[Tensor, ...]:
+def _outputs_for(node: Node, merged: Node) -> tuple[Tensor, ...]:
     """The outputs of a merged node that stand for a node's."""
-    own = len(node.outputs) - len(_further(node))
-    places = {further: own + i for i, further in enumerate(_further(merged))}
-    found = [merged.outputs[places[further]] for further in _further(node)]
+    own = len(node.outputs) - len(_extra_results(node))
+    places = {further: own + i for i, further in enumerate(_extra_results(merged))}
+    found = [merged.outputs[places[further]] for further in _extra_results(node)]
     return (*merged.outputs[:own], *found)
 
 
@@ -86,7 +86,7 @@ def map_bodies(graph: Graph, function: Callable[[Graph], Graph]) -> Graph:
         return graph
     done: dict[Body, Body] = {}
 
-    def of(body: Body) -> Body:
+    def map_body(body: Body) -> Body:
         if body not in done:
             changed = function(body.graph)
             done[body] = body if changed is body.graph else replace(body, graph=changed)
@@ -96,7 +96,7 @@ def map_bodies(graph: Graph, function: Callable[[Graph], Graph]) -> Graph:
         if not bodies(node):
             return None
         attrs: dict[str, Any] = {
-            name: of(value) if isinstance(value, Body) else value
+            name: map_body(value) if isinstance(value, Body) else value
             for name, value in node.attrs.items()
         }
         if all(attrs[name] is value for name, value in node.attrs.items()):
@@ -114,11 +114,11 @@ class InlineCalls(Pass):
     """
 
     def __call__(self, graph: Graph) -> Graph:
-        return graph.rewrite(_inlined) if graph.holders else graph
+        return graph.rewrite(_inline_call) if graph.holders else graph
 
 
-def _inlined(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-    if node.op is not call or not spread(node):
+def _inline_call(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+    if node.op is not call or not spans_devices(node):
         return None
     body: Body = node.attrs["body"]
     mapped = {p.outputs[0]: t for p, t in zip(body.inputs, inputs, strict=True)}
@@ -126,22 +126,22 @@ def _inlined(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         if inner.outputs[0] in mapped:
             continue
         operands = tuple(mapped[t] for t in inner.inputs)
-        outputs = _inlined(inner, operands)
+        outputs = _inline_call(inner, operands)
         if outputs is None:
             outputs = Node(
                 inner.op, operands, inner.attrs, inner.specs,
                 name=f"{node.name}/{inner.name.rpartition('/')[2]}",
-                device=node.device.refined(inner.device), location=inner.location,
+                device=node.device.refine(inner.device), location=inner.location,
                 origin=inner.origin, equations=inner.equations, turn=node.turn,
             ).outputs  # fmt: skip
         mapped.update(zip(inner.outputs, outputs, strict=True))
     return [mapped[t] for t in body.outputs]
 
 
-def spread(node: Node) -> bool:
+def spans_devices(node: Node) -> bool:
     """Whether parts of a node's bodies are pinned elsewhere than the node."""
     return any(
-        inner.device and inner.device != node.device and inner.op.name not in FREE
+        inner.device and inner.device != node.device and inner.op.name not in UNPLACED_OPS
         for body in bodies(node)
         for inner in body.graph.walk()
     )

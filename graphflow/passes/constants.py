@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph, bind_attrs
-from graphflow.ir.op import REGISTRY, Node, Tensor, owner
+from graphflow.ir.op import REGISTRY, Node, Tensor, owner_module
 from graphflow.ir.spec import nbytes
 from graphflow.passes.base import Pass
 
@@ -27,7 +27,7 @@ class FoldConstants(Pass):
     limit: int = 65536
 
     def __call__(self, graph: Graph) -> Graph:
-        with one_thread(), np.errstate(all="ignore"):  # as in a program, for the same bits
+        with one_blas_thread(), np.errstate(all="ignore"):  # as in a program, for the same bits
             return graph.rewrite(self._fold)
 
     def _fold(self, node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
@@ -36,7 +36,9 @@ class FoldConstants(Pass):
                 return None
         if not node.op.pure or node.op.name == "constant":
             return None
-        if owner(node.op) is not None:  # a user's op may end its process: a worker's, not this one
+        if (
+            owner_module(node.op) is not None
+        ):  # a user's op may end its process: a worker's, not this one
             return None
         if not all(s.is_concrete for s in node.specs):
             return None

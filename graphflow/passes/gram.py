@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, standing_for
+from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, replacement_scope
 from graphflow.ir.spec import evaluate
-from graphflow.ops.matrices.gram import DTYPES, is_halved, sizes
+from graphflow.ops.matrices.gram import SYRK_DTYPES, gram_sizes, uses_syrk
 from graphflow.passes.base import Pass
 
 
 @dataclass(frozen=True)
-class HalveProducts(Pass):
+class UseSyrk(Pass):
     """Replace x.T @ x and x @ x.T by the op `gram`, where that is quicker, or may be where sizes
     are open; the sizes decide then."""
 
@@ -24,7 +24,7 @@ class HalveProducts(Pass):
             columns = bool(node.attrs.get("transpose_a"))
             if columns == bool(node.attrs.get("transpose_b")) or not _pays(inputs[0], columns):
                 return None
-            with standing_for(node):
+            with replacement_scope(node):
                 made = make_node(REGISTRY["gram"], inputs[:1], {"columns": columns})
             return made.with_inputs(inputs[:1], turn=node.turn).outputs
 
@@ -33,6 +33,6 @@ class HalveProducts(Pass):
 
 def _pays(x: Tensor, columns: bool) -> bool:
     if not x.spec.is_concrete:
-        return x.dtype.name in DTYPES
-    n, k = sizes(x.spec, columns)
-    return is_halved(evaluate(n, {}), evaluate(k, {}), x.dtype.name)
+        return x.dtype.name in SYRK_DTYPES
+    n, k = gram_sizes(x.spec, columns)
+    return uses_syrk(evaluate(n, {}), evaluate(k, {}), x.dtype.name)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, standing_for
+from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, replacement_scope
 from graphflow.ir.spec import Size
 from graphflow.passes.base import Pass
 
-_MOST = 64
+_MAX_PARTS = 64
 """Parts, at most."""
 
 
@@ -38,7 +38,7 @@ def _join(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         end = start + part.shape[axis]  # type: ignore[assignment]
     if not parts or end != shape[axis]:
         return None
-    with standing_for(node):
+    with replacement_scope(node):
         return make_node(REGISTRY["concat"], tuple(t for _, t in parts), {"axis": axis}).outputs
 
 
@@ -54,7 +54,7 @@ def _terms(inputs: tuple[Tensor, ...]) -> list[Node] | None:
             left += tensor.node.inputs
         else:
             return None
-        if len(pads) + len(left) > _MOST:
+        if len(pads) + len(left) > _MAX_PARTS:
             return None
     return pads
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, standing_for
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, replacement_scope
 from graphflow.passes.base import Pass
 
 
@@ -24,15 +24,15 @@ class FoldTransposes(Pass):
 
         def fold(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
             if node.op.name == "matmul":
-                return _flagged(node, inputs)
+                return _absorb_transposes(node, inputs)
             before = node.inputs[0]
             once = len(graph.consumers[before.node]) == 1 and before not in wanted
-            return _permuted(node, inputs[0], once)
+            return _simplify_permutation(node, inputs[0], once)
 
         return graph.rewrite(fold, ("matmul", "permute_dims"))
 
 
-def _flagged(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+def _absorb_transposes(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
     """A product whose operands are not transposed but said to be."""
     if any(t.ndim < 2 for t in inputs):
         return None
@@ -48,7 +48,7 @@ def _flagged(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
     return node.with_inputs(tuple(operands), attrs).outputs
 
 
-def _permuted(node: Node, x: Tensor, once: bool) -> Sequence[Tensor] | None:
+def _simplify_permutation(node: Node, x: Tensor, once: bool) -> Sequence[Tensor] | None:
     """A permutation of a permutation, of a product that nobody else reads, or of little."""
     axes = tuple(node.attrs["axes"])
     source, before = x.node, x
@@ -59,7 +59,7 @@ def _permuted(node: Node, x: Tensor, once: bool) -> Sequence[Tensor] | None:
             return [before]
     moved = [axis for axis in axes if before.shape[axis] != 1]
     if moved == sorted(moved):
-        with standing_for(node):
+        with replacement_scope(node):
             shape = tuple(before.shape[axis] for axis in axes)
             reshaped: Tensor = FUNCTIONS["reshape"](before, shape)
         return [reshaped]

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphflow.execution.compiled_fetches import Compiled
-from graphflow.execution.replan_policy import WINDOW, Replanned, drifted, window_at
+from graphflow.execution.compiled_fetches import CompiledFetches
+from graphflow.execution.replan_policy import WINDOW, Replanned, shows_drift, window_position
 from graphflow.ir.op import Node
 from graphflow.placement.plans.plan import Plan, devices_of
 from graphflow.planning.deployment import Deployment
-from graphflow.planning.trace_feedback import mark_seconds
+from graphflow.planning.trace_feedback import span_overhead
 
 
-def has_drifted(compiled: Compiled) -> bool | None:
+def has_drifted(compiled: CompiledFetches) -> bool | None:
     """Whether the traced steps of a window that has just ended took otherwise than predicted; None
     where none has."""
-    if window_at(compiled.runs - 1) != WINDOW - 1:
+    if window_position(compiled.runs - 1) != WINDOW - 1:
         return None
     if compiled.plan is None or len(compiled.trace.steps) < WINDOW:
         return None
     steps = compiled.trace.steps[-WINDOW + 1 :]
-    return drifted(steps, compiled.plan.makespan, mark_seconds())
+    return shows_drift(steps, compiled.plan.makespan, span_overhead())
 
 
 def migrate(deployment: Deployment, least: float) -> Replanned:
@@ -35,11 +35,11 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
     sets = [c for c in deployment.compiled.values() if c.partitions]
     if not sets:
         return Replanned((), 0.0, 0.0)
-    stay = [planner.as_placed(c) for c in sets]
+    stay = [planner.plan_as_placed(c) for c in sets]
     if planner.learn_steps(sets, stay):
-        stay = [planner.as_placed(c) for c in sets]
+        stay = [planner.plan_as_placed(c) for c in sets]
     one = len(deployment.cluster.devices) == 1
-    go = stay if one else _planned_anew(deployment, sets, stay)
+    go = stay if one else _plan_without_homes(deployment, sets, stay)
     steps = [max(1, c.runs) for c in sets]
     before, after = (
         sum(plan.makespan * n for plan, n in zip(plans, steps, strict=True)) / sum(steps)
@@ -49,11 +49,11 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
         for compiled, plan in zip(sets, stay, strict=True):
             compiled.plan = plan
         return Replanned((), before, before)
-    return Replanned(_go_over(deployment, sets, go), before, after)
+    return Replanned(_switch_plans(deployment, sets, go), before, after)
 
 
-def _planned_anew(
-    deployment: Deployment, sets: Sequence[Compiled], stay: Sequence[Plan]
+def _plan_without_homes(
+    deployment: Deployment, sets: Sequence[CompiledFetches], stay: Sequence[Plan]
 ) -> list[Plan]:
     """Plans as if no variable had a home; what takes most of the time chooses first."""
     shares = [c.runs * plan.makespan for c, plan in zip(sets, stay, strict=True)]
@@ -67,8 +67,8 @@ def _planned_anew(
     return [plans[at] for at in range(len(sets))]
 
 
-def _go_over(
-    deployment: Deployment, sets: Sequence[Compiled], plans: Sequence[Plan]
+def _switch_plans(
+    deployment: Deployment, sets: Sequence[CompiledFetches], plans: Sequence[Plan]
 ) -> tuple[str, ...]:
     """Move variables, and give the workers new programs; the names of what moved.
 
@@ -76,16 +76,16 @@ def _go_over(
     client, until their new homes have them.
     """
     state, steps = deployment.state, deployment.steps
-    fresh: dict[int, Compiled] = {}
+    fresh: dict[int, CompiledFetches] = {}
     for number, (old, plan) in enumerate(zip(sets, plans, strict=True)):
         if [(n.name, n.device) for n in plan.nodes] == _placed_nodes(old):
             old.plan = plan
             continue
-        new = Compiled(
+        new = CompiledFetches(
             old.fetches, old.source, old.graph, old.sizes, plan=plan, runs=old.runs,
             division=old.division, variant=old.variant,
         )  # fmt: skip
-        deployment.divide(new, new.bindings(new.sizes))
+        deployment.place_and_partition(new, new.bindings(new.sizes))
         fresh[number] = new
     moved = {
         node: None
@@ -93,16 +93,16 @@ def _go_over(
         for node in new.graph.variables
         if state.homes[node] != new.devices[node]
     }
-    leaving = state.unsettle(moved)
+    leaving = state.release_homes(moved)
     for number in fresh:
         del deployment.compiled[sets[number].key]
     deployment.hosts.forget([sets[number].program for number in fresh], leaving)
     for number, new in fresh.items():
-        deployment.hand_out(new)
+        deployment.send_programs(new)
         if steps.last is sets[number]:
             steps.last = new
     return tuple(state.names[node] for node in moved)
 
 
-def _placed_nodes(compiled: Compiled) -> list[tuple[str, str]]:
+def _placed_nodes(compiled: CompiledFetches) -> list[tuple[str, str]]:
     return [(n.name, n.device) for n in compiled.plan.nodes] if compiled.plan is not None else []

@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 
 from graphflow.execution.cluster_connection import links_of, survey_of
-from graphflow.execution.compiled_fetches import Compiled
-from graphflow.execution.step_executor import Steps
-from graphflow.execution.variable_store import State
-from graphflow.frontend.feeds import convert_all
+from graphflow.execution.compiled_fetches import CompiledFetches
+from graphflow.execution.step_executor import StepExecutor
+from graphflow.execution.variable_store import VariableStore
+from graphflow.frontend.feeds import convert_feeds
 from graphflow.ir.op import Node, Tensor
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
-from graphflow.placement.plans.plan import Plan, plan_graph
-from graphflow.placement.plans.planning import Given
+from graphflow.placement.plans.plan import Plan
+from graphflow.placement.plans.planning import Given, plan_graph
 from graphflow.planning.trace_feedback import (
-    idle,
+    idle_fetches,
     is_known,
     learn,
     learn_steps,
-    remember,
-    remembered,
+    load_corrections,
+    save_corrections,
     step_cost,
     step_seconds,
 )
@@ -51,8 +51,8 @@ class Planner:
         self,
         cluster: Cluster,
         hosts: Hosts,
-        state: State,
-        steps: Steps,
+        state: VariableStore,
+        steps: StepExecutor,
         placer: str,
         trial: bool,
     ) -> None:
@@ -67,7 +67,7 @@ class Planner:
 
     def plan(
         self,
-        compiled: Compiled,
+        compiled: CompiledFetches,
         homes: Mapping[Node, str] | None = None,
         placer: str | Placer | None = None,
     ) -> Plan:
@@ -77,7 +77,7 @@ class Planner:
             homes: of variables, in place of those where they live.
         """
         bindings = compiled.bindings(compiled.sizes)
-        survey = self._surveyed()
+        survey = self._ensure_survey()
         return plan_graph(
             compiled.graph,
             self._cluster,
@@ -92,7 +92,7 @@ class Planner:
             () if compiled.division is None else compiled.division.tasks,
         )
 
-    def as_placed(self, compiled: Compiled) -> Plan:
+    def plan_as_placed(self, compiled: CompiledFetches) -> Plan:
         """The present placement, predicted by what is known now; as it was where it is unknown."""
         plan = compiled.plan
         if plan is None:  # there is one device
@@ -103,16 +103,16 @@ class Planner:
 
     # Learning ---------------------------------------------------------------------------------
 
-    def try_out(self, compiled: Compiled, bindings: Mapping[str, int]) -> None:
+    def profile_first_steps(self, compiled: CompiledFetches, bindings: Mapping[str, int]) -> None:
         """Learn what the nodes of fetches take, before they are planned."""
         if self._trial:
-            from graphflow.planning.profiling_run import try_out
+            from graphflow.planning.profiling_run import profile_first_steps
 
-            survey = self._surveyed()  # first, for it brings what was learned before
-            if try_out(self.learned, self._cluster, survey, compiled, bindings):
-                remember(self.learned, self._cluster)
+            survey = self._ensure_survey()  # first, for it brings what was learned before
+            if profile_first_steps(self.learned, self._cluster, survey, compiled, bindings):
+                save_corrections(self.learned, self._cluster)
 
-    def learn(self, sets: Iterable[Compiled]) -> None:
+    def learn(self, sets: Iterable[CompiledFetches]) -> None:
         """Sum up what was traced, and let the next plan know."""
         traced = [c for c in sets if c.trace.steps]
         for compiled in traced:
@@ -120,14 +120,16 @@ class Planner:
                 learn(self.learned, self._cluster, self._survey, compiled)
             compiled.keep_measured()
         if traced and self._survey is not None:
-            remember(self.learned, self._cluster)
+            save_corrections(self.learned, self._cluster)
 
-    def learn_steps(self, sets: Sequence[Compiled], plans: Sequence[Plan]) -> bool:
+    def learn_steps(self, sets: Sequence[CompiledFetches], plans: Sequence[Plan]) -> bool:
         """Take in what whole steps of fetches took that are placed as plans say; whether that was
         enough to tell anything."""
-        told = [learn_steps(self.learned, p, c.took) for c, p in zip(sets, plans, strict=True)]
+        told = [
+            learn_steps(self.learned, p, c.recent_seconds) for c, p in zip(sets, plans, strict=True)
+        ]
         if any(told):
-            remember(self.learned, self._cluster)
+            save_corrections(self.learned, self._cluster)
         return any(told)
 
     def move(self, cluster: Cluster) -> None:
@@ -139,17 +141,17 @@ class Planner:
     def survey_if_cheap(self) -> None:
         """Survey the cluster where that takes moments: else what is traced would teach nothing."""
         if is_known(self._cluster):
-            self._surveyed()
+            self._ensure_survey()
 
-    def _surveyed(self) -> Survey:
+    def _ensure_survey(self) -> Survey:
         """What planning takes that has to be measured, or was before."""
         if self._survey is None:
             found = survey_of(self._hosts, self._cluster)
-            self.learned = remembered(self._cluster)
+            self.learned = load_corrections(self._cluster)
             self._survey = replace(found, steps=step_cost(self._cluster, found, self._idle_seconds))
         return self._survey
 
-    def look_again(self) -> None:
+    def remeasure_links(self) -> None:
         """Measure the links between workers elsewhere as they are now: networks change, and what
         was learned of them before does not hold."""
         if self._survey is None:
@@ -161,7 +163,7 @@ class Planner:
 
     def _idle_seconds(self, devices: Sequence[str]) -> float:
         """Median seconds of a step that does next to nothing on some devices."""
-        compiled, node = idle(devices)
+        compiled, node = idle_fetches(devices)
         compiled.partitions = partition(
             compiled.graph, compiled.devices, None, {}, self._cluster.devices
         )
@@ -170,15 +172,15 @@ class Planner:
         before = steps.committed, steps.last, steps.trace
         steps.trace = None
         try:
-            took = step_seconds(partial(self._fed, compiled, {node.outputs[0]: np.float32(0)}))
+            took = step_seconds(partial(self._run_fed, compiled, {node.outputs[0]: np.float32(0)}))
         finally:
             steps.committed, steps.last, steps.trace = before
         self._hosts.forget([compiled.program], {})
         return took
 
-    def _fed(self, compiled: Compiled, feeds: Mapping[Tensor, Any]) -> list[Any]:
+    def _run_fed(self, compiled: CompiledFetches, feeds: Mapping[Tensor, Any]) -> list[Any]:
         """A step of compiled fetches."""
-        arrays = compiled.arrays(convert_all(feeds))
+        arrays = compiled.check_feeds(convert_feeds(feeds))
         bindings = compiled.bindings({node: a.shape for node, a in arrays.items()})
         compiled.check_memory(self._cluster, bindings)
         return self._steps.run(compiled, arrays, bindings)

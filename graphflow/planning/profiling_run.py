@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.interrupts import is_interrupt
-from graphflow.execution.compiled_fetches import Compiled
+from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Node, owner
+from graphflow.ir.op import Node, owner_module
 from graphflow.ir.spec import evaluate, kind
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
@@ -39,20 +39,20 @@ from graphflow.planning.trace_feedback import node_seconds
 from graphflow.runtime.client.cluster_survey import Survey
 from graphflow.runtime.host.host import Host
 from graphflow.runtime.host.session_state import DRAWS
-from graphflow.runtime.partitioning.partition import FREE, partition
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
 from graphflow.runtime.program.program import clock
 from graphflow.runtime.telemetry.logs import Log
 
-LONGEST = 3.0
+MAX_STEP_SECONDS = 3.0
 """Predicted seconds of a step beyond which nothing is tried out."""
-SECONDS = 0.5
+PROFILING_SECONDS = 0.5
 """Of all steps after the first; at least one is run, and at most `STEPS`."""
-STEPS = 5
-AGREE = 1.3
+MAX_PROFILED_STEPS = 5
+AGREEMENT_RATIO = 1.3
 """Steps in which a node took at most this many times its least agree on what it takes."""
-SHARE = 0.1
+MIN_UNKNOWN_SHARE = 0.1
 """Of a step's predicted time that must be in nodes that nothing was learned about."""
-ROOM = 0.25
+MAX_MEMORY_SHARE = 0.25
 """Of this machine's memory that the fetches may take."""
 STATEFUL = frozenset({"variable", "assign", "placeholder", "constant", "group"})
 """Ops that are not pure, and yet touch nothing outside their session."""
@@ -60,11 +60,11 @@ STATEFUL = frozenset({"variable", "assign", "placeholder", "constant", "group"})
 _log = Log("graphflow.trial")
 
 
-def try_out(
+def profile_first_steps(
     learned: Learned,
     cluster: Cluster,
     survey: Survey,
-    compiled: Compiled,
+    compiled: CompiledFetches,
     bindings: Mapping[str, int],
     arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
     busy: bool = False,
@@ -80,22 +80,22 @@ def try_out(
         How many steps taught something; 0: all was known, or may not be tried.
     """
     graph = compiled.graph
-    if not may_be_tried(cluster, graph, bindings, 2 if busy else 1):
+    if not may_profile(cluster, graph, bindings, 2 if busy else 1):
         return 0
     known = lessons(graph, cluster, bindings, {}, survey.profiles, busy)
     total = sum(lesson.predicted for lesson in known.values())
     seen = learned.saw if busy else learned.knows
     new = sum(each.predicted for each in known.values() if not seen(each.bucket))
-    if new <= SHARE * total or total > LONGEST:
+    if new <= MIN_UNKNOWN_SHARE * total or total > MAX_STEP_SECONDS:
         return 0
     device = cluster.workers[0].devices[0]
     now = thread_time_ns if device.threads == 1 else monotonic_ns
-    stages = [_Stage(device.threads, now) for _ in range(2 if busy and cores() > 1 else 1)]
+    stages = [_ProfiledDevice(device.threads, now) for _ in range(2 if busy and cores() > 1 else 1)]
     try:
         for stage in stages:
-            stage.set(graph, bindings, arrays or made_up(graph, bindings))
-        with _computing(stages[1:]):
-            return stages[0].play(learned, known)
+            stage.load(graph, bindings, arrays or synthetic_feeds(graph, bindings))
+        with _load_neighbours(stages[1:]):
+            return stages[0].run_steps(learned, known)
     except Exception as error:  # the real step will say it to the user
         if is_interrupt(error):
             raise
@@ -107,7 +107,7 @@ def try_out(
 
 
 @contextmanager
-def _computing(stages: Sequence[_Stage]) -> Iterator[None]:
+def _load_neighbours(stages: Sequence[_ProfiledDevice]) -> Iterator[None]:
     """Neighbours that go through their steps, each on a thread, until the block ends."""
     over = threading.Event()
     threads = [
@@ -124,7 +124,7 @@ def _computing(stages: Sequence[_Stage]) -> Iterator[None]:
             thread.join()
 
 
-def may_be_tried(
+def may_profile(
     cluster: Cluster, graph: Graph, bindings: Mapping[str, int], times: int = 1
 ) -> bool:
     """Whether the cluster is this machine's processors, and the graph changes nothing but its own
@@ -135,13 +135,13 @@ def may_be_tried(
         return False
     if not all(n.op.pure or n.op.random or n.op.name in STATEFUL for n in graph.walk()):
         return False
-    if any(owner(n.op) is not None for n in graph.walk()):
+    if any(owner_module(n.op) is not None for n in graph.walk()):
         return False  # a user's op may end its process: that is to be a worker's, not this one
     sizes = (evaluate(t.spec.nbytes, bindings) for node in graph.nodes for t in node.outputs)
-    return times * sum(sizes) <= ROOM * host_memory()
+    return times * sum(sizes) <= MAX_MEMORY_SHARE * host_memory()
 
 
-def made_up(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[Any, Any]]:
+def synthetic_feeds(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[Any, Any]]:
     """Feeds: zeros, and floats from [0, 1)."""
     random = np.random.default_rng(0)
     made = {}
@@ -153,7 +153,7 @@ def made_up(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[
     return made
 
 
-class _Stage:
+class _ProfiledDevice:
     """One device of this process, with variables of its own.
 
     Args:
@@ -170,7 +170,7 @@ class _Stage:
         self._bindings: Mapping[str, int] = {}
         self._feeds: dict[str, np.ndarray[Any, Any]] = {}
 
-    def set(
+    def load(
         self,
         graph: Graph,
         bindings: Mapping[str, int],
@@ -183,19 +183,19 @@ class _Stage:
         """
         self._bindings = bindings
         self._feeds = {graph.names[node]: array for node, array in arrays.items()}
-        devices = {node: self._DEVICE for node in graph.nodes if node.op.name not in FREE}
+        devices = {node: self._DEVICE for node in graph.nodes if node.op.name not in UNPLACED_OPS}
         names = {node: graph.names[node] for node in graph.variables}
         parts = partition(graph, devices, order_in_turns(graph), names, [self._DEVICE])
         self._host.add(self._NAME, self._NAME, list(parts.values()))
 
-    def play(self, learned: Learned, known: Mapping[str, Lesson]) -> int:
+    def run_steps(self, learned: Learned, known: Mapping[str, Lesson]) -> int:
         """Steps, the first to warm up, until the time is over; how many there were after it."""
         self._step(0)
-        until = monotonic() + SECONDS
+        until = monotonic() + PROFILING_SECONDS
         steps: list[dict[str, float]] = []
-        while len(steps) < STEPS and not (steps and monotonic() > until):
+        while len(steps) < MAX_PROFILED_STEPS and not (steps and monotonic() > until):
             steps.append(self._step(1 + len(steps)))
-        teach_agreed(learned, known, steps)
+        observe_least_times(learned, known, steps)
         return len(steps)
 
     def repeat(self, over: threading.Event) -> None:
@@ -224,20 +224,20 @@ class _Stage:
         self._host.close(self._NAME)
 
 
-def teach_agreed(
+def observe_least_times(
     learned: Learned, known: Mapping[str, Lesson], steps: Sequence[Mapping[str, float]]
 ) -> None:
     """Note what nodes took in some steps: the least, once for each step that agrees on it."""
-    for name, (seconds, times) in agreed(steps).items():
+    for name, (seconds, times) in least_times(steps).items():
         for _ in range(times if name in known else 0):
             learned.observe(known[name].bucket, seconds, known[name].predicted)
 
 
-def agreed(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, int]]:
+def least_times(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, int]]:
     """By node, the least that it took in any step, and in how many steps it took about that."""
     found = {}
     for name in dict.fromkeys(name for took in steps for name in took):
         times = [took[name] for took in steps if name in took]
         least = min(times)
-        found[name] = (least, sum(seconds <= AGREE * least for seconds in times))
+        found[name] = (least, sum(seconds <= AGREEMENT_RATIO * least for seconds in times))
     return found

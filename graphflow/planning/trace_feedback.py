@@ -12,7 +12,7 @@ from statistics import median
 from time import monotonic_ns, perf_counter
 from typing import Any
 
-from graphflow.execution.compiled_fetches import Compiled
+from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.frontend.builders import placeholder
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
@@ -27,18 +27,18 @@ from graphflow.placement.cost_model.trace_observations import Lesson, lessons
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.planning import session_kind, units
 from graphflow.runtime.client.cluster_survey import Survey
-from graphflow.runtime.observability.trace import Event, Step
-from graphflow.runtime.partitioning.partition import FREE
+from graphflow.runtime.observability.trace import TraceEvent, TraceStep
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 
-LEAST = 3
+MIN_STEPS = 3
 """Steps that were not traced, from which a lesson about steps as a whole is drawn."""
-TIMED = 30
+IDLE_STEPS = 30
 """Steps that do nothing, to time what a step costs; as many before them warm up."""
-PATIENCE = 1.0
+IDLE_SECONDS = 1.0
 """Seconds for them, after which a few will do."""
 
 
-def remembered(cluster: Cluster) -> Learned:
+def load_corrections(cluster: Cluster) -> Learned:
     """What was learned before of the cluster's machine; nothing of other machines is kept."""
     if not _is_this_machine(cluster):
         return Learned()
@@ -50,7 +50,7 @@ def is_known(cluster: Cluster) -> bool:
     return _is_this_machine(cluster) and calibrate.profile_path().is_file()
 
 
-def remember(learned: Learned, cluster: Cluster) -> None:
+def save_corrections(learned: Learned, cluster: Cluster) -> None:
     """Keep what was learned for later processes, if it is of this machine."""
     if _is_this_machine(cluster):
         keep(learned)
@@ -67,13 +67,13 @@ def _kinds(cluster: Cluster) -> set[str]:
 # From traces ----------------------------------------------------------------------------------
 
 
-def learn(learned: Learned, cluster: Cluster, survey: Survey, compiled: Compiled) -> None:
+def learn(learned: Learned, cluster: Cluster, survey: Survey, compiled: CompiledFetches) -> None:
     """Take in the traced steps of a set of fetches, those that its trace block has so far.
 
     The first one warms up: it counts only if it is alone.
     """
     traced = list(zip(compiled.trace.steps, compiled.traced, strict=True))
-    by_sizes: dict[tuple[tuple[str, int], ...], list[Step]] = {}
+    by_sizes: dict[tuple[tuple[str, int], ...], list[TraceStep]] = {}
     for step, bindings in traced[1:] or traced:
         by_sizes.setdefault(tuple(sorted(bindings.items())), []).append(step)
     names = cluster.devices
@@ -82,7 +82,7 @@ def learn(learned: Learned, cluster: Cluster, survey: Survey, compiled: Compiled
         known = lessons(compiled.graph, cluster, dict(sizes), compiled.devices, survey.profiles)
         for step in steps:
             _learn_nodes(learned, known, step)
-            for kind, nbytes, seconds in _travelled(step, links):
+            for kind, nbytes, seconds in _observed_transfers(step, links):
                 learned.observe_link(kind, nbytes, seconds)
 
 
@@ -93,16 +93,16 @@ def learn_steps(learned: Learned, plan: Plan, took: Sequence[float]) -> bool:
     Args:
         plan: made with all that is known of the nodes by now.
     """
-    if len(took) < LEAST:
+    if len(took) < MIN_STEPS:
         return False
     predicted = plan.makespan - plan.overhead
     learned.observe_step(session_kind(plan.cluster), units(plan), predicted, median(took))
     return True
 
 
-def _learn_nodes(learned: Learned, known: Mapping[str, Lesson], step: Step) -> None:
+def _learn_nodes(learned: Learned, known: Mapping[str, Lesson], step: TraceStep) -> None:
     timed = ((e.name, e.start, e.end) for e in step.events if e.kind == "compute")
-    teach(learned, known, node_seconds(timed))
+    observe_nodes(learned, known, node_seconds(timed))
 
 
 def node_seconds(
@@ -115,20 +115,20 @@ def node_seconds(
     """
     took: dict[str, float] = {}
     for name, start, end in timed:
-        seconds = (end - start) * 1e-9 - mark_seconds(clock)
+        seconds = (end - start) * 1e-9 - span_overhead(clock)
         took[name] = took.get(name, 0.0) + max(seconds, 1e-9)
     return took
 
 
-def teach(learned: Learned, known: Mapping[str, Lesson], took: Mapping[str, float]) -> None:
+def observe_nodes(learned: Learned, known: Mapping[str, Lesson], took: Mapping[str, float]) -> None:
     """Note what nodes took of which there is something to learn."""
     for name, seconds in took.items():
         if name in known:
             learned.observe(known[name].bucket, seconds, known[name].predicted)
 
 
-def _travelled(
-    step: Step, links: Mapping[tuple[str, str], str]
+def _observed_transfers(
+    step: TraceStep, links: Mapping[tuple[str, str], str]
 ) -> Iterator[tuple[str, int, float]]:
     """Kind of link, bytes and seconds of each transfer.
 
@@ -140,7 +140,7 @@ def _travelled(
         kind = links.get((event.source, event.target)) if event.kind == "transfer" else None
         if kind is None:
             continue
-        wait: Event | None = waits.get((event.edge, event.use))
+        wait: TraceEvent | None = waits.get((event.edge, event.use))
         waited = wait is not None and wait.start < event.start
         if waited and wait is not None:
             yield kind, event.bytes, (max(event.end, wait.end) - event.start) * 1e-9
@@ -149,7 +149,7 @@ def _travelled(
 
 
 @cache
-def mark_seconds(clock: Callable[[], int] = monotonic_ns) -> float:
+def span_overhead(clock: Callable[[], int] = monotonic_ns) -> float:
     """What a span's own mark takes: it lies between two readings of the clock."""
     spans: list[tuple[str, str, int, int]] = []
     names, lines, start = {0: "name"}, [0], clock()
@@ -168,13 +168,15 @@ def mark_seconds(clock: Callable[[], int] = monotonic_ns) -> float:
 # What a step costs ----------------------------------------------------------------------------
 
 
-def idle(devices: Sequence[str]) -> tuple[Compiled, Node]:
+def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
     """Fetches that take next to nothing on each of some devices, placed, and their placeholder."""
     x = placeholder("float32", ())
     graph = Graph([FUNCTIONS["add"](x, 1.0) for _ in devices])
-    compiled = Compiled(graph.outputs, graph, graph)
+    compiled = CompiledFetches(graph.outputs, graph, graph)
     where = dict(zip((t.node for t in graph.outputs), devices, strict=True))
-    compiled.devices = {node: where[node] for node in graph.nodes if node.op.name not in FREE}
+    compiled.devices = {
+        node: where[node] for node in graph.nodes if node.op.name not in UNPLACED_OPS
+    }
     return compiled, x.node
 
 
@@ -215,8 +217,8 @@ def step_seconds(call: Callable[[], Any]) -> float:
     """Seconds of a step that was warmed up, by a quick one; over slow links, of the few that there
     is time for."""
     times: list[float] = []
-    until = perf_counter() + PATIENCE
-    while len(times) < 2 * TIMED and (len(times) < 4 or perf_counter() < until):
+    until = perf_counter() + IDLE_SECONDS
+    while len(times) < 2 * IDLE_STEPS and (len(times) < 4 or perf_counter() < until):
         start = perf_counter()
         call()
         times.append(perf_counter() - start)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import plain, seconds
+from graphflow.base.argument_checks import as_seconds, to_builtin
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, CheckpointError, GraphflowError, StaleEpoch
 from graphflow.execution.checkpoint_matching import (
@@ -27,8 +27,8 @@ from graphflow.execution.checkpoint_matching import (
     rename_checkpoint,
     rename_variables,
 )
-from graphflow.execution.step_executor import Steps
-from graphflow.execution.variable_store import State
+from graphflow.execution.step_executor import StepExecutor
+from graphflow.execution.variable_store import VariableStore
 from graphflow.runtime.checkpoint import Checkpoint, Manifest, files, load, save
 from graphflow.runtime.checkpoint.folder import (
     CLIENT,
@@ -56,20 +56,20 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
-class Every:
+class CheckpointInterval:
     """How often a checkpoint is written: after so many steps, or so many seconds."""
 
     steps: int | None = None
     seconds: float | None = None
 
     @classmethod
-    def of(cls, every: Any) -> Every:
+    def parse(cls, every: Any) -> CheckpointInterval:
         """What the user means: a number of steps, or a time such as "10min".
 
         Raises:
             ArgumentError: anything else.
         """
-        every = plain(every)
+        every = to_builtin(every)
         if isinstance(every, int) and not isinstance(every, bool) and every > 0:
             return cls(steps=every)
         match = _TIME.fullmatch(every.strip()) if isinstance(every, str) else None
@@ -81,7 +81,7 @@ class Every:
             )
         return cls(seconds=time_between)
 
-    def due(self, before: int, step: int, seconds: float) -> bool:
+    def is_due(self, before: int, step: int, seconds: float) -> bool:
         """Whether it is time, so many seconds and steps after the last one."""
         if self.steps is not None:
             return step // self.steps > before // self.steps
@@ -89,21 +89,21 @@ class Every:
 
 
 @dataclass(frozen=True)
-class Policy:
+class CheckpointPolicy:
     """What a user says of checkpoints: where, how often, how many, how long a lost worker is waited
     for, and how the first one meets the model: `strict`, `rename` (see `fitting`)."""
 
     folder: str | os.PathLike[str]
-    every: Every
+    every: CheckpointInterval
     keep: int
     rejoin: float
     strict: bool
     rename: Rename
 
     @classmethod
-    def of(
+    def from_arguments(
         cls, folder: Any, every: Any, keep: Any, rejoin: Any, strict: Any, rename: Any
-    ) -> Policy | None:
+    ) -> CheckpointPolicy | None:
         """From a session's arguments; None where it has no directory for checkpoints.
 
         Raises:
@@ -123,13 +123,20 @@ class Policy:
             return None
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
             raise ArgumentError(f"checkpoint is a directory, not {folder!r}")
-        keep = KEEP if keep is None else plain(keep)
+        keep = KEEP if keep is None else to_builtin(keep)
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
             raise ArgumentError(f"keep is a number of checkpoints above 0, not {keep!r}")
-        waits = REJOIN if rejoin is None else seconds(rejoin)
+        waits = REJOIN if rejoin is None else as_seconds(rejoin)
         if waits is None:
             raise ArgumentError(f"rejoin is a number of seconds from 0 on, not {rejoin!r}")
-        return cls(folder, Every.of(EVERY if every is None else every), keep, waits, strict, names)
+        return cls(
+            folder,
+            CheckpointInterval.parse(EVERY if every is None else every),
+            keep,
+            waits,
+            strict,
+            names,
+        )
 
     def store(self) -> Store:
         """The directory, taken over.
@@ -141,7 +148,7 @@ class Policy:
 
 
 @dataclass
-class Flight:
+class PendingCheckpoint:
     """A checkpoint that is being written.
 
     Attributes:
@@ -165,7 +172,7 @@ class Flight:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _StateSnapshot:
     """Where the variables of a session are: with workers, by worker; or here; some in pieces."""
 
     placed: Mapping[int, Mapping[str, Signature]]
@@ -185,29 +192,34 @@ class _Held:
         return found
 
 
-class Saver:
+class CheckpointWriter:
     """Writes the checkpoints of a session, one at a time.
 
     Attributes:
-        flight: the one that is being written.
-        saved: the step of the last one that was begun; -1 where the state is another by now.
+        pending: the one that is being written.
+        saved_step: the step of the last one that was begun; -1 where the state is another by now.
         fenced: whether it was told that another process has taken the directory over.
     """
 
     def __init__(
-        self, store: Store, every: Every, hosts: Hosts, state: State, steps: Steps
+        self,
+        store: Store,
+        every: CheckpointInterval,
+        hosts: Hosts,
+        state: VariableStore,
+        steps: StepExecutor,
     ) -> None:
         self.store = store
         self._error: CheckpointError | None = None
-        self.flight: Flight | None = None
-        self.saved = -1
+        self.pending: PendingCheckpoint | None = None
+        self.saved_step = -1
         self.fenced = False
         self._every = every
         self._hosts = hosts
         self._state = state
         self._steps = steps
-        self._looked = 0  # the step at which it was last due
-        self._since = time.monotonic()
+        self._due_step = 0  # the step at which it was last due
+        self._due_time = time.monotonic()
 
     def resume(self, strict: bool, rename: Rename) -> Path | None:
         """Take up the newest checkpoint that can be read; where it is, if there is one.
@@ -226,46 +238,46 @@ class Saver:
                 "them to begin anew, or give another directory"
             )
         for each in ignored:
-            _ignored(each)
+            _log_ignored(each)
         if found is None:
             return None
         folder, checkpoint = found
         renamed = rename_checkpoint(checkpoint, rename, folder)
         self._state.load(renamed, str(folder), strict=strict)
-        self._steps.committed = self.saved = self._looked = checkpoint.step
+        self._steps.committed = self.saved_step = self._due_step = checkpoint.step
         _log.tell("session.resumed", folder=str(folder), step=checkpoint.step)
         return folder
 
     @property
     def error(self) -> CheckpointError | None:
         """Why the last checkpoint that ended could not be written; None if it could."""
-        outcome = self.flight.outcome if self.flight is not None else None
+        outcome = self.pending.outcome if self.pending is not None else None
         if isinstance(outcome, CheckpointError):
             return outcome  # the next step will tell it, too
         return None if isinstance(outcome, str) else self._error
 
-    def due(self) -> bool:
+    def check_due(self) -> bool:
         """Whether it is time for a checkpoint; if so, the next one is due an interval later."""
         step, now = self._steps.committed, time.monotonic()
-        if not self._every.due(self._looked, step, now - self._since):
+        if not self._every.is_due(self._due_step, step, now - self._due_time):
             return False
-        self._looked, self._since = step, now
+        self._due_step, self._due_time = step, now
         return True
 
     def restart(self) -> None:
         """Count steps and seconds from the state that was loaded, of which none is written yet."""
-        self.saved, self._looked = -1, self._steps.committed
-        self._since = time.monotonic()
+        self.saved_step, self._due_step = -1, self._steps.committed
+        self._due_time = time.monotonic()
 
     def skip(self) -> None:
         """Leave one out, because the one before is still being written."""
-        assert self.flight is not None
+        assert self.pending is not None
         _log.tell(
             "checkpoint.skipped", folder=str(self.store.root), step=self._steps.committed,
-            writing=self.flight.step, seconds=round(time.monotonic() - self.flight.started, 3),
+            writing=self.pending.step, seconds=round(time.monotonic() - self.pending.started, 3),
         )  # fmt: skip
 
-    def begin(self) -> Flight | None:
+    def begin(self) -> PendingCheckpoint | None:
         """Start to write the state as it is now; None if that failed at once.
 
         Raises:
@@ -276,7 +288,12 @@ class Saver:
         try:
             draft = self.store.begin(step)
             state = self._state
-            held = _Held(state.placed(), state.waiting(), state.parts(), state.unnamed())
+            held = _StateSnapshot(
+                state.worker_signatures(),
+                state.client_values(),
+                state.shard_layouts(),
+                state.unnamed_groups(),
+            )
             saving = self._hosts.save(self.store.root, draft.folder.name, step, list(held.placed))
         except (OSError, GraphflowError) as error:
             if draft is not None:
@@ -284,40 +301,40 @@ class Saver:
             if isinstance(error, StaleEpoch):
                 self.fenced = True
                 raise
-            self._failed(step, error)
+            self._note_failure(step, error)
             return None
-        self.saved = step
-        self.flight = flight = Flight(draft, time.monotonic())
-        flight.thread = threading.Thread(
-            target=self._write, args=(flight, saving, held),
+        self.saved_step = step
+        self.pending = pending = PendingCheckpoint(draft, time.monotonic())
+        pending.thread = threading.Thread(
+            target=self._write, args=(pending, saving, held),
             name="graphflow-checkpoint", daemon=True,
         )  # fmt: skip
-        flight.thread.start()
-        return flight
+        pending.thread.start()
+        return pending
 
-    def land(self) -> Flight | None:
+    def collect_finished(self) -> PendingCheckpoint | None:
         """The checkpoint that was being written, if that has ended since.
 
         Raises:
             StaleEpoch: another session has taken over.
         """
-        flight = self.flight
-        if flight is None or flight.outcome is None:
+        pending = self.pending
+        if pending is None or pending.outcome is None:
             return None
-        self.flight = None
-        if isinstance(flight.outcome, StaleEpoch):
+        self.pending = None
+        if isinstance(pending.outcome, StaleEpoch):
             self.fenced = True
-            raise flight.outcome
-        if isinstance(flight.outcome, CheckpointError):
-            self._failed(flight.step, flight.outcome)
+            raise pending.outcome
+        if isinstance(pending.outcome, CheckpointError):
+            self._note_failure(pending.step, pending.outcome)
         else:
             self._error = None
             self._count("written")
-            _log.tell("checkpoint.written", step=flight.step, folder=flight.outcome,
-                      seconds=round(time.monotonic() - flight.started, 3))  # fmt: skip
-        return flight
+            _log.tell("checkpoint.written", step=pending.step, folder=pending.outcome,
+                      seconds=round(time.monotonic() - pending.started, 3))  # fmt: skip
+        return pending
 
-    def _failed(self, step: int, error: BaseException) -> None:
+    def _note_failure(self, step: int, error: BaseException) -> None:
         known = isinstance(error, CheckpointError)
         told = str(error) if known else unwritable(self.store.root / f"step-{step:08d}", error)
         self._error = error if isinstance(error, CheckpointError) else CheckpointError(told)
@@ -333,8 +350,8 @@ class Saver:
 
     # On a thread of its own --------------------------------------------------------------------
 
-    def _write(self, flight: Flight, saving: Saving, held: _Held) -> None:
-        draft = flight.draft
+    def _write(self, pending: PendingCheckpoint, saving: Saving, held: _StateSnapshot) -> None:
+        draft = pending.draft
         try:
             outcome: CheckpointError | StaleEpoch | str
             for worker, written in saving(WRITE_SECONDS).items():
@@ -358,15 +375,15 @@ class Saver:
             outcome.__cause__ = error
         finally:
             draft.discard()
-        flight.outcome = outcome
+        pending.outcome = outcome
 
 
-def _ignored(told: str) -> None:
+def _log_ignored(told: str) -> None:
     _log.tell("checkpoint.ignored", reason=told)
 
 
-def read(
-    state: State, folder: str | os.PathLike[str], step: int, *, strict: bool, rename: Rename
+def read_checkpoint(
+    state: VariableStore, folder: str | os.PathLike[str], step: int, *, strict: bool, rename: Rename
 ) -> tuple[Path, Checkpoint]:
     """A checkpoint with the model's names, and where it is: the folder itself, or the newest in it
     that is whole and fits the session's variables; or a single file of safetensors.
@@ -388,22 +405,28 @@ def read(
     return place, rename_checkpoint(checkpoint, rename, place)
 
 
-def _newest(state: State, source: Path, *, strict: bool, rename: Rename) -> tuple[Path, Checkpoint]:
+def _newest(
+    state: VariableStore, source: Path, *, strict: bool, rename: Rename
+) -> tuple[Path, Checkpoint]:
     """The newest checkpoint of a directory that is whole and fits."""
 
     def misfit(manifest: Manifest) -> str:
-        return state.misfit(rename_variables(manifest.variables, rename, source), strict=strict)
+        return state.describe_mismatch(
+            rename_variables(manifest.variables, rename, source), strict=strict
+        )
 
     told: list[str] = []
     found = newest(source, told.append, misfit)
     if found is None:
         raise CheckpointError(f"no checkpoint in {source} can be used: {'; '.join(told)}")
     for each in told:
-        _ignored(each)
+        _log_ignored(each)
     return found
 
 
-def save_by_worker(checkpoint: Checkpoint, state: State, folder: str | os.PathLike[str]) -> None:
+def save_in_shards(
+    checkpoint: Checkpoint, state: VariableStore, folder: str | os.PathLike[str]
+) -> None:
     """Write a checkpoint from here, in the shards in which workers would have.
 
     Raises:
@@ -412,7 +435,7 @@ def save_by_worker(checkpoint: Checkpoint, state: State, folder: str | os.PathLi
     known = checkpoint.variables  # of what is in pieces, the whole
     shards = {
         shard_name(worker): own
-        for worker, kinds in state.placed().items()
+        for worker, kinds in state.worker_signatures().items()
         if (own := [name for name in kinds if name in known])
     }
     held = {name for names in shards.values() for name in names}

@@ -19,17 +19,17 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 from weakref import WeakMethod
 
-from graphflow.base.interrupts import HeldBack
+from graphflow.base.interrupts import DeferredSignals
 
-AGAIN = 10.0
+GRACE_SECONDS = 10.0
 """Seconds for a process that has left its sessions to end: the same signal, which schedulers send
 to a process and to its group, ends nothing halfway meanwhile."""
 
-_telling = threading.RLock()
+_handler_lock = threading.RLock()
 """Held while the main thread is told, and while handlers are put back: else the telling ends it."""
 
 
-class Drain:
+class SigtermHandler:
     """What happens at SIGTERM, while a session is open that was opened on the main thread.
 
     A handler of the user's own is left alone. Several sessions leave one after the other, the last
@@ -57,8 +57,8 @@ class Drain:
         self._installed = self._ended = False
         if threading.current_thread() is not threading.main_thread():
             return
-        before = _heeded(signal.getsignal(signal.SIGTERM))
-        if _is_free(before) or _drain_of(before) is not None:
+        before = _skip_closed_sessions(signal.getsignal(signal.SIGTERM))
+        if _is_free(before) or _handler_of(before) is not None:
             signal.signal(signal.SIGTERM, self._handle)
             self._before, self._installed = before, True
 
@@ -66,9 +66,9 @@ class Drain:
         if os.getpid() != self._process:  # a fork of the user's, which ends as it would have
             _end_at_once()
             return
-        every = self._every()
-        if all(each._minds_not for each in every):
-            before = _heeded(self._before)
+        every = self._all_handlers()
+        if all(each._was_over_before for each in every):
+            before = _skip_closed_sessions(self._before)
             if callable(before):
                 before(number, frame)
             else:
@@ -76,19 +76,19 @@ class Drain:
             return
         if self._opening:
             held = signal.getsignal(signal.SIGINT)
-            if isinstance(held, HeldBack):
+            if isinstance(held, DeferredSignals):
                 held(number, frame)  # it comes again in a moment
                 return
-            self._left()
+            self._leave_session()
         if all(each._outcome is not None for each in every):
             self._end_process()
         if self.asked:
             return  # it is being done
         for each in every:
             each.asked = True
-        _thread.start_new_thread(self._begin_to_leave, ())
+        _thread.start_new_thread(self._start_leaving, ())
 
-    def opened(self) -> None:
+    def finish_opening(self) -> None:
         """The session is open: from now on there is something to leave.
 
         Raises:
@@ -98,7 +98,7 @@ class Drain:
         if self._outcome is not None:
             raise self._outcome
 
-    def heed(self) -> None:
+    def raise_if_draining(self) -> None:
         """At the end of what the session did: go, if SIGTERM came meanwhile.
 
         Raises:
@@ -109,11 +109,11 @@ class Drain:
             return
         if threading.current_thread() is threading.main_thread():
             self._end_process()
-        outcome = self._left()
-        _thread.start_new_thread(self._begin_to_leave, ())
+        outcome = self._leave_session()
+        _thread.start_new_thread(self._start_leaving, ())
         raise outcome
 
-    def _left(self) -> BaseException:
+    def _leave_session(self) -> BaseException:
         """Leaves the session, unless that was done; what that came to."""
         if self._opening:
             self._outcome = self._outcome or SystemExit(0)
@@ -129,39 +129,39 @@ class Drain:
                         self._outcome = error
         return self._outcome
 
-    def _begin_to_leave(self) -> None:
+    def _start_leaving(self) -> None:
         """Starts a thread for it, on one that may wait for that; Python would never forget one
         that was not started so, if it is asked which it is."""
-        threading.Thread(target=self._leave_beside, name="graphflow-drain", daemon=True).start()
+        threading.Thread(target=self._leave_on_thread, name="graphflow-drain", daemon=True).start()
 
-    def _leave_beside(self) -> None:
-        for each in self._every():
-            each._left()
-        with _telling:
-            if _drain_of(signal.getsignal(signal.SIGTERM)) is not None:
+    def _leave_on_thread(self) -> None:
+        for each in self._all_handlers():
+            each._leave_session()
+        with _handler_lock:
+            if _handler_of(signal.getsignal(signal.SIGTERM)) is not None:
                 main = threading.main_thread().ident
                 assert main is not None
                 signal.pthread_kill(main, signal.SIGTERM)
 
     def _end_process(self) -> NoReturn:
         """Leaves all sessions, for the main thread; nothing waits where that was done already."""
-        every = self._every()
-        ending = _Ending()
+        every = self._all_handlers()
+        ending = _EndingHandler()
         if _is_free(every[-1]._before):
             every[-1]._before = ending  # leaving a session here puts it back
-        outcomes = [each._left() for each in every]
+        outcomes = [each._leave_session() for each in every]
         for each in every:
             each.end()
-        ending.until = time.monotonic() + AGAIN
+        ending.until = time.monotonic() + GRACE_SECONDS
         raise next((each for each in outcomes if not isinstance(each, SystemExit)), outcomes[0])
 
-    def _every(self) -> list[Drain]:
+    def _all_handlers(self) -> list[SigtermHandler]:
         """What SIGTERM concerns: the session that was opened last, and those before it."""
         found = []
-        each: Drain | None = _drain_of(signal.getsignal(signal.SIGTERM)) or self
+        each: SigtermHandler | None = _handler_of(signal.getsignal(signal.SIGTERM)) or self
         while each is not None:
             found.append(each)
-            each = _drain_of(each._before)
+            each = _handler_of(each._before)
         return found if self in found else [self, *found]
 
     @property
@@ -170,7 +170,7 @@ class Drain:
         return self._ended or self._leave() is None
 
     @property
-    def _minds_not(self) -> bool:
+    def _was_over_before(self) -> bool:
         """Whether that was so before any signal came, which is none of its business then."""
         return self._is_over and self._outcome is None
 
@@ -182,46 +182,46 @@ class Drain:
         self._ended = True
         if self._installed and threading.current_thread() is threading.main_thread():
             self._installed = False
-            with _telling:
+            with _handler_lock:
                 there = before = signal.getsignal(signal.SIGTERM)
-                while (drain := _drain_of(before)) is not None and drain._is_over:
+                while (drain := _handler_of(before)) is not None and drain._is_over:
                     before = drain._before
                 if before != there:
                     signal.signal(signal.SIGTERM, before)
 
 
-class _Ending:
+class _EndingHandler:
     """Hears SIGTERM once more, while the process ends because of it."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self.until = time.monotonic() + AGAIN
+        self.until = time.monotonic() + GRACE_SECONDS
 
     def __call__(self, number: int, frame: object) -> None:
         if os.getpid() != self._process or time.monotonic() > self.until:
             _end_at_once()
 
 
-def _deafen() -> None:
+def _ignore_at_exit() -> None:
     """Python puts handlers away before modules, which takes most of the time that it ends in."""
     ending = signal.getsignal(signal.SIGTERM)
-    if isinstance(ending, _Ending) and time.monotonic() < ending.until:
+    if isinstance(ending, _EndingHandler) and time.monotonic() < ending.until:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-atexit.register(_deafen)
+atexit.register(_ignore_at_exit)
 
 
-def _heeded(handler: Any) -> Any:
+def _skip_closed_sessions(handler: Any) -> Any:
     """What hears the signal, without sessions that it is no business of any more."""
-    while (drain := _drain_of(handler)) is not None and drain._minds_not:
+    while (drain := _handler_of(handler)) is not None and drain._was_over_before:
         handler = drain._before
     return handler
 
 
 def _is_free(handler: Any) -> bool:
     """Whether nobody does anything about the signal."""
-    return handler == signal.SIG_DFL or isinstance(handler, _Ending)
+    return handler == signal.SIG_DFL or isinstance(handler, _EndingHandler)
 
 
 def _end_at_once() -> None:
@@ -229,7 +229,7 @@ def _end_at_once() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-def _drain_of(handler: Any) -> Drain | None:
+def _handler_of(handler: Any) -> SigtermHandler | None:
     """Whose handler of the signal this is, if it is one of ours."""
     found = getattr(handler, "__self__", None)
-    return found if isinstance(found, Drain) else None
+    return found if isinstance(found, SigtermHandler) else None

@@ -36,11 +36,11 @@ class NoRecovery:
         """Set a variable."""
         self._state.set(node, value)
 
-    def guarded(self, operation: Callable[[], T]) -> T:
+    def retry_on_loss(self, operation: Callable[[], T]) -> T:
         """Do something with the workers."""
         return operation()
 
-    def lost(self, error: WorkerLost) -> NoReturn:
+    def on_worker_lost(self, error: WorkerLost) -> NoReturn:
         """What follows from the loss of a worker for all that comes after it.
 
         Raises:
@@ -52,7 +52,7 @@ class NoRecovery:
             "by itself"
         )
 
-    def after(self) -> None:
+    def after_step(self) -> None:
         """At the end of a step: there is nothing to be kept."""
 
     def save(self) -> NoReturn:
@@ -67,7 +67,7 @@ class NoRecovery:
         """Take the state of a checkpoint."""
         take()
 
-    def retreat(self) -> None:
+    def leave_draining_workers(self) -> None:
         """Leave workers that were asked to end: what they hold cannot be saved, so they need not
         wait."""
         self._hosts.let_go()

@@ -21,14 +21,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from graphflow.base.interrupts import is_interrupt, uninterrupted
+from graphflow.base.interrupts import defer_signals, is_interrupt
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError, LinkLost, StateLost, WorkerLost
-from graphflow.execution.checkpoint_matching import Rename, load
-from graphflow.execution.step_prefetch import Decide, Run, nothing
+from graphflow.execution.checkpoint_matching import Rename, load_renamed
+from graphflow.execution.step_prefetch import Decide, Run, not_begun
 from graphflow.ir.op import Node, Tensor
 from graphflow.planning.deployment import Deployment
-from graphflow.recovery.checkpoint_writer import WRITE_SECONDS, Flight, Saver
+from graphflow.recovery.checkpoint_writer import WRITE_SECONDS, CheckpointWriter, PendingCheckpoint
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.host.host_interface import NOBODY
 from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
@@ -37,18 +37,18 @@ from graphflow.runtime.telemetry.logs import Log
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
-MOST = 10
+MAX_RECOVERIES = 10
 """Recoveries in a row after which a session that comes no further gives up."""
-BUDGET = 256 * 2**20
+REPLAY_BYTES = 256 * 2**20
 """Bytes of feeds that are kept for doing steps again; beyond it a checkpoint is written early."""
 _ENTRY = 1000  # bytes that count for a step beside its feeds
-_LANDING = 10.0  # seconds for a checkpoint to end whose workers are gone
+_FINISH_SECONDS = 10.0  # seconds for a checkpoint to end whose workers are gone
 
 _log = Log("graphflow.session")
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommittedStep:
     """A step that was committed: fetches, feeds, and how many steps were before it."""
 
     tensors: Sequence[Tensor]
@@ -57,7 +57,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Given:
+class VariableWrite:
     """A variable that was set."""
 
     node: Node
@@ -65,7 +65,7 @@ class Given:
 
 
 @dataclass
-class Stretch:
+class ReplaySegment:
     """A checkpoint, and what happened from then on to the next one.
 
     Attributes:
@@ -75,7 +75,7 @@ class Stretch:
 
     read: Callable[[], Checkpoint] | None
     written: bool
-    entries: list[Ran | Given] = field(default_factory=list)
+    entries: list[CommittedStep | VariableWrite] = field(default_factory=list)
     nbytes: int = 0
 
 
@@ -92,7 +92,7 @@ class Recovery:
 
     def __init__(
         self,
-        saver: Saver,
+        writer: CheckpointWriter,
         deployment: Deployment,
         run: Run,
         undo: Callable[[], None],
@@ -101,7 +101,7 @@ class Recovery:
         strict: bool = True,
         rename: Rename = MappingProxyType({}),
     ) -> None:
-        self.saver = saver
+        self.writer = writer
         self._deployment = deployment
         self._hosts = deployment.hosts
         self._state = deployment.state
@@ -110,22 +110,22 @@ class Recovery:
         self._run = run
         self._undo = undo
         self._patience = patience
-        self._keeps = self._hosts.can_be_lost
-        folder = saver.resume(strict, rename)
-        again = None if folder is None else partial(load, folder, rename)
-        self._stretches = [Stretch(again, written=True)]
-        self._writing: Stretch | None = None
-        self._broken: WorkerLost | None = None
-        self._goal = 0  # steps committed when the first of some losses in a row came
-        self._before = 0  # steps before what the last of them ended
-        self._failures = 0  # of them
-        self._poison = PoisonTaskTracker()
+        self._keeps_log = self._hosts.can_be_lost
+        folder = writer.resume(strict, rename)
+        again = None if folder is None else partial(load_renamed, folder, rename)
+        self._segments = [ReplaySegment(again, written=True)]
+        self._writing: ReplaySegment | None = None
+        self._pending_loss: WorkerLost | None = None
+        self._target_step = 0  # steps committed when the first of some losses in a row came
+        self._steps_before_loss = 0  # steps before what the last of them ended
+        self._losses_in_a_row = 0  # of them
+        self._poison_tracker = PoisonTaskTracker()
         self._uncertain = False
 
     @property
     def error(self) -> CheckpointError | None:
         """Why the last checkpoint could not be written; None if it could."""
-        return self.saver.error
+        return self.writer.error
 
     # What a session does ------------------------------------------------------------------------
 
@@ -141,31 +141,31 @@ class Recovery:
         if self._uncertain:
             self._make_certain()
         before = self._steps.committed
-        with self._interruptible():
-            values = self.guarded(lambda: self._run(tensors, feeds, begun))
-            self._failures = 0
-            if self._keeps:
+        with self._note_interrupt():
+            values = self.retry_on_loss(lambda: self._run(tensors, feeds, begun))
+            self._losses_in_a_row = 0
+            if self._keeps_log:
                 copies = {node: np.array(value) for node, value in feeds.items()}
                 size = _ENTRY + sum(value.nbytes for value in copies.values())
-                self._note(Ran(tuple(tensors), copies, before), size)
+                self._note(CommittedStep(tuple(tensors), copies, before), size)
         return values
 
     def set(self, node: Node, value: Array) -> None:
         """Set a variable; no checkpoint is of the state from then on."""
-        self.saver.saved = -1
-        with self._interruptible():
-            self.guarded(lambda: self._state.set(node, value))
-            if self._keeps:
-                self._note(Given(node, value), _ENTRY + value.nbytes)
+        self.writer.saved_step = -1
+        with self._note_interrupt():
+            self.retry_on_loss(lambda: self._state.set(node, value))
+            if self._keeps_log:
+                self._note(VariableWrite(node, value), _ENTRY + value.nbytes)
 
     @contextmanager
-    def _interruptible(self) -> Iterator[None]:
+    def _note_interrupt(self) -> Iterator[None]:
         """After Ctrl-C in the block, workers may have done what it does, or not."""
         try:
             yield
         except BaseException as error:
             if is_interrupt(error):
-                self._uncertain = self._keeps
+                self._uncertain = self._keeps_log
             raise
 
     def _make_certain(self) -> None:
@@ -175,10 +175,10 @@ class Recovery:
             self.save()
         except CheckpointError as error:
             _log.tell("recovery.lost", step=self._steps.committed, reason=str(error))
-            self._stretches.clear()
+            self._segments.clear()
             self._uncertain = False
 
-    def guarded(self, operation: Callable[[], T]) -> T:
+    def retry_on_loss(self, operation: Callable[[], T]) -> T:
         """Do something with the workers, again if one of them is lost meanwhile.
 
         Raises:
@@ -187,41 +187,41 @@ class Recovery:
         """
         while True:
             try:
-                if self._broken is not None:
-                    self._recover(self._broken)
+                if self._pending_loss is not None:
+                    self._recover(self._pending_loss)
                 return operation()
             except StateLost:
                 raise
             except WorkerLost as error:
-                if not self._keeps or error.reason == NOBODY:
+                if not self._keeps_log or error.reason == NOBODY:
                     raise
-                self._count(error)
+                self._count_loss(error)
             except LinkLost as error:
-                if not self._keeps:
+                if not self._keeps_log:
                     raise
                 reason = f"worker {error.source} does not reach it"
                 lost = WorkerLost(str(error), worker=error.target, step=error.step, reason=reason)
-                self._count(lost)
+                self._count_loss(lost)
 
-    def lost(self, error: WorkerLost) -> None:
+    def on_worker_lost(self, error: WorkerLost) -> None:
         """What follows from the loss of a worker: all is had again when it is needed."""
 
-    def after(self) -> None:
+    def after_step(self) -> None:
         """At the end of a step: write a checkpoint where it is time for one.
 
         Raises:
             StaleEpoch: another process has taken the session over.
         """
-        self._land()
-        saver, size = self.saver, sum(each.nbytes for each in self._stretches)
-        if saver.due():
-            if saver.flight is not None:
-                saver.skip()
+        self._collect_finished()
+        writer, size = self.writer, sum(each.nbytes for each in self._segments)
+        if writer.check_due():
+            if writer.pending is not None:
+                writer.skip()
             else:
-                self._begin()
-        elif size > BUDGET:
-            self._shorten(size)
-        self.retreat()
+                self._begin_checkpoint()
+        elif size > REPLAY_BYTES:
+            self._reduce_log(size)
+        self.leave_draining_workers()
 
     def save(self) -> Path:
         """Write a checkpoint now, and wait for it.
@@ -231,39 +231,39 @@ class Recovery:
         """
         while True:
             self.wait()
-            flight = self.guarded(self._begin)
-            if flight is not None:
+            pending = self.retry_on_loss(self._begin_checkpoint)
+            if pending is not None:
                 self.wait()
-            error = self.saver.error
-            if error is None and flight is not None:
+            error = self.writer.error
+            if error is None and pending is not None:
                 self._uncertain = False
-                return flight.draft.target
+                return pending.draft.target
             assert error is not None
-            if not (self._keeps and isinstance(error.__cause__, WorkerLost)):
+            if not (self._keeps_log and isinstance(error.__cause__, WorkerLost)):
                 raise error
-            self._count(error.__cause__)
+            self._count_loss(error.__cause__)
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if there is one."""
-        if self.saver.flight is not None:
-            self.saver.flight.wait(WRITE_SECONDS)
-            self._land()
+        if self.writer.pending is not None:
+            self.writer.pending.wait(WRITE_SECONDS)
+            self._collect_finished()
 
-    def retreat(self) -> None:
+    def leave_draining_workers(self) -> None:
         """Leave workers that were asked to end: write a checkpoint, and go on with others."""
         leaving = self._hosts.draining()
-        if not leaving or self._broken is not None:
+        if not leaving or self._pending_loss is not None:
             return
         with suppress(CheckpointError):  # it is told, and the one before will do
             self.save()
-        self._goal = self._steps.committed
+        self._target_step = self._steps.committed
         names = ", ".join(f"worker {worker}" for worker in sorted(leaving))
-        self._broken = WorkerLost(f"{names} was asked to end", worker=min(leaving))
-        self.guarded(lambda: None)
+        self._pending_loss = WorkerLost(f"{names} was asked to end", worker=min(leaving))
+        self.retry_on_loss(lambda: None)
 
-    def leave(self) -> None:
+    def save_last_checkpoint(self) -> None:
         """The last checkpoint of a session that is asked to end."""
-        step, folder = self._steps.committed, str(self.saver.store.root)
+        step, folder = self._steps.committed, str(self.writer.store.root)
         try:
             self.save()
         except WorkerLost as error:
@@ -282,13 +282,13 @@ class Recovery:
             CheckpointError: that one cannot be written; the one before is intact.
         """
         self.wait()
-        if not complete or self._broken is not None or self.saver.fenced:
+        if not complete or self._pending_loss is not None or self.writer.fenced:
             return
-        if self.saver.saved != self._steps.committed or self.saver.error is not None:
-            self._begin()
+        if self.writer.saved_step != self._steps.committed or self.writer.error is not None:
+            self._begin_checkpoint()
             self.wait()
-        if self.saver.error is not None:  # there is no later one
-            raise self.saver.error
+        if self.writer.error is not None:  # there is no later one
+            raise self.writer.error
 
     def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:
         """Take the state of a checkpoint, which `read` reads again where a recovery needs it; what
@@ -299,18 +299,18 @@ class Recovery:
         """
 
         def anew() -> None:
-            with uninterrupted():  # else nothing is written of what was taken
+            with defer_signals():  # else nothing is written of what was taken
                 take()
-                self.saver.restart()
-                self._stretches = [Stretch(read, written=True)]
-                if not self._keeps:
-                    self._begin()
+                self.writer.restart()
+                self._segments = [ReplaySegment(read, written=True)]
+                if not self._keeps_log:
+                    self._begin_checkpoint()
 
-        with self._interruptible():
+        with self._note_interrupt():
             self.wait()
-            self.saver.store.advance()  # what is written from now on is newer than what was before
-            self.guarded(anew)
-            if self._keeps:
+            self.writer.store.advance()  # what is written from now on is newer than what was before
+            self.retry_on_loss(anew)
+            if self._keeps_log:
                 self._make_certain()
                 self._drop_before(self._last_written())
             else:
@@ -318,84 +318,86 @@ class Recovery:
 
     # Checkpoints --------------------------------------------------------------------------------
 
-    def _note(self, entry: Ran | Given, nbytes: int) -> None:
-        if self._stretches:
-            self._stretches[-1].entries.append(entry)
-            self._stretches[-1].nbytes += nbytes
+    def _note(self, entry: CommittedStep | VariableWrite, nbytes: int) -> None:
+        if self._segments:
+            self._segments[-1].entries.append(entry)
+            self._segments[-1].nbytes += nbytes
 
-    def _begin(self) -> Flight | None:
-        with uninterrupted():  # else nobody would write what is known to be written
-            flight = self.saver.begin()
-            if flight is not None and self._keeps:
-                self._writing = Stretch(partial(load, flight.draft.target), written=False)
-                self._stretches.append(self._writing)
-        return flight
+    def _begin_checkpoint(self) -> PendingCheckpoint | None:
+        with defer_signals():  # else nobody would write what is known to be written
+            pending = self.writer.begin()
+            if pending is not None and self._keeps_log:
+                self._writing = ReplaySegment(
+                    partial(load_renamed, pending.draft.target), written=False
+                )
+                self._segments.append(self._writing)
+        return pending
 
-    def _land(self) -> None:
-        flight = self.saver.land()
-        stretch = self._writing if flight is not None else None
-        if stretch is None:
+    def _collect_finished(self) -> None:
+        pending = self.writer.collect_finished()
+        segment = self._writing if pending is not None else None
+        if segment is None:
             return
         self._writing = None
-        if self.saver.error is None:
-            stretch.written = True
+        if self.writer.error is None:
+            segment.written = True
             self._drop_before(self._last_written(1))
 
     def _last_written(self, skip: int = 0) -> int:
-        """The place of the last stretch, or one before, whose checkpoint is there; 0 if none."""
-        places = [i for i, each in enumerate(self._stretches) if each.written]
+        """The place of the last segment, or one before, whose checkpoint is there; 0 if none."""
+        places = [i for i, each in enumerate(self._segments) if each.written]
         return places[-1 - skip] if len(places) > skip else 0
 
     def _drop_before(self, place: int) -> None:
-        del self._stretches[:place]
+        del self._segments[:place]
 
-    def _shorten(self, size: int) -> None:
+    def _reduce_log(self, size: int) -> None:
         """Bring down what is kept: by what older checkpoints need, then by a new one."""
         self._drop_before(self._last_written())
-        size = sum(each.nbytes for each in self._stretches)
-        if size > 2 * BUDGET:
+        size = sum(each.nbytes for each in self._segments)
+        if size > 2 * REPLAY_BYTES:
             self.wait()  # steps come faster than the disk takes checkpoints
-        if size > 4 * BUDGET and self.saver.error is not None:
-            _log.tell("recovery.lost", step=self._steps.committed, reason=str(self.saver.error))
-            self._stretches.clear()
-        elif size > BUDGET and self.saver.flight is None:
-            self._begin()
+        if size > 4 * REPLAY_BYTES and self.writer.error is not None:
+            _log.tell("recovery.lost", step=self._steps.committed, reason=str(self.writer.error))
+            self._segments.clear()
+        elif size > REPLAY_BYTES and self.writer.pending is None:
+            self._begin_checkpoint()
 
     # Recovery -----------------------------------------------------------------------------------
 
-    def _count(self, error: WorkerLost) -> None:
+    def _count_loss(self, error: WorkerLost) -> None:
         """Take note of a loss.
 
         Raises:
             WorkerLost: too many in a row.
             PoisonedTask: the same work ended three workers.
         """
-        if self._broken is None:
-            self._goal = self._before = self._steps.committed
-        self._broken = error
-        self._failures += 1
-        poisoned = self._poison.died(error, self._before)
+        if self._pending_loss is None:
+            self._target_step = self._steps_before_loss = self._steps.committed
+        self._pending_loss = error
+        self._losses_in_a_row += 1
+        poisoned = self._poison_tracker.died(error, self._steps_before_loss)
         if poisoned is not None:
             raise poisoned from error
-        if self._failures > MOST:
+        if self._losses_in_a_row > MAX_RECOVERIES:
             raise WorkerLost(
-                f"gave up at step {self._goal}, after {MOST} recoveries in a row without a step: "
-                f"{error}; the checkpoints in {self.saver.store.root} are intact",
+                f"gave up at step {self._target_step}, after {MAX_RECOVERIES} recoveries in a row "
+                f"without a step: {error}; the checkpoints in {self.writer.store.root} are intact",
                 worker=error.worker, step=error.step, reason=error.reason, op=error.op,
             ) from error  # fmt: skip
 
     def _recover(self, error: WorkerLost) -> None:
         """Get workers, give them the last checkpoint, and do the steps since again."""
         started = time.monotonic()
-        _log.tell("session.recovering", step=self._goal, reason=str(error))
+        _log.tell("session.recovering", step=self._target_step, reason=str(error))
         self._undo()
         self._deployment.undeploy(None)
-        epoch = self.saver.store.advance()
+        epoch = self.writer.store.advance()
         cluster = self._hosts.reopen(self._cluster, epoch, self._patience)
-        if self.saver.flight is not None:
-            self.saver.flight.wait(_LANDING)
-            self._land()
-        place, base = self._base()
+        if self.writer.pending is not None:
+            self.writer.pending.wait(_FINISH_SECONDS)
+            self._collect_finished()
+        place, base = self._find_base()
         same = cluster == self._deployment.cluster
         if not same:
             self._deployment.undeploy(cluster)
@@ -405,29 +407,29 @@ class Recovery:
         steps.committed = base.step
         count = 0
         try:
-            for stretch in self._stretches[place:]:
-                for entry in stretch.entries:
-                    self._redo(entry)
-                    count += isinstance(entry, Ran)
+            for segment in self._segments[place:]:
+                for entry in segment.entries:
+                    self._replay(entry)
+                    count += isinstance(entry, CommittedStep)
         finally:
-            self._before = steps.committed
-            steps.trace, steps.committed = trace, self._goal
-        self._broken = None
+            self._steps_before_loss = steps.committed
+            steps.trace, steps.committed = trace, self._target_step
+        self._pending_loss = None
         self._hosts.meters.add("graphflow_recoveries_total")
         _log.tell(
-            "session.recovered", step=self._goal, epoch=epoch, workers=len(cluster.workers),
+            "session.recovered", step=self._target_step, epoch=epoch, workers=len(cluster.workers),
             replayed=count, seconds=round(time.monotonic() - started, 3),
         )  # fmt: skip
 
-    def _redo(self, entry: Ran | Given) -> None:
-        if isinstance(entry, Given):
+    def _replay(self, entry: CommittedStep | VariableWrite) -> None:
+        if isinstance(entry, VariableWrite):
             self._state.set(entry.node, entry.value.copy())
         else:
             self._steps.committed = entry.before
-            self._run(entry.tensors, entry.feeds, nothing)
+            self._run(entry.tensors, entry.feeds, not_begun)
 
-    def _base(self) -> tuple[int, Checkpoint]:
-        """The last checkpoint from which what was kept leads on, and the place of its stretch.
+    def _find_base(self) -> tuple[int, Checkpoint]:
+        """The last checkpoint from which what was kept leads on, and the place of its segment.
 
         Raises:
             StateLost: there is none.
@@ -436,19 +438,19 @@ class Recovery:
             "none was written since a step was interrupted, another checkpoint was loaded, or what "
             "was kept became too much"
         )
-        for place in reversed(range(len(self._stretches))):
-            stretch = self._stretches[place]
-            if not stretch.written:
+        for place in reversed(range(len(self._segments))):
+            segment = self._segments[place]
+            if not segment.written:
                 continue
-            if stretch.read is None:
+            if segment.read is None:
                 return place, Checkpoint({}, 0)
             try:
-                return place, stretch.read()
+                return place, segment.read()
             except CheckpointError as error:
                 why = str(error)
                 _log.tell("checkpoint.ignored", reason=why)
         raise StateLost(
-            f"the session lost a worker ({self._broken}), and no checkpoint leads to step "
-            f"{self._goal}: {why}; open a new session on {self.saver.store.root}: it goes on from "
-            "the newest that can be read"
+            f"the session lost a worker ({self._pending_loss}), and no checkpoint leads to step "
+            f"{self._target_step}: {why}; open a new session on {self.writer.store.root}: it "
+            "goes on from the newest that can be read"
         )

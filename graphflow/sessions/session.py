@@ -19,10 +19,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from graphflow.base.argument_checks import meant, seconds, shown, spelt, unexpected
+from graphflow.base.argument_checks import (
+    as_seconds,
+    checks_argument_names,
+    describe_unexpected,
+    did_you_mean,
+    format_value,
+)
 from graphflow.base.environment import check_environment
-from graphflow.base.interrupts import passes_interrupts, passing_interrupts, uninterrupted
-from graphflow.base.user_modules import admit, module_names
+from graphflow.base.interrupts import defer_signals, passes_interrupts, passing_interrupts
+from graphflow.base.user_modules import import_allowed, module_names
 from graphflow.errors import (
     ArgumentError,
     CheckpointError,
@@ -32,16 +38,16 @@ from graphflow.errors import (
 )
 from graphflow.execution.checkpoint_matching import Loaded, check_rename
 from graphflow.execution.cluster_connection import cluster_of, hosts_of
-from graphflow.execution.compiled_fetches import Compiled
+from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.memory_report import MemoryReport, memory_report
-from graphflow.execution.metrics_server import serve_metrics, steps_of
+from graphflow.execution.metrics_server import make_step_executor, serve_metrics
 from graphflow.execution.replan_policy import GAIN, Replanned, check_replan
-from graphflow.execution.step_prefetch import Decide, check_stream, nothing
-from graphflow.execution.variable_store import State
+from graphflow.execution.step_prefetch import Decide, check_stream, not_begun
+from graphflow.execution.variable_store import VariableStore
 from graphflow.execution.warmup_shapes import as_shape, by_placeholder
-from graphflow.frontend.feeds import convert, convert_all
+from graphflow.frontend.feeds import convert, convert_feeds
 from graphflow.frontend.pytree import flatten
-from graphflow.ir.numpy_interop import SESSIONS_ELSEWHERE
+from graphflow.ir.numpy_interop import SESSION_HINTS
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
@@ -49,15 +55,20 @@ from graphflow.placement.plans.plan import Plan
 from graphflow.planning.deployment import Deployment
 from graphflow.planning.migration import has_drifted, migrate
 from graphflow.planning.planner import Planner
-from graphflow.recovery.checkpoint_writer import Policy, Saver, read, save_by_worker
+from graphflow.recovery.checkpoint_writer import (
+    CheckpointPolicy,
+    CheckpointWriter,
+    read_checkpoint,
+    save_in_shards,
+)
 from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.checkpoint import Checkpoint
-from graphflow.runtime.observability.trace import Trace, check_target
+from graphflow.runtime.observability.trace import Trace, check_writable
 from graphflow.runtime.program.nonfinite_check import RESULTS
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.sessions.session_lifecycle import SessionLifecycle
-from graphflow.sessions.step_runner import Running
+from graphflow.sessions.step_runner import StepRunner
 
 Array = np.ndarray[Any, Any]
 _log = Log("graphflow.session")
@@ -65,7 +76,7 @@ DEADLINE = 300.0
 """Seconds that a step may take unless the session says otherwise."""
 
 
-@spelt(SessionError, but=("run",))  # a small step takes microseconds
+@checks_argument_names(SessionError, but=("run",))  # a small step takes microseconds
 class Session:
     """Runs graphs on a cluster, and holds their variables.
 
@@ -128,7 +139,7 @@ class Session:
         rename: Mapping[str, str] | None = None,
         metrics: str | None = None,
     ) -> None:
-        allowed = seconds(deadline)
+        allowed = as_seconds(deadline)
         if not allowed:
             raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
         if not isinstance(trial, bool):
@@ -140,14 +151,14 @@ class Session:
         configure_by_environment()
         self._automatic = check_replan(replan)
         names = module_names(ops, "ops")
-        admit(names)
-        policy = Policy.of(checkpoint, every, keep, rejoin, strict, rename)
+        import_allowed(names)
+        policy = CheckpointPolicy.from_arguments(checkpoint, every, keep, rejoin, strict, rename)
         chosen = cluster_of(cluster, plan)
         self._life = life = SessionLifecycle(saves=policy is not None)
         self._lock = life.lock
         with ExitStack() as failed:  # what is undone where the session does not open
-            if life.drain is not None:
-                failed.callback(life.drain.end)
+            if life.sigterm is not None:
+                failed.callback(life.sigterm.end)
             store = policy.store() if policy is not None else None
             hosts = hosts_of(chosen, names, store)
             failed.callback(hosts.close)
@@ -156,23 +167,26 @@ class Session:
             if server is not None:
                 failed.callback(server.close)
             sampling, metered = self._automatic and several, server is not None
-            self._steps = steps = steps_of(hosts, allowed, sampling, metered)
-            self._state = state = State(hosts)
+            self._steps = steps = make_step_executor(hosts, allowed, sampling, metered)
+            self._state = state = VariableStore(hosts)
             self._planner = Planner(chosen, hosts, state, steps, placer, trial)
             checks = RESULTS if check_finite else ""
             self._deployment = Deployment(chosen, hosts, state, steps, self._planner, plan, checks)
             self._compiled = self._deployment.compiled
             # What is replayed, and what is traced now and then, goes the long way.
-            self._short = not self._automatic and (policy is None or not hosts.can_be_lost)
-            self._running = running = Running(
-                life, self._deployment, routes=not self._automatic, short=self._short
+            self._runs_cached = not self._automatic and (policy is None or not hosts.can_be_lost)
+            self._runner = runner = StepRunner(
+                life,
+                self._deployment,
+                caches_steps=not self._automatic,
+                runs_cached=self._runs_cached,
             )
-            self._recovery: Recovery | NoRecovery = NoRecovery(self._deployment, running.step)
+            self._recovery: Recovery | NoRecovery = NoRecovery(self._deployment, runner.step)
             if policy is not None and store is not None:
-                saver = Saver(store, policy.every, hosts, state, steps)
+                writer = CheckpointWriter(store, policy.every, hosts, state, steps)
                 patience = life.patience(policy.rejoin)
                 self._recovery = Recovery(
-                    saver, self._deployment, running.step, running.undo, patience,
+                    writer, self._deployment, runner.step, runner.undo_begun, patience,
                     strict=policy.strict, rename=policy.rename,
                 )  # fmt: skip
             life.begin(hosts, server, self._deployment, self._recovery)
@@ -208,16 +222,16 @@ class Session:
             NonFiniteError: with `check_finite`, the same, for a result that is not finite.
         """
         if unknown:
-            raise _refused(next(iter(unknown)))
+            raise _unknown_argument(next(iter(unknown)))
         life = self._life
-        life.check_turn()
+        life.check_not_reentrant()
         if steps is not None:
-            life.check()
+            life.check_usable()
             check_stream(feeds, steps)
             tensors, rebuild = flatten(fetches)
-            return self._running.ahead(tensors, rebuild, feeds, steps, self._values)
+            return self._runner.run_many(tensors, rebuild, feeds, steps, self._values)
         with self._lock:
-            life.check()
+            life.check_usable()
             kind = type(fetches)
             if kind is Tensor:
                 compiled = self._compiled.get((id(fetches),))
@@ -227,29 +241,29 @@ class Session:
                 compiled = self._compiled.get(tuple(map(id, fetches.values())))
             else:
                 compiled = None
-            if compiled is not None and compiled.route is not None and self._short:
-                values = self._steps.routed(compiled, compiled.route, feeds)
+            if compiled is not None and compiled.cached_step is not None and self._runs_cached:
+                values = self._steps.run_cached(compiled, compiled.cached_step, feeds)
                 if values is not None:
-                    if life.drain is not None:  # there are checkpoints
-                        life.after()
+                    if life.sigterm is not None:  # there are checkpoints
+                        life.after_step()
                     if kind is dict:
                         return dict(zip(fetches, values, strict=True))
                     return values[0] if kind is Tensor else kind(values)
         with passing_interrupts():
             tensors, rebuild = flatten(fetches)
             known = partial(self._deployment.placeholders, tensors)
-            given = convert_all(feeds, known)  # out of turn: it may run code of the user's
+            given = convert_feeds(feeds, known)  # out of turn: it may run code of the user's
             with self._lock:
-                life.check()
+                life.check_usable()
                 return rebuild(self._values(tensors, given))
 
     def _values(
-        self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide = nothing
+        self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide = not_begun
     ) -> list[Any]:
         """A step, as often as it takes, and what follows from it."""
         values = self._recovery.step(tensors, given, begun)
-        self._recovery.guarded(self._watch)
-        self._life.after()
+        self._recovery.retry_on_loss(self._replan_on_drift)
+        self._life.after_step()
         return values
 
     @passes_interrupts
@@ -263,16 +277,16 @@ class Session:
                 future, as all other errors.
         """
         life = self._life
-        life.check_turn()
-        life.check()
+        life.check_not_reentrant()
+        life.check_usable()
         known = partial(self._deployment.placeholders, flatten(fetches)[0])
-        copies = {n.outputs[0]: np.array(a) for n, a in convert_all(feeds, known).items()}
-        with life.queued.lock:
-            life.check()
-            future = life.queued.put(self.run, fetches, copies)
-        if life.drain is not None and life.drain.asked:
+        copies = {n.outputs[0]: np.array(a) for n, a in convert_feeds(feeds, known).items()}
+        with life.executor.lock:
+            life.check_usable()
+            future = life.executor.submit(self.run, fetches, copies)
+        if life.sigterm is not None and life.sigterm.asked:
             with self._lock:
-                life.heed()
+                life.raise_if_draining()
         return future
 
     @passes_interrupts
@@ -288,15 +302,15 @@ class Session:
         Raises:
             FetchError, FeedError: not sets of fetches; a shape that is missing or wrong.
         """
-        with self._life.turn(), self._life.held():
+        with self._life.own_lock(), self._life.operation():
             if isinstance(fetch_sets, Tensor) or not isinstance(fetch_sets, Sequence):
                 raise FetchError(
-                    f"compile takes a list of sets of fetches, not {shown(fetch_sets)}"
+                    f"compile takes a list of sets of fetches, not {format_value(fetch_sets)}"
                 )
             sets = [flatten(fetches)[0] for fetches in fetch_sets]
             given = by_placeholder(shapes)
             sizes = {node: as_shape(node, shape) for node, shape in given.items()}
-            self._recovery.guarded(lambda: self._deployment.place_together(sets, sizes))
+            self._recovery.retry_on_loss(lambda: self._deployment.place_together(sets, sizes))
 
     @passes_interrupts
     def warmup(self, fetches: Any, shapes: Mapping[Tensor, Any] | None = None) -> None:
@@ -318,9 +332,9 @@ class Session:
                 is wrong or missing.
             WorkerLost: a worker was lost meanwhile.
         """
-        with self._life.turn(), self._life.held():
+        with self._life.own_lock(), self._life.operation():
             tensors, _ = flatten(fetches)
-            self._recovery.guarded(lambda: self._deployment.warm_up(tensors, shapes))
+            self._recovery.retry_on_loss(lambda: self._deployment.warm_up(tensors, shapes))
 
     # What is known ----------------------------------------------------------------------------
 
@@ -333,19 +347,19 @@ class Session:
         Raises:
             SessionError: the fetches have not run yet.
         """
-        self._life.check_turn()
+        self._life.check_not_reentrant()
         with self._lock:
-            compiled = self._ran(fetches)
+            compiled = self._find_compiled(fetches)
             if compiled is None:
                 raise SessionError("these fetches have no plan yet; run them first, or use gf.plan")
             if compiled.plan is None:
-                compiled.plan = self._recovery.guarded(lambda: self._planned(compiled))
+                compiled.plan = self._recovery.retry_on_loss(lambda: self._plan_compiled(compiled))
             if compiled.measured is not None:
                 return compiled.plan.with_measured(compiled.measured)
             return compiled.plan
 
-    def _planned(self, compiled: Compiled) -> Plan:
-        self._planner.try_out(compiled, compiled.bindings(compiled.sizes))
+    def _plan_compiled(self, compiled: CompiledFetches) -> Plan:
+        self._planner.profile_first_steps(compiled, compiled.bindings(compiled.sizes))
         return self._planner.plan(compiled)
 
     @passes_interrupts
@@ -356,18 +370,18 @@ class Session:
         Raises:
             SessionError: the fetches have not run yet.
         """
-        self._life.check_turn()
+        self._life.check_not_reentrant()
         with self._lock:
-            compiled = self._ran(fetches)
+            compiled = self._find_compiled(fetches)
             if compiled is None:
                 raise SessionError("these fetches have not run yet; run them first")
             return memory_report(compiled, self.cluster)
 
-    def _ran(self, fetches: Any) -> Compiled | None:
+    def _find_compiled(self, fetches: Any) -> CompiledFetches | None:
         """What there is of some fetches; default: those of the last step."""
         if fetches is None:
             return self._steps.last
-        return self._deployment.known(flatten(fetches)[0])
+        return self._deployment.find(flatten(fetches)[0])
 
     # Planning again ---------------------------------------------------------------------------
 
@@ -384,12 +398,12 @@ class Session:
             MemoryLimitError: the graph fits in no memory; nothing has moved.
             WorkerLost: a worker was lost while variables moved.
         """
-        with self._life.turn(), self._life.held():
+        with self._life.own_lock(), self._life.operation():
             self._learn()
-            self._recovery.guarded(self._planner.look_again)
-            return self._recovery.guarded(lambda: migrate(self._deployment, 0.0))
+            self._recovery.retry_on_loss(self._planner.remeasure_links)
+            return self._recovery.retry_on_loss(lambda: migrate(self._deployment, 0.0))
 
-    def _watch(self) -> None:
+    def _replan_on_drift(self) -> None:
         """At the end of a window of traced steps: learn, and plan again if they drifted."""
         compiled = self._steps.last if self._automatic else None
         drift = has_drifted(compiled) if compiled is not None else None
@@ -397,7 +411,7 @@ class Session:
             return
         self._learn()
         if drift:
-            self._planner.look_again()
+            self._planner.remeasure_links()
             told = migrate(self._deployment, GAIN)
             event = "placement.changed" if told.after < told.before else "placement.kept"
             _log.tell(event, text=str(told))
@@ -407,9 +421,9 @@ class Session:
     @passes_interrupts
     def get(self, variable: Tensor) -> Array:
         """A copy of a variable's value: its initial one if no step has used it."""
-        with self._life.turn(), self._life.held(looks=True):
+        with self._life.own_lock(), self._life.operation(looks=True):
             node = _variable(variable, "get")
-            return self._recovery.guarded(lambda: self._state.get(node))
+            return self._recovery.retry_on_loss(lambda: self._state.get(node))
 
     @passes_interrupts
     def set(self, variable: Tensor, value: Any) -> None:
@@ -418,7 +432,7 @@ class Session:
         Raises:
             VariableError: no variable, or a value of another shape or an unsafe dtype.
         """
-        with self._life.turn(), self._life.held():
+        with self._life.own_lock(), self._life.operation():
             node = _variable(variable, "set")
             array = np.array(convert(node, value, VariableError))
             self._recovery.set(node, array)
@@ -434,12 +448,12 @@ class Session:
             CheckpointError: the folder cannot be written; a checkpoint that is there stays intact.
             ArgumentError: no folder, and the session has no directory for checkpoints.
         """
-        with self._life.turn(), self._life.held():
+        with self._life.own_lock(), self._life.operation():
             if folder is not None:
-                values = self._recovery.guarded(self._state.values)
-                unnamed = self._state.unnamed()
+                values = self._recovery.retry_on_loss(self._state.values)
+                unnamed = self._state.unnamed_groups()
                 saved = Checkpoint(values, self._steps.committed, unnamed)
-                save_by_worker(saved, self._state, folder)
+                save_in_shards(saved, self._state, folder)
             else:
                 self._recovery.save()
 
@@ -471,22 +485,26 @@ class Session:
             ArgumentError: strict is no bool, or rename no dict of names.
         """
         names = check_rename(strict, rename)
-        with self._life.turn(), self._life.held():
+        with self._life.own_lock(), self._life.operation():
             state = self._state
-            source, checkpoint = read(state, folder, self.step, strict=strict, rename=names)
-            kept = self._recovery.guarded(lambda: state.others(checkpoint))
+            source, checkpoint = read_checkpoint(
+                state, folder, self.step, strict=strict, rename=names
+            )
+            kept = self._recovery.retry_on_loss(lambda: state.values_beyond(checkpoint))
 
             def take() -> None:
-                with uninterrupted():  # else some variables are of the checkpoint, others not
+                with defer_signals():  # else some variables are of the checkpoint, others not
                     state.load(checkpoint, str(source), strict=strict)
                     self._steps.committed = checkpoint.step
 
-            def again() -> Checkpoint:
+            def reread() -> Checkpoint:
                 """The same once more: after a loss, variables have no values."""
-                _, same = read(state, source, checkpoint.step, strict=False, rename=names)
+                _, same = read_checkpoint(
+                    state, source, checkpoint.step, strict=False, rename=names
+                )
                 return Checkpoint({**kept, **same.variables}, same.step)
 
-            self._recovery.load(take, again)
+            self._recovery.load(take, reread)
             report = state.report_loaded()
             assert report is not None
             return report
@@ -543,10 +561,10 @@ class Session:
         trace = Trace()
         with passing_interrupts():
             if path is not None:
-                check_target(path)
-            self._life.check_turn()
+                check_writable(path)
+            self._life.check_not_reentrant()
             with self._lock:
-                self._life.check()
+                self._life.check_usable()
                 self._planner.survey_if_cheap()
                 self._steps.trace = trace
         if counting:
@@ -588,9 +606,9 @@ class Session:
 
         def __getattr__(self, name: str) -> NoReturn:
             told = f"a session has no attribute {name!r}"
-            if name in SESSIONS_ELSEWHERE:
-                told += f"; use {SESSIONS_ELSEWHERE[name]}"
-            elif name[0] != "_" and (hint := meant(name, dir(type(self)))):
+            if name in SESSION_HINTS:
+                told += f"; use {SESSION_HINTS[name]}"
+            elif name[0] != "_" and (hint := did_you_mean(name, dir(type(self)))):
                 told += f"; {hint}"
             raise AttributeError(told, name=name, obj=self)
 
@@ -610,10 +628,10 @@ class Session:
             self._life.abandon(error)
 
 
-def _refused(word: str) -> SessionError:
+def _unknown_argument(word: str) -> SessionError:
     """The error for an argument that `run` does not take."""
     names = ("fetches", "feeds", "steps")
-    told = unexpected(word, names)
+    told = describe_unexpected(word, names)
     if "(" not in told:
         told += f"; a placeholder is fed by run(fetches, {{{word}: value}})"
     return SessionError(f"Session.run at {user_location()}: {told}")

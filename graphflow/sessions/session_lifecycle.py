@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.interrupts import defer_signals
 from graphflow.errors import SessionError, WorkerLost
-from graphflow.execution.background_queue import Queued
-from graphflow.execution.step_executor import Steps
-from graphflow.execution.step_prefetch import Stream
+from graphflow.execution.background_queue import SerialExecutor
+from graphflow.execution.step_executor import StepExecutor
+from graphflow.execution.step_prefetch import StepStream
 from graphflow.planning.deployment import Deployment
-from graphflow.recovery.graceful_shutdown import Drain
+from graphflow.recovery.graceful_shutdown import SigtermHandler
 from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.host.host_interface import Hosts
@@ -44,15 +44,15 @@ class SessionLifecycle:
 
     hosts: Hosts
     deployment: Deployment
-    steps: Steps
+    steps: StepExecutor
     server: MetricsServer | None
     recovery: Recovery | NoRecovery
 
     def __init__(self, *, saves: bool) -> None:
         self.lock: Any = threading.RLock()
-        self.queued = Queued()
-        self.drain = Drain(self.lock, self._leave) if saves else None
-        self.stream: Stream | None = None
+        self.executor = SerialExecutor()
+        self.sigterm = SigtermHandler(self.lock, self._leave) if saves else None
+        self.stream: StepStream | None = None
         self.computing: Set[int] = frozenset()
         self._closed = False
         self._process = os.getpid()
@@ -65,7 +65,7 @@ class SessionLifecycle:
 
     def patience(self, seconds: float) -> Callable[[], float]:
         """How long lost workers are waited for: no longer once SIGTERM came."""
-        drain = self.drain
+        drain = self.sigterm
         return lambda: 0.0 if drain is not None and drain.asked else seconds
 
     def begin(
@@ -83,11 +83,11 @@ class SessionLifecycle:
         self.hosts, self.server, self.recovery = hosts, server, recovery
         self.computing = hosts.computing
         self.deployment, self.steps = deployment, deployment.steps
-        hosts.on_draining(self._retreat)
-        if self.drain is not None:
-            self.drain.opened()
+        hosts.on_draining(self._leave_draining_workers)
+        if self.sigterm is not None:
+            self.sigterm.finish_opening()
 
-    def check_turn(self) -> None:
+    def check_not_reentrant(self) -> None:
         """Whether this thread is at nothing in the session: who comes from within a step would
         compute in its memory, and change the state under it, or wait for it without an end.
 
@@ -102,24 +102,24 @@ class SessionLifecycle:
                 "session is free again between two steps"
             )
 
-    def turn(self) -> Any:
+    def own_lock(self) -> Any:
         """The lock, once it is this thread's turn. It is taken by `with` itself: in a function of
         Python's a signal's handler could raise when it is taken, and before anything lets it go."""
-        self.check_turn()
+        self.check_not_reentrant()
         return self.lock
 
     @contextmanager
-    def held(self, *, looks: bool = False) -> Iterator[None]:
+    def operation(self, *, looks: bool = False) -> Iterator[None]:
         """In a `turn`, for anything but a step; a SIGTERM that came meanwhile is heeded at its end.
 
         Args:
             looks: nothing that was begun ahead minds what is done.
         """
-        self.check(keep=self.stream if looks else None)
+        self.check_usable(keep=self.stream if looks else None)
         yield
-        self.heed()
+        self.raise_if_draining()
 
-    def check(self, keep: Stream | None = None) -> None:
+    def check_usable(self, keep: StepStream | None = None) -> None:
         """Whether anything can be done; what another stream than `keep` began ahead is undone.
 
         Raises:
@@ -127,7 +127,7 @@ class SessionLifecycle:
             StateLost: it lost a worker, and cannot recover.
         """
         if self._closed:
-            self.heed()
+            self.raise_if_draining()
             raise SessionError("the session is closed; open another one")
         stream = self.stream
         if stream is not None and stream is not keep:
@@ -140,23 +140,23 @@ class SessionLifecycle:
             )
         lost = self.steps.lost
         if lost is not None:
-            self.recovery.lost(lost)
+            self.recovery.on_worker_lost(lost)
 
-    def undo(self, stream: Stream) -> None:
+    def undo(self, stream: StepStream) -> None:
         """Undo what a stream began ahead, and let its feeds go; unless another thread has."""
         if self.stream is stream:
-            stream.retreat()
+            stream.undo_begun()
             self.stream = None  # only now: an interrupted retreat is done again
 
-    def after(self) -> None:
+    def after_step(self) -> None:
         """After a step: perhaps write a checkpoint, perhaps leave."""
-        self.recovery.after()
-        self.heed()
+        self.recovery.after_step()
+        self.raise_if_draining()
 
-    def heed(self) -> None:
+    def raise_if_draining(self) -> None:
         """Leave if SIGTERM came; raises as `Drain.heed`."""
-        if self.drain is not None:
-            self.drain.heed()
+        if self.sigterm is not None:
+            self.sigterm.raise_if_draining()
 
     @property
     def is_open(self) -> bool:
@@ -169,9 +169,9 @@ class SessionLifecycle:
         """The end that the user asks for; raises as `Session.close`."""
         if not self._closed:
             if threading.get_ident() in self.computing:  # it would wait for itself
-                self.check_turn()
+                self.check_not_reentrant()
             self._end(complete=True)
-            self.heed()
+            self.raise_if_draining()
 
     def abandon(self, error: BaseException) -> None:
         """The end of a block that an error ends."""
@@ -182,7 +182,7 @@ class SessionLifecycle:
             if type(error) is WorkerLost and isinstance(self.recovery, NoRecovery):
                 error.add_note("A session opened with checkpoint=directory recovers by itself.")
         self._end(complete=False)
-        self.heed()
+        self.raise_if_draining()
 
     def _end(self, *, complete: bool) -> None:
         if self._closed:
@@ -193,21 +193,21 @@ class SessionLifecycle:
         try:
             self._end_all(complete=complete)
         except BaseException:
-            with uninterrupted():  # it may have come before anything had ended
+            with defer_signals():  # it may have come before anything had ended
                 self.hosts.cancel()
                 if self.hosts.can_be_lost:  # a step of this process may go on beside
                     self.hosts.close()
             raise
 
     def _end_all(self, *, complete: bool) -> None:
-        with self.queued.lock:
+        with self.executor.lock:
             self._closed = True
         # Who holds the lock runs no step beside it, and would wait for one that waits for it.
-        self.queued.close(wait=not self.lock._is_owned())
+        self.executor.close(wait=not self.lock._is_owned())
         with ExitStack() as last:
-            if self.drain is not None:  # a SIGTERM is heeded when all is done
+            if self.sigterm is not None:  # a SIGTERM is heeded when all is done
                 last.enter_context(self.lock)
-                last.callback(self.drain.end)
+                last.callback(self.sigterm.end)
             try:
                 if isinstance(self.recovery, Recovery):
                     self.recovery.close(complete=complete)
@@ -220,11 +220,11 @@ class SessionLifecycle:
                 # A closed session may be kept, in a notebook: not what it took, arrays among it.
                 self.deployment.undeploy(None)
 
-    def _retreat(self) -> None:
+    def _leave_draining_workers(self) -> None:
         """On a thread of its own: a worker was asked to end, perhaps while no step runs."""
         with self.lock:
             if not self._closed:
-                self.recovery.retreat()
+                self.recovery.leave_draining_workers()
 
     def _leave(self) -> None:
         """At SIGTERM, between two steps: write a checkpoint, close, and end the process.
@@ -235,7 +235,7 @@ class SessionLifecycle:
         assert isinstance(self.recovery, Recovery)
         try:
             if not self._closed:
-                self.recovery.leave()
+                self.recovery.save_last_checkpoint()
         finally:
             self._end(complete=False)
         raise SystemExit(0)

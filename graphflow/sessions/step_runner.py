@@ -10,34 +10,40 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import comes_again
-from graphflow.base.progress import telling
-from graphflow.execution.compiled_fetches import Compiled, key_of
-from graphflow.execution.step_prefetch import Decide, Run, Stream
+from graphflow.base.interrupts import resend_signal
+from graphflow.base.progress import show_progress
+from graphflow.execution.compiled_fetches import CompiledFetches, key_of
+from graphflow.execution.step_prefetch import Decide, Run, StepStream
 from graphflow.ir.op import Node, Tensor
 from graphflow.planning.deployment import Deployment
 from graphflow.sessions.session_lifecycle import SessionLifecycle
 
 Array = np.ndarray[Any, Any]
-_MOMENT = 0.01  # seconds for a generator that ends to be gone
+_RESEND_SECONDS = 0.01  # seconds for a generator that ends to be gone
 
 
-class Running:
+class StepRunner:
     """Runs the steps of a session.
 
     Args:
-        routes: whether a short way is looked for, that later steps of the same fetches may take.
-        short: whether steps here take it themselves.
+        caches_steps: whether a `CachedStep` is looked for, by which later steps of the same fetches
+            may run.
+        runs_cached: whether steps with prefetched feeds run by it.
     """
 
     def __init__(
-        self, life: SessionLifecycle, deployment: Deployment, *, routes: bool, short: bool
+        self,
+        life: SessionLifecycle,
+        deployment: Deployment,
+        *,
+        caches_steps: bool,
+        runs_cached: bool,
     ) -> None:
         self._life = life
         self._deployment = deployment
         self._steps = deployment.steps
-        self._routes = routes
-        self._short = short
+        self._caches_steps = caches_steps
+        self._runs_cached = runs_cached
 
     def step(
         self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide
@@ -46,17 +52,19 @@ class Running:
         if (decided := begun()) is not None:
             return decided
         shapes = {node: a.shape for node, a in given.items()}
-        compiled = self._deployment.of(tensors, shapes)
-        arrays = compiled.arrays(given, self._deployment.compiled.values())
+        compiled = self._deployment.compile(tensors, shapes)
+        arrays = compiled.check_feeds(given, self._deployment.compiled.values())
         bindings = compiled.bindings(shapes)
         self._deployment.prepare(compiled, shapes, bindings)
-        with telling("first step of", 0 if compiled.runs else len(compiled.graph)):
+        with show_progress("first step of", 0 if compiled.runs else len(compiled.graph)):
             values = self._steps.run(compiled, arrays, bindings)
-        if self._routes and (compiled.route is None or compiled.route.bindings is not bindings):
-            compiled.find_route(self._deployment.hosts, shapes, bindings)
+        if self._caches_steps and (
+            compiled.cached_step is None or compiled.cached_step.bindings is not bindings
+        ):
+            compiled.find_cached_step(self._deployment.hosts, shapes, bindings)
         return values
 
-    def ahead(
+    def run_many(
         self,
         tensors: Sequence[Tensor],
         rebuild: Callable[[list[Any]], Any],
@@ -73,15 +81,15 @@ class Running:
         known = partial(self._deployment.compiled.get, key_of(tensors))
         named = partial(self._deployment.placeholders, tensors)
         step = partial(run, tensors)
-        stream = Stream(self._steps, feeds, count, known, step, self._shortly, named)
+        stream = StepStream(self._steps, feeds, count, known, step, self._run_cached, named)
         life, thread, is_dropped = self._life, 0, False
         try:
             for number in range(1, count + 1):
-                life.check_turn()
-                life.check(keep=stream)  # before feeds are taken, which may wait
-                stream.take()
+                life.check_not_reentrant()
+                life.check_usable(keep=stream)  # before feeds are taken, which may wait
+                stream.take_feeds()
                 with life.lock:
-                    life.check(keep=stream)
+                    life.check_usable(keep=stream)
                     life.stream, thread = stream, threading.get_ident()
                     values = stream.step(number)
                 yield rebuild(values)
@@ -97,19 +105,19 @@ class Running:
                         life.undo(stream)
             except BaseException as error:
                 # Python passes over what a generator raises that nobody has: it comes again.
-                if not (is_dropped and comes_again(error, _MOMENT)):
+                if not (is_dropped and resend_signal(error, _RESEND_SECONDS)):
                     raise
 
-    def _shortly(self, compiled: Compiled, feeds: Any) -> list[Any] | None:
-        """A step by the short way, if there is one: values of fetches."""
-        if compiled.route is None or not self._short:
+    def _run_cached(self, compiled: CompiledFetches, feeds: Any) -> list[Any] | None:
+        """Run a cached step, if there is one: values of fetches."""
+        if compiled.cached_step is None or not self._runs_cached:
             return None
-        values = self._steps.routed(compiled, compiled.route, feeds)
-        if values is not None and self._life.drain is not None:  # there are checkpoints
-            self._life.after()
+        values = self._steps.run_cached(compiled, compiled.cached_step, feeds)
+        if values is not None and self._life.sigterm is not None:  # there are checkpoints
+            self._life.after_step()
         return values
 
-    def undo(self) -> None:
+    def undo_begun(self) -> None:
         """End what was begun ahead."""
         if self._life.stream is not None:
-            self._life.stream.retreat()
+            self._life.stream.undo_begun()

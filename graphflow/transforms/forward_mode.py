@@ -22,14 +22,22 @@ from graphflow.errors import (
     ShapeError,
 )
 from graphflow.frontend.pytree import flatten_values
-from graphflow.frontend.tracing import parameter
-from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, function, next_serial
-from graphflow.ir.scopes import owed_to
+from graphflow.frontend.tracing import make_parameter
+from graphflow.ir.graph import Graph, substitute_tensors
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Node,
+    Tensor,
+    as_tensor,
+    derivative_scope,
+    function,
+    next_serial,
+)
+from graphflow.ir.scopes import derivative_seed_scope
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
 from graphflow.ops.base.composite import in_float32, round_to
 from graphflow.ops.base.shape_rules import zeros_like
-from graphflow.transforms.reverse_mode import built_since, inputs_cotangents, pulled_back
+from graphflow.transforms.reverse_mode import input_cotangents, nodes_built_since, pull_back
 
 Tangents = dict[Tensor, Tensor]
 
@@ -61,30 +69,30 @@ def jvp(target: Any, inputs: Any, tangents: Any) -> Any:
     if not isinstance(inputs, list | tuple):
         raise ArgumentError("give lists: gf.jvp(y, [x], [t])")
     if callable(target) and not isinstance(target, Tensor):
-        return _of_function(target, inputs, tangents)
+        return _jvp_of_function(target, inputs, tangents)
     for x in inputs:
         if not isinstance(x, Tensor):
             raise DifferentiationError(f"{x!r} is not a tensor of the graph")
     outputs, rebuild = flatten_values(target, "the outputs")
-    with owed_to(outputs[0].node) if outputs else nullcontext():
-        given = _directions(list(inputs), _matched(list(inputs), tangents, "inputs"))
-    return rebuild(pushed(outputs, given))
+    with derivative_seed_scope(outputs[0].node) if outputs else nullcontext():
+        given = _collect_directions(list(inputs), _match_tangents(list(inputs), tangents, "inputs"))
+    return rebuild(push_forward(outputs, given))
 
 
-def _of_function(target: Callable[..., Any], inputs: Sequence[Any], tangents: Any) -> Any:
+def _jvp_of_function(target: Callable[..., Any], inputs: Sequence[Any], tangents: Any) -> Any:
     """Value and tangent of a function: on parameters first, so that an input given twice is two,
     and nothing else that it reads counts as depending on them."""
     values, rebuild = flatten_values(tuple(inputs), "the inputs")
-    flat = [t for x, t in zip(inputs, _matched(inputs, tangents, "inputs"), strict=True)
+    flat = [t for x, t in zip(inputs, _match_tangents(inputs, tangents, "inputs"), strict=True)
             for t in _flat_tangents(x, t)]  # fmt: skip
-    stand_ins = [parameter(x.spec, x.name).outputs[0] for x in values]
+    stand_ins = [make_parameter(x.spec, x.name).outputs[0] for x in values]
     outputs, nest = flatten_values(target(*rebuild(stand_ins)), "what the function returns")
-    found = pushed(outputs, _directions(stand_ins, flat))
-    results = substituted([*outputs, *found], dict(zip(stand_ins, values, strict=True)))
+    found = push_forward(outputs, _collect_directions(stand_ins, flat))
+    results = substitute_tensors([*outputs, *found], dict(zip(stand_ins, values, strict=True)))
     return nest(results[: len(outputs)]), nest(results[len(outputs) :])
 
 
-def _matched(inputs: Sequence[Any], tangents: Any, what: str) -> list[Any]:
+def _match_tangents(inputs: Sequence[Any], tangents: Any, what: str) -> list[Any]:
     if not isinstance(tangents, list | tuple) or len(tangents) != len(inputs):
         count = len(tangents) if isinstance(tangents, list | tuple) else repr(tangents)
         raise ArgumentError(f"as many tangents as {what} are needed: {len(inputs)}, not {count}")
@@ -100,12 +108,12 @@ def _flat_tangents(x: Any, tangent: Any) -> list[Any]:
             raise ArgumentError("the tangents of a dict are a dict of the same keys")
         return [t for key in x for t in _flat_tangents(x[key], tangent[key])]
     if isinstance(x, list | tuple):
-        parts = _matched(x, tangent, "parts of an input")
+        parts = _match_tangents(x, tangent, "parts of an input")
         return [t for a, b in zip(x, parts, strict=True) for t in _flat_tangents(a, b)]
     return [tangent] if x is not None else []
 
 
-def _directions(inputs: Sequence[Tensor], tangents: Sequence[Any]) -> Tangents:
+def _collect_directions(inputs: Sequence[Tensor], tangents: Sequence[Any]) -> Tangents:
     """The tangent of each input that has one; those of an input given twice are added."""
     given: Tangents = {}
     for x, tangent in zip(inputs, tangents, strict=True):
@@ -133,27 +141,27 @@ def _directions(inputs: Sequence[Tensor], tangents: Sequence[Any]) -> Tangents:
 # The walk ---------------------------------------------------------------------------------------
 
 
-def pushed(outputs: Sequence[Tensor], given: Tangents) -> list[Tensor]:
+def push_forward(outputs: Sequence[Tensor], given: Tangents) -> list[Tensor]:
     """The tangents of outputs, given those of some tensors they depend on."""
     tangents: Tangents = dict(given)
-    found = pushed_over(Graph(outputs).nodes if outputs else (), tangents)
+    found = push_through(Graph(outputs).nodes if outputs else (), tangents)
     return [found[y] if y in found else _zero_tangent(y) for y in outputs]
 
 
 def _zero_tangent(y: Tensor) -> Tensor:
-    with owed_to(y.node):
+    with derivative_seed_scope(y.node):
         return zeros_like(y)
 
 
-def pushed_over(nodes: Sequence[Node], tangents: Tangents) -> Tangents:
+def push_through(nodes: Sequence[Node], tangents: Tangents) -> Tangents:
     """Tangents of all that depends on those given, by way of some nodes in build order."""
     for node in nodes:
         if not any(t in tangents for t in node.inputs):
             continue
         if not any(is_inexact(s.dtype) for s in node.specs):
             continue
-        with derived(node, "tangents/"):
-            results = _rule(node, [tangents.get(t) for t in node.inputs])
+        with derivative_scope(node, "tangents/"):
+            results = _node_tangents(node, [tangents.get(t) for t in node.inputs])
         for tensor, tangent in zip(node.outputs, results, strict=True):
             if tangent is not None and is_inexact(tensor.dtype):
                 # an input that depends on another has the sum of both
@@ -162,7 +170,7 @@ def pushed_over(nodes: Sequence[Node], tangents: Tangents) -> Tangents:
     return tangents
 
 
-def _rule(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+def _node_tangents(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """The tangents of a node's outputs."""
     op = node.op
     if op.jvp is None and op.vjp is None:
@@ -176,9 +184,9 @@ def _rule(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | No
             found = op.jvp(tangents, y, *xs, **node.attrs)
             results: Sequence[Tensor | None] = [found] if len(node.outputs) == 1 else found
         elif _is_diagonal(node, tangents):
-            results = [_diagonal(node, tangents)]
+            results = [_diagonal_tangent(node, tangents)]
         else:
-            results = _transposed_twice(node, tangents)
+            results = _double_transpose(node, tangents)
     except GraphflowError as error:
         raise type(error)(f"tangent of {node.name!r} at {node.location}: {error}") from error
     specs = node.specs
@@ -199,24 +207,24 @@ def _is_diagonal(node: Node, tangents: Sequence[Tensor | None]) -> bool:
     )
 
 
-def _diagonal(node: Node, tangents: Sequence[Tensor | None]) -> Tensor | None:
+def _diagonal_tangent(node: Node, tangents: Sequence[Tensor | None]) -> Tensor | None:
     total: Tensor | None = None
     for i, tangent in enumerate(tangents):
         if tangent is not None:
-            part = inputs_cotangents(node, tangent)[i]
+            part = input_cotangents(node, tangent)[i]
             if part is not None:
                 total = part if total is None else total + part
     return total
 
 
-def _transposed_twice(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+def _double_transpose(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     since = next_serial()
     # ones: a vjp may leave out what it would multiply by zeros that it sees
     dummies = [
         FUNCTIONS["full_like"](t, t.dtype.type(is_inexact(t.dtype)).item()) for t in node.outputs
     ]
     u: Any = dummies[0] if len(dummies) == 1 else tuple(dummies)
-    parts = inputs_cotangents(node, u)
+    parts = input_cotangents(node, u)
     pairs = [
         (part, tangent)
         for part, tangent in zip(parts, tangents, strict=True)
@@ -226,19 +234,9 @@ def _transposed_twice(node: Node, tangents: Sequence[Tensor | None]) -> Sequence
         return [None] * len(dummies)
     varying = [d for d in dummies if is_inexact(d.dtype)]
     ys = [part for part, _ in pairs]
-    found = pulled_back(ys, [t for _, t in pairs], varying, built_since(ys, since))
+    found = pull_back(ys, [t for _, t in pairs], varying, nodes_built_since(ys, since))
     results = iter(found)
     return [next(results) if is_inexact(d.dtype) else None for d in dummies]
-
-
-def substituted(outputs: Sequence[Tensor], values: dict[Tensor, Tensor]) -> list[Tensor]:
-    """Outputs with parameters replaced by values, and what depends on them built again."""
-    mapped = dict(values)
-    for node in Graph(outputs).nodes if outputs else ():
-        inputs = tuple(mapped.get(t, t) for t in node.inputs)
-        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
-            mapped.update(zip(node.outputs, node.with_inputs(inputs).outputs, strict=True))
-    return [mapped.get(t, t) for t in outputs]
 
 
 __all__ = ["jvp"]

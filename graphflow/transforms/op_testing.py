@@ -17,7 +17,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, GraphflowError, OpCheckError
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, as_tensor, located
+from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, as_tensor, error_location
 from graphflow.ir.spec import Dim, TensorSpec, is_inexact, kind, show_shape
 from graphflow.ir.spec import evaluate as size_of
 from graphflow.transforms.forward_mode import jvp
@@ -42,7 +42,7 @@ def check_op(op: Op) -> None:
             expected.
         ArgumentError: not an op, or it has no samples.
     """
-    with located("check_op"):
+    with error_location("check_op"):
         if not isinstance(op, Op):
             raise ArgumentError(f"give a gf.Op, not {op!r}")
         if not op.samples:
@@ -74,7 +74,7 @@ def is_smooth(spec: TensorSpec) -> bool:
     return is_inexact(spec.dtype)
 
 
-def doubled(sample: Sample) -> Sample:
+def to_double(sample: Sample) -> Sample:
     """The sample in float64 or complex128, so that finite differences mean something."""
     inputs = tuple(
         s if i in sample.fixed else s.with_dtype(_DOUBLE.get(kind(s.dtype), s.dtype))
@@ -91,14 +91,14 @@ def draw(sample: Sample, seed: str) -> list[Array]:
     for spec in sample.inputs:
         array: Any
         if kind(spec.dtype) == "complex":
-            parts = rng.uniform(sample.low, sample.high, (2, *_known(spec)))
+            parts = rng.uniform(sample.low, sample.high, (2, *_known_shape(spec)))
             array = parts[0] + 1j * parts[1]
         elif is_smooth(spec):
-            array = rng.uniform(sample.low, sample.high, _known(spec))
+            array = rng.uniform(sample.low, sample.high, _known_shape(spec))
         elif kind(spec.dtype) == "bool":
-            array = rng.integers(0, 2, _known(spec))
+            array = rng.integers(0, 2, _known_shape(spec))
         else:
-            array = rng.integers(0, sample.classes, _known(spec))
+            array = rng.integers(0, sample.classes, _known_shape(spec))
         arrays.append(np.asarray(array).astype(spec.dtype))
     if sample.make is not None:
         arrays = sample.make(arrays)
@@ -107,18 +107,18 @@ def draw(sample: Sample, seed: str) -> list[Array]:
     return arrays
 
 
-def _known(spec: TensorSpec) -> tuple[int, ...]:
+def _known_shape(spec: TensorSpec) -> tuple[int, ...]:
     _require(spec.is_concrete, f"samples have known sizes, not {spec}")
     return tuple(size_of(s, {}) for s in spec.shape)
 
 
-def inferred(op: Op, sample: Sample, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+def infer_specs(op: Op, sample: Sample, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """What the shape rule says of a sample, for inputs of some specs."""
     result = op.infer(*specs, **sample.attrs)
     return (result,) if isinstance(result, TensorSpec) else result
 
 
-def same_bits(a: Any, b: Any) -> bool:
+def has_equal_bits(a: Any, b: Any) -> bool:
     """Whether arrays are equal bit by bit."""
     return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
 
@@ -133,7 +133,7 @@ def check_kernel(op: Op, sample: Sample) -> None:
     with np.errstate(all="ignore"):
         results = op.run(np, arrays, sample.attrs)
         again = op.run(np, arrays, sample.attrs)
-    specs = inferred(op, sample, sample.inputs)
+    specs = infer_specs(op, sample, sample.inputs)
     _require(len(results) == len(specs), f"{len(results)} results; infer says {len(specs)}")
     for spec, result, second in zip(specs, results, again, strict=True):
         have = f"{result.dtype}{show_shape(np.shape(result))}"
@@ -142,7 +142,7 @@ def check_kernel(op: Op, sample: Sample) -> None:
             f"the kernel gives {have}; infer says {spec}",
         )
         _require(
-            same_bits(np.asarray(result), np.asarray(second)),
+            has_equal_bits(np.asarray(result), np.asarray(second)),
             "the kernel gives other bits when it runs again",
         )
         _require(
@@ -171,8 +171,8 @@ def check_symbolic_sizes(op: Op, sample: Sample) -> None:
         bindings[name] = size_of(spec.shape[0], {})
         return spec.with_shape((Dim.symbol(name), *spec.shape[1:]))
 
-    known = inferred(op, sample, sample.inputs)
-    unknown = inferred(op, sample, [symbolic(s) for s in sample.inputs])
+    known = infer_specs(op, sample, sample.inputs)
+    unknown = infer_specs(op, sample, [symbolic(s) for s in sample.inputs])
     bound = tuple(s.bind(bindings) for s in unknown)
     _require(bound == known, f"with sizes known later infer says {bound}, else {known}")
     if op.cost is not None:
@@ -194,7 +194,7 @@ def check_into(op: Op, sample: Sample) -> None:
             out.reshape(-1).view(np.uint8)[...] = 1 if out.dtype == bool else 0xCD
         op.into(np, outs[0] if len(outs) == 1 else outs, *arrays, **step, **sample.attrs)
     for out, result in zip(outs, wanted, strict=True):
-        _require(same_bits(out, np.asarray(result)), "into gives other bits than the kernel")
+        _require(has_equal_bits(out, np.asarray(result)), "into gives other bits than the kernel")
 
 
 def check_writing_in_place(op: Op, sample: Sample) -> None:
@@ -210,7 +210,7 @@ def check_writing_in_place(op: Op, sample: Sample) -> None:
                 copies = [a.copy() for a in arrays]
                 op.into(np, copies[i], *copies, **step, **sample.attrs)
                 _require(
-                    same_bits(copies[i], np.asarray(wanted)),
+                    has_equal_bits(copies[i], np.asarray(wanted)),
                     f"into gives other bits where out is the buffer of input {i}; read the inputs "
                     "before writing, or leave out elementwise=True",
                 )
@@ -221,7 +221,7 @@ def check_writing_in_place(op: Op, sample: Sample) -> None:
 
 def is_differentiable(op: Op, sample: Sample) -> bool:
     """Whether a sample has a gradient to check."""
-    outputs = inferred(op, sample, sample.inputs)
+    outputs = infer_specs(op, sample, sample.inputs)
     smooth = any(map(is_smooth, sample.inputs)) and any(map(is_smooth, outputs))
     return op.vjp is not None and smooth
 
@@ -229,7 +229,7 @@ def is_differentiable(op: Op, sample: Sample) -> bool:
 def check_gradients(op: Op, sample: Sample) -> None:
     """The vjp, and its own, agree with finite differences."""
     if is_differentiable(op, sample):
-        sample = doubled(sample)
+        sample = to_double(sample)
         rng = np.random.default_rng(zlib.crc32(op.name.encode()))
         compare_gradients(lambda *xs: op(*xs, **sample.attrs), draw(sample, op.name), rng)
 
@@ -244,7 +244,7 @@ def compare_gradients(
     xs = [placeholder(a.dtype, a.shape) for a in arrays]
     wanted = [i for i, a in enumerate(arrays) if a.dtype in (np.float64, np.complex128)]
     directions = {i: _direction(arrays[i], rng) for i in wanted}
-    scalar = projected(build(*xs), rng)
+    scalar = project(build(*xs), rng)
     for order in ("first", "second"):
         assert scalar is not None
         slopes = gradients(scalar, [xs[i] for i in wanted])
@@ -256,24 +256,24 @@ def compare_gradients(
             float((g * directions[i].conj()).sum().real)
             for i, g in zip(wanted, values, strict=True)
         )
-        ends = [_moved(scalar, xs, arrays, directions, by) for by in (1e-5, -1e-5)]
+        ends = [_evaluate_moved(scalar, xs, arrays, directions, by) for by in (1e-5, -1e-5)]
         numeric = (float(ends[0]) - float(ends[1])) / 2e-5
         _require(
             abs(exact - numeric) <= max(2e-6, 2e-5 * abs(numeric)),
             f"its {order} derivative along a direction is {exact!r}; differences say {numeric!r}",
         )
-        scalar = sum((projected(g, rng) for g in slopes[1:]), start=projected(slopes[0], rng))
+        scalar = sum((project(g, rng) for g in slopes[1:]), start=project(slopes[0], rng))
 
 
-def projected(outputs: Any, rng: np.random.Generator) -> Any:
+def project(outputs: Any, rng: np.random.Generator) -> Any:
     """A real scalar out of the float and complex outputs: their sum, weighted at random."""
     tensors = [outputs] if isinstance(outputs, Tensor) else outputs
     total: Any = None
     for y in tensors:
         if is_smooth(y.spec):
-            weights: Any = rng.uniform(0.5, 1.5, _known(y.spec))
+            weights: Any = rng.uniform(0.5, 1.5, _known_shape(y.spec))
             if kind(y.dtype) == "complex":
-                weights = weights + 1j * rng.uniform(0.5, 1.5, _known(y.spec))
+                weights = weights + 1j * rng.uniform(0.5, 1.5, _known_shape(y.spec))
             weights = weights.astype(y.dtype)
             part = FUNCTIONS["real"](FUNCTIONS["sum"](y * as_tensor(weights)))
             total = part if total is None else total + part
@@ -287,7 +287,7 @@ def _direction(array: Array, rng: np.random.Generator) -> Array:
     return np.asarray(direction)
 
 
-def _moved(
+def _evaluate_moved(
     outputs: Any, xs: Sequence[Tensor], arrays: Sequence[Array], along: dict[int, Array], by: float
 ) -> Any:
     """Values where the inputs have gone some way along their directions."""
@@ -301,7 +301,7 @@ def check_tangents(op: Op, sample: Sample) -> None:
     """The tangents of `jvp` agree with finite differences."""
     if not is_differentiable(op, sample):
         return
-    sample = doubled(sample)
+    sample = to_double(sample)
     arrays = draw(sample, op.name)
     rng = np.random.default_rng(zlib.crc32(op.name.encode()))
     moving = [i for i, s in enumerate(sample.inputs) if is_smooth(s) and i not in sample.fixed]
@@ -311,7 +311,7 @@ def check_tangents(op: Op, sample: Sample) -> None:
     outputs = list(ys) if isinstance(ys, tuple) else [ys]
     tangents = jvp(outputs, xs, [along.get(i) for i in range(len(xs))])
     exact = evaluate(tangents, dict(zip(xs, arrays, strict=True)))
-    after, before = (_moved(outputs, xs, arrays, along, by) for by in (1e-6, -1e-6))
+    after, before = (_evaluate_moved(outputs, xs, arrays, along, by) for by in (1e-6, -1e-6))
     for y, have, a, b in zip(outputs, exact, after, before, strict=True):
         _require((have.shape, have.dtype) == (y.shape, y.dtype), f"the tangent of {y.spec} differs")
         numeric = (a - b) / 2e-6 if is_smooth(y.spec) else np.zeros_like(a)
@@ -330,7 +330,7 @@ def check_batches(op: Op, sample: Sample) -> None:
     if not count or op.random:
         return
     if op.vjp is not None:
-        sample = doubled(sample)
+        sample = to_double(sample)
     alone = [tuple(i == j for j in range(count)) for i in range(count)]
     for mapped in dict.fromkeys([(True,) * count, *alone]):
         _compare_with_calls(op, sample, mapped)

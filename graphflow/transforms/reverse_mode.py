@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.gc_pause import without_collection
 from graphflow.errors import (
     ArgumentError,
@@ -24,15 +24,23 @@ from graphflow.errors import (
     ShapeError,
 )
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, derived, next_serial, user_location
-from graphflow.ir.scopes import owed_to
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Node,
+    Tensor,
+    as_tensor,
+    derivative_scope,
+    next_serial,
+    user_location,
+)
+from graphflow.ir.scopes import derivative_seed_scope
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
 from graphflow.ops.base.composite import add_up, in_float32, round_to
 from graphflow.ops.base.shape_rules import unbroadcast, zeros_like
 from graphflow.ops.communication.collectives import groups_of
 
 
-@checks(ArgumentError)
+@checks_arguments(ArgumentError)
 @without_collection
 def gradients(
     y: Tensor | Sequence[Tensor],
@@ -60,32 +68,32 @@ def gradients(
         )
     for tensor in (*ys, *xs):
         _require_inexact(tensor)
-    return pulled_back(ys, _seeds(ys, grad_ys), xs, Graph(ys).nodes)
+    return pull_back(ys, _make_seeds(ys, grad_ys), xs, Graph(ys).nodes)
 
 
-def pulled_back(
+def pull_back(
     ys: Sequence[Tensor], seeds: Sequence[Tensor], xs: Sequence[Tensor], nodes: Sequence[Node]
 ) -> list[Tensor]:
     """The cotangents of `xs` for those of `ys`, by way of some nodes, which are in build order."""
     cotangents = _Cotangents()
     for tensor, seed in zip(ys, seeds, strict=True):
         cotangents.add(tensor, seed)
-    wanted = _depends_on(nodes, xs)
+    wanted = _nodes_leading_to(nodes, xs)
     results: dict[Tensor, Tensor] = {}
     targets = set(xs)
     groups = _groups(nodes)
     for node in reversed(nodes):
         for tensor in node.outputs:
             if tensor in targets:
-                with derived(node):
+                with derivative_scope(node):
                     results[tensor] = cotangents.total(tensor)
         flows = any(t.node in wanted for t in node.inputs)
         if node in groups:
             if flows and groups[node][0] is node:  # the first: all that reads any of them is done
-                _step_back_together(groups[node], cotangents, wanted)
+                _propagate_group(groups[node], cotangents, wanted)
         elif flows and any(cotangents.has(t) for t in node.outputs):
-            _step_back(node, cotangents, wanted)
-    with owed_to(ys[0].node) if ys else nullcontext():
+            _propagate(node, cotangents, wanted)
+    with derivative_seed_scope(ys[0].node) if ys else nullcontext():
         return [results[x] if x in results else zeros_like(x) for x in xs]
 
 
@@ -112,25 +120,25 @@ class _Cotangents:
         return whole
 
 
-def _step_back(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
+def _propagate(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
     """Pass the cotangents of a node's outputs on to its inputs."""
     if node.op.vjp is None:
         raise DifferentiationError(
             f"{node.op.name} ({node.name!r} at {node.location}) has no gradient; "
             "wrap its input in gf.stop_gradient if none should flow"
         )
-    with derived(node):
+    with derivative_scope(node):
         gs = tuple(cotangents.total(t) for t in node.outputs)
         try:
-            parts = inputs_cotangents(node, gs[0] if len(gs) == 1 else gs)
+            parts = input_cotangents(node, gs[0] if len(gs) == 1 else gs)
         except GraphflowError as error:
             raise type(error)(f"gradient of {node.name!r} at {node.location}: {error}") from error
         for tensor, part in zip(node.inputs, parts, strict=True):
             if part is not None and tensor.node in wanted:
-                cotangents.add(tensor, _of_dtype(part, tensor))
+                cotangents.add(tensor, _cast_cotangent(part, tensor))
 
 
-def inputs_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
+def input_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
     """What a node's vjp makes of cotangents `g` of its outputs. The inputs of an elementwise op may
     have been broadcast, which its vjp need not know: cotangents are summed here. Those of 16-bit
     inputs are float32 where the op computes."""
@@ -139,7 +147,7 @@ def inputs_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
     since = next_serial()
     y, xs, wide = in_float32(node, g)
     parts: Sequence[Tensor | None] = op.vjp(wide, y, *xs, **node.attrs)
-    if y is not node.outputs[0] and _reads_only(parts, y, xs, since):
+    if y is not node.outputs[0] and _reads_only_output(parts, y, xs, since):
         y, xs, wide = in_float32(node, g, again=False)  # else both x and y were kept
         parts = op.vjp(wide, y, *xs, **node.attrs)
     if len(parts) != len(xs):
@@ -153,16 +161,18 @@ def inputs_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
     return parts
 
 
-def _reads_only(parts: Sequence[Tensor | None], y: Any, xs: Sequence[Tensor], since: int) -> bool:
+def _reads_only_output(
+    parts: Sequence[Tensor | None], y: Any, xs: Sequence[Tensor], since: int
+) -> bool:
     """Return True if cotangents read an op's output y, but not its inputs xs."""
-    nodes = built_since([part for part in parts if part is not None], since)
+    nodes = nodes_built_since([part for part in parts if part is not None], since)
     if not isinstance(y, Tensor) or y.node not in nodes:
         return False
     inputs = {*xs}
     return not any(t in inputs for node in nodes if node is not y.node for t in node.inputs)
 
 
-def built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
+def nodes_built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
     """The nodes that outputs depend on and that are younger than a serial number, in order."""
     seen: set[Node] = set()
     stack = [t.node for t in outputs]
@@ -183,7 +193,7 @@ def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
     }
 
 
-def _step_back_together(group: Sequence[Node], cotangents: _Cotangents, wanted: set[Node]) -> None:
+def _propagate_group(group: Sequence[Node], cotangents: _Cotangents, wanted: set[Node]) -> None:
     """Pass the cotangents of a group of collectives on: by collectives again, if at least two
     ranks have one."""
     reached = [node for node in group if cotangents.has(node.outputs[0])]
@@ -192,20 +202,20 @@ def _step_back_together(group: Sequence[Node], cotangents: _Cotangents, wanted: 
     if joint is not None and len(reached) > 1:
         gs = []
         for node in ranked:
-            with derived(node):
+            with derivative_scope(node):
                 gs.append(cotangents.total(node.outputs[0]))
-        with derived(ranked[0]):
+        with derivative_scope(ranked[0]):
             parts = joint(ranked, gs)
     if parts is None:
         for node in reversed(reached):
-            _step_back(node, cotangents, wanted)
+            _propagate(node, cotangents, wanted)
         return
     for tensor, part in zip(ranked[0].inputs, parts, strict=True):
         if tensor.node in wanted:
             cotangents.add(tensor, part)
 
 
-def _of_dtype(part: Tensor, tensor: Tensor) -> Tensor:
+def _cast_cotangent(part: Tensor, tensor: Tensor) -> Tensor:
     """A cotangent in its tensor's dtype, where an op mixes dtypes: real parts for real tensors.
     One for 16 bits stays float32 until it is summed."""
     if part.dtype != tensor.dtype:
@@ -216,7 +226,7 @@ def _of_dtype(part: Tensor, tensor: Tensor) -> Tensor:
     return part
 
 
-def _depends_on(nodes: Sequence[Node], xs: Sequence[Tensor]) -> set[Node]:
+def _nodes_leading_to(nodes: Sequence[Node], xs: Sequence[Tensor]) -> set[Node]:
     """Nodes through which a gradient flows to one of xs."""
     wanted = {x.node for x in xs}
     for node in nodes:
@@ -227,7 +237,7 @@ def _depends_on(nodes: Sequence[Node], xs: Sequence[Tensor]) -> set[Node]:
     return wanted
 
 
-def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
+def _make_seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
     if given is None:
         given = [None] * len(ys)
     elif not isinstance(given, list | tuple):
@@ -243,7 +253,7 @@ def _seeds(ys: Sequence[Tensor], given: Any) -> list[Tensor]:
                 f"gradients at {user_location()}: {y.name!r} is {y.dtype}; give grad_ys, or "
                 "differentiate a real number made of it (gf.real, gf.abs)"
             )
-        with owed_to(y.node):
+        with derivative_seed_scope(y.node):
             if seed is None:
                 seed = FUNCTIONS["full_like"](y, 1)
             seed = as_tensor(seed, None if isinstance(seed, Tensor) else y.dtype)

@@ -8,12 +8,12 @@ from typing import Any
 
 from graphflow.errors import ArgumentError
 from graphflow.frontend.pytree import flatten_values
-from graphflow.frontend.tracing import parameter
-from graphflow.ir.op import FUNCTIONS, Tensor, function, located, next_serial
+from graphflow.frontend.tracing import make_parameter
+from graphflow.ir.op import FUNCTIONS, Tensor, error_location, function, next_serial
 from graphflow.ir.spec import Size, equate
 from graphflow.ops.base.shape_rules import normalize_axis
 from graphflow.transforms.batching_transform import Batching
-from graphflow.transforms.reverse_mode import built_since
+from graphflow.transforms.reverse_mode import nodes_built_since
 
 
 @function
@@ -45,20 +45,22 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
         raise ArgumentError(f"give a function, not {fn!r}")
 
     @functools.wraps(fn)
-    def mapped(*args: Any) -> Any:
-        with located("vmap"):
-            return _mapped(fn, args, in_axes, out_axes)
+    def batched_fn(*args: Any) -> Any:
+        with error_location("vmap"):
+            return _apply_batched(fn, args, in_axes, out_axes)
 
-    return mapped
+    return batched_fn
 
 
-def _mapped(fn: Callable[..., Any], args: tuple[Any, ...], in_axes: Any, out_axes: Any) -> Any:
+def _apply_batched(
+    fn: Callable[..., Any], args: tuple[Any, ...], in_axes: Any, out_axes: Any
+) -> Any:
     tensors, rebuild = flatten_values(args, "the arguments")
     axes = _axes_of(args, tuple(in_axes) if isinstance(in_axes, list) else in_axes, "in_axes")
-    whole, size = _led(tensors, axes)
+    whole, size = _move_mapped_axes(tensors, axes)
     since = next_serial()
     stand_ins = [
-        x if axis is None else parameter(x.spec.with_shape(x.shape[1:]), x.name).outputs[0]
+        x if axis is None else make_parameter(x.spec.with_shape(x.shape[1:]), x.name).outputs[0]
         for x, axis in zip(whole, axes, strict=True)
     ]
     outputs, nest = flatten_values(fn(*rebuild(stand_ins)), "what the function returns")
@@ -66,12 +68,14 @@ def _mapped(fn: Callable[..., Any], args: tuple[Any, ...], in_axes: Any, out_axe
         size,
         {s: (x, True) for s, x, a in zip(stand_ins, whole, axes, strict=True) if a is not None},
     )
-    engine.run(built_since(outputs, since))
+    engine.emit(nodes_built_since(outputs, since))
     wanted = _axes_of(nest(outputs), out_axes, "out_axes")
     return nest([_result(engine, y, axis) for y, axis in zip(outputs, wanted, strict=True)])
 
 
-def _led(tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[list[Tensor], Size]:
+def _move_mapped_axes(
+    tensors: Sequence[Tensor], axes: Sequence[int | None]
+) -> tuple[list[Tensor], Size]:
     """The tensors with the mapped axis in front, and its size."""
     size: Size | None = None
     whole = []
@@ -100,7 +104,7 @@ def _result(engine: Batching, y: Tensor, axis: int | None) -> Tensor:
                 "its place in out_axes is None; give it an axis"
             )
         return twin
-    batched = engine.batched(y)
+    batched = engine.batched_twin(y)
     moved: Tensor = FUNCTIONS["moveaxis"](batched, 0, normalize_axis(axis, batched.ndim))
     return moved
 

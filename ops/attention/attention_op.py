@@ -19,14 +19,19 @@ import numpy as np
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Dim, Size, TensorSpec, equate, kind, product, show_shape, spec
-from graphflow.ops.attention.block_patterns import Heads, Pattern, split_heads, widened
+from graphflow.ops.attention.block_patterns import (
+    AttentionPattern,
+    GroupedHeads,
+    split_heads,
+    upcast_half,
+)
 from graphflow.ops.attention.second_order import pair_gradients
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import is_zeros, require_kind
 from graphflow.ops.kernels.sequence import flash_attention as attend
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions.reduce import sum
-from graphflow.ops.sharding import row_ops as sharding_row_ops
+from graphflow.ops.sharding import row_ops as row_sharding
 from graphflow.ops.tensors.shape import expand_dims, squeeze_op
 
 # Shapes -----------------------------------------------------------------------------------------
@@ -78,9 +83,9 @@ def _flops(q: TensorSpec, k: TensorSpec, products: int) -> Cost:
     return Cost(flops=pairs * (q.shape[-1] * (2 * products) + 20))
 
 
-def native_pattern(softcap: float | None, **attrs: Any) -> attend.Pattern:
+def native_pattern(softcap: float | None, **attrs: Any) -> attend.BandPattern:
     """The pattern of native calls, which know no soft cap."""
-    return attend.Pattern(**attrs)
+    return attend.BandPattern(**attrs)
 
 
 def attention_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -91,10 +96,10 @@ def attention_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
 # Forward ----------------------------------------------------------------------------------------
 
 
-def _attend_block(heads: Heads, y: Any, logs: Any, task: tuple[slice, slice]) -> None:
+def _attend_block(heads: GroupedHeads, y: Any, logs: Any, task: tuple[slice, slice]) -> None:
     """Results and log-sum-exps of a block of queries, (n, g, t, …)."""
     xp, (n, t) = heads.xp, task
-    qs = widened(heads.q[n, :, t]) * heads.pattern.scale
+    qs = upcast_half(heads.q[n, :, t]) * heads.pattern.scale
     rows = qs.shape[:-1]
     top = xp.full((*rows, 1), -xp.inf, qs.dtype)
     total = xp.zeros((*rows, 1), qs.dtype)
@@ -105,7 +110,7 @@ def _attend_block(heads: Heads, y: Any, logs: Any, task: tuple[slice, slice]) ->
         level = xp.where(xp.isneginf(highest), qs.dtype.type(0), highest)  # no key seen so far
         xp.subtract(z, level, out=z)
         xp.exp(z, out=z)
-        part = xp.matmul(z, widened(heads.v[n, None, s]))
+        part = xp.matmul(z, upcast_half(heads.v[n, None, s]))
         if i:
             fading = xp.exp(top - level)
             total *= fading
@@ -125,10 +130,10 @@ def _attention_into(xp: Any, out: Any, q: Any, k: Any, v: Any, *mask: Any, **att
     if attend.is_native(xp, q, k, v, attrs["softcap"]):
         attend.forward(out[0], out[1], q, k, v, mask, native_pattern(**attrs))
         return
-    heads = Heads.of(xp, q, k, v, mask, Pattern(**attrs))
+    heads = GroupedHeads.from_arrays(xp, q, k, v, mask, AttentionPattern(**attrs))
     y = split_heads(out[0], k.shape[-3])
     logs = out[1].reshape(y.shape[:-1])
-    heads.share_out(heads.tasks(), lambda task: _attend_block(heads, y, logs, task), heads.flops(2))
+    heads.run_tasks(heads.tasks(), lambda task: _attend_block(heads, y, logs, task), heads.flops(2))
 
 
 def _attention_kernel(xp: Any, q: Any, k: Any, v: Any, *mask: Any, **attrs: Any) -> Any:
@@ -160,7 +165,7 @@ def _attention_vjp(
 # Backward ---------------------------------------------------------------------------------------
 
 
-def _probabilities(heads: Heads, qs: Any, logs: Any, n: slice, t: slice, s: slice) -> Any:
+def _probabilities(heads: GroupedHeads, qs: Any, logs: Any, n: slice, t: slice, s: slice) -> Any:
     """exp(scores - log-sum-exp) of a block, and the slope of the soft cap."""
     p, slope = heads.scores(qs, n, t, s)
     level = logs[n, :, t, None]
@@ -169,32 +174,34 @@ def _probabilities(heads: Heads, qs: Any, logs: Any, n: slice, t: slice, s: slic
     return xp.exp(p, out=p), slope
 
 
-def _grad_heads(heads: Heads, g: Any, delta: Any, logs: Any, out: Sequence[Any], n: slice) -> None:
+def _grad_heads(
+    heads: GroupedHeads, g: Any, delta: Any, logs: Any, out: Sequence[Any], n: slice
+) -> None:
     """Gradients of some shared heads: every block of their queries and keys."""
     xp, (dq, dk, dv) = heads.xp, out
     scale = heads.pattern.scale
     wide = logs.dtype
     sums_k, sums_v = (xp.zeros(x[n].shape, wide) for x in (dk, dv))
     for t in heads.query_blocks():
-        qs = widened(heads.q[n, :, t]) * scale
-        gt, level = widened(g[n, :, t]), delta[n, :, t, None]
+        qs = upcast_half(heads.q[n, :, t]) * scale
+        gt, level = upcast_half(g[n, :, t]), delta[n, :, t, None]
         sums_q = xp.zeros(qs.shape, wide)
         for s in heads.key_blocks(t):
             p, slope = _probabilities(heads, qs, logs, n, t, s)
-            sums_v[:, s] += _over_group(xp, p, gt)
-            dz = xp.matmul(gt, widened(heads.v[n, None, s]).swapaxes(-1, -2))
+            sums_v[:, s] += _sum_products_over_group(xp, p, gt)
+            dz = xp.matmul(gt, upcast_half(heads.v[n, None, s]).swapaxes(-1, -2))
             dz -= level
             dz *= p
             if slope is not None:
                 dz *= slope
-            sums_q += xp.matmul(dz, widened(heads.k[n, None, s]))
-            sums_k[:, s] += _over_group(xp, dz, qs)
+            sums_q += xp.matmul(dz, upcast_half(heads.k[n, None, s]))
+            sums_k[:, s] += _sum_products_over_group(xp, dz, qs)
         xp.multiply(sums_q, scale, out=dq[n, :, t], casting="same_kind")
     xp.copyto(dk[n], sums_k, casting="same_kind")
     xp.copyto(dv[n], sums_v, casting="same_kind")
 
 
-def _over_group(xp: Any, a: Any, b: Any) -> Any:
+def _sum_products_over_group(xp: Any, a: Any, b: Any) -> Any:
     """Σ over g and t of a[n, g, t, i]·b[n, g, t, j]."""
     n, g, t, i = a.shape
     flat = a.reshape(n, g * t, i).swapaxes(-1, -2)
@@ -208,13 +215,13 @@ def _attention_grad_into(
     if attend.is_native(xp, q, k, v, attrs["softcap"]):
         attend.backward(out, g, delta, q, k, v, logs, mask, native_pattern(**attrs))
         return
-    heads = Heads.of(xp, q, k, v, mask, Pattern(**attrs))
+    heads = GroupedHeads.from_arrays(xp, q, k, v, mask, AttentionPattern(**attrs))
     shared = k.shape[-3]
     rows = heads.q.shape[:-1]
     outs = split_heads(out[0], shared), out[1].reshape(heads.k.shape), out[2].reshape(heads.v.shape)
     given = split_heads(g, shared), delta.reshape(rows), logs.reshape(rows)
     tasks = list(dict.fromkeys((n.start, n.stop) for n, _ in heads.tasks()))
-    heads.share_out(
+    heads.run_tasks(
         tasks, lambda n: _grad_heads(heads, *given, outs, slice(*n)), heads.flops(5)
     )  # fmt: skip
 
@@ -231,17 +238,24 @@ def _mask_grad_kernel(
     xp: Any, g: Any, delta: Any, q: Any, k: Any, v: Any, logs: Any, mask: Any, **attrs: Any
 ) -> Any:
     """The cotangents of the scores, summed over what the mask is broadcast along."""
-    heads = Heads.of(xp, q, k, v, (mask,), Pattern(**attrs))
+    heads = GroupedHeads.from_arrays(xp, q, k, v, (mask,), AttentionPattern(**attrs))
     shared = k.shape[-3]
     rows = heads.q.shape[:-1]
     g, delta, logs = split_heads(g, shared), delta.reshape(rows), logs.reshape(rows)
     total = xp.zeros(mask.shape, logs.dtype)
     full = total.reshape((1,) * (q.ndim - mask.ndim) + mask.shape)
     for n, t in heads.tasks():
-        qs, gt, level = widened(heads.q[n, :, t]) * attrs["scale"], g[n, :, t], delta[n, :, t, None]
+        qs, gt, level = (
+            upcast_half(heads.q[n, :, t]) * attrs["scale"],
+            g[n, :, t],
+            delta[n, :, t, None],
+        )
         for s in heads.key_blocks(t):
             p, _ = _probabilities(heads, qs, logs, n, t, s)
-            p *= xp.matmul(widened(gt), widened(heads.v[n, None, s]).swapaxes(-1, -2)) - level
+            p *= (
+                xp.matmul(upcast_half(gt), upcast_half(heads.v[n, None, s]).swapaxes(-1, -2))
+                - level
+            )
             _add_block(xp, full, p, (*q.shape[:-3], shared), n, t, s)
     return total.astype(mask.dtype, copy=False)
 
@@ -315,8 +329,8 @@ attention_grad = register(
         kernel=_attention_grad_kernel,
         into=_attention_grad_into,
         vjp=_grad_vjp,
-        batch=batching.attended(6),
-        sharding=sharding_row_ops.attention_grad_rule,
+        batch=batching.attention(6),
+        sharding=row_sharding.attention_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 5),
         samples=tuple(
             sample(*_grad_specs(specs), *mask, low=-1.0, high=1.0, **attrs)
@@ -330,8 +344,8 @@ attention_mask_grad = register(
         infer=lambda g, delta, q, k, v, logs, mask, **attrs: mask,
         kernel=_mask_grad_kernel,
         vjp=_mask_grad_vjp,
-        batch=batching.attended(6, masks=True),
-        sharding=sharding_row_ops.attention_mask_grad_rule,
+        batch=batching.attention(6, masks=True),
+        sharding=row_sharding.attention_mask_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 2),
         samples=tuple(
             sample(*_grad_specs(_CASES[3][0]), m, low=-1.0, high=1.0, **_ATTRS)
@@ -347,8 +361,8 @@ _attention = register(
         kernel=_attention_kernel,
         into=_attention_into,
         vjp=_attention_vjp,
-        batch=batching.attended(3),
-        sharding=sharding_row_ops.attention_rule,
+        batch=batching.attention(3),
+        sharding=row_sharding.attention_rule,
         cost=lambda q, k, v, *mask, **attrs: _flops(q, k, 2),
         autocast="low",
         samples=tuple(sample(*specs, *mask, **attrs) for specs, mask, attrs in _CASES),
@@ -385,7 +399,7 @@ def attention(
         ArgumentError: other arguments are out of range.
     """
     tensors = [as_tensor(x) for x in (q, k, v, *(() if mask is None else (mask,)))]
-    if _of_one_head(*tensors[:3]):
+    if _has_no_head_axis(*tensors[:3]):
         several = [expand_dims(t, -3) for t in tensors[:3]]
         several += [expand_dims(m, -3) if m.ndim > 2 else m for m in tensors[3:]]
         found = attention(
@@ -393,7 +407,7 @@ def attention(
         )
         alone: Tensor = squeeze_op(found, axes=(found.ndim - 3,), name=name)
         return alone
-    left, right = _sides(window, causal)
+    left, right = _window_sides(window, causal)
     if isinstance(offset, bool) or not isinstance(offset, int | Dim):
         raise ArgumentError(f"offset is an int or a size, not {offset!r}")
     depth = tensors[0].shape[-1] if tensors[0].ndim else 1
@@ -401,8 +415,8 @@ def attention(
         raise ArgumentError(f"d is {depth}, not known: give the scale")
     number = 1 / math.sqrt(max(1, depth)) if scale is None else scale
     attrs = {
-        "scale": _positive("scale", number), "left": left, "right": right, "offset": offset,
-        "softcap": None if softcap is None else _positive("softcap", softcap),
+        "scale": _require_positive("scale", number), "left": left, "right": right, "offset": offset,
+        "softcap": None if softcap is None else _require_positive("softcap", softcap),
     }  # fmt: skip
     packed: Tensor | None = FUNCTIONS["packed_attention"](tensors, attrs) if name is None else None
     if packed is not None:
@@ -411,7 +425,7 @@ def attention(
     return result
 
 
-def _of_one_head(*inputs: Tensor) -> bool:
+def _has_no_head_axis(*inputs: Tensor) -> bool:
     """Whether what stands before (T, d) is no number of heads: nothing, or sizes to be fed."""
     ranks = {x.ndim for x in inputs}
     return ranks == {2} or (
@@ -419,14 +433,14 @@ def _of_one_head(*inputs: Tensor) -> bool:
     )
 
 
-def _positive(what: str, value: Any) -> float:
+def _require_positive(what: str, value: Any) -> float:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:
         raise ArgumentError(f"{what} is a finite number above 0, not {value!r}")
     return float(value)
 
 
-def _sides(window: Any, causal: Any) -> tuple[int | None, int | None]:
+def _window_sides(window: Any, causal: Any) -> tuple[int | None, int | None]:
     """Keys before and after its own place that a query sees."""
     if not isinstance(causal, bool):
         raise ArgumentError(f"causal is True or False, not {causal!r}")
@@ -435,11 +449,11 @@ def _sides(window: Any, causal: Any) -> tuple[int | None, int | None]:
     )  # fmt: skip
     least = 0 if isinstance(window, tuple | list) else 1
 
-    def allowed(side: Any) -> bool:
+    def is_valid(side: Any) -> bool:
         whole = isinstance(side, int | np.integer) and not isinstance(side, bool)
         return side is None or (whole and side >= least)
 
-    if len(sides) != 2 or not all(map(allowed, sides)):
+    if len(sides) != 2 or not all(map(is_valid, sides)):
         raise ArgumentError(
             f"window is a number of keys from 1, or a pair (left, right) of numbers from 0 or "
             f"None, not {window!r}"

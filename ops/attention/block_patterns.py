@@ -24,7 +24,7 @@ _WORTH_A_THREAD = 2e7
 
 
 @dataclass(frozen=True)
-class Pattern:
+class AttentionPattern:
     """How scores come about, and which keys a query may see: from `left` keys before its own place
     (its index + offset) to `right` after it."""
 
@@ -34,13 +34,13 @@ class Pattern:
     offset: int
     softcap: float | None
 
-    def keys(self, first: int, last: int, number: int) -> tuple[int, int]:
+    def visible_keys(self, first: int, last: int, number: int) -> tuple[int, int]:
         """The range of keys that some query in [first, last) sees."""
         start = 0 if self.left is None else first + self.offset - self.left
         stop = number if self.right is None else last + self.offset + self.right
         return max(0, start), max(0, min(number, stop))
 
-    def hidden(self, xp: Any, t: slice, s: slice) -> Any:
+    def hidden_pairs(self, xp: Any, t: slice, s: slice) -> Any:
         """Where a block's queries do not see its keys; None: nowhere."""
         ahead = None if self.right is None else self.right + self.offset
         behind = None if self.left is None else self.left - self.offset
@@ -57,7 +57,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Heads:
+class GroupedHeads:
     """q, k, v (and others) as (n, g, T, d) and (n, S, d): g heads of queries share one of keys."""
 
     xp: Any
@@ -65,10 +65,12 @@ class Heads:
     k: Any
     v: Any
     mask: Any  # a view (batch…, shared heads, g, T, S), or None
-    pattern: Pattern
+    pattern: AttentionPattern
 
     @classmethod
-    def of(cls, xp: Any, q: Any, k: Any, v: Any, mask: Sequence[Any], pattern: Pattern) -> Heads:
+    def from_arrays(
+        cls, xp: Any, q: Any, k: Any, v: Any, mask: Sequence[Any], pattern: AttentionPattern
+    ) -> GroupedHeads:
         shared, group = k.shape[-3], q.shape[-3] // k.shape[-3]
         view = None
         if mask:
@@ -103,7 +105,7 @@ class Heads:
 
     def key_blocks(self, t: slice) -> Iterator[slice]:
         """Blocks of the keys that some of these queries see."""
-        start, stop = self.pattern.keys(t.start, t.stop, self.k.shape[1])
+        start, stop = self.pattern.visible_keys(t.start, t.stop, self.k.shape[1])
         for s in range(start - start % _KEYS, stop, _KEYS):
             yield slice(max(s, start), min(stop, s + _KEYS))
 
@@ -122,7 +124,7 @@ class Heads:
     def scores(self, qs: Any, n: slice, t: slice, s: slice) -> tuple[Any, Any]:
         """Masked scores of a block from scaled queries, and the slope of the soft cap (or None)."""
         xp, cap = self.xp, self.pattern.softcap
-        z = xp.matmul(qs, widened(self.k[n, None, s]).swapaxes(-1, -2))
+        z = xp.matmul(qs, upcast_half(self.k[n, None, s]).swapaxes(-1, -2))
         slope = None
         if cap is not None:
             z /= cap
@@ -133,12 +135,12 @@ class Heads:
             block = self.mask_block(n, t, s)
             z = xp.where(block, z, -xp.inf) if block.dtype == bool else xp.add(z, block, out=z)
             z = z.astype(qs.dtype, copy=False)
-        hidden = self.pattern.hidden(xp, t, s)
+        hidden = self.pattern.hidden_pairs(xp, t, s)
         if hidden is not None:
             xp.copyto(z, z.dtype.type(-np.inf), where=hidden)
         return z, slope
 
-    def share_out(self, tasks: Sequence[Any], work: Callable[[Any], None], flops: float) -> None:
+    def run_tasks(self, tasks: Sequence[Any], work: Callable[[Any], None], flops: float) -> None:
         """Do the tasks, on threads where that pays."""
         if self.xp is not np or len(tasks) < 2 or flops < 2 * _WORTH_A_THREAD:
             for task in tasks:
@@ -155,6 +157,6 @@ def split_heads(x: Any, shared: int) -> Any:
     return x.reshape(math.prod(x.shape[:-3]) * shared, x.shape[-3] // shared, *x.shape[-2:])
 
 
-def widened(x: Any) -> Any:
+def upcast_half(x: Any) -> Any:
     """As scores are computed: two-byte floats as float32."""
     return x.astype("float32") if x.dtype.itemsize == 2 else x

@@ -14,17 +14,17 @@ from graphflow.ir.op import FUNCTIONS, REGISTRY, Cost, Op, Tensor, register, sam
 from graphflow.ir.spec import Size, TensorSpec, product, show_shape, spec
 from graphflow.ops.attention.attention_op import infer_pairs
 from graphflow.ops.attention.row_layout import (
-    apart_from,
     attend_views,
     attend_views_back,
-    swaps,
-    turned,
+    independent_aliases,
+    is_swapped,
+    swap_heads_and_time,
 )
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import is_zeros, require_kind
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions.reduce import sum
-from graphflow.ops.sharding import row_ops as sharding_row_ops
+from graphflow.ops.sharding import row_ops as row_sharding
 from graphflow.ops.tensors.shape import reshape
 from graphflow.ops.tensors.slicing import concat
 from graphflow.ops.tensors.slicing import window as part_of
@@ -53,7 +53,7 @@ def _infer(
     return x.with_shape((*x.shape[:-1], heads * depth)), logs
 
 
-def _views(x: Any, *counts: int) -> list[Any]:
+def _head_views(x: Any, *counts: int) -> list[Any]:
     """Parts of so many heads each, (…, heads, T, d), of an array (…, T, heads·d)."""
     heads = _total(counts)
     whole = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)
@@ -71,9 +71,15 @@ def _total(counts: Sequence[int]) -> int:
     return total
 
 
-def _into(xp: Any, out: Any, x: Any, *mask: Any, heads: int, shared: int, **attrs: Any) -> None:
+def _compute_into(
+    xp: Any, out: Any, x: Any, *mask: Any, heads: int, shared: int, **attrs: Any
+) -> None:
     attend_views(
-        xp, (*_views(out[0], heads), out[1]), _views(x, heads, shared, shared), mask, attrs
+        xp,
+        (*_head_views(out[0], heads), out[1]),
+        _head_views(x, heads, shared, shared),
+        mask,
+        attrs,
     )
 
 
@@ -84,7 +90,7 @@ def _kernel(xp: Any, x: Any, *mask: Any, heads: int, shared: int, **attrs: Any) 
         xp.empty((*x.shape[:-1], heads * depth), x.dtype),
         xp.empty((*x.shape[:-2], heads, x.shape[-2]), wide),
     )
-    _into(xp, out, x, *mask, heads=heads, shared=shared, **attrs)
+    _compute_into(xp, out, x, *mask, heads=heads, shared=shared, **attrs)
     return out
 
 
@@ -94,35 +100,35 @@ def _vjp(
     none = (None,) * len(mask)
     if is_zeros(gs[1]):
         return packed_grad(gs[0], x, *ys, *mask, **attrs), *none
-    (apart,) = apart_from([x])
-    parted = _parted(apart, *mask, **attrs)
+    (apart,) = independent_aliases([x])
+    parted = _attend_unpacked(apart, *mask, **attrs)
     (found,) = FUNCTIONS["gradients"](list(parted), [apart], list(gs))
     return found, *none
 
 
-def _heads(x: Tensor, start: int, count: int, depth: int) -> Tensor:
+def _select_heads(x: Tensor, start: int, count: int, depth: int) -> Tensor:
     """Some of the heads side by side in (…, T, heads·d), as (…, heads, T, d)."""
     mine = part_of(x, x.ndim - 1, start * depth, count * depth)
-    return turned(reshape(mine, (*x.shape[:-1], count, depth)))
+    return swap_heads_and_time(reshape(mine, (*x.shape[:-1], count, depth)))
 
 
-def _side_by_side(x: Tensor) -> Tensor:
-    swapped = turned(x)
+def _pack_heads(x: Tensor) -> Tensor:
+    swapped = swap_heads_and_time(x)
     return reshape(swapped, (*swapped.shape[:-2], swapped.shape[-2] * swapped.shape[-1]))
 
 
-def _cut(x: Tensor, heads: int, shared: int) -> list[Tensor]:
+def _split_qkv(x: Tensor, heads: int, shared: int) -> list[Tensor]:
     depth = _depth(x.spec, heads, shared)
     starts = ((0, heads), (heads, shared), (heads + shared, shared))
-    return [_heads(x, start, count, depth) for start, count in starts]
+    return [_select_heads(x, start, count, depth) for start, count in starts]
 
 
-def _parted(
+def _attend_unpacked(
     x: Tensor, *mask: Tensor, heads: int, shared: int, **attrs: Any
 ) -> tuple[Tensor, Tensor]:
     """What the op gives, by that of tensors which stand apart."""
-    y, logs = REGISTRY["attention"](*_cut(x, heads, shared), *mask, **attrs)
-    return _side_by_side(y), logs
+    y, logs = REGISTRY["attention"](*_split_qkv(x, heads, shared), *mask, **attrs)
+    return _pack_heads(y), logs
 
 
 # Its gradient -------------------------------------------------------------------------------------
@@ -132,9 +138,9 @@ def _grad_into(
     xp: Any, out: Any, g: Any, x: Any, y: Any, logs: Any, *mask: Any, heads: int, shared: int,
     **attrs: Any,
 ) -> None:  # fmt: skip
-    outs = _views(out, heads, shared, shared)
-    (gh,), (yh,) = (_views(a, heads) for a in (g, y))
-    delta, given = xp.empty(logs.shape, logs.dtype), _views(x, heads, shared, shared)
+    outs = _head_views(out, heads, shared, shared)
+    (gh,), (yh,) = (_head_views(a, heads) for a in (g, y))
+    delta, given = xp.empty(logs.shape, logs.dtype), _head_views(x, heads, shared, shared)
     attend_views_back(xp, outs, gh, delta, given, logs, mask, attrs, y=yh)
 
 
@@ -145,24 +151,24 @@ def _grad_kernel(xp: Any, g: Any, x: Any, *rest: Any, **attrs: Any) -> Any:
 
 
 def _grad_vjp(h: Tensor, dx: Tensor, *inputs: Tensor, **attrs: Any) -> Sequence[Tensor | None]:
-    apart, mask = apart_from(inputs[:4]), inputs[4:]
-    parted = _parted_grad(*apart, *mask, **attrs)
+    apart, mask = independent_aliases(inputs[:4]), inputs[4:]
+    parted = _grad_unpacked(*apart, *mask, **attrs)
     found = FUNCTIONS["gradients"]([parted], apart, [h])
     return *found, *(None,) * len(mask)
 
 
-def _parted_grad(
+def _grad_unpacked(
     g: Tensor, x: Tensor, y: Tensor, logs: Tensor, *mask: Tensor, heads: int, shared: int,
     **attrs: Any,
 ) -> Tensor:  # fmt: skip
     """What the gradient gives, by that of tensors which stand apart."""
     depth = _depth(x.spec, heads, shared)
-    gh, yh = (_heads(a, 0, heads, depth) for a in (g, y))
+    gh, yh = (_select_heads(a, 0, heads, depth) for a in (g, y))
     delta = sum(astype(gh, logs.dtype) * astype(yh, logs.dtype), -1)
     found = REGISTRY["attention_grad"](
-        gh, delta, *_cut(x, heads, shared), logs, *mask, **attrs
+        gh, delta, *_split_qkv(x, heads, shared), logs, *mask, **attrs
     )  # fmt: skip
-    return concat([_side_by_side(part) for part in found], -1)
+    return concat([_pack_heads(part) for part in found], -1)
 
 
 # Registered ---------------------------------------------------------------------------------------
@@ -189,14 +195,14 @@ _MASK = spec("bool", (2, 1, 1, 3))
 _ROWS = batching.rows
 
 
-def _seeing(arrays: list[Any]) -> list[Any]:
+def _unmask_first_key(arrays: list[Any]) -> list[Any]:
     """With a mask under which each query sees the first key."""
     arrays[-1] = arrays[-1].copy()
     arrays[-1][..., 0] = True
     return arrays
 
 
-def _batched(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+def _batch_rows(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
     count = 1 if op is packed_op else 4
     if len(inputs) > count:
         return NotImplemented  # a mask may broadcast along the axes before
@@ -209,18 +215,23 @@ packed_op: Op = register(
         "attention_packed",
         infer=_infer,
         kernel=_kernel,
-        into=_into,
+        into=_compute_into,
         vjp=_vjp,
-        batch=_batched,
-        sharding=sharding_row_ops.packed_attention_rule,
+        batch=_batch_rows,
+        sharding=row_sharding.packed_attention_rule,
         cost=lambda x, *mask, heads, shared, **attrs: _forward_cost(x, heads, shared),
         autocast="low",
         samples=(
             sample(spec("float32", (2, 3, 12)), **_ATTRS),
             sample(spec("float32", (2, 3, 12)), **_FREE),
-            sample(spec("float32", (2, 3, 12)), _MASK, make=_seeing, **_ATTRS),
+            sample(spec("float32", (2, 3, 12)), _MASK, make=_unmask_first_key, **_ATTRS),
             sample(spec("float32", (2, 3, 12)), **_EACH),
-            sample(spec("float32", (2, 3, 12)), spec("bool", (2, 3, 3)), make=_seeing, **_EACH),
+            sample(
+                spec("float32", (2, 3, 12)),
+                spec("bool", (2, 3, 3)),
+                make=_unmask_first_key,
+                **_EACH,
+            ),
         ),
         doc="Attention of queries, keys and values that stand side by side.",
     )
@@ -232,13 +243,13 @@ packed_grad: Op = register(
         kernel=_grad_kernel,
         into=_grad_into,
         vjp=_grad_vjp,
-        batch=_batched,
-        sharding=sharding_row_ops.packed_attention_rule,
+        batch=_batch_rows,
+        sharding=row_sharding.packed_attention_rule,
         cost=lambda g, x, y, logs, *mask, heads, shared, **attrs: _backward_cost(x, heads, shared),
         samples=(
             sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_ATTRS),
             sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_FREE),
-            sample(_Y, _X, _Y, _LOGS, _MASK, low=-1.0, high=1.0, make=_seeing, **_ATTRS),
+            sample(_Y, _X, _Y, _LOGS, _MASK, low=-1.0, high=1.0, make=_unmask_first_key, **_ATTRS),
             sample(
                 spec("float32", (2, 3, 4)),
                 _X,
@@ -257,13 +268,13 @@ packed_grad: Op = register(
 # Recognised ---------------------------------------------------------------------------------------
 
 
-def packed(tensors: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
+def match_packed_attention(tensors: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
     """Attention of queries, keys, values (and a mask of bools) that are neighbouring parts of one
     tensor, with heads moved before T; None where they are not."""
     q, k, v, *mask = tensors
     if any(m.dtype != bool for m in mask):
         return None
-    sources = [_source(t) for t in (q, k, v)]
+    sources = [_packed_source(t) for t in (q, k, v)]
     if any(source is None for source in sources):
         return None
     (x, *_), *_ = sources  # type: ignore[misc]
@@ -277,12 +288,12 @@ def packed(tensors: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
     if at != x.shape[-1] or not isinstance(depth, int):
         return None
     y = packed_op(x, *mask, heads=q.shape[-3], shared=k.shape[-3], **attrs)[0]
-    return _heads(y, 0, int(q.shape[-3]), depth)
+    return _select_heads(y, 0, int(q.shape[-3]), depth)
 
 
-def _source(x: Tensor) -> tuple[Tensor, int] | None:
+def _packed_source(x: Tensor) -> tuple[Tensor, int] | None:
     """The tensor (…, T, n) of whose last axis x (…, heads, T, d) is a part, and where it begins."""
-    if not swaps(x):
+    if not is_swapped(x):
         return None
     node = x.node.inputs[0].node
     if node.op.name != "reshape" or node.inputs[0].shape[:-1] != node.specs[0].shape[:-2]:
@@ -298,4 +309,4 @@ def _source(x: Tensor) -> tuple[Tensor, int] | None:
     return whole, start[-1]
 
 
-FUNCTIONS["packed_attention"] = packed
+FUNCTIONS["packed_attention"] = match_packed_attention

@@ -61,12 +61,12 @@ def _axes(rank: int) -> tuple[int, ...]:
     return (*range(rank - 3), rank - 2, rank - 3, rank - 1)
 
 
-def turned(x: Tensor) -> Tensor:
+def swap_heads_and_time(x: Tensor) -> Tensor:
     """As `_turned`, of tensors."""
     return permute_dims(x, _axes(x.ndim))
 
 
-def swaps(x: Tensor) -> bool:
+def is_swapped(x: Tensor) -> bool:
     """Whether a tensor is another one, turned."""
     node = x.node
     return node.op.name == "permute_dims" and tuple(node.attrs["axes"]) == _axes(x.ndim)
@@ -111,7 +111,7 @@ def _grad_kernel(
     return out
 
 
-def apart_from(inputs: Sequence[Tensor]) -> list[Tensor]:
+def independent_aliases(inputs: Sequence[Tensor]) -> list[Tensor]:
     """Aliases of tensors that do not depend on each other, though what they stand for may."""
     return [reshape_op(x, shape=x.shape) for x in inputs]
 
@@ -119,21 +119,21 @@ def apart_from(inputs: Sequence[Tensor]) -> list[Tensor]:
 def _vjp(
     gs: Sequence[Tensor], ys: Sequence[Tensor], *inputs: Tensor, **attrs: Any
 ) -> Sequence[Tensor | None]:
-    apart, mask = apart_from(inputs[:3]), inputs[3:]
-    y, logs = REGISTRY["attention"](*map(turned, apart), *mask, **attrs)
-    found = FUNCTIONS["gradients"]([turned(y), logs], apart, list(gs))
+    apart, mask = independent_aliases(inputs[:3]), inputs[3:]
+    y, logs = REGISTRY["attention"](*map(swap_heads_and_time, apart), *mask, **attrs)
+    found = FUNCTIONS["gradients"]([swap_heads_and_time(y), logs], apart, list(gs))
     return *found, *(None,) * len(mask)
 
 
 def _grad_vjp(
     hs: Sequence[Tensor], ys: Sequence[Tensor], *inputs: Tensor, **attrs: Any
 ) -> Sequence[Tensor | None]:
-    apart, mask = apart_from(inputs[:6]), inputs[6:]
+    apart, mask = independent_aliases(inputs[:6]), inputs[6:]
     g, delta, q, k, v, logs = apart
     parts = REGISTRY["attention_grad"](
-        turned(g), delta, *map(turned, (q, k, v)), logs, *mask, **attrs
+        swap_heads_and_time(g), delta, *map(swap_heads_and_time, (q, k, v)), logs, *mask, **attrs
     )  # fmt: skip
-    found = FUNCTIONS["gradients"]([turned(p) for p in parts], apart, list(hs))
+    found = FUNCTIONS["gradients"]([swap_heads_and_time(p) for p in parts], apart, list(hs))
     return *found, *(None,) * len(mask)
 
 
@@ -165,7 +165,7 @@ attention_rows: Op = register(
         kernel=_kernel,
         into=_into,
         vjp=_vjp,
-        batch=batching.attended(3),
+        batch=batching.attention(3),
         cost=_cost("attention", 0, 1, 2),
         autocast="low",
         samples=tuple(sample(_Q, _K, _V, *mask, **attrs) for mask, attrs in _CASES),
@@ -179,7 +179,7 @@ attention_rows_grad: Op = register(
         kernel=_grad_kernel,
         into=_grad_into,
         vjp=_grad_vjp,
-        batch=batching.attended(6),
+        batch=batching.attention(6),
         cost=_cost("attention_grad", 0, 2, 3, 4),
         samples=tuple(
             sample(_Y, _LOGS, _Q, _K, _V, _LOGS, *mask, low=-1.0, high=1.0, **attrs)

@@ -41,22 +41,22 @@ def pair_gradients(
     wide, shared = logs.dtype, int(k.shape[-3])
     h_q, h_k, h_v, h_mask = hs
 
-    def grouped(x: Tensor | None) -> Any:
+    def to_groups(x: Tensor | None) -> Any:
         return None if x is None else _group(astype(x, wide), shared)
 
-    def one(x: Tensor | None) -> Any:
+    def to_shared(x: Tensor | None) -> Any:
         return None if x is None else FUNCTIONS["expand_dims"](astype(x, wide), -3)
 
-    G, Q, K, V, HQ = grouped(g), grouped(q), one(k), one(v), grouped(h_q)
-    HK, HV = one(h_k), one(h_v)
+    G, Q, K, V, HQ = to_groups(g), to_groups(q), to_shared(k), to_shared(v), to_groups(h_q)
+    HK, HV = to_shared(h_k), to_shared(h_v)
     level, top = (FUNCTIONS["expand_dims"](_group_rows(x, shared), -1) for x in (delta, logs))
-    s, c = _capped(_times(Q, K) * scale, softcap)
+    s, c = _cap_scores(_multiply_transposed(Q, K) * scale, softcap)
     seen, bias = _visible(s, mask, shared, left, right, offset)
     unseen = FUNCTIONS["isinf"](top)
     p = exp((s if bias is None else s + bias) - where(unseen, 0, top))
     if seen is not None:
         p = where(seen, p, 0)
-    e = _times(G, V)
+    e = _multiply_transposed(G, V)
     w = p * (e - level)
     slope = c if c is None else c * scale
     u = w * (scale if slope is None else slope)
@@ -64,49 +64,55 @@ def pair_gradients(
     d_g = d_q = d_k = None
     d_w = d_p = d_c = None
     if HQ is not None:
-        d_u = _times(HQ, K)
+        d_u = _multiply_transposed(HQ, K)
         d_k = matmul(u, HQ, transpose_a=True)
         if HK is not None:
-            d_u = d_u + _times(Q, HK)
+            d_u = d_u + _multiply_transposed(Q, HK)
             d_q = matmul(u, HK)
         d_w = d_u * (scale if slope is None else slope)
         d_c = None if c is None else d_u * w * scale
-        d_p, d_g = _times(G, HV), matmul(p, HV)
+        d_p, d_g = _multiply_transposed(G, HV), matmul(p, HV)
     if h_mask is not None:
         d_w = _spread_mask(astype(h_mask, wide), s, shared)
     assert d_w is not None
     along = d_w * (e - level)
     d_p = along if d_p is None else d_p + along
     d_e = d_w * p
-    d_g = _plus(d_g, matmul(d_e, V))
+    d_g = _add_optional(d_g, matmul(d_e, V))
     d_v = matmul(d_e, G, transpose_a=True)
     d_z = d_p * p
     d_s = d_z if d_c is None else d_z - d_c * s * (2 / float(softcap or 1) ** 2)
     d_r = (d_s if c is None else d_s * c) * scale
-    d_q = _plus(d_q, matmul(d_r, K))
-    d_k = _plus(d_k, matmul(d_r, Q, transpose_a=True))
+    d_q = _add_optional(d_q, matmul(d_r, K))
+    d_k = _add_optional(d_k, matmul(d_r, Q, transpose_a=True))
     cotangents: list[Tensor | None] = [
-        _as(d_g, g), _as(-sum(d_e, -1), delta), _as(d_q, q), _as(sum(d_k, -3), k),
-        _as(sum(d_v, -3), v), _as(-sum(d_z, -1), logs),
-    ]  # fmt: skip
+        _reshape_like(d_g, g),
+        _reshape_like(-sum(d_e, -1), delta),
+        _reshape_like(d_q, q),
+        _reshape_like(sum(d_k, -3), k),
+        _reshape_like(sum(d_v, -3), v),
+        _reshape_like(-sum(d_z, -1), logs),
+    ]
     if mask:
         is_float = kind(mask[0].dtype) == "float"
         full = FUNCTIONS["reshape"](d_z, (*q.shape[:-1], k.shape[-2]))
-        cotangents.append(_as(unbroadcast(full, mask[0].shape), mask[0]) if is_float else None)
+        cotangents.append(
+            _reshape_like(unbroadcast(full, mask[0].shape), mask[0]) if is_float else None
+        )
     return tuple(cotangents)
 
 
-def _plus(a: Tensor | None, b: Tensor) -> Tensor:
+def _add_optional(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a + b
 
 
-def _as(x: Tensor, like: Tensor) -> Tensor:
+def _reshape_like(x: Tensor, like: Tensor) -> Tensor:
     """x in the shape and dtype of an input."""
     result: Tensor = astype(FUNCTIONS["reshape"](x, like.shape), like.dtype)
     return result
 
 
-def _times(a: Tensor, b: Tensor) -> Tensor:
+def _multiply_transposed(a: Tensor, b: Tensor) -> Tensor:
     return matmul(a, b, transpose_b=True)
 
 
@@ -125,7 +131,7 @@ def _group_rows(x: Tensor, shared: int) -> Tensor:
     return result
 
 
-def _capped(r: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
+def _cap_scores(r: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
     """Scores under a soft cap, and its slope."""
     if softcap is None:
         return r, None

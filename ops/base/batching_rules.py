@@ -21,19 +21,19 @@ def batch_size(inputs: Sequence[Tensor], batched: Sequence[bool]) -> Size:
     return next(x.shape[0] for x, has in zip(inputs, batched, strict=True) if has)
 
 
-def repeated(x: Tensor, size: Size) -> Tensor:
+def add_batch_axis(x: Tensor, size: Size) -> Tensor:
     """x with a new first axis along which it is repeated."""
     result: Tensor = FUNCTIONS["broadcast_to"](FUNCTIONS["expand_dims"](x, 0), (size, *x.shape))
     return result
 
 
-def all_batched(inputs: Sequence[Tensor], batched: Sequence[bool]) -> list[Tensor]:
+def batch_all(inputs: Sequence[Tensor], batched: Sequence[bool]) -> list[Tensor]:
     """The inputs, each with the batch axis."""
     size = batch_size(inputs, batched)
-    return [x if has else repeated(x, size) for x, has in zip(inputs, batched, strict=True)]
+    return [x if has else add_batch_axis(x, size) for x, has in zip(inputs, batched, strict=True)]
 
 
-def aligned(inputs: Sequence[Tensor], batched: Sequence[bool]) -> list[Tensor]:
+def align_ranks(inputs: Sequence[Tensor], batched: Sequence[bool]) -> list[Tensor]:
     """The inputs with axes of size 1 behind the batch axis, so that they broadcast as they did
     without it."""
     rank = max(x.ndim - has for x, has in zip(inputs, batched, strict=True))
@@ -47,12 +47,12 @@ def aligned(inputs: Sequence[Tensor], batched: Sequence[bool]) -> list[Tensor]:
 
 def elementwise(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
     """Ops over broadcast inputs."""
-    return op(*aligned(inputs, batched), **attrs)
+    return op(*align_ranks(inputs, batched), **attrs)
 
 
 def rows(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
     """Ops of the last axes that take any further ones in front, and all inputs alike."""
-    return op(*all_batched(inputs, batched), **attrs)
+    return op(*batch_all(inputs, batched), **attrs)
 
 
 def along(*names: str) -> Rule:
@@ -60,20 +60,22 @@ def along(*names: str) -> Rule:
     (from the end if negative)."""
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
-        moved = {name: behind(attrs[name]) for name in names}
-        return op(*all_batched(inputs, batched), **{**attrs, **moved})
+        moved = {name: shift_axis(attrs[name]) for name in names}
+        return op(*batch_all(inputs, batched), **{**attrs, **moved})
 
     return rule
 
 
-def behind(axis: Any) -> Any:
+def shift_axis(axis: Any) -> Any:
     """An axis, or a tuple of them, where it is behind the batch axis."""
     if isinstance(axis, tuple):
-        return tuple(map(behind, axis))
+        return tuple(map(shift_axis, axis))
     return axis if axis < 0 else axis + 1
 
 
-def merged(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+def merge_first_batch(
+    op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any
+) -> Any:
     """Ops whose first input has a batch axis of its own in front, and whose other inputs are
     shared by it: both axes become one for the time of the op.
 
@@ -89,14 +91,14 @@ def merged(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: A
     return parted if isinstance(result, tuple) else parted[0]
 
 
-def flattened(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+def merge_batches(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
     """Ops whose inputs all have a batch axis of their own in front: both axes become one."""
-    wide = all_batched(inputs, batched)
-    found = op(*(_led_by(x, 0) for x in wide), **attrs)
+    wide = batch_all(inputs, batched)
+    found = op(*(_merge_batch_into(x, 0) for x in wide), **attrs)
     size = wide[0].shape[0]
     if isinstance(found, tuple):
-        return tuple(_parted(y, size, 0) for y in found)
-    return _parted(found, size, 0)
+        return tuple(_split_batch_from(y, size, 0) for y in found)
+    return _split_batch_from(found, size, 0)
 
 
 def columns(*which: int) -> Rule:
@@ -108,15 +110,15 @@ def columns(*which: int) -> Rule:
             return NotImplemented
         n = batch_size(inputs, batched)
         wide = [
-            _led_by(x if has else repeated(x, n), 1) if i in which else x
+            _merge_batch_into(x if has else add_batch_axis(x, n), 1) if i in which else x
             for i, (x, has) in enumerate(zip(inputs, batched, strict=True))
         ]
-        return _parted(op(*wide, **attrs), n, 1)
+        return _split_batch_from(op(*wide, **attrs), n, 1)
 
     return rule
 
 
-def trailing(*which: int) -> Rule:
+def trailing_axis(*which: int) -> Rule:
     """As `columns`, for ops that take any axes behind the rows: the batch becomes the last one."""
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
@@ -124,7 +126,7 @@ def trailing(*which: int) -> Rule:
             return NotImplemented
         moveaxis, n = FUNCTIONS["moveaxis"], batch_size(inputs, batched)
         wide = [
-            moveaxis(x if has else repeated(x, n), 0, -1) if i in which else x
+            moveaxis(x if has else add_batch_axis(x, n), 0, -1) if i in which else x
             for i, (x, has) in enumerate(zip(inputs, batched, strict=True))
         ]
         return moveaxis(op(*wide, **attrs), -1, 0)
@@ -135,7 +137,7 @@ def trailing(*which: int) -> Rule:
 # Shapes and windows -----------------------------------------------------------------------------
 
 
-def leading(name: str) -> Rule:
+def leading_size(name: str) -> Rule:
     """Ops of one input that have the size of each axis in the attribute `name`: the batch axis gets
     its own in front."""
 
@@ -145,19 +147,19 @@ def leading(name: str) -> Rule:
     return rule
 
 
-def permuted(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axes: Any) -> Any:
+def permute_dims(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axes: Any) -> Any:
     """permute_dims."""
-    return op(*inputs, axes=(0, *behind(tuple(axes))))
+    return op(*inputs, axes=(0, *shift_axis(tuple(axes))))
 
 
-def broadcast(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any) -> Any:
+def broadcast_to(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any) -> Any:
     """broadcast_to."""
     (x,) = inputs
     wide = FUNCTIONS["expand_dims"](x, list(range(1, len(shape) - x.ndim + 2)))
     return op(wide, shape=(x.shape[0], *shape))
 
 
-def sliced(
+def slice_window(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], start: Any, size: Any, step: Any
 ) -> Any:
     """slice."""
@@ -165,7 +167,7 @@ def sliced(
     return op(x, start=(0, *start), size=(x.shape[0], *size), step=(1, *step))
 
 
-def padded(
+def pad(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any, start: Any, step: Any,
     value: Any,
 ) -> Any:  # fmt: skip
@@ -178,7 +180,7 @@ def padded(
 # Products and reductions ------------------------------------------------------------------------
 
 
-def product(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+def matmul(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
     """matmul: a shared matrix on the right multiplies all rows of the batch at once."""
     a, b = inputs
     flags = (attrs.get("transpose_a", False), attrs.get("transpose_b", False))
@@ -187,13 +189,13 @@ def product(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: 
     return elementwise(op, inputs, batched, **attrs)
 
 
-def first_place(
+def first_index(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: Any, keepdims: bool
 ) -> Any:
     """argmax and argmin, where no axis means the place in the flattened tensor."""
     (x,) = inputs
     if axis is not None:
-        return op(x, axis=behind(axis), keepdims=keepdims)
+        return op(x, axis=shift_axis(axis), keepdims=keepdims)
     y = op(FUNCTIONS["reshape"](x, (x.shape[0], -1)), axis=1, keepdims=False)
     return FUNCTIONS["reshape"](y, (x.shape[0], *(1,) * (x.ndim - 1))) if keepdims else y
 
@@ -209,7 +211,7 @@ def _spread_indices(indices: Tensor, before: Sequence[Size], after: Sequence[Siz
     return spread
 
 
-def taken(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: int) -> Any:
+def take(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: int) -> Any:
     """take: whole slices where one input is shared, else single elements."""
     x, indices = inputs
     if not batched[1]:
@@ -230,19 +232,19 @@ def take_grad(
     if not batched[1]:
         return op(g, indices, shape=(g.shape[0], *shape), axis=axis + 1)
     zeros = FUNCTIONS["zeros"]((indices.shape[0], *shape), dtype=g.dtype)
-    return added(op, (zeros, indices, g), (True, True, batched[0]), axis=axis)
+    return scatter_add(op, (zeros, indices, g), (True, True, batched[0]), axis=axis)
 
 
-def added(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: int) -> Any:
+def scatter_add(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: int) -> Any:
     """scatter_add: whole slices where the indices are shared, else single elements."""
     if not batched[1]:
         n = batch_size(inputs, batched)
         x, updates = (
-            t if has else repeated(t, n)
+            t if has else add_batch_axis(t, n)
             for t, has in ((inputs[0], batched[0]), (inputs[2], batched[2]))
         )
         return op(x, inputs[1], updates, axis=axis + 1)
-    x, indices, updates = all_batched(inputs, batched)
+    x, indices, updates = batch_all(inputs, batched)
     before, after = x.shape[1 : axis + 1], x.shape[axis + 2 :]
     spread = _spread_indices(indices, before, after)
     return FUNCTIONS["scatter_add_along_axis"](
@@ -250,7 +252,7 @@ def added(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: int) 
     )
 
 
-def numbered_rows(
+def flat_rows(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], sizes: Any, batch_dims: int
 ) -> Any:
     """flat_rows: the batch goes behind the axes that indices and tensor share."""
@@ -259,7 +261,7 @@ def numbered_rows(
     return moveaxis(op(moved, sizes=sizes, batch_dims=batch_dims), batch_dims, 0)
 
 
-def numbered_elements(
+def flat_elements(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any, axis: int
 ) -> Any:
     """flat_elements: numbers within the tensor of each example."""
@@ -273,18 +275,18 @@ def numbered_elements(
 # Normalisation and convolution ------------------------------------------------------------------
 
 
-def normalised(
+def affine_norm(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: Any, along: Any, **attrs: Any
 ) -> Any:
     """Norms with parameters: those of each example run along the batch axis, too."""
     if any(batched[1:]):
-        inputs, along = all_batched(inputs, batched), (0, *behind(along))
+        inputs, along = batch_all(inputs, batched), (0, *shift_axis(along))
     else:
-        along = behind(along)
-    return op(*inputs, axis=behind(axis), along=along, **attrs)
+        along = shift_axis(along)
+    return op(*inputs, axis=shift_axis(axis), along=along, **attrs)
 
 
-def _led_by(x: Tensor, axis: int) -> Tensor:
+def _merge_batch_into(x: Tensor, axis: int) -> Tensor:
     """The batch axis moved in front of an axis (counted without it), and the two made one."""
     moved = FUNCTIONS["moveaxis"](x, 0, axis)
     shape = moved.shape
@@ -294,7 +296,7 @@ def _led_by(x: Tensor, axis: int) -> Tensor:
     return one
 
 
-def _parted(y: Tensor, n: Size, axis: int) -> Tensor:
+def _split_batch_from(y: Tensor, n: Size, axis: int) -> Tensor:
     """What `_led_by` did, undone."""
     size = FUNCTIONS["reshape"]
     rest = y.shape[axis] // n
@@ -309,57 +311,62 @@ def channels(
 ) -> Any:
     """Ops with parameters for each channel: each example has channels of its own."""
     n = batch_size(inputs, batched)
-    wide = all_batched(inputs, batched)
+    wide = batch_all(inputs, batched)
     given = [
-        _led_by(t, channel) if t.ndim == wide[0].ndim else FUNCTIONS["reshape"](t, (-1,))
+        _merge_batch_into(t, channel) if t.ndim == wide[0].ndim else FUNCTIONS["reshape"](t, (-1,))
         for t in wide
     ]
     found = op(*given, channel=channel, **attrs)
     if not isinstance(found, tuple):
-        return _parted(found, n, channel)
-    return (_parted(found[0], n, channel), *(_parted(y, n, 0) for y in found[1:]))
+        return _split_batch_from(found, n, channel)
+    return (
+        _split_batch_from(found[0], n, channel),
+        *(_split_batch_from(y, n, 0) for y in found[1:]),
+    )
 
 
-def grouped(*axes: int, out: int) -> Rule:
+def convolution(*axes: int, out: int) -> Rule:
     """Convolutions: the examples become groups of one, of inputs that have channels at `axes`; a
     shared second input serves a batch that is merged with x's own."""
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         if not batched[1] and axes[1] == 0:  # weights
-            return merged(op, inputs, batched, **attrs)
+            return merge_first_batch(op, inputs, batched, **attrs)
         n = batch_size(inputs, batched)
         if not isinstance(n, int):
             return NotImplemented  # the number of groups must be known
-        wide = [_led_by(x, a) for x, a in zip(all_batched(inputs, batched), axes, strict=True)]
-        return _parted(op(*wide, **{**attrs, "groups": attrs["groups"] * n}), n, out)
+        wide = [
+            _merge_batch_into(x, a) for x, a in zip(batch_all(inputs, batched), axes, strict=True)
+        ]
+        return _split_batch_from(op(*wide, **{**attrs, "groups": attrs["groups"] * n}), n, out)
 
     return rule
 
 
-def rotated(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+def rotate_pairs(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
     """rotate_pairs: angles of their own broadcast to each example as shared ones do."""
     if not any(batched[1:]):
         return op(*inputs, **attrs)
-    x, *angles = all_batched(inputs, batched)
-    return op(x, *aligned((x, *angles), (True,) * 3)[1:], **attrs)
+    x, *angles = batch_all(inputs, batched)
+    return op(x, *align_ranks((x, *angles), (True,) * 3)[1:], **attrs)
 
 
 # Attention --------------------------------------------------------------------------------------
 
 
-def attended(count: int, masks: bool = False) -> Rule:
+def attention(count: int, masks: bool = False) -> Rule:
     """Ops of attention: `count` tensors that all have the batch axis, then masks that broadcast."""
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         n = batch_size(inputs, batched)
         wide = [
-            x if has else repeated(x, n)
+            x if has else add_batch_axis(x, n)
             for x, has in zip(inputs[:count], batched[:count], strict=True)
         ]
         rank = max(x.ndim for x in wide)  # q's, with the batch
         rest = []
         for mask, has in zip(inputs[count:], batched[count:], strict=True):
-            whole = repeated(mask, n) if masks and not has else mask
+            whole = add_batch_axis(mask, n) if masks and not has else mask
             if masks or has:
                 whole = FUNCTIONS["expand_dims"](whole, list(range(1, rank - whole.ndim + 1)))
             rest.append(whole)

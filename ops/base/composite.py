@@ -16,7 +16,15 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 
 from graphflow.base.argument_checks import signature_of
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, as_tensor, autocast, autocasted, current_scope
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Node,
+    Tensor,
+    as_tensor,
+    autocast,
+    autocast_inputs,
+    current_scope,
+)
 from graphflow.ir.spec import is_half, is_inexact
 from graphflow.ops.base.shape_rules import is_zeros
 
@@ -36,31 +44,31 @@ def composite(*names: str, to: Literal["low", "high"] | None = None) -> Callable
             of "high" are float32 there; "low" leaves the dtypes to the ops.
     """
 
-    def enter(f: F) -> F:
+    def decorate(f: F) -> F:
         places = cache(lambda: [(n, list(signature_of(f).parameters).index(n)) for n in names])
 
         @wraps(f)
-        def entered(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             tensors = [args[i] if i < len(args) else kwargs.get(n) for n, i in places()]
-            dtype = _half_of(tensors)
+            dtype = _common_half_dtype(tensors)
             casting = current_scope.get().autocast is not None
             if dtype is None or (casting and to == "low"):
                 return f(*args, **kwargs)
             high = casting and to == "high"
-            wide = _autocasted if high else widen
+            wide = _autocast_high if high else widen
             at = {i for _, i in places()}
-            taken = [_mapped(x, wide) if i in at else x for i, x in enumerate(args)]
-            named = {n: _mapped(x, wide) if n in names else x for n, x in kwargs.items()}
+            taken = [_map_tensors(x, wide) if i in at else x for i, x in enumerate(args)]
+            named = {n: _map_tensors(x, wide) if n in names else x for n, x in kwargs.items()}
             if high:
                 return f(*taken, **named)
             with autocast(None):
-                return _mapped(f(*taken, **named), lambda y: round_to(y, dtype))
+                return _map_tensors(f(*taken, **named), lambda y: round_to(y, dtype))
 
         if FUNCTIONS.get(f.__name__) is f:
-            FUNCTIONS[f.__name__] = entered
-        return cast(F, entered)
+            FUNCTIONS[f.__name__] = wrapper
+        return cast(F, wrapper)
 
-    return enter
+    return decorate
 
 
 def in_float32(node: Node, *tensors: Any, again: bool = True) -> tuple[Any, ...]:
@@ -80,7 +88,7 @@ def in_float32(node: Node, *tensors: Any, again: bool = True) -> tuple[Any, ...]
     xs = tuple(map(widen, xs))
     if again and op.expr is not None and not op.random:
         y = op(*xs, **node.attrs)
-    return _mapped(y, widen), xs, *(_mapped(t, widen) for t in tensors)
+    return _map_tensors(y, widen), xs, *(_map_tensors(t, widen) for t in tensors)
 
 
 def widen(x: Any) -> Any:
@@ -94,7 +102,7 @@ def round_to(x: Any, dtype: np.dtype[Any]) -> Any:
     """Round a float32 tensor to a 16-bit dtype; return anything else as it is."""
     if not isinstance(x, Tensor) or x.dtype != _SINGLE:
         return x
-    before = _converted(x)
+    before = _undo_conversion(x)
     return before if before.dtype == dtype else FUNCTIONS["astype"](x, dtype)
 
 
@@ -102,23 +110,23 @@ def add_up(parts: Sequence[Tensor]) -> Tensor:
     """Add tensors in order. Of 16-bit floats, those that were rounded from float32 are added as
     they were before, and more than two are added in float32."""
     if len(parts) > 1 and any(is_half(part.dtype) for part in parts):
-        parts = [s if (s := _converted(part)).dtype == _SINGLE else part for part in parts]
+        parts = [s if (s := _undo_conversion(part)).dtype == _SINGLE else part for part in parts]
         if len(parts) > 2 or any(part.dtype == _SINGLE for part in parts):
             parts = [widen(part) for part in parts]
     first, *rest = parts
     return sum(rest, first)
 
 
-def _converted(x: Tensor) -> Tensor:
+def _undo_conversion(x: Tensor) -> Tensor:
     """What a conversion converts; another tensor itself."""
     return x.node.inputs[0] if x.node.op.name == "astype" else x
 
 
-def _autocasted(x: Any) -> Any:
-    return autocasted([x], "high")[0] if isinstance(x, Tensor) else x
+def _autocast_high(x: Any) -> Any:
+    return autocast_inputs([x], "high")[0] if isinstance(x, Tensor) else x
 
 
-def _half_of(values: Iterable[Any]) -> np.dtype[Any] | None:
+def _common_half_dtype(values: Iterable[Any]) -> np.dtype[Any] | None:
     """The dtype that all floats among some values have, if that is one of 16 bits."""
     dtypes = {dtype for value in values for dtype in _dtypes(value) if is_inexact(dtype)}
     return dtypes.pop() if len(dtypes) == 1 and is_half(next(iter(dtypes))) else None
@@ -135,12 +143,12 @@ def _dtypes(value: Any, listed: bool = False) -> list[np.dtype[Any]]:
     return [_SINGLE] if listed and isinstance(value, float) else []
 
 
-def _mapped(value: Any, each: Callable[[Any], Any]) -> Any:
+def _map_tensors(value: Any, each: Callable[[Any], Any]) -> Any:
     """A function of a value, or of each in a list, a (named) tuple or a dataclass."""
     if is_dataclass(value) and not isinstance(value, type | Tensor):
-        return replace(value, **{name: _mapped(x, each) for name, x in vars(value).items()})
+        return replace(value, **{name: _map_tensors(x, each) for name, x in vars(value).items()})
     if isinstance(value, list | tuple):
-        items = [_mapped(x, each) for x in value]
+        items = [_map_tensors(x, each) for x in value]
         return value._make(items) if hasattr(value, "_make") else type(value)(items)
     return each(as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value)
 

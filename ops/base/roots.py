@@ -11,33 +11,35 @@ from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Tensor
 from graphflow.ir.spec import is_half
-from graphflow.ops.base.shape_rules import known_number
+from graphflow.ops.base.shape_rules import constant_value
 
-_DEEP = 8
+_MAX_DEPTH = 8
 """Nested products in which `divided_out` looks for a factor."""
 
 
-def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
+def divide_out(g: Tensor, y: Tensor, deep: int = _MAX_DEPTH) -> Tensor | None:
     """Return g / y without a division where g is a product that has y as a factor, else None.
 
     The factor may be broadcast, or y in another shape or dtype, if g has that of y again.
     """
-    g = _unrounded(g)
+    g = _before_half_rounding(g)
     name, inputs = g.node.op.name, g.node.inputs
     if _is_same(g, y):
         return FUNCTIONS["full_like"](y, 1)  # type: ignore[no-any-return]
-    if not deep or g.node.serial <= max(_unrounded(t).node.serial for t in y.node.inputs):
+    if not deep or g.node.serial <= max(
+        _before_half_rounding(t).node.serial for t in y.node.inputs
+    ):
         return None
 
     def divide(i: int, by: Tensor = y) -> Tensor | None:
-        return divided_out(inputs[i], by, deep - 1)
+        return divide_out(inputs[i], by, deep - 1)
 
     if name in ("square", "pow"):
-        exponent, part = 2 if name == "square" else known_number(inputs[1]), divide(0)
+        exponent, part = 2 if name == "square" else constant_value(inputs[1]), divide(0)
         if part is None or not exponent or exponent < 2:
             return None
-        rest: Tensor = FUNCTIONS["pow"](_unrounded(inputs[0]), exponent - 1)
-        return rest if known_number(part) == 1 else part * rest
+        rest: Tensor = FUNCTIONS["pow"](_before_half_rounding(inputs[0]), exponent - 1)
+        return rest if constant_value(part) == 1 else part * rest
     if name in ("multiply", "divide", "negative", "positive"):
         for i in range(1 if name == "divide" else len(inputs)):
             part = divide(i)
@@ -47,9 +49,9 @@ def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
     if name in ("add", "subtract"):
         parts = [divide(i) if inputs[i].shape == g.shape else None for i in (0, 1)]
         return FUNCTIONS[name](*parts) if all(p is not None for p in parts) else None
-    if name not in _UNDONE_BY and name != "sum":
+    if name not in _INVERSES and name != "sum":
         return None
-    found = (divide(0, by) for by in _forms(g, y))
+    found = (divide(0, by) for by in _equivalent_forms(g, y))
     part = next((part for part in found if part is not None), None)
     if part is None:
         return None
@@ -57,7 +59,7 @@ def divided_out(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor | None:
     return g.node.op(whole, **g.node.attrs)  # type: ignore[no-any-return]
 
 
-_UNDONE_BY: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
+_INVERSES: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
     "astype": lambda y, t, attrs: FUNCTIONS["astype"](y, t.dtype),
     "reshape": lambda y, t, attrs: FUNCTIONS["reshape"](y, t.shape),
     "squeeze": lambda y, t, attrs: FUNCTIONS["expand_dims"](y, attrs["axes"]),
@@ -65,27 +67,27 @@ _UNDONE_BY: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
 }
 
 
-def _forms(g: Tensor, y: Tensor) -> Iterator[Tensor]:
+def _equivalent_forms(g: Tensor, y: Tensor) -> Iterator[Tensor]:
     """What y may look like in t, where g is another form of t, or its sum over repeats of y."""
     t, name, attrs = g.node.inputs[0], g.node.op.name, g.node.attrs
     if name == "sum":
-        if _is_repeated(y, t, attrs["axis"]):
+        if _broadcasts_along(y, t, attrs["axis"]):
             yield y
             yield FUNCTIONS["broadcast_to"](y, t.shape)
     elif name == "astype" or g.shape == y.shape:
         if t.shape == (*(1,) * (t.ndim - y.ndim), *y.shape):
             yield y
-        yield _UNDONE_BY[name](y, t, attrs)
+        yield _INVERSES[name](y, t, attrs)
 
 
-def _is_repeated(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> bool:
+def _broadcasts_along(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> bool:
     """Whether y broadcasts to x, and is the same along axes of it."""
     shape = (1,) * (x.ndim - y.ndim) + y.shape
     fits = len(shape) == x.ndim and all(a in (1, b) for a, b in zip(shape, x.shape, strict=True))
     return fits and all(shape[a] == 1 for a in axes)
 
 
-def _unrounded(x: Tensor) -> Tensor:
+def _before_half_rounding(x: Tensor) -> Tensor:
     """Return what a tensor was before conversions from and to 16-bit floats."""
     while x.node.op.name == "astype" and any(is_half(t.dtype) for t in (x, x.node.inputs[0])):
         x = x.node.inputs[0]
@@ -99,38 +101,41 @@ def _is_same(x: Tensor, y: Tensor) -> bool:
         a.op is b.op
         and len(a.outputs) == 1
         and len(a.inputs) > 0
-        and all(_unrounded(s) is _unrounded(t) for s, t in zip(a.inputs, b.inputs, strict=True))
+        and all(
+            _before_half_rounding(s) is _before_half_rounding(t)
+            for s, t in zip(a.inputs, b.inputs, strict=True)
+        )
         and a.attrs == b.attrs
     )
 
 
-_CHOICES = ("clip_grad", "greater_grad", "past_threshold", "relu_grad")
+_MASKING_OPS = ("clip_grad", "greater_grad", "past_threshold", "relu_grad")
 """Ops that keep a cotangent, their first input, where others say so."""
 
 
-def unless_masked(g: Tensor, y: Tensor, deep: int = _DEEP) -> Tensor:
+def one_where_masked(g: Tensor, y: Tensor, deep: int = _MAX_DEPTH) -> Tensor:
     """Return y, and 1 where a choice made its cotangent g 0: y counts nothing there."""
-    off = _masked(g, deep)
+    off = _find_mask(g, deep)
     return y if off is None else FUNCTIONS["where"](off, 1, y)
 
 
-def _masked(g: Tensor, deep: int) -> Tensor | None:
+def _find_mask(g: Tensor, deep: int) -> Tensor | None:
     """Where a choice between numbers made g 0, or None if none did."""
     op, inputs = g.node.op, g.node.inputs
-    if op.name in _CHOICES:
+    if op.name in _MASKING_OPS:
         kept = op(FUNCTIONS["full_like"](inputs[0], 1), *inputs[1:], **g.node.attrs)
         return FUNCTIONS["equal"](kept, 0)  # type: ignore[no-any-return]
-    if op.name == "where" and known_number(inputs[1]) == 0:
+    if op.name == "where" and constant_value(inputs[1]) == 0:
         return inputs[0]
-    if op.name == "where" and known_number(inputs[2]) == 0:
+    if op.name == "where" and constant_value(inputs[2]) == 0:
         return FUNCTIONS["logical_not"](inputs[0])  # type: ignore[no-any-return]
     if op.name in ("multiply", "divide", "negative") and deep:
-        found = (_masked(t, deep - 1) for t in inputs[: 1 if op.name == "divide" else 2])
+        found = (_find_mask(t, deep - 1) for t in inputs[: 1 if op.name == "divide" else 2])
         return next((off for off in found if off is not None), None)
     return None
 
 
-def over_root(
+def divide_by_root(
     g: Tensor, y: Tensor, x: Tensor, widen: Callable[[Tensor], Tensor] = lambda t: t
 ) -> Tensor:
     """Return x·g/y for the cotangent g of y, a root of a sum of squares of x: 0 where y is 0.
@@ -141,23 +146,25 @@ def over_root(
     Args:
         widen: gives g and y the axes of x.
     """
-    quotient = divided_out(g, y)
+    quotient = divide_out(g, y)
     if quotient is not None:
         product: Tensor = x * widen(quotient)
         return product
-    where, y = FUNCTIONS["where"], unless_masked(g, y)
-    bend = where(FUNCTIONS["isnan"](g), g, _bend(y))  # NaN comes from a derivative of `bend`
+    where, y = FUNCTIONS["where"], one_where_masked(g, y)
+    bend = where(
+        FUNCTIONS["isnan"](g), g, _zero_of_infinite_slope(y)
+    )  # NaN comes from a derivative of `bend`
     result: Tensor = x * widen(where(y == 0, bend, g / where(y == 0, 1, y)))
     return result
 
 
 def zero_at_root(y: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     """Return a slope of a root y along x, and 0 where y is 0; derivatives of that 0 are NaN."""
-    result: Tensor = FUNCTIONS["where"](y == 0, x * _bend(y), slope)
+    result: Tensor = FUNCTIONS["where"](y == 0, x * _zero_of_infinite_slope(y), slope)
     return result
 
 
-def _bend(y: Tensor) -> Tensor:
+def _zero_of_infinite_slope(y: Tensor) -> Tensor:
     """Return 0 where y is 0, of infinite slope."""
     result: Tensor = FUNCTIONS["sqrt"](FUNCTIONS["where"](y == 0, y, 1))
     return result

@@ -44,7 +44,7 @@ def same_number(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     return same(x, *others)
 
 
-def truth(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
+def bool_result(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     """As `same`, with a bool result."""
     return same(x, *others).with_dtype(bool)
 
@@ -86,7 +86,7 @@ def normalize_axes(axis: Any, rank: int) -> tuple[int, ...]:
     return axes
 
 
-def whole(what: str, value: Any) -> int:
+def require_int(what: str, value: Any) -> int:
     """What the user gave as an int.
 
     Raises:
@@ -97,7 +97,7 @@ def whole(what: str, value: Any) -> int:
     return int(value)
 
 
-def listed(what: str, value: Any) -> list[Any]:
+def require_list(what: str, value: Any) -> list[Any]:
     """What the user gave as a list or tuple.
 
     Raises:
@@ -159,7 +159,7 @@ def product_or_zero(factor: Tensor, x: Tensor) -> Tensor:
     return result
 
 
-def known_number(x: Tensor) -> Any:
+def constant_value(x: Tensor) -> Any:
     """The number that all elements of x are by construction, or None."""
     name, value = x.node.op.name, x.node.attrs.get("value")
     if name == "fill":
@@ -167,14 +167,14 @@ def known_number(x: Tensor) -> Any:
     return value.item() if name == "constant" and value is not None and value.size == 1 else None
 
 
-def moved_along(slope: Tensor, tangent: Tensor) -> Tensor:
+def apply_slope(slope: Tensor, tangent: Tensor) -> Tensor:
     """Return the real tangent of what has a slope: 0 where that is 0, of infinite tangents, too."""
     moved = product_or_zero(conj(slope), tangent)
     result: Tensor = FUNCTIONS["real"](moved) if kind(moved.dtype) == "complex" else moved
     return result
 
 
-def along_slopes(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Tensor | None]:
+def jvp_from_slopes(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Tensor | None]:
     """The jvp of an elementwise op to real numbers, by its slopes, which are its vjp of ones.
 
     The transpose of a vjp would divide 0 by 0 where the vjp selects the slope 0.
@@ -183,13 +183,13 @@ def along_slopes(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., T
     def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor) -> Tensor | None:
         slopes = vjp(FUNCTIONS["full_like"](y, 1), y, *inputs)
         pairs = zip(slopes, tangents, strict=True)
-        parts = [moved_along(s, t) for s, t in pairs if s is not None and t is not None]
+        parts = [apply_slope(s, t) for s, t in pairs if s is not None and t is not None]
         return functools.reduce(operator.add, parts) if parts else None
 
     return jvp
 
 
-BUILT = 1 << 31
+MAX_BUILD_BYTES = 1 << 31
 """Bytes that a function may take while the graph is built, for numbers that it puts into it."""
 
 
@@ -200,27 +200,27 @@ def require_buildable(*sizes: int) -> None:
         ArgumentError: it is.
     """
     need = 8 * math.prod(map(int, sizes))
-    if need > BUILT:
+    if need > MAX_BUILD_BYTES:
         raise ArgumentError(
             f"{show_shape(sizes)} takes {need / 2**30:.4g} GiB while the graph is built, which has "
-            f"{BUILT / 2**30:.4g} GiB for this; give a smaller size, or compute the numbers from "
-            "gf.arange, which runs with the step"
+            f"{MAX_BUILD_BYTES / 2**30:.4g} GiB for this; give a smaller size, or compute the "
+            "numbers from gf.arange, which runs with the step"
         )
 
 
-def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
+def keepdims_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
     """The shape after a reduction that keeps its axes, with size 1."""
     return reduced_shape(shape, axes, keepdims=True)
 
 
-def keep_axes(g: Tensor, shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+def restore_reduced_axes(g: Tensor, shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     """What a reduction of `shape` gave (or its cotangent) with the reduced axes as size 1."""
     if keepdims or not axes:
         return g
-    return FUNCTIONS["reshape"](g, kept_shape(shape, axes))  # type: ignore[no-any-return]
+    return FUNCTIONS["reshape"](g, keepdims_shape(shape, axes))  # type: ignore[no-any-return]
 
 
-def like_first(into: Callable[..., None]) -> Callable[..., Any]:
+def kernel_like_first(into: Callable[..., None]) -> Callable[..., Any]:
     """The kernel of an op whose output has the spec of its first input, from its `into`."""
 
     def kernel(xp: Any, x: Any, *others: Any, **attrs: Any) -> Any:

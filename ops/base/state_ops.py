@@ -16,7 +16,7 @@ from graphflow.ir.op import Cost, Op, register
 from graphflow.ir.spec import Shape, TensorSpec, as_dtype, equate, show_shape
 
 
-def _nothing(*specs: TensorSpec, **attrs: Any) -> Cost:
+def _no_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=0, bytes=0)
 
 
@@ -25,7 +25,7 @@ constant = register(
         "constant",
         infer=lambda value: TensorSpec(value.shape, value.dtype),
         kernel=lambda xp, value: xp.asarray(value),
-        cost=_nothing,
+        cost=_no_cost,
     )
 )
 
@@ -33,7 +33,7 @@ placeholder = register(
     Op(
         "placeholder",
         infer=lambda shape, dtype: TensorSpec(shape, as_dtype(dtype)),
-        cost=_nothing,
+        cost=_no_cost,
         pure=False,
     )
 )
@@ -47,7 +47,7 @@ def _infer_variable(
 
 # `initial` is a numpy array, a graphflow.init.Initializer or a part of one; `named`: the user chose
 # the name, so that a second variable of that name in a session is an error, not renamed.
-variable = register(Op("variable", infer=_infer_variable, cost=_nothing, pure=False))
+variable = register(Op("variable", infer=_infer_variable, cost=_no_cost, pure=False))
 
 
 def _infer_assign(variable: TensorSpec, value: TensorSpec) -> TensorSpec:
@@ -85,7 +85,7 @@ group = register(
         "group",
         infer=lambda *specs, strategy=None, loss=None: TensorSpec((0,), np.dtype("bool")),
         kernel=lambda xp, *arrays, strategy=None, loss=None: xp.zeros(0, "bool"),
-        cost=_nothing,
+        cost=_no_cost,
         pure=False,
     )
 )

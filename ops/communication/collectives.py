@@ -19,7 +19,7 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     device,
-    made_by,
+    origin_scope,
     register,
     sample,
 )
@@ -147,7 +147,7 @@ def _reduce_joint(nodes: Sequence[Node], gs: Sequence[Tensor]) -> Sequence[Tenso
         return total
     attained, counted = [], []
     for node, x in zip(nodes, xs, strict=True):
-        with made_by(node):
+        with origin_scope(node):
             attained.append(G["equal"](x, node.outputs[0]))
             counted.append(G["astype"](attained[-1], x.dtype))
     ties = group(all_reduce, counted, nodes, attrs)
@@ -232,7 +232,7 @@ def group(op: Op, tensors: Sequence[Any], like: Sequence[Any], attrs: Any) -> li
     of which it is the gradient."""
     results = []
     for rank, each in enumerate(like):
-        near = device(each.node.device) if isinstance(each, Tensor) else made_by(each)
+        near = device(each.node.device) if isinstance(each, Tensor) else origin_scope(each)
         with near:
             results.append(op(*tensors, **{**attrs, "rank": rank}))
     return results
@@ -267,7 +267,7 @@ def _batch_rule(*names: str) -> Any:
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         moved = {name: attrs[name] + 1 for name in names}
-        return op(*batching.all_batched(inputs, batched), **{**attrs, **moved})
+        return op(*batching.batch_all(inputs, batched), **{**attrs, **moved})
 
     return rule
 

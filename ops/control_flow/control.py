@@ -18,17 +18,19 @@ from graphflow.errors import ShapeError
 from graphflow.frontend.interpreter import run
 from graphflow.ir.graph import Body
 from graphflow.ir.op import Cost, Op, register
-from graphflow.ir.spec import Size, TensorSpec, shown_apart, spec
+from graphflow.ir.spec import Size, TensorSpec, show_distinctly, spec
 from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.control_flow.loop_reverse_mode import scan_vjp, while_vjp
+from graphflow.ops.control_flow.reverse_mode import call_vjp, cond_vjp
 
 COUNT = spec("int64")
-FREE = ("constant", "placeholder")
-"""What is wherever it is read in a body."""
-UNKNOWN_ITERATIONS = 16
+UNPLACED_OPS = ("constant", "placeholder")
+"""Ops that run on no device of their own: each device that reads their value has it."""
+ASSUMED_ITERATIONS = 16
 """What a loop without a bound is taken to run when it is placed."""
 
 
-def folded(step: int, index: int) -> int:
+def fold_in(step: int, index: int) -> int:
     """The step from which iteration `index` of a loop draws: 48 bits, mixed as in splitmix64.
 
     Source: Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
@@ -39,7 +41,7 @@ def folded(step: int, index: int) -> int:
     return (z ^ (z >> 31)) >> 16
 
 
-def _run(xp: Any, body: Body, arrays: Sequence[Any], step: int) -> list[Any]:
+def _run_body(xp: Any, body: Body, arrays: Sequence[Any], step: int) -> list[Any]:
     """The results of a body by plain kernels: the reference."""
     given = dict(zip(body.inputs, arrays, strict=True))
     return run(body.graph, given, body.bindings, step, xp)[: body.results]
@@ -51,24 +53,24 @@ def _check_operands(body: Body, operands: Sequence[TensorSpec]) -> None:
         raise ShapeError(f"{len(operands)} operands for a body of {len(wanted)} parameters")
     for i, (want, have) in enumerate(zip(wanted, operands, strict=True)):
         if want != have:
-            given, taken = shown_apart(have, want)
+            given, taken = show_distinctly(have, want)
             raise ShapeError(f"operand {i} is {given}, and the body takes {taken}")
 
 
-def _results(body: Body) -> tuple[TensorSpec, ...]:
+def _result_specs(body: Body) -> tuple[TensorSpec, ...]:
     return tuple(t.spec for t in body.outputs)
 
 
 def _check_carried(body: Body, carries: Sequence[TensorSpec], what: str) -> None:
-    for i, (before, after) in enumerate(zip(carries, _results(body), strict=False)):
+    for i, (before, after) in enumerate(zip(carries, _result_specs(body), strict=False)):
         if before != after:
-            first, last = shown_apart(before, after)
+            first, last = show_distinctly(before, after)
             raise ShapeError(
                 f"{what} {i} begins as {first} and comes back as {last}; it must stay the same"
             )
 
 
-def _cost_of(body: Body) -> tuple[Size, Size]:
+def _body_cost(body: Body) -> tuple[Size, Size]:
     """Flops and bytes of one run of a body."""
     flops: Size = 0
     moved: Size = 0
@@ -90,7 +92,7 @@ def _infer_call(
     *operands: TensorSpec, body: Body, recompute: bool = False
 ) -> tuple[TensorSpec, ...]:
     _check_operands(body, operands)
-    return _results(body)
+    return _result_specs(body)
 
 
 # The results of a body. `recompute`: the gradient runs it again instead of keeping intermediates.
@@ -98,10 +100,12 @@ call: Op = register(
     Op(
         "call",
         infer=_infer_call,
-        kernel=lambda xp, *arrays, body, step, recompute=False: tuple(_run(xp, body, arrays, step)),
+        kernel=lambda xp, *arrays, body, step, recompute=False: tuple(
+            _run_body(xp, body, arrays, step)
+        ),
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _gradients().call_vjp(g, y, inputs, **attrs),
-        cost=lambda *specs, body, recompute=False: Cost(*_cost_of(body)),
+        vjp=call_vjp,
+        cost=lambda *specs, body, recompute=False: Cost(*_body_cost(body)),
         pure=False,
         random=True,
     )
@@ -119,25 +123,25 @@ def _infer_cond(
         raise ShapeError(f"the predicate is one bool, not {pred}")
     for body in (then, orelse):
         _check_operands(body, operands)
-    if _results(then) != _results(orelse):
-        count = len(_results(then))
-        shown = shown_apart(*_results(then), *_results(orelse))
+    if _result_specs(then) != _result_specs(orelse):
+        count = len(_result_specs(then))
+        shown = show_distinctly(*_result_specs(then), *_result_specs(orelse))
         raise ShapeError(
             f"the branches differ: ({', '.join(shown[:count])}) and ({', '.join(shown[count:])}); "
             "let both return the same shapes and dtypes"
         )
-    return _results(then)
+    return _result_specs(then)
 
 
 def _cond_kernel(
     xp: Any, pred: Any, *arrays: Any, then: Body, orelse: Body, step: int
 ) -> tuple[Any, ...]:
-    return tuple(_run(xp, then if bool(pred) else orelse, arrays, step))
+    return tuple(_run_body(xp, then if bool(pred) else orelse, arrays, step))
 
 
 def _cond_cost(pred: TensorSpec, *operands: TensorSpec, then: Body, orelse: Body) -> Cost:
     """That of the branch of the heavier graph."""
-    return Cost(*_cost_of(then if len(then.graph) >= len(orelse.graph) else orelse))
+    return Cost(*_body_cost(then if len(then.graph) >= len(orelse.graph) else orelse))
 
 
 # The results of one of two bodies; only that one runs.
@@ -147,7 +151,7 @@ cond: Op = register(
         infer=_infer_cond,
         kernel=_cond_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _gradients().cond_vjp(g, y, inputs, **attrs),
+        vjp=cond_vjp,
         cost=_cond_cost,
         pure=False,
         random=True,
@@ -173,19 +177,19 @@ def _infer_scan(
         operands = operands[1:]
     for i, item in enumerate(operands[carries : carries + items]):
         if not item.shape or item.shape[0] != length:
-            given, wanted = shown_apart(item, length)
+            given, wanted = show_distinctly(item, length)
             raise ShapeError(
                 f"xs {i} is {given}; its first axis must be {wanted}, as of the others"
             )
     rows = [s.with_shape(s.shape[1:]) for s in operands[carries : carries + items]]
     _check_operands(body, (*operands[:carries], *rows, *operands[carries + items :]))
     _check_carried(body, operands[:carries], "carry")
-    results = _results(body)
+    results = _result_specs(body)
     stacked = (s.with_shape((length, *s.shape)) for s in results[carries:])
     return (*results[:carries], *stacked)
 
 
-def indices(length: int, count: int | None, reverse: bool) -> range:
+def iteration_indices(length: int, count: int | None, reverse: bool) -> range:
     """The indices of a scan's iterations, in order."""
     number = length if count is None else min(max(count, 0), length)
     return range(number - 1, -1, -1) if reverse else range(number)
@@ -203,17 +207,17 @@ def _scan_kernel(
     counted: bool = False,
 ) -> tuple[Any, ...]:
     count = int(arrays[0]) if counted else None
-    state, xs, captures = _parted(arrays[counted:], carries, items)
-    stacks = _stacks(xp, body, carries, length)
-    for i in indices(length, count, reverse):
-        results = _run(xp, body, (*state, *(x[i] for x in xs), *captures), folded(step, i))
+    state, xs, captures = _split_operands(arrays[counted:], carries, items)
+    stacks = _allocate_stacks(xp, body, carries, length)
+    for i in iteration_indices(length, count, reverse):
+        results = _run_body(xp, body, (*state, *(x[i] for x in xs), *captures), fold_in(step, i))
         state = tuple(results[:carries])
         for stack, y in zip(stacks, results[carries:], strict=True):
             stack[i] = y
     return (*state, *stacks)
 
 
-def _parted(
+def _split_operands(
     arrays: Sequence[Any], carries: int, items: int
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
     """Carries, items and captures."""
@@ -224,13 +228,13 @@ def _parted(
     )
 
 
-def _stacks(xp: Any, body: Body, carries: int, length: int) -> list[Any]:
-    specs = [s.bind(body.bindings) for s in _results(body)[carries:]]
+def _allocate_stacks(xp: Any, body: Body, carries: int, length: int) -> list[Any]:
+    specs = [s.bind(body.bindings) for s in _result_specs(body)[carries:]]
     return [xp.zeros((length, *s.shape), s.dtype) for s in specs]
 
 
 def _scan_cost(*operands: TensorSpec, body: Body, length: Size, **attrs: Any) -> Cost:
-    flops, moved = _cost_of(body)
+    flops, moved = _body_cost(body)
     return Cost(flops * length, moved * length)
 
 
@@ -242,7 +246,7 @@ scan: Op = register(
         infer=_infer_scan,
         kernel=_scan_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _loop_gradients().scan_vjp(g, y, inputs, **attrs),
+        vjp=scan_vjp,
         cost=_scan_cost,
         pure=False,
         random=True,
@@ -258,11 +262,11 @@ def _infer_while(
 ) -> tuple[TensorSpec, ...]:
     for each in (test, body):
         _check_operands(each, operands)
-    (verdict,) = _results(test)
+    (verdict,) = _result_specs(test)
     if verdict.dtype.kind != "b" or verdict.shape != ():
         raise ShapeError(f"the condition is one bool, not {verdict}")
     _check_carried(body, operands[:states], "state")
-    results = _results(body)
+    results = _result_specs(body)
     stacked = (s.with_shape((limit or 0, *s.shape)) for s in results[states:])
     return (COUNT, *results[:states], *stacked)
 
@@ -277,13 +281,13 @@ def _while_kernel(
     limit: int | None = None,
 ) -> tuple[Any, ...]:
     state, captures = tuple(arrays[:states]), tuple(arrays[states:])
-    stacks = _stacks(xp, body, states, limit or 0)
+    stacks = _allocate_stacks(xp, body, states, limit or 0)
     count = 0
     while limit is None or count < limit:
-        draws = folded(step, count)
-        if not bool(_run(xp, test, (*state, *captures), draws)[0]):
+        draws = fold_in(step, count)
+        if not bool(_run_body(xp, test, (*state, *captures), draws)[0]):
             break
-        results = _run(xp, body, (*state, *captures), draws)
+        results = _run_body(xp, body, (*state, *captures), draws)
         state = tuple(results[:states])
         for stack, y in zip(stacks, results[states:], strict=True):
             stack[count] = y
@@ -294,8 +298,8 @@ def _while_kernel(
 def _while_cost(
     *operands: TensorSpec, test: Body, body: Body, states: int, limit: int | None = None
 ) -> Cost:
-    times = UNKNOWN_ITERATIONS if limit is None else limit
-    pairs = [_cost_of(test), _cost_of(body)]
+    times = ASSUMED_ITERATIONS if limit is None else limit
+    pairs = [_body_cost(test), _body_cost(body)]
     return Cost(sum((f for f, _ in pairs), 0) * times, sum((b for _, b in pairs), 0) * times)
 
 
@@ -306,7 +310,7 @@ while_loop: Op = register(
         infer=_infer_while,
         kernel=_while_kernel,
         halves=True,
-        vjp=lambda g, y, *inputs, **attrs: _loop_gradients().while_vjp(g, y, inputs, **attrs),
+        vjp=while_vjp,
         cost=_while_cost,
         pure=False,
         random=True,
@@ -314,27 +318,13 @@ while_loop: Op = register(
 )
 
 
-def iterations(op: Op, attrs: Any) -> int:
+def iteration_count(op: Op, attrs: Any) -> int:
     """How often a node runs its bodies, for cost models; attributes are bound."""
     if op is scan:
         return int(attrs["length"])
     if op is while_loop:
-        return UNKNOWN_ITERATIONS if attrs.get("limit") is None else int(attrs["limit"])
+        return ASSUMED_ITERATIONS if attrs.get("limit") is None else int(attrs["limit"])
     return 1
-
-
-def _gradients() -> Any:
-    from graphflow.ops.control_flow import (
-        reverse_mode as control_gradients,  # builds nodes of these ops
-    )
-
-    return control_gradients
-
-
-def _loop_gradients() -> Any:
-    from graphflow.ops.control_flow import loop_reverse_mode as loop_gradients
-
-    return loop_gradients
 
 
 def is_control(op: Op) -> bool:
@@ -343,6 +333,6 @@ def is_control(op: Op) -> bool:
 
 
 __all__ = [
-    "COUNT", "FREE", "call", "cond", "folded", "indices", "is_control", "iterations", "scan",
-    "while_loop",
+    "COUNT", "UNPLACED_OPS", "call", "cond", "fold_in", "is_control", "iteration_count",
+    "iteration_indices", "scan", "while_loop",
 ]  # fmt: skip

@@ -12,26 +12,24 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import DifferentiationError
-from graphflow.frontend.tracing import parameter
-from graphflow.ir.graph import Body, Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
+from graphflow.frontend.tracing import make_parameter
+from graphflow.ir.graph import Body, Graph, substitute_tensors
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node
 from graphflow.ir.spec import Size
 from graphflow.ops.base.composite import add_up, widen
 from graphflow.ops.base.shape_rules import zeros_like
-from graphflow.ops.control_flow.control import scan, while_loop
 from graphflow.ops.control_flow.reverse_mode import (
     Backward,
     Cotangents,
-    backward_of,
-    differentiable,
-    placed,
-    substituted,
-    tensors,
+    as_tuple,
+    differentiate_body,
+    fill_pattern,
+    is_differentiable,
 )
 
 
 @dataclass(frozen=True)
-class _Loop:
+class _ScanLoop:
     """What the gradients of scan and while_loop share: the forward loop, in the terms of scan."""
 
     body: Body
@@ -49,7 +47,7 @@ class _Loop:
 def scan_vjp(
     g: Any,
     y: Any,
-    inputs: Sequence[Tensor],
+    *inputs: Tensor,
     body: Body,
     carries: int,
     items: int,
@@ -59,23 +57,23 @@ def scan_vjp(
 ) -> Cotangents:
     """The scan of the backward body, the other way round."""
     count = inputs[0] if counted else None
-    loop = _Loop(body, tuple(inputs[counted:]), carries, items, length, reverse)
-    back = _loop_backward(loop)
+    loop = _ScanLoop(body, inputs[counted:], carries, items, length, reverse)
+    back = _differentiate_loop_body(loop)
     attrs = {
         "body": back.forward, "carries": carries, "items": items, "length": length,
         "reverse": reverse, "counted": counted,
     }  # fmt: skip
     residuals: tuple[Tensor, ...] = ()
     if back.residuals:
-        residuals = make_node(scan, tuple(inputs), attrs).outputs[body.results :]
-    grads = _Backwards(loop, back, tensors(g), residuals, count).cotangents()
+        residuals = make_node(REGISTRY["scan"], inputs, attrs).outputs[body.results :]
+    grads = _BackwardScan(loop, back, as_tuple(g), residuals, count).cotangents()
     return (None, *grads) if counted else grads
 
 
 def while_vjp(
     g: Any,
     y: Any,
-    inputs: Sequence[Tensor],
+    *inputs: Tensor,
     test: Body,
     body: Body,
     states: int,
@@ -87,18 +85,18 @@ def while_vjp(
             "a while_loop is differentiated by recording its iterates, so it must be known how "
             "many there may be; give it max_iterations"
         )
-    loop = _Loop(body, tuple(inputs), states, 0, limit, False)
-    back = _loop_backward(loop)
+    loop = _ScanLoop(body, inputs, states, 0, limit, False)
+    back = _differentiate_loop_body(loop)
     attrs = {"test": test, "body": back.forward, "states": states, "limit": limit}
-    node = make_node(while_loop, tuple(inputs), attrs)
+    node = make_node(REGISTRY["while_loop"], inputs, attrs)
     residuals = node.outputs[1 + body.results :]
-    return _Backwards(loop, back, tensors(g)[1:], residuals, node.outputs[0]).cotangents()
+    return _BackwardScan(loop, back, as_tuple(g)[1:], residuals, node.outputs[0]).cotangents()
 
 
-def _loop_backward(loop: _Loop) -> Backward:
+def _differentiate_loop_body(loop: _ScanLoop) -> Backward:
     carried, items, _ = loop.parts(loop.body.inputs)
     varying = (*carried, *items)
-    back = backward_of(loop.body, varying=varying)
+    back = differentiate_body(loop.body, varying=varying)
     # Items are at hand already; the backward loop reads them once more.
     mine = {node.outputs[0] for node in items}
     if not mine.intersection(back.residuals):
@@ -106,17 +104,17 @@ def _loop_backward(loop: _Loop) -> Backward:
     kept = [(t, s) for t, s in zip(back.residuals, back.saved, strict=True) if t not in mine]
     again = {s.outputs[0]: t for t, s in zip(back.residuals, back.saved, strict=True) if t in mine}
     present = [x for x in back.grads if x is not None]
-    grads = substituted(present, again)
+    grads = substitute_tensors(present, again)
     return Backward(
-        loop.body.extended([t for t, _ in kept]) if kept else loop.body,
+        loop.body.with_extra_results([t for t, _ in kept]) if kept else loop.body,
         tuple(t for t, _ in kept),
         back.cotangents,
         tuple(s for _, s in kept),
-        placed(back.grads, grads),
+        fill_pattern(back.grads, grads),
     )
 
 
-class _Backwards:
+class _BackwardScan:
     """The scan that goes backwards.
 
     It carries the cotangents of the differentiable carries and sums of those of captures, reads
@@ -125,7 +123,7 @@ class _Backwards:
 
     def __init__(
         self,
-        loop: _Loop,
+        loop: _ScanLoop,
         back: Backward,
         gs: Sequence[Tensor],
         residuals: Sequence[Tensor],
@@ -134,17 +132,17 @@ class _Backwards:
         self.loop, self.back, self.count = loop, back, count
         carried, self.items, self.captures = loop.parts(loop.body.inputs)
         self.g_carried, self.g_items, g_captures = loop.parts(back.grads)
-        self.moved = [i for i, node in enumerate(carried) if differentiable(node.outputs[0])]
+        self.moved = [i for i, node in enumerate(carried) if is_differentiable(node.outputs[0])]
         self.g_moved = [gs[i] for i in self.moved]
         self.g_stacked = [
             c
             for c, t in zip(gs[loop.carries :], loop.body.outputs[loop.carries :], strict=True)
-            if differentiable(t)
+            if is_differentiable(t)
         ]
         self.residuals = residuals
         self.carried = carried
         given = {i: x for i, x in enumerate(g_captures) if x is not None}
-        factors = {i: _factors(x) for i, x in given.items()}
+        factors = {i: _matmul_factors(x) for i, x in given.items()}
         self.products = {i: found for i, found in factors.items() if found is not None}
         self.summed = {i: x for i, x in given.items() if i not in self.products}
         self.streamed = [i for i, x in enumerate(self.g_items) if x is not None]
@@ -154,14 +152,14 @@ class _Backwards:
         loop, back = self.loop, self.back
         _, xs, outer = loop.parts(loop.inputs)
         starts = {i: widen(zeros_like(outer[i])) for i in self.summed}
-        sums = [parameter(zeros.spec, f"sum_{i}") for i, zeros in starts.items()]
+        sums = [make_parameter(zeros.spec, f"sum_{i}") for i, zeros in starts.items()]
         known = self._known_rows()
         stacked = [
             t
             for t in dict.fromkeys(t for pair in self.products.values() for t in pair[:2])
             if t not in known
         ]
-        outputs = [*self._carries(sums), *(self.g_items[i] for i in self.streamed), *stacked]
+        outputs = [*self._carry_outputs(sums), *(self.g_items[i] for i in self.streamed), *stacked]
         graph = Graph([t for t in outputs if t is not None])
         read = set(graph.nodes)
         rows = [(node, x) for node, x in zip(self.items, xs, strict=True) if node in read]
@@ -176,7 +174,7 @@ class _Backwards:
             *self.residuals, *(x for _, x in (*rows, *held)),
         ]  # fmt: skip
         node = make_node(
-            scan,
+            REGISTRY["scan"],
             (*([] if self.count is None else [self.count]), *operands),
             {
                 "body": Body(parameters, graph, len(outputs)), "carries": first + len(sums),
@@ -186,9 +184,9 @@ class _Backwards:
             },
         )  # fmt: skip
         known.update(zip(stacked, node.outputs[len(outputs) - len(stacked) :], strict=True))
-        return self._placed(node, known)
+        return self._assign_cotangents(node, known)
 
-    def _carries(self, sums: Sequence[Node]) -> list[Tensor]:
+    def _carry_outputs(self, sums: Sequence[Node]) -> list[Tensor]:
         moved = []
         for i in self.moved:
             found = self.g_carried[i]
@@ -203,7 +201,7 @@ class _Backwards:
         stacks = (*self.residuals, *xs, *self.g_stacked)
         return {node.outputs[0]: stack for node, stack in zip(nodes, stacks, strict=True)}
 
-    def _placed(self, node: Node, stacks: dict[Tensor, Tensor]) -> Cotangents:
+    def _assign_cotangents(self, node: Node, stacks: dict[Tensor, Tensor]) -> Cotangents:
         loop = self.loop
         found: list[Tensor | None] = [None] * len(loop.inputs)
         places = [
@@ -214,11 +212,13 @@ class _Backwards:
         for place, tensor in zip(places, node.outputs, strict=False):
             found[place] = tensor
         for i, (a, b, transposed) in self.products.items():
-            found[loop.carries + loop.items + i] = _product(stacks[a], stacks[b], transposed)
+            found[loop.carries + loop.items + i] = _sum_of_products(
+                stacks[a], stacks[b], transposed
+            )
         return tuple(found)
 
 
-def _factors(x: Tensor) -> tuple[Tensor, Tensor, bool] | None:
+def _matmul_factors(x: Tensor) -> tuple[Tensor, Tensor, bool] | None:
     """The matrices whose product a tensor is, and whether the first stands transposed."""
     if x.node.op.name != "matmul" or any(t.ndim != 2 for t in x.node.inputs):
         return None
@@ -231,7 +231,7 @@ def _factors(x: Tensor) -> tuple[Tensor, Tensor, bool] | None:
     return a, b, transposed
 
 
-def _product(a: Tensor, b: Tensor, transposed: bool) -> Tensor:
+def _sum_of_products(a: Tensor, b: Tensor, transposed: bool) -> Tensor:
     """The sum over the first axis of a[t] @ b[t], or a[t].T @ b[t], as one product."""
     reshape, permute = FUNCTIONS["reshape"], FUNCTIONS["permute_dims"]
     inner = b.shape[0] * b.shape[1]

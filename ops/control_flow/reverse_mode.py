@@ -16,17 +16,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.frontend.tracing import parameter
-from graphflow.ir.graph import Body, Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node
+from graphflow.frontend.tracing import make_parameter
+from graphflow.ir.graph import Body, Graph, bodies, substitute_tensors
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node
 from graphflow.ir.spec import is_inexact
 from graphflow.ops.base.shape_rules import zeros_like
-from graphflow.ops.control_flow.control import call, cond, is_control
 
 Cotangents = tuple[Tensor | None, ...]
 
 
-def differentiable(tensor: Tensor) -> bool:
+def is_differentiable(tensor: Tensor) -> bool:
     """Whether cotangents flow to a tensor."""
     return is_inexact(tensor.dtype)
 
@@ -51,7 +50,7 @@ class Backward:
     grads: tuple[Tensor | None, ...]
 
 
-def backward_of(
+def differentiate_body(
     body: Body,
     varying: Sequence[Node] | None = None,
     recompute: bool = False,
@@ -64,25 +63,25 @@ def backward_of(
             whatever is computed is kept.
         recompute: keep nothing, compute the body again.
     """
-    ys = [t for t in body.outputs if differentiable(t)]
-    cotangents = tuple(parameter(t.spec, f"g_{i}") for i, t in enumerate(ys))
-    xs = [node.outputs[0] for node in body.inputs if differentiable(node.outputs[0])]
+    ys = [t for t in body.outputs if is_differentiable(t)]
+    cotangents = tuple(make_parameter(t.spec, f"g_{i}") for i, t in enumerate(ys))
+    xs = [node.outputs[0] for node in body.inputs if is_differentiable(node.outputs[0])]
     found: list[Tensor] = []
     if ys and xs:
         found = FUNCTIONS["gradients"](ys, xs, [node.outputs[0] for node in cotangents])
-    flowing = _dependent(found, cotangents)
+    flowing = _dependent_nodes(found, cotangents)
     grads = {
         x.node: g for x, g in zip(xs, found, strict=bool(found)) if g.node in flowing
     }  # a gradient that reads no cotangent is 0
-    cut = _Cut(body, flowing, varying, recompute)
+    cut = _ResidualSelector(body, flowing, varying, recompute)
     residuals = cut.residuals(list(grads.values()))
-    saved = tuple(parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
-    rewritten = substituted(
+    saved = tuple(make_parameter(t.spec, f"saved_{i}") for i, t in enumerate(residuals))
+    rewritten = substitute_tensors(
         list(grads.values()), dict(zip(residuals, (n.outputs[0] for n in saved), strict=True))
     )
     by_node = dict(zip(grads, rewritten, strict=True))
     return Backward(
-        body.extended(residuals) if residuals else body,
+        body.with_extra_results(residuals) if residuals else body,
         tuple(residuals),
         cotangents,
         saved,
@@ -90,7 +89,7 @@ def backward_of(
     )
 
 
-def _dependent(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[Node]:
+def _dependent_nodes(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[Node]:
     """Nodes that depend on any of the sources."""
     reached = set(sources)
     for node in Graph(outputs).nodes if outputs else ():
@@ -99,7 +98,7 @@ def _dependent(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[Node]:
     return reached
 
 
-class _Cut:
+class _ResidualSelector:
     """Decides what of the forward part of a gradient is kept, and what is computed again."""
 
     def __init__(
@@ -110,7 +109,7 @@ class _Cut:
         self._parameters = set(body.inputs)
         self._varying = set(varying or ())
         self._loop = varying is not None
-        self._moving = _dependent(body.graph.outputs, varying) if varying else set()
+        self._moving = _dependent_nodes(body.graph.outputs, varying) if varying else set()
         self._recompute = recompute
 
     def residuals(self, grads: Sequence[Tensor]) -> list[Tensor]:
@@ -134,7 +133,7 @@ class _Cut:
             return node in self._varying
         if self._recompute or node.op.name == "constant" or node.op.alias:
             return False
-        if is_control(node.op):
+        if bodies(node):
             return True  # also one built by the gradient: the forward part of an inner gradient
         if node not in self._base:
             return False
@@ -143,20 +142,7 @@ class _Cut:
         return bool(node.inputs) or node.op.random
 
 
-def substituted(outputs: Sequence[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
-    """Outputs with some tensors replaced by others, and what depends on them rebuilt."""
-    mapped = dict(replaced)
-    for node in Graph(outputs).nodes if outputs else ():
-        inputs = tuple(mapped.get(t, t) for t in node.inputs)
-        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
-            continue
-        twin = node.with_inputs(inputs)
-        for old, new in zip(node.outputs, twin.outputs, strict=True):
-            mapped.setdefault(old, new)
-    return [mapped.get(t, t) for t in outputs]
-
-
-def tensors(value: Any) -> tuple[Tensor, ...]:
+def as_tuple(value: Any) -> tuple[Tensor, ...]:
     """One tensor or several, as several."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
@@ -164,31 +150,29 @@ def tensors(value: Any) -> tuple[Tensor, ...]:
 # call -------------------------------------------------------------------------------------------
 
 
-def call_vjp(
-    g: Any, y: Any, inputs: Sequence[Tensor], body: Body, recompute: bool = False
-) -> Cotangents:
+def call_vjp(g: Any, y: Any, *inputs: Tensor, body: Body, recompute: bool = False) -> Cotangents:
     """One call of the backward body."""
     if body.rule is not None:
         return tuple(body.rule(g, y, *inputs))
-    gs = [c for c, t in zip(tensors(g), body.outputs, strict=True) if differentiable(t)]
-    back = backward_of(body, recompute=recompute)
+    gs = [c for c, t in zip(as_tuple(g), body.outputs, strict=True) if is_differentiable(t)]
+    back = differentiate_body(body, recompute=recompute)
     residuals: tuple[Tensor, ...] = ()
     if back.residuals:
         attrs = {"body": back.forward}
-        residuals = make_node(call, tuple(inputs), attrs).outputs[body.results :]
+        residuals = make_node(REGISTRY["call"], inputs, attrs).outputs[body.results :]
     wanted = [x for x in back.grads if x is not None]
     if not wanted:
         return (None,) * len(inputs)
     parameters = (*back.cotangents, *back.saved, *body.inputs)
     node = make_node(
-        call,
+        REGISTRY["call"],
         (*gs, *residuals, *inputs),
         {"body": Body(parameters, Graph(wanted), len(wanted))},
     )
-    return placed(back.grads, node.outputs)
+    return fill_pattern(back.grads, node.outputs)
 
 
-def placed(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotangents:
+def fill_pattern(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotangents:
     """Values at the places where the pattern has something."""
     rest = iter(values)
     return tuple(None if x is None else next(rest) for x in pattern)
@@ -197,11 +181,11 @@ def placed(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotang
 # cond -------------------------------------------------------------------------------------------
 
 
-def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body) -> Cotangents:
+def cond_vjp(g: Any, y: Any, *inputs: Tensor, then: Body, orelse: Body) -> Cotangents:
     """A cond of the branches' backward bodies; each takes the residuals of its own forward."""
     pred, operands = inputs[0], inputs[1:]
-    gs = [c for c, t in zip(tensors(g), then.outputs, strict=True) if differentiable(t)]
-    backs = [backward_of(then), backward_of(orelse)]
+    gs = [c for c, t in zip(as_tuple(g), then.outputs, strict=True) if is_differentiable(t)]
+    backs = [differentiate_body(then), differentiate_body(orelse)]
     wanted = [i for i in range(len(operands)) if any(b.grads[i] is not None for b in backs)]
     if not wanted:
         return (None,) * len(inputs)
@@ -209,10 +193,10 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
     residuals: tuple[Tensor, ...] = ()
     if first or second:
         attrs = {
-            "then": then.extended([*first, *map(_blank, second)]),
-            "orelse": orelse.extended([*map(_blank, first), *second]),
+            "then": then.with_extra_results([*first, *map(_zero_residual, second)]),
+            "orelse": orelse.with_extra_results([*map(_zero_residual, first), *second]),
         }
-        residuals = make_node(cond, tuple(inputs), attrs).outputs[then.results :]
+        residuals = make_node(REGISTRY["cond"], inputs, attrs).outputs[then.results :]
     saved = (backs[0].saved, backs[1].saved)
     branches = []
     for at, (back, body) in enumerate(zip(backs, (then, orelse), strict=True)):
@@ -220,26 +204,26 @@ def cond_vjp(g: Any, y: Any, inputs: Sequence[Tensor], then: Body, orelse: Body)
             zeros_like(body.inputs[i].outputs[0]) if back.grads[i] is None else back.grads[i]
             for i in wanted
         ]
-        blanks = [parameter(n.specs[0], n.name) for n in saved[1 - at]]
+        blanks = [make_parameter(n.specs[0], n.name) for n in saved[1 - at]]
         held = (*saved[0], *blanks) if at == 0 else (*blanks, *saved[1])
         parameters = (*back.cotangents, *held, *body.inputs)
         branches.append(Body(parameters, Graph(grads), len(grads)))  # type: ignore[arg-type]
     node = make_node(
-        cond,
+        REGISTRY["cond"],
         (pred, *gs, *residuals, *operands),
         {"then": branches[0], "orelse": branches[1]},
     )
     pattern = [operands[i] if i in wanted else None for i in range(len(operands))]
-    return (None, *placed(pattern, node.outputs))
+    return (None, *fill_pattern(pattern, node.outputs))
 
 
-def _blank(tensor: Tensor) -> Tensor:
+def _zero_residual(tensor: Tensor) -> Tensor:
     """What stands for a residual of the other branch."""
     blank: Tensor = FUNCTIONS["zeros"](tensor.shape, dtype=tensor.dtype.name)
     return blank
 
 
 __all__ = [
-    "Backward", "Cotangents", "backward_of", "call_vjp", "cond_vjp", "differentiable", "placed",
-    "substituted", "tensors",
+    "Backward", "Cotangents", "as_tuple", "call_vjp", "cond_vjp", "differentiate_body",
+    "fill_pattern", "is_differentiable",
 ]  # fmt: skip

@@ -11,9 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.errors import ArgumentError, CheckError, DTypeError
-from graphflow.ir.op import Cost, Op, Tensor, as_tensor, located, register, sample, user_location
+from graphflow.ir.op import (
+    Cost,
+    Op,
+    Tensor,
+    as_tensor,
+    error_location,
+    register,
+    sample,
+    user_location,
+)
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops.base import batching_rules as batching
 
@@ -48,7 +57,7 @@ _print = register(
 )
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def print(x: Any, message: str = "", name: str | None = None) -> Tensor:
     """x itself; each time it is computed, its value is printed on the machine where that happens.
 
@@ -58,7 +67,7 @@ def print(x: Any, message: str = "", name: str | None = None) -> Tensor:
     Raises:
         ArgumentError: message is not a str.
     """
-    with located("debug.print"):
+    with error_location("debug.print"):
         x = as_tensor(x)
         if not isinstance(message, str):
             raise ArgumentError(f"message is a str, not {message!r}")
@@ -103,7 +112,7 @@ _check = register(
 )
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def check(x: Any, condition: Any, message: str, name: str | None = None) -> Tensor:
     """x itself; a step in which the condition is not true everywhere fails.
 
@@ -115,7 +124,7 @@ def check(x: Any, condition: Any, message: str, name: str | None = None) -> Tens
         ArgumentError: message is not a str.
         CheckError: from the step that finds it false, with the message and how often.
     """
-    with located("debug.check"):
+    with error_location("debug.check"):
         if not isinstance(message, str) or not message:
             raise ArgumentError(f"message is a str that says what is wrong, not {message!r}")
     result: Tensor = _check(x, condition, message=f"{message} ({user_location()})", name=name)

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.base.array_conversion import NoArrayError, array_of
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.user_modules import admit, function_named
+from graphflow.base.user_modules import import_allowed, load_function
 from graphflow.errors import ArgumentError, DifferentiationError, OpError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sample, user_location
 from graphflow.ir.spec import (
@@ -40,29 +40,29 @@ class HostFunction:
     """
 
     function: Callable[..., Any]
-    place: str | None = None
+    import_path: str | None = None
 
     @property
     def name(self) -> str:
-        return self.place or str(getattr(self.function, "__qualname__", self.function))
+        return self.import_path or str(getattr(self.function, "__qualname__", self.function))
 
     @property
     def module(self) -> str | None:
         """The module that a worker must allow."""
-        return None if self.place is None else self.place.partition(":")[0]
+        return None if self.import_path is None else self.import_path.partition(":")[0]
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
 
 
-def _plain(specs: Sequence[TensorSpec]) -> Specs:
+def _spec_attributes(specs: Sequence[TensorSpec]) -> Specs:
     """Specs as an attribute."""
     return tuple((s.shape, s.dtype.name) for s in specs)
 
 
-def _host_function(given: Callable[..., Any] | str, what: str) -> HostFunction:
+def _as_host_function(given: Callable[..., Any] | str, what: str) -> HostFunction:
     if isinstance(given, str):
-        return HostFunction(function_named(given), given)
+        return HostFunction(load_function(given), given)
     if not callable(given):
         raise ArgumentError(
             f"{what} is a function, or its name as 'module:function', not {given!r}"
@@ -135,7 +135,7 @@ def _vjp(
         *ys,
         *inputs,
         call=vjp,
-        specs=_plain([x.spec for x in smooth]),
+        specs=_spec_attributes([x.spec for x in smooth]),
         where=where,
         vjp=None,
     )
@@ -143,20 +143,20 @@ def _vjp(
     return [next(parts) if is_inexact(x.dtype) else None for x in inputs]
 
 
-def _sampled(name: str) -> HostFunction:
+def _sample_function(name: str) -> HostFunction:
     module = host_samples.__name__
     return HostFunction(getattr(host_samples, name), f"{module}:{name}")
 
 
-admit([host_samples.__name__])
+import_allowed([host_samples.__name__])
 _INTS = spec("int32", (3,))
 _SAMPLE: dict[str, Any] = {"where": "here", "vjp": None}
 _SAMPLES = (
-    sample(_INTS, call=_sampled("tripled"), specs=(((3,), "int32"),), **_SAMPLE),
+    sample(_INTS, call=_sample_function("triple"), specs=(((3,), "int32"),), **_SAMPLE),
     sample(
         _INTS,
         _INTS,
-        call=_sampled("both"),
+        call=_sample_function("add_and_compare"),
         specs=(((3,), "int32"), ((3,), "bool")),
         **_SAMPLE,
     ),
@@ -215,8 +215,8 @@ def host_call(
         ArgumentError: fn or vjp is no function; spec is none, or has a size that no argument has.
         OpError: from the step: the function raised, or returned something else than spec says.
     """
-    call = _host_function(fn, "fn")
-    backward = None if vjp is None else _host_function(vjp, "vjp")
+    call = _as_host_function(fn, "fn")
+    backward = None if vjp is None else _as_host_function(vjp, "vjp")
     tensors = [as_tensor(a) for a in args]
     specs = tuple(spec) if isinstance(spec, tuple | list) else (spec,)
     known = {s for t in tensors for size in t.shape for s in symbols(size)}
@@ -234,16 +234,16 @@ def host_call(
     return (_pure if pure else _impure)(
         *tensors,
         call=call,
-        specs=_plain(specs),
+        specs=_spec_attributes(specs),
         where=str(user_location()),
         vjp=backward,
         name=name,
     )
 
 
-def foreign_functions(attrs: Any) -> list[HostFunction]:
+def host_functions(attrs: Any) -> list[HostFunction]:
     """The host functions that a node holds."""
     return [value for value in attrs.values() if isinstance(value, HostFunction)]
 
 
-__all__ = ["HostFunction", "foreign_functions", "host_call"]
+__all__ = ["HostFunction", "host_call", "host_functions"]

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 
-def tripled(x: Any) -> Any:
+def triple(x: Any) -> Any:
     """One argument, one result."""
     return x * 3
 
 
-def both(x: Any, y: Any) -> Any:
+def add_and_compare(x: Any, y: Any) -> Any:
     """Two of each."""
     return x + y, x > y

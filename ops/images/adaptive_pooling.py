@@ -13,12 +13,12 @@ from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_buildable, require_kind
 from graphflow.ops.images.resize import resize
-from graphflow.ops.kernels.sparse.scatter_rows import checked
+from graphflow.ops.kernels.sparse.scatter_rows import normalize_indices
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.shape import moveaxis, reshape
 from graphflow.ops.tensors.take import take, take_along_axis
-from graphflow.ops.windows.pool import avg_pool, last, max_pool, power, root
-from graphflow.ops.windows.window_arguments import known, per_axis
+from graphflow.ops.windows.pool import avg_pool, lp_power, lp_root, max_pool, restore_channels
+from graphflow.ops.windows.window_arguments import per_axis, require_known
 
 
 def _image(x: Any, channels_last: bool) -> Tensor:
@@ -29,7 +29,7 @@ def _image(x: Any, channels_last: bool) -> Tensor:
     return moveaxis(x, -1, 1) if channels_last else x
 
 
-def _space(x: Tensor, channels_last: bool) -> tuple[int, ...]:
+def _spatial_axes(x: Tensor, channels_last: bool) -> tuple[int, ...]:
     return tuple(range(1, x.ndim - 1)) if channels_last else tuple(range(2, x.ndim))
 
 
@@ -42,7 +42,7 @@ def global_avg_pool(x: Any, channels_last: bool = False) -> Tensor:
     """
     x = as_tensor(x)
     _image(x, False)
-    result: Tensor = FUNCTIONS["mean"](x, axis=_space(x, channels_last), keepdims=True)
+    result: Tensor = FUNCTIONS["mean"](x, axis=_spatial_axes(x, channels_last), keepdims=True)
     return result
 
 
@@ -58,7 +58,7 @@ def global_max_pool(x: Any, channels_last: bool = False) -> Tensor:
     flat = reshape(x, (*x.shape[:2], product(x.shape[2:])))
     where = FUNCTIONS["argmax"](flat, axis=2, keepdims=True)
     picked = take_along_axis(flat, where, 2)
-    return last(reshape(picked, (*x.shape[:2], *(1,) * (x.ndim - 2))), channels_last)
+    return restore_channels(reshape(picked, (*x.shape[:2], *(1,) * (x.ndim - 2))), channels_last)
 
 
 @composite("x")
@@ -71,11 +71,11 @@ def global_lp_pool(x: Any, p: float = 2.0, channels_last: bool = False) -> Tenso
     """
     x = as_tensor(x)
     _image(x, False)
-    sums = FUNCTIONS["sum"](power(x, p), axis=_space(x, channels_last), keepdims=True)
-    return root(sums, p)
+    sums = FUNCTIONS["sum"](lp_power(x, p), axis=_spatial_axes(x, channels_last), keepdims=True)
+    return lp_root(sums, p)
 
 
-def _sizes(x: Tensor, size: Any) -> Shape:
+def _output_sizes(x: Tensor, size: Any) -> Shape:
     """The wanted size of each spatial axis; None leaves one as it is."""
     rank = x.ndim - 2
     given = list(size) if isinstance(size, tuple | list) else [size] * rank
@@ -101,14 +101,14 @@ def adaptive_avg_pool(x: Any, size: Any, channels_last: bool = False) -> Tensor:
     """
     x = _image(x, channels_last)
     require_kind(x.spec, "float")
-    sizes = _sizes(x, size)
+    sizes = _output_sizes(x, size)
     if all(m == 1 for m in sizes):
-        return last(global_avg_pool(x), channels_last)
-    whole = _divided(x, sizes)
+        return restore_channels(global_avg_pool(x), channels_last)
+    whole = _equal_windows(x, sizes)
     if whole is not None:
-        return last(avg_pool(x, whole), channels_last)
+        return restore_channels(avg_pool(x, whole), channels_last)
     result: Tensor = resize(x, sizes, mode="area")
-    return last(result, channels_last)
+    return restore_channels(result, channels_last)
 
 
 @function
@@ -120,23 +120,23 @@ def adaptive_max_pool(x: Any, size: Any, channels_last: bool = False) -> Tensor:
         As `adaptive_avg_pool`; ShapeError: spatial sizes are not known and do not all become 1.
     """
     x = _image(x, channels_last)
-    sizes = _sizes(x, size)
+    sizes = _output_sizes(x, size)
     if all(m == 1 for m in sizes):
-        return last(global_max_pool(x), channels_last)
-    whole = _divided(x, sizes)
+        return restore_channels(global_max_pool(x), channels_last)
+    whole = _equal_windows(x, sizes)
     if whole is None:
         widths = []
-        for axis, m in enumerate(known("sizes", sizes), start=2):
-            (n,) = known("spatial sizes", x.shape[axis : axis + 1])
-            places = _window_places(n, m)
+        for axis, m in enumerate(require_known("sizes", sizes), start=2):
+            (n,) = require_known("spatial sizes", x.shape[axis : axis + 1])
+            places = _window_indices(n, m)
             widths.append(places.shape[1])
             if (places.reshape(-1) != np.arange(places.size)).any() or places.size != n:
                 x = take(x, places.reshape(-1), axis)
         whole = tuple(widths)
-    return last(max_pool(x, whole), channels_last)
+    return restore_channels(max_pool(x, whole), channels_last)
 
 
-def _divided(x: Tensor, sizes: Shape) -> tuple[int, ...] | None:
+def _equal_windows(x: Tensor, sizes: Shape) -> tuple[int, ...] | None:
     """The windows' sizes where they are all equal and do not overlap."""
     result = []
     for n, m in zip(x.shape[2:], sizes, strict=True):
@@ -146,7 +146,7 @@ def _divided(x: Tensor, sizes: Shape) -> tuple[int, ...] | None:
     return tuple(result)
 
 
-def _window_places(n: int, m: int) -> Any:
+def _window_indices(n: int, m: int) -> Any:
     """Elements of each of m windows over n, the last one repeated where a window is shorter."""
     require_buildable(m)
     out = np.arange(m)
@@ -173,7 +173,7 @@ def _unpool_into(xp: Any, out: Any, x: Any, indices: Any, sizes: Any) -> None:
     out[...] = 0
     if x.size:
         rows = out.reshape(planes, -1)
-        where = checked(xp, indices, rows.shape[1]).reshape(planes, -1)
+        where = normalize_indices(xp, indices, rows.shape[1]).reshape(planes, -1)
         rows[xp.arange(planes)[:, None], where] = x.reshape(planes, -1)
 
 
@@ -199,7 +199,7 @@ max_unpool_op: Op = register(
         kernel=_unpool_kernel,
         into=_unpool_into,
         vjp=_unpool_vjp,
-        batch=batching.flattened,
+        batch=batching.merge_batches,
         sharding=sharding.leading_axes_rule(2),
         cost=lambda x, indices, sizes: Cost(flops=x.size),
         samples=(
@@ -244,4 +244,4 @@ def max_unpool(
     if output_size is not None:
         sizes = per_axis("output_size", output_size, rank)
     y: Tensor = max_unpool_op(x, places, sizes=sizes)
-    return last(y, channels_last)
+    return restore_channels(y, channels_last)

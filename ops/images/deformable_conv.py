@@ -8,16 +8,22 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ShapeError
-from graphflow.ir.op import Tensor, function, promoted
+from graphflow.ir.op import Tensor, function, promote_inputs
 from graphflow.ir.spec import Shape, equate, product, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.images.grid_sample import sampled
+from graphflow.ops.images.grid_sample import sample_points
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors.creation import arange
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims, permute_dims, reshape
-from graphflow.ops.windows.window_arguments import Ints, known, padding_pairs, per_axis, slid_shape
+from graphflow.ops.windows.window_arguments import (
+    Ints,
+    padding_pairs,
+    per_axis,
+    positions_shape,
+    require_known,
+)
 
 
 @composite("x", "weight", "offset", "bias", "mask")
@@ -52,7 +58,7 @@ def deform_conv(
     Source: Zhu, Hu, Lin & Dai, Deformable ConvNets v2, CVPR 2019.
     """
     given = [x, weight, offset, *(t for t in (bias, mask) if t is not None)]
-    x, w, shifts, *others = promoted("deform_conv", given)
+    x, w, shifts, *others = promote_inputs("deform_conv", given)
     b = others.pop(0) if bias is not None else None
     m = others.pop(0) if mask is not None else None
     require_kind(x.spec, "float")
@@ -62,19 +68,19 @@ def deform_conv(
         raise ShapeError(f"{shapes}: takes (batch, channels, *space) and a weight of that rank")
     (count,), (parts,) = per_axis("groups", groups, 1), per_axis("offset_groups", offset_groups, 1)
     strides, dilations = per_axis("stride", stride, rank), per_axis("dilation", dilation, rank)
-    kernel = known("sizes of the kernel", w.shape[2:])
-    channels, outputs = known("channels", (x.shape[1], w.shape[0]))
+    kernel = require_known("sizes of the kernel", w.shape[2:])
+    channels, outputs = require_known("channels", (x.shape[1], w.shape[0]))
     if channels % count or outputs % count or w.shape[1] * count != channels or channels % parts:
         raise ShapeError(f"{shapes}: channels do not fit {count} groups and {parts} of offsets")
     pairs = padding_pairs(padding, x.shape[2:], kernel, strides, dilations)
-    out = slid_shape(x.shape[2:], kernel, strides, pairs, dilations)
+    out = positions_shape(x.shape[2:], kernel, strides, pairs, dilations)
     taps = math.prod(kernel)
-    _check_moves(shifts, (x.shape[0], parts * taps * rank, *out), "offset")
+    _require_shape(shifts, (x.shape[0], parts * taps * rank, *out), "offset")
     moved = reshape(shifts, (x.shape[0], parts, taps, rank, product(out)))
     moved = permute_dims(moved, (3, 1, 0, 4, 2))  # (axis, part, image, position, tap)
     points = []
     for axis in range(rank):
-        home = _tap_homes(axis, out, kernel, strides, dilations, pairs)
+        home = _undeformed_taps(axis, out, kernel, strides, dilations, pairs)
         points.append(reshape(moved[axis] + astype(home, x.dtype), (-1,)))
     each = channels // parts
     images = permute_dims(
@@ -82,10 +88,10 @@ def deform_conv(
         (1, 0, 2, *range(3, 3 + rank)),
     )
     images = reshape(images, (parts * x.shape[0], each, *x.shape[2:]))
-    rows = sampled(images, points, product(out) * taps, "linear", "zeros", True)
+    rows = sample_points(images, points, product(out) * taps, "linear", "zeros", True)
     rows = reshape(rows, (parts, x.shape[0], product(out), taps, each))
     if m is not None:
-        _check_moves(m, (x.shape[0], parts * taps, *out), "mask")
+        _require_shape(m, (x.shape[0], parts * taps, *out), "mask")
         factors = reshape(m, (x.shape[0], parts, taps, product(out)))
         rows = rows * expand_dims(permute_dims(factors, (1, 0, 3, 2)), -1)
     y = _grouped_product(rows, w, count)
@@ -97,7 +103,7 @@ def deform_conv(
     return y + reshape(b, (outputs, *(1,) * rank))  # type: ignore[no-any-return]
 
 
-def _check_moves(t: Tensor, wanted: Shape, what: str) -> None:
+def _require_shape(t: Tensor, wanted: Shape, what: str) -> None:
     text = f"{what} {show_shape(t.shape)} where {show_shape(wanted)} is needed"
     if t.ndim != len(wanted):
         raise ShapeError(text)
@@ -105,7 +111,7 @@ def _check_moves(t: Tensor, wanted: Shape, what: str) -> None:
         equate(have, want, text)
 
 
-def _tap_homes(
+def _undeformed_taps(
     axis: int, out: Shape, kernel: Ints, stride: Ints, dilation: Ints, padding: Any
 ) -> Tensor:
     """Where the taps lie on an axis without offsets: (positions, taps), int64."""

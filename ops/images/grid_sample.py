@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promoted
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promote_inputs
 from graphflow.ir.spec import Dim, Shape, Size, equate, normalize_shape, product, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
@@ -20,16 +20,16 @@ from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors.creation import arange
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims, moveaxis, reshape
-from graphflow.ops.windows.window_arguments import known
+from graphflow.ops.windows.window_arguments import require_known
 
-_A = -0.75  # of the cubic filter, as PyTorch and ONNX have it
+_CUBIC_A = -0.75  # of the cubic filter, as PyTorch and ONNX have it
 # The cubic filter's weights of the four elements around a point, as polynomials in its distance to
 # the second of them: the rows are the coefficients of 1, t, t², t³.
 _CUBIC = (
     (0.0, 1.0, 0.0, 0.0),
-    (_A, 0.0, -_A, 0.0),
-    (-2 * _A, -_A - 3, 2 * _A + 3, _A),
-    (_A, _A + 2, -_A - 2, -_A),
+    (_CUBIC_A, 0.0, -_CUBIC_A, 0.0),
+    (-2 * _CUBIC_A, -_CUBIC_A - 3, 2 * _CUBIC_A + 3, _CUBIC_A),
+    (_CUBIC_A, _CUBIC_A + 2, -_CUBIC_A - 2, -_CUBIC_A),
 )
 PADDINGS = ("zeros", "border", "reflection")
 _MODES = {
@@ -44,7 +44,7 @@ _MODES = {
 # Points -----------------------------------------------------------------------------------------
 
 
-def _reflected(u: Tensor, low: float, high: Any) -> Tensor:
+def _reflect(u: Tensor, low: float, high: Any) -> Tensor:
     """u folded back into [low, high]."""
     span = high - low
     if isinstance(span, float | int) and span == 0:
@@ -57,17 +57,17 @@ def _reflected(u: Tensor, low: float, high: Any) -> Tensor:
     return result
 
 
-def _inside(u: Tensor, n: Size, padding: str, align_corners: bool) -> Tensor:
+def _apply_padding(u: Tensor, n: Size, padding: str, align_corners: bool) -> Tensor:
     """Points moved onto an axis of n elements, unless what is beyond counts as zeros."""
     if padding == "zeros":
         return u
     if padding == "reflection":
         last = as_tensor(n - 1, u.dtype) if isinstance(n, Dim) else n - 1
-        u = _reflected(u, 0.0, last) if align_corners else _reflected(u, -0.5, last + 0.5)
-    return _clipped(u, n)
+        u = _reflect(u, 0.0, last) if align_corners else _reflect(u, -0.5, last + 0.5)
+    return _clip_to_axis(u, n)
 
 
-def _clipped(u: Tensor, n: Size) -> Tensor:
+def _clip_to_axis(u: Tensor, n: Size) -> Tensor:
     at_most: Tensor = FUNCTIONS["minimum"](u, n - 1)
     result: Tensor = FUNCTIONS["maximum"](at_most, 0)
     return result
@@ -78,7 +78,7 @@ def _axis_taps(
 ) -> tuple[Tensor, Tensor]:
     """Places on an axis of n elements and their weights, both (points, taps), for points u."""
     if mode != "cubic":
-        u = _inside(u, n, padding, align_corners)
+        u = _apply_padding(u, n, padding, align_corners)
     if mode == "nearest":
         near = FUNCTIONS["round"](u)
         places, weights = expand_dims(near, 1), expand_dims(u * 0.0 + 1.0, 1)
@@ -93,7 +93,7 @@ def _axis_taps(
         for constant in reversed(constants[:-1]):
             weights = weights * t + constant
     if mode == "cubic":
-        places = _inside(places, n, padding, align_corners)
+        places = _apply_padding(places, n, padding, align_corners)
         if padding == "reflection":
             places = FUNCTIONS["round"](places)
     if padding == "zeros":
@@ -102,10 +102,10 @@ def _axis_taps(
         )
         weights = FUNCTIONS["where"](there, weights, 0.0)
     # as ints once more: NaN is no place, and its weight is NaN anyway
-    return _clipped(astype(FUNCTIONS["stop_gradient"](places), "int64"), n), weights
+    return _clip_to_axis(astype(FUNCTIONS["stop_gradient"](places), "int64"), n), weights
 
 
-def _combined(taps: list[tuple[Tensor, Tensor]], sizes: Shape) -> tuple[Tensor, Tensor]:
+def _combine_axes(taps: list[tuple[Tensor, Tensor]], sizes: Shape) -> tuple[Tensor, Tensor]:
     """Taps of several axes as places in the flattened axes and products of weights."""
     places, weights = taps[0]
     for (more, factors), n in zip(taps[1:], sizes[1:], strict=True):
@@ -115,14 +115,14 @@ def _combined(taps: list[tuple[Tensor, Tensor]], sizes: Shape) -> tuple[Tensor, 
     return places, weights
 
 
-def sampled(
+def sample_points(
     x: Tensor, points: list[Tensor], per_image: Size, mode: str, padding: str, align: bool
 ) -> Tensor:
     """Rows (images·points, channels) of x (images, channels, *space) at points, one coordinate in
     elements for each axis, (images·points,) each."""
     space = x.shape[2:]
     taps = [_axis_taps(u, n, mode, padding, align) for u, n in zip(points, space, strict=True)]
-    places, weights = _combined(taps, space)
+    places, weights = _combine_axes(taps, space)
     images = arange(x.shape[0]) * product(space)
     start = broadcast_to(expand_dims(images, 1), (x.shape[0], per_image))
     places = places + reshape(start, (x.shape[0] * per_image, 1))
@@ -157,7 +157,7 @@ def grid_sample(
         ShapeError: x and grid do not fit.
         DTypeError, ArgumentError: not floats, or another mode or padding.
     """
-    x, grid = promoted("grid_sample", (x, grid))
+    x, grid = promote_inputs("grid_sample", (x, grid))
     require_kind(x.spec, "float")
     if mode not in _MODES or padding not in PADDINGS:
         raise ArgumentError(
@@ -176,7 +176,7 @@ def grid_sample(
         u = (g + 1.0) * 0.5
         points.append(u * (n - 1) if align_corners else u * n - 0.5)
     where = grid.shape[1:-1]
-    rows = sampled(x, points, product(where), _MODES[mode], padding, bool(align_corners))
+    rows = sample_points(x, points, product(where), _MODES[mode], padding, bool(align_corners))
     return moveaxis(reshape(rows, (batch, *where, x.shape[1])), -1, 1)
 
 
@@ -206,14 +206,16 @@ def affine_grid(theta: Any, size: Any, align_corners: bool = False) -> Tensor:
             "and (batch, channels, and r sizes)"
         )
     equate(theta.shape[0], sizes[0], "batch sizes of theta and size")
-    axes = [_normalized(n, align_corners) for n in known("spatial sizes", space)]
+    axes = [
+        _normalized_coordinates(n, align_corners) for n in require_known("spatial sizes", space)
+    ]
     mesh = np.meshgrid(*axes, indexing="ij")
     base = np.stack([*reversed(mesh), np.ones_like(mesh[0])], axis=-1).astype(theta.dtype)
     points = matmul(base.reshape(-1, rank + 1), theta, transpose_b=True)
     return reshape(points, (theta.shape[0], *space, rank))
 
 
-def _normalized(n: int, align_corners: bool) -> Any:
+def _normalized_coordinates(n: int, align_corners: bool) -> Any:
     """Coordinates of the elements of an axis, from -1 to 1."""
     if align_corners:
         return np.linspace(-1.0, 1.0, n) if n > 1 else np.zeros(1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import Cost, Op, Tensor, function, promoted, register, sample
+from graphflow.ir.op import Cost, Op, Tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import TensorSpec, equate, show_shape, spec
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.tensors.shape import expand_dims
@@ -38,7 +38,9 @@ def _corners(boxes: Any, centers: bool) -> Any:
     return np.concatenate([np.minimum(first, second), np.maximum(first, second)], axis=1)
 
 
-def _kept(corners: Any, scores: Any, max_output: int, overlap: float, least: float) -> list[int]:
+def _suppress_class(
+    corners: Any, scores: Any, max_output: int, overlap: float, least: float
+) -> list[int]:
     """Boxes in order of their scores (equal ones by index), without those that overlap a better."""
     order = np.argsort(-scores, kind="stable")
     order = order[scores[order] > least]
@@ -56,7 +58,7 @@ def _kept(corners: Any, scores: Any, max_output: int, overlap: float, least: flo
     return kept
 
 
-def _suppress(
+def _suppression_kernel(
     xp: Any,
     boxes: Any,
     scores: Any,
@@ -71,7 +73,9 @@ def _suppress(
     for image in range(batch):
         corners = _corners(boxes[image], centers)
         for label in range(classes):
-            kept = _kept(corners, scores[image, label], max_output, iou_threshold, score_threshold)
+            kept = _suppress_class(
+                corners, scores[image, label], max_output, iou_threshold, score_threshold
+            )
             indices[count : count + len(kept)] = [(image, label, box) for box in kept] or -1
             count += len(kept)
     return indices, np.asarray(count, np.int64)
@@ -88,7 +92,7 @@ suppression_op: Op = register(
     Op(
         "non_max_suppression",
         infer=_infer,
-        kernel=_suppress,
+        kernel=_suppression_kernel,
         cost=_cost,
         samples=(
             sample(_BOXES, _SCORES, **_CALL, centers=False),
@@ -126,7 +130,7 @@ def non_max_suppression(
     Raises:
         ShapeError, DTypeError, ArgumentError: the arguments do not fit.
     """
-    b, s = promoted("non_max_suppression", (boxes, scores))
+    b, s = promote_inputs("non_max_suppression", (boxes, scores))
     alone = b.ndim == 2 and s.ndim == 1
     if alone:
         b, s = expand_dims(b, 0), expand_dims(s, (0, 1))

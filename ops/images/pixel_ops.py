@@ -21,13 +21,13 @@ def _image(x: Any, channels_last: bool) -> Tensor:
     return moveaxis(x, -1, 1) if channels_last else x
 
 
-def _divided(n: Size, by: int, what: str) -> Size:
+def _divide_exactly(n: Size, by: int, what: str) -> Size:
     if isinstance(n, int) and n % by:
         raise ShapeError(f"{what} {n} is no multiple of {by}")
     return floordiv(n, by)
 
 
-def _mode(mode: str) -> bool:
+def _is_depth_first(mode: str) -> bool:
     if mode not in ("DCR", "CRD"):
         raise ArgumentError(f"mode is 'DCR' or 'CRD', not {mode!r}")
     return mode == "DCR"
@@ -48,8 +48,8 @@ def depth_to_space(x: Any, block: int, mode: str = "DCR", channels_last: bool = 
     x = _image(x, channels_last)
     (b,) = per_axis("block", block, 1)
     rank = x.ndim - 2
-    c = _divided(x.shape[1], b**rank, f"the channels of {show_shape(x.shape)},")
-    depth_first = _mode(mode)
+    c = _divide_exactly(x.shape[1], b**rank, f"the channels of {show_shape(x.shape)},")
+    depth_first = _is_depth_first(mode)
     split = ((b,) * rank + (c,)) if depth_first else ((c,) + (b,) * rank)
     parts = reshape(x, (x.shape[0], *split, *x.shape[2:]))
     channel, first = (1 + rank, 1) if depth_first else (1, 2)
@@ -72,11 +72,13 @@ def space_to_depth(x: Any, block: int, mode: str = "DCR", channels_last: bool = 
     x = _image(x, channels_last)
     (b,) = per_axis("block", block, 1)
     rank = x.ndim - 2
-    sizes = tuple(_divided(n, b, f"a spatial size of {show_shape(x.shape)},") for n in x.shape[2:])
+    sizes = tuple(
+        _divide_exactly(n, b, f"a spatial size of {show_shape(x.shape)},") for n in x.shape[2:]
+    )
     split = [s for n in sizes for s in (n, b)]
     parts = reshape(x, (*x.shape[:2], *split))
     within = [3 + 2 * i for i in range(rank)]
-    order = [0, *within, 1] if _mode(mode) else [0, 1, *within]
+    order = [0, *within, 1] if _is_depth_first(mode) else [0, 1, *within]
     order += [2 + 2 * i for i in range(rank)]
     y = reshape(permute_dims(parts, order), (x.shape[0], x.shape[1] * b**rank, *sizes))
     return moveaxis(y, 1, -1) if channels_last else y

@@ -11,18 +11,18 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Shape, Size, TensorSpec, normalize_shape, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import listed, normalize_axis, require_kind
+from graphflow.ops.base.shape_rules import normalize_axis, require_kind, require_list
 from graphflow.ops.kernels.images.resample import (
     COORDINATES,
     MODES,
     ROUNDINGS,
-    Rule,
-    outside,
-    part_of,
+    ResampleRule,
+    is_outside,
     resample,
-    rows_of,
+    slice_table,
+    table_for,
 )
-from graphflow.ops.windows import sharding_rules as sharding_windows
+from graphflow.ops.windows import sharding_rules as window_sharding
 
 Ints = tuple[int, ...]
 Parts = tuple[tuple[int, int, int, int], ...] | None
@@ -49,7 +49,7 @@ def _infer(
     return x.with_shape(shape)
 
 
-def _into(
+def _resize_into(
     xp: Any, out: Any, x: Any, axes: Ints, sizes: Ints, rules: Any, transpose: bool,
     parts: Parts = None,
 ) -> None:  # fmt: skip
@@ -61,9 +61,9 @@ def _into(
     )
     source = x
     for position, (axis, size, rule, (n, m, low, first)) in enumerate(order):
-        rows = rows_of(n, m, Rule(*rule), transpose)
+        rows = table_for(n, m, ResampleRule(*rule), transpose)
         if parts:
-            rows = part_of(rows, first, size, low, x.shape[axis])
+            rows = slice_table(rows, first, size, low, x.shape[axis])
         shape = (*source.shape[:axis], size, *source.shape[axis + 1 :])
         target = out if position == len(order) - 1 else xp.empty(shape, x.dtype)
         resample(xp, target, source, axis, rows)
@@ -77,7 +77,7 @@ def _kernel(xp: Any, x: Any, **attrs: Any) -> Any:
     for axis, size in zip(attrs["axes"], attrs["sizes"], strict=True):
         shape[axis] = size
     out = xp.empty(tuple(shape), x.dtype)
-    _into(xp, out, x, **attrs)
+    _resize_into(xp, out, x, **attrs)
     return out
 
 
@@ -100,14 +100,17 @@ def _vjp(
 
 
 _IMAGE, _GROWN = spec("float32", (2, 3, 4)), spec("float32", (2, 5, 3))
-_LINEAR, _CUBIC = Rule("linear"), Rule("cubic", "align_corners")
+_LINEAR, _CUBIC = ResampleRule("linear"), ResampleRule("cubic", "align_corners")
 _CALLS = tuple(
     tuple(map(tuple, rules))
     for rules in (
-        (_LINEAR, Rule("cubic", exclude_outside=True)),
-        (_CUBIC, Rule("nearest", "asymmetric", rounding="floor")),
-        (Rule("area"), Rule("linear", antialias=True)),
-        (Rule("linear", "tf_crop_and_resize", begin=-0.2, end=0.7), Rule("cubic", antialias=True)),
+        (_LINEAR, ResampleRule("cubic", exclude_outside=True)),
+        (_CUBIC, ResampleRule("nearest", "asymmetric", rounding="floor")),
+        (ResampleRule("area"), ResampleRule("linear", antialias=True)),
+        (
+            ResampleRule("linear", "tf_crop_and_resize", begin=-0.2, end=0.7),
+            ResampleRule("cubic", antialias=True),
+        ),
     )
 )  # attributes are plain tuples, as they come over a wire
 resize_op: Op = register(
@@ -115,10 +118,10 @@ resize_op: Op = register(
         "resize",
         infer=_infer,
         kernel=_kernel,
-        into=_into,
+        into=_resize_into,
         vjp=_vjp,
         batch=batching.along("axes"),
-        sharding=sharding_windows.resized,
+        sharding=window_sharding.resize,
         cost=_cost,
         samples=(
             *(sample(_IMAGE, axes=(1, 2), sizes=(5, 3), rules=r, transpose=False) for r in _CALLS),
@@ -135,7 +138,7 @@ resize_op: Op = register(
                 spec("uint8", (2, 3)),
                 axes=(1,),
                 sizes=(7,),
-                rules=(tuple(Rule("nearest")),),
+                rules=(tuple(ResampleRule("nearest")),),
                 transpose=False,
             ),
         ),
@@ -189,12 +192,12 @@ def resize(
     Source: ONNX operator Resize, opset 19.
     """
     x = as_tensor(x)
-    _check_words(mode, coordinates, rounding)
-    chosen = _axes(x, axes, channels_last)
-    sizes, factors = _sizes(x, chosen, size, scale)
-    crops = _crops(roi, len(chosen)) if coordinates == "tf_crop_and_resize" else None
+    _require_options(mode, coordinates, rounding)
+    chosen = _resize_axes(x, axes, channels_last)
+    sizes, factors = _new_sizes(x, chosen, size, scale)
+    crops = _crop_ranges(roi, len(chosen)) if coordinates == "tf_crop_and_resize" else None
     rules = tuple(
-        Rule(
+        ResampleRule(
             mode, coordinates, factors[i], rounding, float(cubic_a), bool(exclude_outside),
             bool(antialias), *(crops[i] if crops else (0.0, 1.0)),
         )
@@ -215,10 +218,10 @@ def resize(
         transpose=False,
         name=name,
     )
-    return _extrapolated(x, y, chosen, sizes, rules, extrapolation_value) if crops else y
+    return _fill_outside(x, y, chosen, sizes, rules, extrapolation_value) if crops else y
 
 
-def _check_words(mode: str, coordinates: str, rounding: str) -> None:
+def _require_options(mode: str, coordinates: str, rounding: str) -> None:
     for what, word, known in (
         ("mode", mode, MODES),
         ("coordinates", coordinates, COORDINATES),
@@ -228,9 +231,9 @@ def _check_words(mode: str, coordinates: str, rounding: str) -> None:
             raise ArgumentError(f"{what} {word!r} is none of {', '.join(known)}")
 
 
-def _axes(x: Tensor, axes: Any, channels_last: bool) -> Ints:
+def _resize_axes(x: Tensor, axes: Any, channels_last: bool) -> Ints:
     if axes is not None:
-        chosen = tuple(normalize_axis(a, x.ndim) for a in listed("axes", axes))
+        chosen = tuple(normalize_axis(a, x.ndim) for a in require_list("axes", axes))
         if len(set(chosen)) != len(chosen):
             raise ArgumentError(f"axes {axes} name an axis twice")
         return chosen
@@ -241,7 +244,7 @@ def _axes(x: Tensor, axes: Any, channels_last: bool) -> Ints:
     return tuple(range(1, x.ndim - 1)) if channels_last else tuple(range(2, x.ndim))
 
 
-def _sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, list[float | None]]:
+def _new_sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, list[float | None]]:
     """The new size of each axis, and its factor where one was given."""
     if size is None and scale is None:
         raise ArgumentError("give size or scale")
@@ -253,7 +256,7 @@ def _sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, list[fl
         factors = [float(f) for f in given]
     if size is None:
         found = (
-            _scaled(x.shape[a], f) for a, f in zip(axes, factors, strict=True) if f is not None
+            _scale_size(x.shape[a], f) for a, f in zip(axes, factors, strict=True) if f is not None
         )
         return tuple(found), factors
     whole = size if isinstance(size, tuple | list) else [size] * len(axes)
@@ -269,7 +272,7 @@ def _is_factor(value: Any) -> bool:
     return 0 < float(value) < math.inf
 
 
-def _scaled(n: Size, factor: float) -> Size:
+def _scale_size(n: Size, factor: float) -> Size:
     if isinstance(n, int):
         return int(n * factor)
     if factor != int(factor):
@@ -277,14 +280,14 @@ def _scaled(n: Size, factor: float) -> Size:
     return n * int(factor)
 
 
-def _crops(roi: Any, count: int) -> list[tuple[float, float]]:
-    pairs = listed("roi", roi) if not isinstance(roi, np.ndarray) else list(roi)
+def _crop_ranges(roi: Any, count: int) -> list[tuple[float, float]]:
+    pairs = require_list("roi", roi) if not isinstance(roi, np.ndarray) else list(roi)
     if len(pairs) != count or any(len(p) != 2 for p in pairs):
         raise ArgumentError(f"roi is a pair (begin, end) for each of {count} axes, not {roi!r}")
     return [(float(begin), float(end)) for begin, end in pairs]
 
 
-def _extrapolated(
+def _fill_outside(
     x: Tensor, y: Tensor, axes: Ints, sizes: Shape, rules: Any, value: float
 ) -> Tensor:
     """y, which is 0 where an axis lies outside of x, with `value` there."""
@@ -295,14 +298,14 @@ def _extrapolated(
             raise ShapeError(f"cropping needs to know the size of axis {axis}, {n}")
         shape = [1] * x.ndim
         shape[axis] = size
-        beyond = beyond | outside(n, size, rule).reshape(shape)
+        beyond = beyond | is_outside(n, size, rule).reshape(shape)
     if not value or not beyond.any():
         return y
     result: Tensor = FUNCTIONS["where"](as_tensor(beyond), as_tensor(float(value), y.dtype), y)
     return result
 
 
-_LIKE_TORCH = {
+_TORCH_MODES = {
     "nearest": ("nearest", "asymmetric", "floor"),
     "nearest-exact": ("nearest", "half_pixel", "round_prefer_ceil"),
     "linear": ("linear", "half_pixel", "floor"),
@@ -335,12 +338,12 @@ def interpolate(
     Raises:
         As `resize`.
     """
-    if mode not in _LIKE_TORCH:
-        raise ArgumentError(f"mode {mode!r} is none of {', '.join(_LIKE_TORCH)}")
-    filter_name, coordinates, rounding = _LIKE_TORCH[mode]
+    if mode not in _TORCH_MODES:
+        raise ArgumentError(f"mode {mode!r} is none of {', '.join(_TORCH_MODES)}")
+    filter_name, coordinates, rounding = _TORCH_MODES[mode]
     if align_corners and size is None:
         x = as_tensor(x)
-        size, scale = _sizes(x, _axes(x, None, channels_last), None, scale)[0], None
+        size, scale = _new_sizes(x, _resize_axes(x, None, channels_last), None, scale)[0], None
     if align_corners and filter_name not in ("linear", "cubic"):
         raise ArgumentError(f"align_corners goes with linear and cubic modes, not {mode!r}")
     result: Tensor = resize(

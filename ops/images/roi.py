@@ -11,17 +11,23 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, equate, show_shape, spec
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.images.roi_sampling import Regions, chosen, largest, means, spread_means
+from graphflow.ops.kernels.images.roi_sampling import (
+    BinGrid,
+    mean_samples,
+    pick_largest,
+    picked_samples,
+    spread_means,
+)
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.windows.window_arguments import per_axis
 
 Ints = tuple[int, ...]
 
 
-def _require(x: TensorSpec, boxes: TensorSpec, batch: TensorSpec) -> None:
+def _require_regions(x: TensorSpec, boxes: TensorSpec, batch: TensorSpec) -> None:
     require_kind(x, "float")
     require_kind(boxes, "float")
     require_kind(batch, "int")
@@ -33,7 +39,7 @@ def _require(x: TensorSpec, boxes: TensorSpec, batch: TensorSpec) -> None:
 
 
 def _infer(x: TensorSpec, boxes: TensorSpec, batch: TensorSpec, size: Ints, **a: Any) -> TensorSpec:
-    _require(x, boxes, batch)
+    _require_regions(x, boxes, batch)
     return x.with_shape((boxes.shape[0], x.shape[1], *size))
 
 
@@ -45,15 +51,15 @@ def _infer_spread(
     g: TensorSpec, boxes: TensorSpec, batch: TensorSpec, *picks: TensorSpec, **a: Any
 ) -> TensorSpec:
     images, height, width = a["space"]
-    _require(g, boxes, batch)
+    _require_regions(g, boxes, batch)
     return g.with_shape((images, g.shape[1], height, width))
 
 
-def _regions(size: Ints, scale: float, samples: int, half_pixel: bool, **rest: Any) -> Regions:
-    return Regions((size[0], size[1]), scale, samples, half_pixel)
+def _regions(size: Ints, scale: float, samples: int, half_pixel: bool, **rest: Any) -> BinGrid:
+    return BinGrid((size[0], size[1]), scale, samples, half_pixel)
 
 
-def _images(batch: Any, count: int) -> Any:
+def _image_indices(batch: Any, count: int) -> Any:
     """The image of each region, refused where there is none."""
     if batch.size and not 0 <= int(batch.min()) <= int(batch.max()) < count:
         wrong = int(batch.min()) if int(batch.min()) < 0 else int(batch.max())
@@ -61,38 +67,42 @@ def _images(batch: Any, count: int) -> Any:
     return batch.astype(np.int64)
 
 
-def _flat(out: Any) -> Any:
+def _flatten_bins(out: Any) -> Any:
     return out.reshape(*out.shape[:2], out.shape[2] * out.shape[3])
 
 
 def _mean_into(xp: Any, out: Any, x: Any, boxes: Any, batch: Any, **a: Any) -> None:
-    means(_flat(out), x, boxes, _images(batch, x.shape[0]), _regions(**a))
+    mean_samples(_flatten_bins(out), x, boxes, _image_indices(batch, x.shape[0]), _regions(**a))
 
 
 def _spread_into(xp: Any, out: Any, g: Any, boxes: Any, batch: Any, **a: Any) -> None:
-    spread_means(out, _flat(g), boxes, _images(batch, out.shape[0]), _regions(**a))
+    spread_means(out, _flatten_bins(g), boxes, _image_indices(batch, out.shape[0]), _regions(**a))
 
 
 def _places_into(xp: Any, out: Any, x: Any, boxes: Any, batch: Any, **a: Any) -> None:
-    largest(_flat(out), x, boxes, _images(batch, x.shape[0]), _regions(**a))
+    pick_largest(_flatten_bins(out), x, boxes, _image_indices(batch, x.shape[0]), _regions(**a))
 
 
 def _pick_into(xp: Any, out: Any, x: Any, boxes: Any, batch: Any, picks: Any, **a: Any) -> None:
-    rows, channels = _images(batch, x.shape[0]), np.arange(x.shape[1])[:, None]
-    images, flat = _flat(x), _flat(out)
+    rows, channels = _image_indices(batch, x.shape[0]), np.arange(x.shape[1])[:, None]
+    images, flat = _flatten_bins(x), _flatten_bins(out)
     for r, image in enumerate(rows):
-        places, weights = chosen(boxes[r], _flat(picks)[r], x.shape[2:], _regions(**a))
+        places, weights = picked_samples(
+            boxes[r], _flatten_bins(picks)[r], x.shape[2:], _regions(**a)
+        )
         np.multiply(images[image][channels, places], weights.astype(x.dtype), out=flat[r])
 
 
 def _put_into(xp: Any, out: Any, g: Any, boxes: Any, batch: Any, picks: Any, **a: Any) -> None:
-    rows = _images(batch, out.shape[0])
+    rows = _image_indices(batch, out.shape[0])
     out[...] = 0
     flat, size = out.reshape(-1), out.shape[2] * out.shape[3]
     for r, image in enumerate(rows):
-        places, weights = chosen(boxes[r], _flat(picks)[r], out.shape[2:], _regions(**a))
+        places, weights = picked_samples(
+            boxes[r], _flatten_bins(picks)[r], out.shape[2:], _regions(**a)
+        )
         starts = (int(image) * out.shape[1] + np.arange(out.shape[1])) * size
-        updates = _flat(g)[r] * weights.astype(g.dtype)
+        updates = _flatten_bins(g)[r] * weights.astype(g.dtype)
         np.add.at(flat, (starts[:, None] + places).reshape(-1), updates.reshape(-1))
 
 
@@ -111,7 +121,7 @@ def _cost(x: TensorSpec, boxes: TensorSpec, *others: TensorSpec, **a: Any) -> Co
     return Cost(flops=boxes.shape[0] * x.shape[1] * a["size"][0] * a["size"][1] * samples * 8)
 
 
-def _space(x: Tensor) -> Shape:
+def _image_space(x: Tensor) -> Shape:
     return (x.shape[0], *x.shape[2:])
 
 
@@ -150,7 +160,7 @@ roi_mean: Op = _roi_op(
     _infer,
     _mean_into,
     lambda g, y, x, boxes, batch, **a: (
-        roi_mean_grad(g, boxes, batch, space=_space(x), **a),
+        roi_mean_grad(g, boxes, batch, space=_image_space(x), **a),
         None,
         None,
     ),
@@ -174,7 +184,7 @@ roi_pick: Op = _roi_op(
     lambda x, boxes, batch, picks, **a: _infer(x, boxes, batch, **a),
     _pick_into,
     lambda g, y, x, boxes, batch, picks, **a: (
-        roi_put(g, boxes, batch, picks, space=_space(x), **a),
+        roi_put(g, boxes, batch, picks, space=_image_space(x), **a),
         None,
         None,
         None,
@@ -229,7 +239,7 @@ def roi_align(
 
     Source: He, Gkioxari, Dollár & Girshick, Mask R-CNN, ICCV 2017.
     """
-    x, boxes = promoted("roi_align", (x, boxes))
+    x, boxes = promote_inputs("roi_align", (x, boxes))
     if mode not in ("avg", "max"):
         raise ArgumentError(f"mode is 'avg' or 'max', not {mode!r}")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:

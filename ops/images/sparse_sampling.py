@@ -13,11 +13,11 @@ from graphflow.ir.op import Cost, Op, Tensor, register, sample
 from graphflow.ir.spec import Size, TensorSpec, equate, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.sparse.scatter_rows import checked, combine_rows, take_into
+from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, normalize_indices, take_into
 from graphflow.ops.sharding import rules as sharding
 
 
-def _require(x: TensorSpec, index: TensorSpec, *others: TensorSpec) -> None:
+def _require_operands(x: TensorSpec, index: TensorSpec, *others: TensorSpec) -> None:
     require_kind(x, "float")
     require_kind(index, "int")
     for other in (x, index, *others):
@@ -28,33 +28,33 @@ def _require(x: TensorSpec, index: TensorSpec, *others: TensorSpec) -> None:
             raise ArgumentError(f"{other.dtype} and {x.dtype} do not mix; convert with .astype")
 
 
-def _equal_shapes(a: TensorSpec, b: TensorSpec) -> None:
+def _equate_shapes(a: TensorSpec, b: TensorSpec) -> None:
     for have, want in zip(a.shape, b.shape, strict=True):
         equate(have, want, f"index {show_shape(a.shape)}, weight {show_shape(b.shape)}")
 
 
 def _infer_rows(x: TensorSpec, index: TensorSpec, weight: TensorSpec) -> TensorSpec:
-    _require(x, index, weight)
-    _equal_shapes(index, weight)
+    _require_operands(x, index, weight)
+    _equate_shapes(index, weight)
     return x.with_shape((index.shape[0], x.shape[1]))
 
 
 def _infer_put(g: TensorSpec, index: TensorSpec, weight: TensorSpec, rows: Size) -> TensorSpec:
-    _require(g, index, weight)
-    _equal_shapes(index, weight)
+    _require_operands(g, index, weight)
+    _equate_shapes(index, weight)
     equate(g.shape[0], index.shape[0], "rows of g and of index")
     return g.with_shape((rows, g.shape[1]))
 
 
 def _infer_dot(g: TensorSpec, x: TensorSpec, index: TensorSpec) -> TensorSpec:
-    _require(g, index, x)
+    _require_operands(g, index, x)
     equate(g.shape[0], index.shape[0], "rows of g and of index")
     equate(g.shape[1], x.shape[1], "columns of g and of x")
     return g.with_shape(index.shape)
 
 
 def _rows_into(xp: Any, out: Any, x: Any, index: Any, weight: Any) -> None:
-    index = checked(xp, index, x.shape[0])
+    index = normalize_indices(xp, index, x.shape[0])
     if not out.size or not index.shape[1]:
         out[...] = 0
         return
@@ -74,7 +74,7 @@ def _rows_kernel(xp: Any, x: Any, index: Any, weight: Any) -> Any:
 
 
 def _put_into(xp: Any, out: Any, g: Any, index: Any, weight: Any, rows: int) -> None:
-    index = checked(xp, index, rows)
+    index = normalize_indices(xp, index, rows)
     out[...] = 0
     for t in range(index.shape[1]):
         combine_rows(xp, out, index[:, t], g * weight[:, t, None], "add")
@@ -87,7 +87,7 @@ def _put_kernel(xp: Any, g: Any, index: Any, weight: Any, rows: int) -> Any:
 
 
 def _dot_into(xp: Any, out: Any, g: Any, x: Any, index: Any) -> None:
-    index = checked(xp, index, x.shape[0])
+    index = normalize_indices(xp, index, x.shape[0])
     if not out.size:
         return
     taken = xp.empty(g.shape, g.dtype)

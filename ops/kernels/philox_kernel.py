@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.codegen.vector_writer import Lanes, Module
-from graphflow.ops.kernels.fusion.region_kernels import FREED, SHARED
+from graphflow.ops.kernels.codegen.vector_writer import Module, VectorWriter
+from graphflow.ops.kernels.fusion.region_kernels import (
+    GIL_RELEASE_NANOSECONDS,
+    THREADING_NANOSECONDS,
+)
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Function, compiler, named
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, name_module
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 _COUNTERS = 16
@@ -30,17 +33,17 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 
-def words(count: int, stream: tuple[int, int], step: int, first: int = 0) -> Any:
+def random_words(count: int, stream: tuple[int, int], step: int, first: int = 0) -> Any:
     """The words of a stream in a step from `first` on, uint32, shape (count,)."""
-    return _drawn("words", count, stream, step, 0, np.dtype("uint32"), first)
+    return _draw("words", count, stream, step, 0, np.dtype("uint32"), first)
 
 
-def below(count: int, bound: int, stream: tuple[int, int], step: int, first: int = 0) -> Any:
+def random_below(count: int, bound: int, stream: tuple[int, int], step: int, first: int = 0) -> Any:
     """Which of these words are below a bound, bool, shape (count,)."""
-    return _drawn("below", count, stream, step, bound, np.dtype(bool), first)
+    return _draw("below", count, stream, step, bound, np.dtype(bool), first)
 
 
-def _drawn(
+def _draw(
     what: str, count: int, stream: tuple[int, int], step: int, bound: int, dtype: np.dtype[Any],
     first: int,
 ) -> Any:  # fmt: skip
@@ -65,17 +68,19 @@ def _drawn(
     given = ctypes.c_void_p(address(table)), ctypes.c_void_p(address(parameters))
     work = count * _NANOSECONDS
     pool = current_pool()
-    if work > SHARED and pool is not None and pool.threads > 1:
-        parts = min(pool.threads, int(work / SHARED * 2))
+    if work > THREADING_NANOSECONDS and pool is not None and pool.threads > 1:
+        parts = min(pool.threads, int(work / THREADING_NANOSECONDS * 2))
         bounds = [before + blocks * i // parts for i in range(parts + 1)]
-        pool.run(lambda i: function.freed(*given, bounds[i], bounds[i + 1]), parts)
+        pool.run(lambda i: function.releasing_gil(*given, bounds[i], bounds[i + 1]), parts)
     elif blocks:
-        (function.freed if work > FREED else function.held)(*given, before, before + blocks)
+        (function.releasing_gil if work > GIL_RELEASE_NANOSECONDS else function.holding_gil)(
+            *given, before, before + blocks
+        )
     return result[first - before * _WORDS :][:count]
 
 
 @cache
-def _function(what: str) -> Function:
+def _function(what: str) -> NativeFunction:
     return compiler().function(*_text(what))
 
 
@@ -84,10 +89,10 @@ def _text(what: str) -> tuple[str, str]:
     module = Module()
     before: list[str] = []
     inside: list[str] = []
-    setup, body = (Lanes(module, _COUNTERS, lines) for lines in (before, inside))
+    setup, body = (VectorWriter(module, _COUNTERS, lines) for lines in (before, inside))
     given = [_parameter(setup, i, "i64") for i in range(5)]
     keys = [_key(setup, round, given) for round in range(_ROUNDS)]
-    drawn = _rounds(body, _first(body, given), keys)
+    drawn = _rounds(body, _block_counters(body, given), keys)
     _store(setup, body, what, drawn)
     text = "\n".join(
         [
@@ -107,10 +112,10 @@ def _text(what: str) -> tuple[str, str]:
             "}",
         ]
     )
-    return named(text, "\n".join(module.declared.values()))
+    return name_module(text, "\n".join(module.declared.values()))
 
 
-def _parameter(lanes: Lanes, i: int, element: str) -> str:
+def _parameter(lanes: VectorWriter, i: int, element: str) -> str:
     """A parameter in all lanes."""
     place = lanes.write(f"getelementptr i64, ptr %sizes, i64 {i}")
     one = lanes.write(f"load i64, ptr {place}, align 8")
@@ -119,7 +124,7 @@ def _parameter(lanes: Lanes, i: int, element: str) -> str:
     return _splat(lanes, element, one)
 
 
-def _splat(lanes: Lanes, element: str, one: str) -> str:
+def _splat(lanes: VectorWriter, element: str, one: str) -> str:
     kind = lanes.vector(element)
     first = lanes.write(f"insertelement {kind} poison, {element} {one}, i64 0")
     return lanes.write(
@@ -127,41 +132,41 @@ def _splat(lanes: Lanes, element: str, one: str) -> str:
     )
 
 
-def _key(lanes: Lanes, round: int, given: list[str]) -> tuple[str, str]:
+def _key(lanes: VectorWriter, round: int, given: list[str]) -> tuple[str, str]:
     """The two words of the key in a round; what overflows them is never read."""
     first, second = (
-        lanes.two("add", "i64", k, lanes.constant(round * w & _LOW, "i64"))
+        lanes.binary("add", "i64", k, lanes.constant(round * w & _LOW, "i64"))
         for k, w in zip(given, _WEYL, strict=False)
     )
     return first, second
 
 
-def _first(lanes: Lanes, given: list[str]) -> list[str]:
+def _block_counters(lanes: VectorWriter, given: list[str]) -> list[str]:
     """The counters of a block: its index, the upper half with that of the step, step, stream."""
     iota = ", ".join(f"i64 {i}" for i in range(_COUNTERS))
     start = lanes.write(f"shl i64 %i, {_COUNTERS.bit_length() - 1}")
-    index = lanes.two("add", "i64", _splat(lanes, "i64", start), f"<{iota}>")
-    upper = lanes.two("lshr", "i64", index, lanes.constant(32, "i64"))
-    return [index, lanes.two("or", "i64", upper, given[2]), given[3], given[4]]
+    index = lanes.binary("add", "i64", _splat(lanes, "i64", start), f"<{iota}>")
+    upper = lanes.binary("lshr", "i64", index, lanes.constant(32, "i64"))
+    return [index, lanes.binary("or", "i64", upper, given[2]), given[3], given[4]]
 
 
-def _rounds(lanes: Lanes, c: list[str], keys: list[tuple[str, str]]) -> list[str]:
+def _rounds(lanes: VectorWriter, c: list[str], keys: list[tuple[str, str]]) -> list[str]:
     """Ten rounds; each counter is the lower half of its lane, whatever the upper one holds."""
     low, half = lanes.constant(_LOW, "i64"), lanes.constant(32, "i64")
     for first, second in keys:
         p0, p1 = (
-            lanes.two("mul", "i64", lanes.two("and", "i64", x, low), lanes.constant(m, "i64"))
+            lanes.binary("mul", "i64", lanes.binary("and", "i64", x, low), lanes.constant(m, "i64"))
             for x, m in ((c[0], _MULTIPLIERS[0]), (c[2], _MULTIPLIERS[1]))
         )
         mixed = []
         for product, other, key in ((p1, c[1], first), (p0, c[3], second)):
-            high = lanes.two("lshr", "i64", product, half)
-            mixed.append(lanes.two("xor", "i64", lanes.two("xor", "i64", high, other), key))
+            high = lanes.binary("lshr", "i64", product, half)
+            mixed.append(lanes.binary("xor", "i64", lanes.binary("xor", "i64", high, other), key))
         c = [mixed[0], p1, mixed[1], p0]
     return c
 
 
-def _store(setup: Lanes, body: Lanes, what: str, drawn: list[str]) -> None:
+def _store(setup: VectorWriter, body: VectorWriter, what: str, drawn: list[str]) -> None:
     """The four words of each counter side by side."""
     halves = [body.convert("trunc", word, "i64", "i32") for word in drawn]
     kind = body.vector("i32")
@@ -178,9 +183,9 @@ def _store(setup: Lanes, body: Lanes, what: str, drawn: list[str]) -> None:
     )
     stored, value = "i32", words
     if what == "below":
-        wide = Lanes(body.module, _WORDS, body.lines)
-        bound = _parameter(Lanes(setup.module, _WORDS, setup.lines), 5, "i32")
-        value = wide.convert("zext", wide.two("icmp ult", "i32", words, bound), "i1", "i8")
+        wide = VectorWriter(body.module, _WORDS, body.lines)
+        bound = _parameter(VectorWriter(setup.module, _WORDS, setup.lines), 5, "i32")
+        value = wide.convert("zext", wide.binary("icmp ult", "i32", words, bound), "i1", "i8")
         stored = "i8"
     place = body.write(f"getelementptr <{_WORDS} x {stored}>, ptr %out, i64 %i")
     body.lines.append(f"  store <{_WORDS} x {stored}> {value}, ptr {place}, align 1")

@@ -22,66 +22,66 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Tensor
 from graphflow.ir.spec import real_dtype
 from graphflow.ops.base.shape_rules import conj
-from graphflow.ops.matrices.matrix_rules import columns, identity, rows, times
+from graphflow.ops.matrices.matrix_rules import identity, per_column, per_row, times
 
-_VALUES = {"eigh": 0, "eigvalsh": 0, "eig": 0, "svd": 1, "svdvals": 0}
+_VALUE_OUTPUTS = {"eigh": 0, "eigvalsh": 0, "eig": 0, "svd": 1, "svdvals": 0}
 """Ops that give values, and the output that holds them."""
-_MANY = 2000
+_MAX_NODES = 2000
 """Nodes of a graph up to which it is differentiated along the values."""
 
 
-def moving(values: Tensor, close: Tensor | None = None) -> Tensor:
+def separation_slopes(values: Tensor, close: Tensor | None = None) -> Tensor:
     """Return slopes for values that move apart: 1, 2, 3 …, less their mean over `close` values."""
     steps = FUNCTIONS["arange"](1, values.shape[-1] + 1)
     slopes = FUNCTIONS["broadcast_to"](FUNCTIONS["astype"](steps, values.dtype), values.shape)
     if close is None:
         return slopes  # type: ignore[no-any-return]
     near = FUNCTIONS["astype"](close, values.dtype)
-    offsets = FUNCTIONS["sum"](near * (columns(slopes) - rows(slopes)), -1)
+    offsets = FUNCTIONS["sum"](near * (per_column(slopes) - per_row(slopes)), -1)
     return -offsets / (FUNCTIONS["sum"](near, -1) + 1)  # type: ignore[no-any-return]
 
 
-def rounding(values: Tensor) -> float:
+def rounding_error(values: Tensor) -> float:
     """Return the rounding of values (…, n), relative to the largest."""
     n = values.shape[-1]
-    return epsilon(values) * (max(n, 16) if isinstance(n, int) else 16)
+    return machine_epsilon(values) * (max(n, 16) if isinstance(n, int) else 16)
 
 
-def largest(values: Tensor) -> Tensor:
+def largest_magnitude(values: Tensor) -> Tensor:
     """Return the size of the largest of values (…, n), (…, 1, 1)."""
-    return columns(_largest(values, -1))
+    return per_column(_max_abs(values, -1))
 
 
 def is_close(gaps: Tensor, size: Tensor) -> Tensor:
     """Return where a gap is so small beside `size` that dividing by it loses half of the digits."""
-    return FUNCTIONS["abs"](gaps) <= size * epsilon(gaps) ** 0.5  # type: ignore[no-any-return]
+    return FUNCTIONS["abs"](gaps) <= size * machine_epsilon(gaps) ** 0.5  # type: ignore[no-any-return]
 
 
-def epsilon(x: Tensor) -> float:
+def machine_epsilon(x: Tensor) -> float:
     """Return the rounding of 1 in the dtype of x, or of its parts."""
     return float(ml_dtypes.finfo(real_dtype(x.dtype)).eps)  # type: ignore[no-untyped-call]
 
 
-def _largest(x: Tensor, axes: Any) -> Tensor:
+def _max_abs(x: Tensor, axes: Any) -> Tensor:
     size: Tensor = FUNCTIONS["abs"](x)
     return size if x.shape[-1] == 0 else FUNCTIONS["max"](size, axis=axes, keepdims=True)
 
 
-def scale_of(*turned: Tensor) -> Tensor:
+def matrix_scale(*turned: Tensor) -> Tensor:
     """Return the largest element of each matrix, or pair of matrices."""
-    first, *others = (_largest(t, (-2, -1)) for t in turned)
+    first, *others = (_max_abs(t, (-2, -1)) for t in turned)
     for other in others:
         first = FUNCTIONS["maximum"](first, other)
     return first
 
 
-def pairs(values: Tensor, sign: int = -1) -> Tensor:
+def pairwise_differences(values: Tensor, sign: int = -1) -> Tensor:
     """Return vⱼ - vᵢ (or sums), infinite on the diagonal."""
     alone = identity(values.shape[-1], values) == 1
-    return FUNCTIONS["where"](alone, float("inf"), columns(values) + rows(values) * sign)  # type: ignore[no-any-return]
+    return FUNCTIONS["where"](alone, float("inf"), per_column(values) + per_row(values) * sign)  # type: ignore[no-any-return]
 
 
-def slopes(
+def cotangent_slopes(
     x: Tensor, gs: Sequence[Tensor], close: Sequence[Tensor], apart: Tensor
 ) -> list[Tensor] | None:
     """Return how cotangents change as the values of x move `apart` and the vectors stay.
@@ -91,9 +91,9 @@ def slopes(
     """
     nodes = Graph(gs).nodes
     found = [
-        node.outputs[_VALUES[node.op.name]]
+        node.outputs[_VALUE_OUTPUTS[node.op.name]]
         for node in nodes
-        if node.op.name in _VALUES and node.inputs[0] is x
+        if node.op.name in _VALUE_OUTPUTS and node.inputs[0] is x
     ]
     if not found:
         return None
@@ -101,7 +101,7 @@ def slopes(
     for other in close[1:]:
         some = FUNCTIONS["logical_or"](some, FUNCTIONS["any"](other))
     unknown = [FUNCTIONS["full_like"](g, float("nan")) for g in gs]
-    if len(nodes) > _MANY:
+    if len(nodes) > _MAX_NODES:
         return [FUNCTIONS["where"](some, u, 0) for u in unknown]
 
     def differentiate() -> tuple[Tensor, ...]:
@@ -117,7 +117,7 @@ def slopes(
     return list(results)
 
 
-def quotient(
+def confluent_quotient(
     top: Tensor, bottom: Tensor, moved: Tensor | None, apart: Tensor,
     scale: Tensor, size: Tensor, error: float, condition: Any = 1.0,
 ) -> Tensor:  # fmt: skip
@@ -135,8 +135,8 @@ def quotient(
     equal, close = FUNCTIONS["abs"](bottom) <= size * error, is_close(bottom, size)
     limit = 0.0 if moved is None else moved / where(close, apart, 1)
     rest = FUNCTIONS["abs"](top - where(close, bottom, 0) * limit)
-    noise = epsilon(top) * 4 * condition
-    explained = close & (rest <= scale * where(equal, epsilon(top) ** 0.5, noise))
+    noise = machine_epsilon(top) * 4 * condition
+    explained = close & (rest <= scale * where(equal, machine_epsilon(top) ** 0.5, noise))
     # infinite instead of both others, which derivatives tell
     regular = top * (1 / where(equal | explained, 0, bottom))
     return where(explained, limit, where(equal, float("nan"), regular))  # type: ignore[no-any-return]
@@ -159,17 +159,17 @@ def divide_by_gaps(
         turn: linear; makes the dividend of a cotangent of the vectors.
         condition: that of the vectors, by which rounding grows; a number or (…, 1, 1).
     """
-    gaps, size = pairs(values), largest(values)
+    gaps, size = pairwise_differences(values), largest_magnitude(values)
     close = is_close(gaps, size * condition)
-    apart = moving(values, close)
-    moved = slopes(x, [g], [close], apart)
-    return quotient(
+    apart = separation_slopes(values, close)
+    moved = cotangent_slopes(x, [g], [close], apart)
+    return confluent_quotient(
         turn(g),
         conj(gaps),
         turn(moved[0]) if moved else None,
-        pairs(apart),
-        scale_of(times(vectors, g, adjoint_a=True)),
+        pairwise_differences(apart),
+        matrix_scale(times(vectors, g, adjoint_a=True)),
         size,
-        rounding(values),
+        rounding_error(values),
         condition,
     )

@@ -19,15 +19,15 @@ from graphflow.ops.matrices.matmul import tril, triu
 from graphflow.ops.matrices.matrix_rules import (
     adjoint,
     array_adjoint,
-    columns,
-    cubic,
-    distinct,
+    call_lapack,
+    cast_result,
+    cubic_cost,
     identity,
-    in_kind_of,
-    lapack,
+    make_distinct_spectrum,
+    make_positive_definite,
+    match_kind,
     matrix_sizes,
-    narrow,
-    positive_definite,
+    per_column,
     square_size,
     symmetric_part,
     times,
@@ -47,7 +47,7 @@ def _infer_square(x: TensorSpec) -> TensorSpec:
     return x
 
 
-def _symmetric(x: Any) -> Any:
+def _symmetrize(x: Any) -> Any:
     """The symmetric part of an array; a symmetric one comes back bit by bit."""
     return (x + array_adjoint(x)) * x.dtype.type(0.5)
 
@@ -61,7 +61,9 @@ _INDEFINITE = (
 
 
 def _cholesky_kernel(xp: Any, x: Any) -> Any:
-    return narrow(xp, lapack(xp, xp.linalg.cholesky, _symmetric(x), _INDEFINITE), x.dtype)
+    return cast_result(
+        xp, call_lapack(xp, xp.linalg.cholesky, _symmetrize(x), _INDEFINITE), x.dtype
+    )
 
 
 def _cholesky_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -84,9 +86,9 @@ cholesky_op = register(
         vjp=_cholesky_vjp,
         batch=batching.rows,
         sharding=sharding.matrix_rule(2),
-        cost=cubic(1),
+        cost=cubic_cost(1),
         autocast="high",
-        samples=tuple(sample(s, make=positive_definite) for s in (M33, BATCH33, C33)),
+        samples=tuple(sample(s, make=make_positive_definite) for s in (M33, BATCH33, C33)),
     )
 )
 
@@ -124,8 +126,8 @@ def _infer_qr(x: TensorSpec, mode: str) -> tuple[TensorSpec, TensorSpec]:
 
 
 def _qr_kernel(xp: Any, x: Any, mode: str) -> tuple[Any, Any]:
-    q, r = lapack(xp, lambda a: tuple(xp.linalg.qr(a, mode)), x, "has no QR decomposition")
-    return narrow(xp, q, x.dtype), narrow(xp, r, x.dtype)
+    q, r = call_lapack(xp, lambda a: tuple(xp.linalg.qr(a, mode)), x, "has no QR decomposition")
+    return cast_result(xp, q, x.dtype), cast_result(xp, r, x.dtype)
 
 
 def _qr_vjp(
@@ -163,8 +165,8 @@ def _tall_qr_grad(gq: Tensor, gr: Tensor, q: Tensor, r: Tensor) -> Tensor:
     """
     where = FUNCTIONS["where"]
     diagonal = FUNCTIONS["abs"](FUNCTIONS["diagonal"](r))
-    least = confluent.scale_of(r) * confluent.rounding(diagonal)
-    dependent = FUNCTIONS["any"](columns(diagonal) <= least, axis=-1, keepdims=True)
+    least = confluent.matrix_scale(r) * confluent.rounding_error(diagonal)
+    dependent = FUNCTIONS["any"](per_column(diagonal) <= least, axis=-1, keepdims=True)
     r = where(dependent, identity(r.shape[-1], r), r)
     inner = times(gr, r, adjoint_b=True) - times(q, gq, adjoint_a=True)
     halved = (triu(inner) + triu(inner, k=1)) * 0.5
@@ -183,13 +185,13 @@ qr_op = register(
         vjp=_qr_vjp,
         batch=batching.rows,
         sharding=sharding.matrix_rule(2, outputs=(2, 2)),
-        cost=cubic(2),
+        cost=cubic_cost(2),
         autocast="high",
         samples=(
-            sample(M33, make=distinct, mode="reduced"),
-            sample(spec("float32", (4, 2)), make=distinct, mode="reduced"),
-            sample(spec("float32", (2, 3, 5)), make=distinct, mode="complete"),
-            sample(spec("complex64", (4, 3)), make=distinct, mode="reduced"),
+            sample(M33, make=make_distinct_spectrum, mode="reduced"),
+            sample(spec("float32", (4, 2)), make=make_distinct_spectrum, mode="reduced"),
+            sample(spec("float32", (2, 3, 5)), make=make_distinct_spectrum, mode="complete"),
+            sample(spec("complex64", (4, 3)), make=make_distinct_spectrum, mode="reduced"),
         ),
     )
 )
@@ -235,24 +237,24 @@ def _infer_eigvalsh(x: TensorSpec) -> TensorSpec:
 
 
 def _eigh_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
-    values, vectors = lapack(xp, xp.linalg.eigh, _symmetric(x), _NO_VALUES)
-    return narrow(xp, values, real_dtype(x.dtype)), narrow(xp, vectors, x.dtype)
+    values, vectors = call_lapack(xp, xp.linalg.eigh, _symmetrize(x), _NO_VALUES)
+    return cast_result(xp, values, real_dtype(x.dtype)), cast_result(xp, vectors, x.dtype)
 
 
 def _eigvalsh_kernel(xp: Any, x: Any) -> Any:
-    values = lapack(xp, xp.linalg.eigvalsh, _symmetric(x), _NO_VALUES)
-    return narrow(xp, values, real_dtype(x.dtype))
+    values = call_lapack(xp, xp.linalg.eigvalsh, _symmetrize(x), _NO_VALUES)
+    return cast_result(xp, values, real_dtype(x.dtype))
 
 
-def _rebuilt(values: Tensor, vectors: Tensor) -> Tensor:
+def _from_eigenpairs(values: Tensor, vectors: Tensor) -> Tensor:
     """V·diag(values)·Vᴴ."""
-    return times(vectors * columns(values), vectors, adjoint_b=True)
+    return times(vectors * per_column(values), vectors, adjoint_b=True)
 
 
 def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
     """V·(diag(gw) + F∘skew(Vᴴ·gV))·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ)."""
     (g_values, g_vectors), (values, vectors) = g, y
-    result = _rebuilt(g_values, vectors)
+    result = _from_eigenpairs(g_values, vectors)
     if not is_zeros(g_vectors):
 
         def skew(g: Tensor) -> Tensor:
@@ -262,7 +264,7 @@ def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> 
 
         turned = confluent.divide_by_gaps(x, values, vectors, g_vectors, skew)
         result = result + times(times(vectors, turned), vectors, adjoint_b=True)
-    return (in_kind_of(symmetric_part(result), x),)
+    return (match_kind(symmetric_part(result), x),)
 
 
 eigh_op = register(
@@ -273,9 +275,9 @@ eigh_op = register(
         vjp=_eigh_vjp,
         batch=batching.rows,
         sharding=sharding.matrix_rule(2, outputs=(1, 2)),
-        cost=cubic(9),
+        cost=cubic_cost(9),
         autocast="high",
-        samples=tuple(sample(s, make=distinct) for s in REAL),
+        samples=tuple(sample(s, make=make_distinct_spectrum) for s in REAL),
     )
 )
 eigvalsh_op = register(
@@ -283,12 +285,12 @@ eigvalsh_op = register(
         "eigvalsh",
         infer=_infer_eigvalsh,
         kernel=_eigvalsh_kernel,
-        vjp=lambda g, y, x: (in_kind_of(symmetric_part(_rebuilt(g, eigh_op(x)[1])), x),),
+        vjp=lambda g, y, x: (match_kind(symmetric_part(_from_eigenpairs(g, eigh_op(x)[1])), x),),
         batch=batching.rows,
         sharding=sharding.matrix_rule(2, outputs=(1,)),
-        cost=cubic(4),
+        cost=cubic_cost(4),
         autocast="high",
-        samples=tuple(sample(s, make=distinct) for s in (M33, BATCH33, C33)),
+        samples=tuple(sample(s, make=make_distinct_spectrum) for s in (M33, BATCH33, C33)),
     )
 )
 
@@ -338,12 +340,12 @@ def _infer_eig(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 
 
 def _eig_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
-    values, vectors = lapack(xp, xp.linalg.eig, x, _NO_VALUES)
+    values, vectors = call_lapack(xp, xp.linalg.eig, x, _NO_VALUES)
     wanted = complex_dtype(x.dtype)
-    return narrow(xp, values, wanted), narrow(xp, vectors, wanted)
+    return cast_result(xp, values, wanted), cast_result(xp, vectors, wanted)
 
 
-def _size(x: Tensor) -> Tensor:
+def _frobenius_norm(x: Tensor) -> Tensor:
     """Return the Frobenius norms of matrices, (…, 1, 1)."""
     squares = FUNCTIONS["square"](FUNCTIONS["abs"](x))
     return FUNCTIONS["sqrt"](FUNCTIONS["sum"](squares, axis=(-2, -1), keepdims=True))  # type: ignore[no-any-return]
@@ -354,21 +356,23 @@ def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> t
     vectors are of length 1, which the second term keeps."""
     (g_values, g_vectors), (values, vectors) = g, y
     eye = identity(x.shape[-1], FUNCTIONS["real"](values))
-    inner = eye * columns(g_values)
+    inner = eye * per_column(g_values)
     if not is_zeros(g_vectors):
         gram = times(vectors, vectors, adjoint_a=True)
 
         def across(g: Tensor) -> Tensor:
             turned = times(vectors, g, adjoint_a=True)
             lengths = FUNCTIONS["sum"](FUNCTIONS["real"](turned) * eye, axis=-2)
-            rest: Tensor = turned - gram * columns(lengths)
+            rest: Tensor = turned - gram * per_column(lengths)
             return rest
 
         whole = identity(x.shape[-1], vectors)
-        condition = _size(vectors) * _size(solve_op(vectors, whole, adjoint=False))
+        condition = _frobenius_norm(vectors) * _frobenius_norm(
+            solve_op(vectors, whole, adjoint=False)
+        )
         inner = inner + confluent.divide_by_gaps(x, values, vectors, g_vectors, across, condition)
     solved: Tensor = solve_op(vectors, times(inner, vectors, adjoint_b=True), adjoint=True)
-    return (in_kind_of(solved, x),)
+    return (match_kind(solved, x),)
 
 
 eig_op = register(
@@ -379,8 +383,8 @@ eig_op = register(
         vjp=_eig_vjp,
         batch=batching.rows,
         sharding=sharding.matrix_rule(2, outputs=(1, 2)),
-        cost=cubic(25),
-        samples=tuple(sample(s, make=distinct) for s in REAL),
+        cost=cubic_cost(25),
+        samples=tuple(sample(s, make=make_distinct_spectrum) for s in REAL),
         device_kinds=("cpu",),
     )
 )

@@ -16,11 +16,11 @@ from graphflow.ops.base.shape_rules import conj
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.matrix_rules import (
     adjoint,
-    cubic,
-    in_kind_of,
-    lapack,
-    narrow,
-    regular,
+    call_lapack,
+    cast_result,
+    cubic_cost,
+    make_well_conditioned,
+    match_kind,
     square_size,
 )
 from graphflow.ops.matrices.solve import inv_op
@@ -41,17 +41,17 @@ def _infer_cofactor(x: TensorSpec) -> TensorSpec:
 
 
 def _det_kernel(xp: Any, x: Any) -> Any:
-    return narrow(xp, xp.asarray(xp.linalg.det(x)), x.dtype).reshape(x.shape[:-2])
+    return cast_result(xp, xp.asarray(xp.linalg.det(x)), x.dtype).reshape(x.shape[:-2])
 
 
 def _cofactor_kernel(xp: Any, x: Any) -> Any:
     """With x = u·s·v: det(u)·det(v)·u*·s'·v*, s'ᵢ the product of the other singular values."""
-    u, s, v = lapack(xp, xp.linalg.svd, x, "has no singular values: does it hold NaN or inf?")
+    u, s, v = call_lapack(xp, xp.linalg.svd, x, "has no singular values: does it hold NaN or inf?")
     n = s.shape[-1]
     others = xp.where(xp.eye(n, dtype=bool), s.dtype.type(1), s[..., None, :]).prod(-1)
     signs = xp.linalg.det(u) * xp.linalg.det(v)
     result = xp.matmul(u.conj() * others[..., None, :], v.conj()) * signs[..., None, None]
-    return narrow(xp, result, x.dtype)
+    return cast_result(xp, result, x.dtype)
 
 
 def _cofactor_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -75,9 +75,9 @@ cofactor = register(
         vjp=_cofactor_vjp,
         batch=batching.rows,
         sharding=sharding.matrix_rule(2),
-        cost=cubic(22),
+        cost=cubic_cost(22),
         autocast="high",
-        samples=tuple(sample(s, make=regular) for s in (M33, BATCH33, C33)),
+        samples=tuple(sample(s, make=make_well_conditioned) for s in (M33, BATCH33, C33)),
     )
 )
 det_op = register(
@@ -88,7 +88,7 @@ det_op = register(
         vjp=lambda g, y, x: (_as_matrix(g) * conj(cofactor(x)),),
         batch=batching.rows,
         sharding=sharding.matrix_rule(2, outputs=(0,)),
-        cost=cubic(1),
+        cost=cubic_cost(1),
         autocast="high",
         samples=tuple(sample(s) for s in (M33, BATCH33, C33)),
     )
@@ -119,8 +119,8 @@ def _slogdet_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
     sign, log = map(xp.asarray, xp.linalg.slogdet(x))
     shape = x.shape[:-2]
     return (
-        narrow(xp, sign, x.dtype).reshape(shape),
-        narrow(xp, log, real_dtype(x.dtype)).reshape(shape),
+        cast_result(xp, sign, x.dtype).reshape(shape),
+        cast_result(xp, log, real_dtype(x.dtype)).reshape(shape),
     )
 
 
@@ -130,7 +130,7 @@ def _slogdet_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) 
     if x.dtype.kind == "c":
         turn: Tensor = FUNCTIONS["imag"](conj(g_sign) * y[0])
         factor = FUNCTIONS["complex"](factor, -turn)
-    return (in_kind_of(_as_matrix(factor) * adjoint(inv_op(x)), x),)
+    return (match_kind(_as_matrix(factor) * adjoint(inv_op(x)), x),)
 
 
 slogdet_op = register(
@@ -141,9 +141,9 @@ slogdet_op = register(
         vjp=_slogdet_vjp,
         batch=batching.rows,
         sharding=sharding.matrix_rule(2, outputs=(0, 0)),
-        cost=cubic(1),
+        cost=cubic_cost(1),
         autocast="high",
-        samples=tuple(sample(s, make=regular) for s in (M33, BATCH33, C33)),
+        samples=tuple(sample(s, make=make_well_conditioned) for s in (M33, BATCH33, C33)),
     )
 )
 

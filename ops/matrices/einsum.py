@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import FUNCTIONS, Tensor, function, promoted
+from graphflow.ir.op import FUNCTIONS, Tensor, function, promote_inputs
 from graphflow.ir.spec import Shape, Size, equate, product, show_shape
 from graphflow.ops.base.composite import composite
-from graphflow.ops.base.shape_rules import listed, normalize_axis
+from graphflow.ops.base.shape_rules import normalize_axis, require_list
 from graphflow.ops.matrices.matmul import diagonal, matmul
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims, permute_dims, reshape
 
@@ -32,7 +32,7 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     """
     if not isinstance(subscripts, str):
         raise ArgumentError(f"subscripts are a str such as 'ij,jk->ik', not {subscripts!r}")
-    tensors = list(promoted("einsum", operands)) if operands else []
+    tensors = list(promote_inputs("einsum", operands)) if operands else []
     inputs, output = _parse(subscripts, tensors)
     contract = _einsum if _is_one_product(inputs, output) else _einsum_of_many
     return contract(tensors, inputs, output, repr(subscripts))
@@ -80,12 +80,12 @@ def _einsum(
     tensors: list[Tensor], inputs: list[list[_Label]], output: list[_Label], what: str
 ) -> Tensor:
     sizes = _label_sizes(tensors, inputs, what)
-    terms = [_without_repeats(x, labels) for x, labels in zip(tensors, inputs, strict=True)]
-    for pair in _order(terms, output):
+    terms = [_take_diagonals(x, labels) for x, labels in zip(tensors, inputs, strict=True)]
+    for pair in _contraction_order(terms, output):
         picked = [terms.pop(i) for i in sorted(pair, reverse=True)][::-1]
         needed = set(output).union(*(labels for _, labels in terms))
         terms.append(_contract(picked, needed, sizes))
-    x, labels = _summed(*terms[0], set(output))
+    x, labels = _sum_axes(*terms[0], set(output))
     return permute_dims(x, [labels.index(label) for label in output])
 
 
@@ -115,7 +115,7 @@ def _label_sizes(
     return sizes
 
 
-def _order(
+def _contraction_order(
     terms: Sequence[tuple[Tensor, list[_Label]]], output: list[_Label]
 ) -> list[tuple[int, ...]]:
     """Pairs of positions to contract; the result goes to the end of the list."""
@@ -135,7 +135,7 @@ def _order(
     return [tuple(p) for p in path if len(p) == 2]
 
 
-def _without_repeats(x: Tensor, labels: list[_Label]) -> tuple[Tensor, list[_Label]]:
+def _take_diagonals(x: Tensor, labels: list[_Label]) -> tuple[Tensor, list[_Label]]:
     """A label that occurs twice replaced by the diagonal of its axes."""
     labels = list(labels)
     for label in dict.fromkeys(labels):
@@ -148,7 +148,7 @@ def _without_repeats(x: Tensor, labels: list[_Label]) -> tuple[Tensor, list[_Lab
     return x, labels
 
 
-def _summed(x: Tensor, labels: list[_Label], keep: set[_Label]) -> tuple[Tensor, list[_Label]]:
+def _sum_axes(x: Tensor, labels: list[_Label], keep: set[_Label]) -> tuple[Tensor, list[_Label]]:
     axes = tuple(i for i, label in enumerate(labels) if label not in keep)
     if axes:
         x = FUNCTIONS["sum"](x, axis=axes, dtype=x.dtype)
@@ -160,17 +160,19 @@ def _contract(
 ) -> tuple[Tensor, list[_Label]]:
     """The product of two terms, summed over the labels that nobody needs."""
     (a, la), (b, lb) = pair
-    a, la = _summed(a, la, needed | set(lb))
-    b, lb = _summed(b, lb, needed | set(la))
+    a, la = _sum_axes(a, la, needed | set(lb))
+    b, lb = _sum_axes(b, lb, needed | set(la))
     common = [label for label in la if label in lb]
     batch = [label for label in common if label in needed]
     inner = [label for label in common if label not in needed]
     only_a = [label for label in la if label not in common]
     only_b = [label for label in lb if label not in common]
     if not inner:
-        x = _arranged(a, la, batch + only_a + only_b) * _arranged(b, lb, batch + only_a + only_b)
+        x = _arrange_axes(a, la, batch + only_a + only_b) * _arrange_axes(
+            b, lb, batch + only_a + only_b
+        )
         return x, batch + only_a + only_b
-    a, b = _widened(a, la, inner, sizes), _widened(b, lb, inner, sizes)
+    a, b = _broadcast_inner_axes(a, la, inner, sizes), _broadcast_inner_axes(b, lb, inner, sizes)
     left, flag_a = _as_matrix(a, la, batch, only_a, inner)
     right, flag_b = _as_matrix(b, lb, batch, inner, only_b)
     x = matmul(left, right, transpose_a=flag_a, transpose_b=flag_b)
@@ -179,13 +181,13 @@ def _contract(
     return reshape(x, (*x.shape[: len(batch)], *kept)), batch + only_a + only_b
 
 
-def _arranged(x: Tensor, labels: list[_Label], order: list[_Label]) -> Tensor:
+def _arrange_axes(x: Tensor, labels: list[_Label], order: list[_Label]) -> Tensor:
     """Axes in the given order, those that are missing as size 1."""
     x = permute_dims(x, [labels.index(label) for label in order if label in labels])
     return expand_dims(x, [i for i, label in enumerate(order) if label not in labels])
 
 
-def _widened(
+def _broadcast_inner_axes(
     x: Tensor, labels: list[_Label], inner: list[_Label], sizes: dict[_Label, Size]
 ) -> Tensor:
     """Axes of size 1 that are summed against longer ones, broadcast to them."""
@@ -219,15 +221,15 @@ def tensordot(a: Tensor, b: Tensor, axes: int | tuple[Sequence[int], Sequence[in
         ArgumentError: the two lists differ in length, or there are not as many axes.
         ShapeError: sizes differ.
     """
-    a, b = promoted("tensordot", (a, b))
+    a, b = promote_inputs("tensordot", (a, b))
     if isinstance(axes, int):
         if not 0 <= axes <= min(a.ndim, b.ndim):
             raise ArgumentError(f"tensordot over {axes} axes of ranks {a.ndim} and {b.ndim}")
         axes = (tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes)))
-    pair = listed("axes", axes)
+    pair = require_list("axes", axes)
     if len(pair) != 2:
         raise ArgumentError(f"axes are a count or two lists, not {axes!r}")
-    first, second = ([x] if isinstance(x, int) else listed("axes", x) for x in pair)
+    first, second = ([x] if isinstance(x, int) else require_list("axes", x) for x in pair)
     if len(first) != len(second):
         raise ArgumentError(f"{len(first)} axes of a, {len(second)} of b")
     labels_a = [("a", i) for i in range(a.ndim)]

@@ -16,39 +16,39 @@ from graphflow.errors import ShapeError
 from graphflow.ir.op import Cost, Op, Tensor, register, sample
 from graphflow.ir.spec import Size, TensorSpec, show_shape, spec
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.matrices.matmul import (
+    choose_blocks,
     matmul,
     matmul_into,
     native_matmul,
-    split_rule,
     sum_of_products,
 )
 from graphflow.ops.tensors.shape import matrix_transpose
 
 Array = np.ndarray[Any, Any]
 
-DTYPES = ("float32", "float64")
+SYRK_DTYPES = ("float32", "float64")
 """Of products that may be computed by their triangle."""
-_LEAST = 2.5e7
+_MIN_SYRK_FLOPS = 2.5e7
 """Flops of the whole product from which one triangle of it takes less time."""
-_NARROW = 32
+_MAX_NARROW_COLUMNS = 32
 """Columns up to which generated kernels are quicker, however long these are."""
 
 
-def is_halved(n: int, k: int, dtype: str) -> bool:
+def uses_syrk(n: int, k: int, dtype: str) -> bool:
     """Whether a product of n columns of length k is computed by its triangle: a function of sizes
     and dtype alone, since bits follow from it."""
-    return dtype in DTYPES and n > _NARROW and 2.0 * n * n * k >= _LEAST
+    return dtype in SYRK_DTYPES and n > _MAX_NARROW_COLUMNS and 2.0 * n * n * k >= _MIN_SYRK_FLOPS
 
 
-def flags(columns: bool) -> dict[str, bool]:
+def matmul_flags(columns: bool) -> dict[str, bool]:
     """Of `matmul`, for the same product."""
     return {"transpose_a": columns, "transpose_b": not columns}
 
 
-def sizes(x: TensorSpec, columns: bool) -> tuple[Size, Size]:
+def gram_sizes(x: TensorSpec, columns: bool) -> tuple[Size, Size]:
     """The size of the result, and the length that is summed over."""
     return (x.shape[1], x.shape[0]) if columns else (x.shape[0], x.shape[1])
 
@@ -57,41 +57,41 @@ def _infer(x: TensorSpec, columns: bool) -> TensorSpec:
     require_kind(x, "float")
     if x.rank != 2:
         raise ShapeError(f"takes a matrix, not {show_shape(x.shape)}")
-    n, _ = sizes(x, columns)
+    n, _ = gram_sizes(x, columns)
     return x.with_shape((n, n))
 
 
 def _cost(x: TensorSpec, columns: bool) -> Cost:
-    n, k = sizes(x, columns)
+    n, k = gram_sizes(x, columns)
     return Cost(flops=n * (n + 1) * k)
 
 
-def _native(x: TensorSpec, columns: bool) -> Task | None:
-    n, k = sizes(x, columns)
-    if is_halved(cast(int, n), cast(int, k), x.dtype.name):
+def _native(x: TensorSpec, columns: bool) -> KernelTask | None:
+    n, k = gram_sizes(x, columns)
+    if uses_syrk(cast(int, n), cast(int, k), x.dtype.name):
         return None
-    task = native_matmul(x, x, **flags(columns))
+    task = native_matmul(x, x, **matmul_flags(columns))
     return None if task is None else replace(task, order=(0, 0, 1))  # x twice, and the result
 
 
-def _into(xp: Any, out: Any, x: Any, columns: bool) -> None:
+def _gram_into(xp: Any, out: Any, x: Any, columns: bool) -> None:
     tall = x if columns else x.swapaxes(0, 1)
     k, n = tall.shape
     if xp is not np:
         xp.matmul(tall.swapaxes(0, 1), tall, out=out)
-    elif not is_halved(n, k, x.dtype.name):
-        matmul_into(np, out, x, x, **flags(columns))
+    elif not uses_syrk(n, k, x.dtype.name):
+        matmul_into(np, out, x, x, **matmul_flags(columns))
     else:
-        axis, parts = split_rule((), n, k, n)
+        axis, parts = choose_blocks((), n, k, n)
         if parts == 1:
             np.matmul(tall.T, tall, out=out)
         elif axis == 2:
             sum_of_products(out, tall.T, tall, parts)
         else:
-            _by_columns(out, tall, min(4, parts))
+            _multiply_upper_blocks(out, tall, min(4, parts))
 
 
-def _by_columns(out: Array, tall: Array, parts: int) -> None:
+def _multiply_upper_blocks(out: Array, tall: Array, parts: int) -> None:
     """Blocks of the result on its diagonal and above; those below are their mirror image."""
     n = tall.shape[1]
     blocks = [slice(a, b) for a, b in pairwise([n * i // parts for i in range(parts + 1)])]
@@ -109,7 +109,7 @@ def _by_columns(out: Array, tall: Array, parts: int) -> None:
 def _kernel(xp: Any, x: Any, columns: bool) -> Any:
     n = x.shape[1 if columns else 0]
     out = xp.empty((n, n), x.dtype)
-    _into(xp, out, x, columns)
+    _gram_into(xp, out, x, columns)
     return out
 
 
@@ -123,7 +123,7 @@ register(
         "gram",
         infer=_infer,
         kernel=_kernel,
-        into=_into,
+        into=_gram_into,
         native=_native,
         vjp=_vjp,
         cost=_cost,

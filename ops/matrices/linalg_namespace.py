@@ -10,12 +10,12 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, located, promoted
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, error_location, function, promote_inputs
 from graphflow.ir.spec import equate, maximum, minimum, show_shape
 from graphflow.ops.base.composite import composite
-from graphflow.ops.base.shape_rules import listed, normalize_axis, require_kind, whole
+from graphflow.ops.base.shape_rules import normalize_axis, require_int, require_kind, require_list
 from graphflow.ops.matrices.decompositions import cholesky, eig, eigh, eigvals, eigvalsh, qr
 from graphflow.ops.matrices.determinant import det, slogdet
 from graphflow.ops.matrices.einsum import einsum, tensordot
@@ -28,7 +28,7 @@ from graphflow.ops.tensors.shape import matrix_transpose
 from graphflow.ops.tensors.slicing import roll, window
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def diagonal(x: Any, *, offset: int = 0) -> Tensor:
     """The diagonal of each matrix of x (…, m, n), `offset` columns above the main one.
 
@@ -36,9 +36,9 @@ def diagonal(x: Any, *, offset: int = 0) -> Tensor:
         ShapeError: x has no two axes.
         ArgumentError: offset is no int.
     """
-    with located("diagonal"):
+    with error_location("diagonal"):
         tensor = as_tensor(x)
-        offset = whole("offset", offset)
+        offset = require_int("offset", offset)
         if tensor.ndim < 2:
             raise ShapeError(f"takes matrices, not {show_shape(tensor.shape)}")
         down, right = max(-int(offset), 0), max(int(offset), 0)
@@ -52,7 +52,7 @@ def diagonal(x: Any, *, offset: int = 0) -> Tensor:
     return _main_diagonal(tensor)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def trace(x: Any, *, offset: int = 0, dtype: Any = None) -> Tensor:
     """The sum of a diagonal of each matrix of x (…, m, n); see `diagonal` and `gf.sum`.
 
@@ -72,7 +72,7 @@ def cross(a: Any, b: Any, *, axis: int = -1) -> Tensor:
         ShapeError: the axis is not of size 3 in both.
         DTypeError: bools, or kinds mix.
     """
-    a, b = promoted("cross", (a, b))
+    a, b = promote_inputs("cross", (a, b))
     require_kind(a.spec, "int", "float", "complex")
     for x in (a, b):
         size = x.shape[normalize_axis(axis, x.ndim)]
@@ -96,10 +96,10 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
         ArgumentError: less than two, or no list.
         ShapeError: another rank, or sizes that do not fit.
     """
-    given = listed("arrays", arrays)
+    given = require_list("arrays", arrays)
     if not 2 <= len(given) < len(string.ascii_letters):
         raise ArgumentError(f"takes from 2 to {len(string.ascii_letters) - 1} matrices")
-    tensors = promoted("multi_dot", given)
+    tensors = promote_inputs("multi_dot", given)
     for i, x in enumerate(tensors):
         if x.ndim != 2 and not (x.ndim == 1 and i in (0, len(tensors) - 1)):
             raise ShapeError(

@@ -21,9 +21,9 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
-    autocasted,
+    autocast_inputs,
     function,
-    promoted,
+    promote_inputs,
     register,
     sample,
 )
@@ -40,13 +40,19 @@ from graphflow.ir.spec import (
 )
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
-from graphflow.ops.base.shape_rules import conj, normalize_axis, require_kind, unbroadcast, whole
-from graphflow.ops.kernels.fusion.region_kernels import enabled
-from graphflow.ops.kernels.gemm.gemm import Product, preferred
-from graphflow.ops.kernels.gemm.gemv import VectorProduct, vector_product
+from graphflow.ops.base.shape_rules import (
+    conj,
+    normalize_axis,
+    require_int,
+    require_kind,
+    unbroadcast,
+)
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.gemm.gemm import MatrixProduct, plan_if_faster_than_blas
+from graphflow.ops.kernels.gemm.gemv import VectorProduct, plan_vector_product
 from graphflow.ops.kernels.gemm.tiny import tiny_task
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Task, vector_width
+from graphflow.ops.kernels.jit.compiler import KernelTask, vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.sharding import rules as sharding
@@ -67,7 +73,9 @@ _BLOCKS = ((8e9, 16), (2e9, 8), (4e8, 4), (4e7, 2))
 _SMALLEST_BLOCK = 32  # rows or columns
 
 
-def _sizes(a: TensorSpec, b: TensorSpec, ta: bool, tb: bool) -> tuple[Size, Size, Size, Size]:
+def _matmul_sizes(
+    a: TensorSpec, b: TensorSpec, ta: bool, tb: bool
+) -> tuple[Size, Size, Size, Size]:
     """m, k, k again as b has it, n."""
     m, k = a.shape[-2:] if not ta else a.shape[:-3:-1]
     k2, n = b.shape[-2:] if not tb else b.shape[:-3:-1]
@@ -80,7 +88,7 @@ def _infer_matmul(
     require_kind(a, "int", "float", "complex")
     if a.rank < 2 or b.rank < 2:
         raise ShapeError(f"takes matrices, not {show_shape(a.shape)} @ {show_shape(b.shape)}")
-    m, k, k2, n = _sizes(a, b, transpose_a, transpose_b)
+    m, k, k2, n = _matmul_sizes(a, b, transpose_a, transpose_b)
     if isinstance(k, int) and isinstance(k2, int) and k != k2:
         shown = [
             show_shape(x.shape) + (" transposed" if flag else "")
@@ -98,10 +106,10 @@ def _cost_matmul(
 ) -> Cost:
     out = _infer_matmul(a, b, transpose_a, transpose_b)
     each = 8 if kind(a.dtype) == "complex" else 2
-    return Cost(flops=out.size * each * _sizes(a, b, transpose_a, transpose_b)[1])
+    return Cost(flops=out.size * each * _matmul_sizes(a, b, transpose_a, transpose_b)[1])
 
 
-def split_rule(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int]:
+def choose_blocks(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int]:
     """(axis, blocks) of a split; a function of the shapes only. The axis is one of the product, or
     the one after them: that which is summed over."""
     flops = 2.0 * math.prod(batch) * m * k * n
@@ -120,46 +128,48 @@ def split_rule(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int
 
 def native_matmul(
     a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
-) -> Task | None:
+) -> KernelTask | None:
     """The generated kernel of a product; None where BLAS does it."""
-    of_vector = _of_vector(a, b, transpose_a, transpose_b)
+    of_vector = _generated_vector_product(a, b, transpose_a, transpose_b)
     if of_vector is not None:
         return of_vector.task
-    product = _generated(a, b, transpose_a, transpose_b)
+    product = _generated_product(a, b, transpose_a, transpose_b)
     if product is None:
         return None
     tiny = None
     if a.rank == 2 == b.rank:
-        m, k, _, n = (cast(int, size) for size in _sizes(a, b, transpose_a, transpose_b))
+        m, k, _, n = (cast(int, size) for size in _matmul_sizes(a, b, transpose_a, transpose_b))
         tiny = tiny_task(m, k, n, a.dtype.name, transpose_a, transpose_b)
     return tiny or product.task
 
 
-def _generated(
+def _generated_product(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool, added: bool = False
-) -> Product | None:
+) -> MatrixProduct | None:
     """What multiplies arrays, or specs of arrays, that are contiguous; None: BLAS."""
-    if a.dtype != b.dtype or not enabled():
+    if a.dtype != b.dtype or not is_jit_enabled():
         return None
-    return preferred(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b, added)
+    return plan_if_faster_than_blas(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b, added)
 
 
-def _of_vector(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> VectorProduct | None:
+def _generated_vector_product(
+    a: Any, b: Any, transpose_a: bool, transpose_b: bool
+) -> VectorProduct | None:
     """What multiplies a large matrix and a vector."""
-    if a.dtype != b.dtype or not enabled() or vector_width() < 8:
+    if a.dtype != b.dtype or not is_jit_enabled() or vector_width() < 8:
         return None
-    return vector_product(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
+    return plan_vector_product(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
 
 
 def matmul_into(
     xp: Any, out: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
 ) -> None:
     if xp is np:
-        of_vector = _of_vector(a, b, transpose_a, transpose_b)
+        of_vector = _generated_vector_product(a, b, transpose_a, transpose_b)
         if of_vector is not None and out.dtype == a.dtype:
             of_vector.run(out, np.ascontiguousarray(a), np.ascontiguousarray(b))
             return
-        generated = _generated(a, b, transpose_a, transpose_b)
+        generated = _generated_product(a, b, transpose_a, transpose_b)
         if generated is not None and out.dtype == a.dtype:
             a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
             generated.run(address(out), address(a), address(b))
@@ -173,7 +183,7 @@ def matmul_into(
         b = b.swapaxes(-1, -2)
     axis, blocks = 0, 1
     if xp is np:
-        axis, blocks = split_rule(out.shape[:-2], out.shape[-2], a.shape[-1], out.shape[-1])
+        axis, blocks = choose_blocks(out.shape[:-2], out.shape[-2], a.shape[-1], out.shape[-1])
     if blocks == 1:
         xp.matmul(a, b, out=out)
     elif axis == out.ndim:
@@ -255,7 +265,7 @@ matmul_op = register(
         into=matmul_into,
         native=native_matmul,
         vjp=_matmul_vjp,
-        batch=batching.product,
+        batch=batching.matmul,
         sharding=sharding.matmul_rule,
         cost=_cost_matmul,
         autocast="low",
@@ -289,18 +299,20 @@ def _infer_accumulate(
     return made.with_shape(shape)
 
 
-def added_product(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Product | None:
+def generated_accumulation(
+    a: Any, b: Any, transpose_a: bool, transpose_b: bool
+) -> MatrixProduct | None:
     """What adds the product of arrays, or specs of arrays, to something; None: it is made first."""
-    if _of_vector(a, b, transpose_a, transpose_b) is not None:
+    if _generated_vector_product(a, b, transpose_a, transpose_b) is not None:
         return None
-    return _generated(a, b, transpose_a, transpose_b, added=True)
+    return _generated_product(a, b, transpose_a, transpose_b, added=True)
 
 
 def _native_accumulate(
     c: TensorSpec, a: TensorSpec, b: TensorSpec, transpose_a: bool = False,
     transpose_b: bool = False,
-) -> Task | None:  # fmt: skip
-    product = added_product(a, b, transpose_a, transpose_b)
+) -> KernelTask | None:  # fmt: skip
+    product = generated_accumulation(a, b, transpose_a, transpose_b)
     if product is None:
         return None
     return replace(product.task, order=(2, 1, 0) if product.swapped else (1, 2, 0))
@@ -309,7 +321,7 @@ def _native_accumulate(
 def _accumulate_into(
     xp: Any, out: Any, c: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
 ) -> None:
-    product = added_product(a, b, transpose_a, transpose_b) if xp is np else None
+    product = generated_accumulation(a, b, transpose_a, transpose_b) if xp is np else None
     if product is None or not out.flags.c_contiguous:
         xp.add(c, _matmul_kernel(xp, a, b, transpose_a, transpose_b), out=out)
         return
@@ -367,7 +379,7 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
         ShapeError: inner sizes differ, other axes do not broadcast, or an operand is a scalar.
         DTypeError: kinds mix, or bools.
     """
-    a, b = promoted("matmul", (a, b))
+    a, b = promote_inputs("matmul", (a, b))
     if not a.ndim or not b.ndim:
         raise ShapeError(f"{show_shape(a.shape)} @ {show_shape(b.shape)}: use * for scalars")
     if a.ndim == 1:
@@ -383,12 +395,12 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     return result
 
 
-def biased(y: Tensor, bias: Tensor | None) -> Tensor:
+def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
     """A product of weights with its bias added, which goes along where `gf.autocast` made the
     product one of 16 bits."""
     if bias is None:
         return y
-    (bias,) = autocasted([bias], "low" if is_half(y.dtype) else None)
+    (bias,) = autocast_inputs([bias], "low" if is_half(y.dtype) else None)
     total: Tensor = FUNCTIONS["add"](y, bias)
     return total
 
@@ -403,7 +415,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         ShapeError: not vectors.
     """
-    a, b = promoted("outer", (a, b))
+    a, b = promote_inputs("outer", (a, b))
     if a.ndim != 1 or b.ndim != 1:
         raise ShapeError(
             f"outer takes vectors, not {show_shape(a.shape)} and {show_shape(b.shape)}"
@@ -419,7 +431,7 @@ def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
     Raises:
         ShapeError: the sizes differ.
     """
-    a, b = promoted("vecdot", (a, b))
+    a, b = promote_inputs("vecdot", (a, b))
     if not a.ndim or not b.ndim:
         raise ShapeError("vecdot takes vectors, not scalars")
     n, n2 = a.shape[normalize_axis(axis, a.ndim)], b.shape[normalize_axis(axis, b.ndim)]
@@ -492,7 +504,7 @@ def tril(x: Tensor, *, k: int = 0) -> Tensor:
     Raises:
         ShapeError, ArgumentError: x is no matrix; k is no int.
     """
-    result: Tensor = tril_op(as_tensor(x), k=whole("k", k))
+    result: Tensor = tril_op(as_tensor(x), k=require_int("k", k))
     return result
 
 
@@ -503,5 +515,5 @@ def triu(x: Tensor, *, k: int = 0) -> Tensor:
     Raises:
         ShapeError, ArgumentError: x is no matrix; k is no int.
     """
-    result: Tensor = triu_op(as_tensor(x), k=whole("k", k))
+    result: Tensor = triu_op(as_tensor(x), k=require_int("k", k))
     return result

@@ -48,7 +48,7 @@ def square_size(x: TensorSpec) -> Size:
     return equate(m, n, f"takes square matrices, not {show_shape(x.shape)}")
 
 
-def cubic(flops: int) -> Callable[..., Cost]:
+def cubic_cost(flops: int) -> Callable[..., Cost]:
     """A cost rule: so many flops for each element of the first input and each of its columns."""
     return lambda x, *others, **attrs: Cost(flops=x.size * x.shape[-1] * flops)
 
@@ -77,12 +77,12 @@ def symmetric_part(x: Tensor) -> Tensor:
     return result
 
 
-def columns(values: Tensor) -> Tensor:
+def per_column(values: Tensor) -> Tensor:
     """Vectors (…, n) as (…, 1, n): a factor or summand for each column."""
     return expand_dims(values, -2)
 
 
-def rows(values: Tensor) -> Tensor:
+def per_row(values: Tensor) -> Tensor:
     """Vectors (…, n) as (…, n, 1): a factor or summand for each row."""
     return expand_dims(values, -1)
 
@@ -93,7 +93,7 @@ def identity(size: Size, like: Tensor) -> Tensor:
     return result
 
 
-def in_kind_of(g: Tensor, x: Tensor) -> Tensor:
+def match_kind(g: Tensor, x: Tensor) -> Tensor:
     """A cotangent for x: of a real x the real part."""
     if kind(x.dtype) == "complex":
         return astype(g, x.dtype)
@@ -103,7 +103,7 @@ def in_kind_of(g: Tensor, x: Tensor) -> Tensor:
 # Kernels are made of ----------------------------------------------------------------------------
 
 
-def narrow(xp: Any, x: Any, dtype: Any) -> Any:
+def cast_result(xp: Any, x: Any, dtype: Any) -> Any:
     """A contiguous result in the dtype of the input."""
     return xp.ascontiguousarray(x, dtype=dtype)
 
@@ -114,7 +114,9 @@ def array_adjoint(x: Any) -> Any:
     return transposed.conj() if transposed.dtype.kind == "c" else transposed
 
 
-def lapack(xp: Any, call: Callable[[Any], Any], x: Any, fault: str, whole: bool = False) -> Any:
+def call_lapack(
+    xp: Any, call: Callable[[Any], Any], x: Any, fault: str, whole: bool = False
+) -> Any:
     """call(x), where LAPACK may find that a matrix of x has a fault.
 
     `whole`: the call takes all matrices of x at once, or one, but no part of a batch.
@@ -123,8 +125,8 @@ def lapack(xp: Any, call: Callable[[Any], Any], x: Any, fault: str, whole: bool 
         CheckError: it has; the message says which of the matrices, and the remedy in `fault`.
     """
     try:
-        with _raising(xp):
-            return call(x) if whole or xp is not np else _by_blocks(call, x)
+        with _raise_linalg_errors(xp):
+            return call(x) if whole or xp is not np else _call_by_blocks(call, x)
     except np.linalg.LinAlgError:
         raise CheckError(f"{_first_failure(call, x)} of shape {x.shape[-2:]} {fault}") from None
 
@@ -133,7 +135,7 @@ def lapack(xp: Any, call: Callable[[Any], Any], x: Any, fault: str, whole: bool 
 _BLOCKS = ((1e7, 8), (2e5, 2))
 
 
-def _by_blocks(call: Callable[[Any], Any], x: Any) -> Any:
+def _call_by_blocks(call: Callable[[Any], Any], x: Any) -> Any:
     """call(x) on blocks of the first axis of a batch, which threads share.
 
     The blocks depend on the shape only, and each matrix is decomposed alone.
@@ -154,7 +156,7 @@ def _by_blocks(call: Callable[[Any], Any], x: Any) -> Any:
     return np.concatenate(found)
 
 
-def _raising(xp: Any) -> AbstractContextManager[Any]:
+def _raise_linalg_errors(xp: Any) -> AbstractContextManager[Any]:
     """CuPy looks at what LAPACK says only where it is told to."""
     if xp is np:
         return nullcontext()
@@ -177,7 +179,7 @@ def _first_failure(call: Callable[[Any], Any], x: Any) -> str:
 # Inputs for samples -----------------------------------------------------------------------------
 
 
-def regular(arrays: list[Any]) -> list[Any]:
+def make_well_conditioned(arrays: list[Any]) -> list[Any]:
     """The first input with its diagonal raised, so that its matrices are well conditioned."""
     x, *others = arrays
     x = x.copy()
@@ -186,7 +188,7 @@ def regular(arrays: list[Any]) -> list[Any]:
     return [x, *others]
 
 
-def positive_definite(arrays: list[Any]) -> list[Any]:
+def make_positive_definite(arrays: list[Any]) -> list[Any]:
     """The first input made positive definite: its products with themselves, and the identity."""
     x, *others = arrays
     x = x @ x.swapaxes(-1, -2).conj() / x.shape[-1]
@@ -195,7 +197,7 @@ def positive_definite(arrays: list[Any]) -> list[Any]:
     return [x.astype(arrays[0].dtype), *others]
 
 
-def distinct(arrays: list[Any]) -> list[Any]:
+def make_distinct_spectrum(arrays: list[Any]) -> list[Any]:
     """The first input with a rising diagonal added, so that its spectrum is well separated
     (and real, of real matrices up to 3×3)."""
     x, *others = arrays

@@ -10,27 +10,32 @@ from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register
 from graphflow.ir.spec import TensorSpec, kind, real_dtype, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
-from graphflow.ops.base.roots import divided_out, over_root, unless_masked, zero_at_root
+from graphflow.ops.base.roots import divide_by_root, divide_out, one_where_masked, zero_at_root
 from graphflow.ops.base.shape_rules import (
-    keep_axes,
     normalize_axis,
     reciprocal_or_zero,
     reduced_shape,
     require_kind,
+    restore_reduced_axes,
 )
 from graphflow.ops.kernels.fusion.row_ops import over_axes
 from graphflow.ops.matrices import confluent
-from graphflow.ops.matrices.matrix_rules import in_kind_of, matrix_sizes, square_size
+from graphflow.ops.matrices.matrix_rules import match_kind, matrix_sizes, square_size
 from graphflow.ops.matrices.solve import inv
 from graphflow.ops.matrices.svd import svdvals
 from graphflow.ops.pointwise.select import stop_gradient_unless
-from graphflow.ops.reductions.reduce import along_slope, arguments, per_element, require_elements
-from graphflow.ops.sharding import row_ops as sharding_row_ops
+from graphflow.ops.reductions.reduce import (
+    normalize_arguments,
+    per_element,
+    reduction_jvp_from_slope,
+    require_elements,
+)
+from graphflow.ops.sharding import row_ops as row_sharding
 from graphflow.ops.tensors.shape import expand_dims, permute_dims, squeeze
 
 Axes = tuple[int, ...]
 INF = float("inf")
-_POWERS = (3.0, 4.0, 5.0, 6.0)
+_DIVISIBLE_ORDERS = (3.0, 4.0, 5.0, 6.0)
 """Orders at which the gradient of a norm looks for a power of it."""
 
 
@@ -81,15 +86,15 @@ def _norm_vjp(
     if ord == 0:
         return (None,)
     if ord == 2:
-        widen = partial(keep_axes, shape=x.shape, axes=axis, keepdims=keepdims)
-        return (in_kind_of(over_root(g, y, x, widen), x),)
+        widen = partial(restore_reduced_axes, shape=x.shape, axes=axis, keepdims=keepdims)
+        return (match_kind(divide_by_root(g, y, x, widen), x),)
     where, size = FUNCTIONS["where"], FUNCTIONS["abs"](x)
-    quotient: Tensor | None = g if ord in _POWERS else None
-    for _ in range(int(ord) - 1 if ord in _POWERS else 0):
-        quotient = quotient if quotient is None else divided_out(quotient, y)
+    quotient: Tensor | None = g if ord in _DIVISIBLE_ORDERS else None
+    for _ in range(int(ord) - 1 if ord in _DIVISIBLE_ORDERS else 0):
+        quotient = quotient if quotient is None else divide_out(quotient, y)
     if quotient is not None:  # of a power of y no less than ord, which has derivatives at 0
-        return (x * size ** (ord - 2) * keep_axes(quotient, x.shape, axis, keepdims),)
-    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, unless_masked(g, y)))
+        return (x * size ** (ord - 2) * restore_reduced_axes(quotient, x.shape, axis, keepdims),)
+    g, y = (restore_reduced_axes(t, x.shape, axis, keepdims) for t in (g, one_where_masked(g, y)))
     if ord == 1 and kind(x.dtype) == "complex":
         return (zero_at_root(size, x, g * (x / size)),)
     direction = x * reciprocal_or_zero(size)
@@ -100,10 +105,10 @@ def _norm_vjp(
         shared = g / FUNCTIONS["sum"](
             FUNCTIONS["astype"](hit, size.dtype), axis=axis, keepdims=True
         )
-        return (in_kind_of(where(hit & (size != 0), direction * shared, 0), x),)
+        return (match_kind(where(hit & (size != 0), direction * shared, 0), x),)
     ratio = where(size == 0, 1.0, size) / y  # of no value where y is 0, which derivatives tell
     slope = direction * (g * where(ratio == 0, 1.0, ratio) ** (ord - 1))
-    return (in_kind_of(zero_at_root(y, x, slope), x),)
+    return (match_kind(zero_at_root(y, x, slope), x),)
 
 
 F, CUBE = spec("float32", (3, 4)), spec("float32", (2, 3, 2))
@@ -115,9 +120,9 @@ vector_norm_op = register(
         expr=_norm_of,
         rows=over_axes,
         vjp=_norm_vjp,
-        jvp=along_slope(_norm_vjp),
+        jvp=reduction_jvp_from_slope(_norm_vjp),
         batch=batching.along("axis"),
-        sharding=sharding_row_ops.reduction_rule(sharding_row_ops.vector_norm),
+        sharding=row_sharding.reduction_rule(row_sharding.vector_norm),
         cost=per_element(3),
         autocast="high",
         samples=(
@@ -153,7 +158,7 @@ def vector_norm(
         ShapeError, ArgumentError: not axes of x, ord is no number, or no elements for ±inf.
         DTypeError: not float or complex.
     """
-    x, axes = arguments("vector_norm", x, axis, keepdims)
+    x, axes = normalize_arguments("vector_norm", x, axis, keepdims)
     if isinstance(ord, bool) or not isinstance(ord, int | float) or ord != ord:
         raise ArgumentError(f"ord is a number, inf or -inf, not {ord!r}")
     result: Tensor = vector_norm_op(x, axis=axes, keepdims=keepdims, ord=float(ord), name=name)
@@ -186,7 +191,7 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
         ShapeError, ArgumentError: x has no two axes, or ord is none of these.
         DTypeError: not float or complex.
     """
-    x, _ = arguments("matrix_norm", x, None, keepdims)
+    x, _ = normalize_arguments("matrix_norm", x, None, keepdims)
     matrix_sizes(x.spec)
     if _is_order(ord, "fro"):
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
@@ -199,7 +204,7 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
     if _is_order(ord, "nuc", 2, -2):
         reduce = FUNCTIONS["sum"] if ord == "nuc" else largest if ord == 2 else least
         values = svdvals(x)
-        noise = squeeze(confluent.largest(values), -1) * confluent.rounding(values)
+        noise = squeeze(confluent.largest_magnitude(values), -1) * confluent.rounding_error(values)
         result = reduce(stop_gradient_unless(values > noise, values), axis=-1)
         return expand_dims(result, (-2, -1)) if keepdims else result
     raise ArgumentError(f"ord is 'fro', 'nuc', ±1, ±2 or ±inf, not {ord!r}")
@@ -218,7 +223,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
         ShapeError, ArgumentError: not axes of x, or ord is none of theirs.
         DTypeError: not float or complex.
     """
-    x, axes = arguments("norm", x, axis, keepdims)
+    x, axes = normalize_arguments("norm", x, axis, keepdims)
     if ord is None:
         return vector_norm(x, axis=axes, keepdims=keepdims)
     if len(axes) == 1:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, CheckError, ShapeError
-from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promoted, register
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register
 from graphflow.ir.op import sample as sample_of
 from graphflow.ir.spec import (
     TensorSpec,
@@ -31,11 +31,11 @@ from graphflow.ops.base.shape_rules import unbroadcast
 from graphflow.ops.matrices.matmul import matmul, tril, triu
 from graphflow.ops.matrices.matrix_rules import (
     array_adjoint,
-    cubic,
+    call_lapack,
+    cast_result,
+    cubic_cost,
     identity,
-    lapack,
-    narrow,
-    regular,
+    make_well_conditioned,
     square_size,
     times,
 )
@@ -50,9 +50,9 @@ _SINGULAR = (
 )
 
 
-def sample(*inputs: TensorSpec, **attrs: Any) -> Any:
+def _well_conditioned_sample(*inputs: TensorSpec, **attrs: Any) -> Any:
     """A sample whose first input is made of regular matrices."""
-    return sample_of(*inputs, make=regular, **attrs)
+    return sample_of(*inputs, make=make_well_conditioned, **attrs)
 
 
 # General systems --------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def _cost_solve(a: TensorSpec, b: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=floordiv(a.size * n * 2, 3) + _infer_solve(a, b).size * n * 2)
 
 
-def _solved(xp: Any, a: Any, b: Any) -> Any:
+def _solve_broadcast(xp: Any, a: Any, b: Any) -> Any:
     """The x of a @ x = b; CuPy's own broadcasts no leading axes."""
     if xp is not np:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -80,7 +80,7 @@ def _solved(xp: Any, a: Any, b: Any) -> Any:
     return xp.linalg.solve(a, b)
 
 
-def _as_columns(xp: Any, solve: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+def _solve_as_columns(xp: Any, solve: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """solve(a, b); a batch of right sides of one matrix as columns, so that it is factored once."""
     if a.ndim > 2 or b.ndim == 2:
         return solve(a, b)
@@ -93,9 +93,11 @@ def _solve_kernel(xp: Any, a: Any, b: Any, adjoint: bool) -> Any:
     left = array_adjoint(a) if adjoint else a
 
     def solve(left: Any, right: Any) -> Any:
-        return lapack(xp, lambda x: _solved(xp, x, right), left, _SINGULAR, whole=True)
+        return call_lapack(
+            xp, lambda x: _solve_broadcast(xp, x, right), left, _SINGULAR, whole=True
+        )
 
-    return narrow(xp, _as_columns(xp, solve, left, b), b.dtype)
+    return cast_result(xp, _solve_as_columns(xp, solve, left, b), b.dtype)
 
 
 def _solve_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor, adjoint: bool) -> tuple[Tensor, Tensor]:
@@ -116,12 +118,12 @@ solve_op: Op = register(
         cost=_cost_solve,
         autocast="high",
         samples=(
-            sample(M33, M32, adjoint=False),
-            sample(M33, M32, adjoint=True),
-            sample(BATCH33, spec("float32", (4, 1, 3, 2)), adjoint=False),
-            sample(M33, BATCH32, adjoint=False),
-            sample(C33, C32, adjoint=False),
-            sample(C33, C32, adjoint=True),
+            _well_conditioned_sample(M33, M32, adjoint=False),
+            _well_conditioned_sample(M33, M32, adjoint=True),
+            _well_conditioned_sample(BATCH33, spec("float32", (4, 1, 3, 2)), adjoint=False),
+            _well_conditioned_sample(M33, BATCH32, adjoint=False),
+            _well_conditioned_sample(C33, C32, adjoint=False),
+            _well_conditioned_sample(C33, C32, adjoint=True),
         ),
         promotes=True,
     )
@@ -141,7 +143,7 @@ def solve(a: Any, b: Any) -> Tensor:
         DTypeError: not float or complex.
         CheckError: from the step, where a matrix is singular.
     """
-    a, b = promoted("solve", (a, b))
+    a, b = promote_inputs("solve", (a, b))
     square_size(a.spec)
     if b.ndim == 1:
         return squeeze(solve_op(a, expand_dims(b, 1), adjoint=False), -1)
@@ -154,7 +156,7 @@ def solve(a: Any, b: Any) -> Tensor:
 _BLOCK = 64  # rows: what is left of a product below this side gains nothing
 
 
-def _upper_solve(xp: Any, a: Any, b: Any) -> Any:
+def _solve_upper(xp: Any, a: Any, b: Any) -> Any:
     """x of a @ x = b for an upper triangular a, by blocks of rows from the last to the first.
 
     The LU factors of such a matrix are the identity and itself, so that what `solve` does with a
@@ -168,7 +170,7 @@ def _upper_solve(xp: Any, a: Any, b: Any) -> Any:
         right = b[..., start:stop, :]
         if stop < n:
             right = right - xp.matmul(a[..., start:stop, stop:], x[..., stop:, :])
-        x[..., start:stop, :] = _solved(xp, a[..., start:stop, start:stop], right)
+        x[..., start:stop, :] = _solve_broadcast(xp, a[..., start:stop, start:stop], right)
     return x
 
 
@@ -185,11 +187,11 @@ def _triangular_kernel(
     if adjoint:
         left = array_adjoint(left)
     if lower == adjoint:
-        return narrow(xp, _as_columns(xp, partial(_upper_solve, xp), left, b), b.dtype)
+        return cast_result(xp, _solve_as_columns(xp, partial(_solve_upper, xp), left, b), b.dtype)
     # the same system, read from its end, is upper triangular
     left, right = left[..., ::-1, ::-1], b[..., ::-1, :]
-    solved = _as_columns(xp, partial(_upper_solve, xp), left, right)
-    return narrow(xp, solved[..., ::-1, :], b.dtype)
+    solved = _solve_as_columns(xp, partial(_solve_upper, xp), left, right)
+    return cast_result(xp, solved[..., ::-1, :], b.dtype)
 
 
 def _triangular_vjp(
@@ -219,12 +221,12 @@ triangular_solve_op: Op = register(
         cost=_cost_triangular,
         autocast="high",
         samples=(
-            sample(M33, M32, **_LOWER),
-            sample(M33, M32, **(_LOWER | {"adjoint": True})),
-            sample(BATCH33, M32, **(_LOWER | {"lower": False})),
-            sample(M33, BATCH32, lower=False, adjoint=True, unit_diagonal=True),
-            sample(C33, C32, **_LOWER),
-            sample(C33, C32, lower=False, adjoint=True, unit_diagonal=False),
+            _well_conditioned_sample(M33, M32, **_LOWER),
+            _well_conditioned_sample(M33, M32, **(_LOWER | {"adjoint": True})),
+            _well_conditioned_sample(BATCH33, M32, **(_LOWER | {"lower": False})),
+            _well_conditioned_sample(M33, BATCH32, lower=False, adjoint=True, unit_diagonal=True),
+            _well_conditioned_sample(C33, C32, **_LOWER),
+            _well_conditioned_sample(C33, C32, lower=False, adjoint=True, unit_diagonal=False),
         ),
         promotes=True,
     )
@@ -250,7 +252,7 @@ def triangular_solve(
         ArgumentError: a flag is not a bool.
         CheckError: from the step, where the diagonal holds a 0.
     """
-    a, b = promoted("triangular_solve", (a, b))
+    a, b = promote_inputs("triangular_solve", (a, b))
     flags: dict[str, Any] = {"lower": lower, "adjoint": adjoint, "unit_diagonal": unit_diagonal}
     for name, value in flags.items():
         if not isinstance(value, bool):
@@ -271,7 +273,7 @@ def _infer_square(x: TensorSpec) -> TensorSpec:
 
 
 def _inv_kernel(xp: Any, x: Any) -> Any:
-    return narrow(xp, lapack(xp, xp.linalg.inv, x, _SINGULAR), x.dtype)
+    return cast_result(xp, call_lapack(xp, xp.linalg.inv, x, _SINGULAR), x.dtype)
 
 
 inv_op = register(
@@ -282,9 +284,13 @@ inv_op = register(
         vjp=lambda g, y, x: (-times(times(y, g, adjoint_a=True), y, adjoint_b=True),),
         batch=batching.rows,
         sharding=sharding.matrix_rule(2),
-        cost=cubic(2),
+        cost=cubic_cost(2),
         autocast="high",
-        samples=(sample(M33), sample(BATCH33), sample(C33)),
+        samples=(
+            _well_conditioned_sample(M33),
+            _well_conditioned_sample(BATCH33),
+            _well_conditioned_sample(C33),
+        ),
     )
 )
 

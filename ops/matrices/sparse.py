@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import checks, spelt
+from graphflow.base.argument_checks import checks_argument_names, checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import (
@@ -21,7 +21,7 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
-    located,
+    error_location,
     register,
     sample,
     user_location,
@@ -126,7 +126,7 @@ _PATTERN = (spec("int64", (7,)), spec("int64", (4,)))  # columns and offsets, 3 
 _SHAPE = (3, 4)
 
 
-def _patterned(arrays: list[Any]) -> list[Any]:
+def _set_offsets(arrays: list[Any]) -> list[Any]:
     """Random inputs with offsets that are some; they follow the columns."""
     at = next(i for i, a in enumerate(arrays) if a.shape == (4,) and a.dtype == I64)
     arrays[at] = np.array([0, 3, 3, 7])  # the middle row is empty
@@ -153,7 +153,7 @@ csr_matmul: Op = register(
         samples=tuple(
             sample(
                 spec("float32", (7,)), *_PATTERN, spec("float32", (n, k)),
-                shape=_SHAPE, transpose=transpose, make=_patterned,
+                shape=_SHAPE, transpose=transpose, make=_set_offsets,
             )
             for n, k, transpose in ((4, 2, False), (3, 2, True), (4, 1, False), (3, 1, True))
         ),
@@ -215,7 +215,7 @@ csr_sample: Op = register(
         samples=(
             sample(
                 *_PATTERN, spec("float32", (3, 2)), spec("float32", (4, 2)), shape=_SHAPE,
-                make=_patterned,
+                make=_set_offsets,
             ),
         ),
     )
@@ -232,9 +232,9 @@ csr_places: Op = register(
     Op(
         "csr_places",
         infer=_infer_places,
-        kernel=kernels.places,
+        kernel=kernels.flat_places,
         cost=lambda columns, offsets, shape: Cost(flops=columns.size * 3),
-        samples=(sample(*_PATTERN, shape=_SHAPE, make=_patterned),),
+        samples=(sample(*_PATTERN, shape=_SHAPE, make=_set_offsets),),
     )
 )
 
@@ -242,7 +242,7 @@ csr_places: Op = register(
 # Public -------------------------------------------------------------------------------------------
 
 
-@checks(ArgumentError)
+@checks_arguments(ArgumentError)
 @dataclass(frozen=True, eq=False)
 class CSR:
     """A sparse matrix: `values[row_offsets[i]:row_offsets[i + 1]]` are the entries of row i, in the
@@ -297,7 +297,7 @@ class CSR:
         return matrix_transpose(spmm(self, matrix_transpose(dense), transpose=True))
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def csr(values: Any, columns: Any, row_offsets: Any, shape: Any) -> CSR:
     """A sparse matrix of its parts, tensors or arrays; see `CSR`.
 
@@ -308,7 +308,7 @@ def csr(values: Any, columns: Any, row_offsets: Any, shape: Any) -> CSR:
         ShapeError: the parts do not fit each other.
         ArgumentError: a column outside the matrix, or offsets that fall or end elsewhere.
     """
-    with located("sparse.csr"):
+    with error_location("sparse.csr"):
         sizes = normalize_shape(shape, "sparse.csr")
         parts = as_tensor(values), as_tensor(columns), as_tensor(row_offsets)
         _require_structure(parts[1].spec, parts[2].spec, sizes)
@@ -325,7 +325,7 @@ def csr(values: Any, columns: Any, row_offsets: Any, shape: Any) -> CSR:
         return CSR(*parts, sizes)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def from_dense(array: Any, dtype: Any = None) -> CSR:
     """The entries of an array that are not 0, as constants.
 
@@ -333,7 +333,7 @@ def from_dense(array: Any, dtype: Any = None) -> CSR:
         ArgumentError: a tensor, whose zeros are not known.
         ShapeError: no matrix.
     """
-    with located("sparse.from_dense"):
+    with error_location("sparse.from_dense"):
         if isinstance(array, Tensor):
             raise ArgumentError("the zeros of a tensor are known only when it runs; give an array")
         dense = as_tensor(array, dtype).node.attrs["value"]
@@ -344,7 +344,7 @@ def from_dense(array: Any, dtype: Any = None) -> CSR:
         return csr(dense[rows, columns], columns, offsets.astype(I64), dense.shape)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def from_scipy(matrix: Any) -> CSR:
     """A matrix with the attributes of `scipy.sparse.csr_array` (data, indices, indptr, shape), as
     constants.
@@ -352,7 +352,7 @@ def from_scipy(matrix: Any) -> CSR:
     Raises:
         ArgumentError: it has them not.
     """
-    with located("sparse.from_scipy"):
+    with error_location("sparse.from_scipy"):
         wanted = ("data", "indices", "indptr", "shape")
         missing = [name for name in wanted if not hasattr(matrix, name)]
         if missing or getattr(matrix, "format", "csr") != "csr":
@@ -361,7 +361,7 @@ def from_scipy(matrix: Any) -> CSR:
         return csr(matrix.data, matrix.indices, matrix.indptr, matrix.shape)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
     """matrix @ dense for a dense matrix, or the transposed sparse matrix @ dense.
 
@@ -369,7 +369,7 @@ def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
         ArgumentError: matrix is no CSR.
         DTypeError, ShapeError: the dense side does not fit.
     """
-    with located("sparse.spmm"):
+    with error_location("sparse.spmm"):
         _require_csr(matrix)
         dense = as_tensor(dense)
         if not isinstance(transpose, bool):
@@ -381,7 +381,7 @@ def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
         return result
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def spmv(matrix: CSR, vector: Any, transpose: bool = False) -> Tensor:
     """As `spmm`, for a dense vector.
 
@@ -389,7 +389,7 @@ def spmv(matrix: CSR, vector: Any, transpose: bool = False) -> Tensor:
         ArgumentError: matrix is no CSR.
         DTypeError, ShapeError: the vector does not fit.
     """
-    with located("sparse.spmv"):
+    with error_location("sparse.spmv"):
         _require_csr(matrix)
         vector = as_tensor(vector)
         if vector.ndim != 1:
@@ -398,14 +398,14 @@ def spmv(matrix: CSR, vector: Any, transpose: bool = False) -> Tensor:
         return reshape(product, (product.shape[0],))
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def to_dense(matrix: CSR) -> Tensor:
     """The matrix with its zeros.
 
     Raises:
         ArgumentError: matrix is no CSR.
     """
-    with located("sparse.to_dense"):
+    with error_location("sparse.to_dense"):
         _require_csr(matrix)
         rows, columns = matrix.shape
         places = csr_places(matrix.columns, matrix.row_offsets, shape=matrix.shape)

@@ -17,7 +17,7 @@ from graphflow.ir.op import (
     Tensor,
     as_tensor,
     function,
-    promoted,
+    promote_inputs,
     register,
     sample,
 )
@@ -39,16 +39,16 @@ from graphflow.ops.matrices import confluent
 from graphflow.ops.matrices.matrix_rules import adjoint as adjoint_of
 from graphflow.ops.matrices.matrix_rules import (
     array_adjoint,
-    columns,
-    cubic,
-    distinct,
+    call_lapack,
+    cast_result,
+    cubic_cost,
     identity,
-    in_kind_of,
-    lapack,
+    make_distinct_spectrum,
+    make_well_conditioned,
+    match_kind,
     matrix_sizes,
-    narrow,
-    regular,
-    rows,
+    per_column,
+    per_row,
     times,
 )
 from graphflow.ops.sharding import rules as sharding
@@ -80,17 +80,17 @@ def _infer_svdvals(x: TensorSpec) -> TensorSpec:
 
 
 def _svd_kernel(xp: Any, x: Any, full_matrices: bool) -> tuple[Any, Any, Any]:
-    u, s, vh = lapack(xp, lambda a: xp.linalg.svd(a, full_matrices), x, _NO_VALUES)
+    u, s, vh = call_lapack(xp, lambda a: xp.linalg.svd(a, full_matrices), x, _NO_VALUES)
     return (
-        narrow(xp, u, x.dtype),
-        narrow(xp, s, real_dtype(x.dtype)),
-        narrow(xp, vh, x.dtype),
+        cast_result(xp, u, x.dtype),
+        cast_result(xp, s, real_dtype(x.dtype)),
+        cast_result(xp, vh, x.dtype),
     )
 
 
 def _svdvals_kernel(xp: Any, x: Any) -> Any:
-    s = lapack(xp, lambda a: xp.linalg.svd(a, compute_uv=False), x, _NO_VALUES)
-    return narrow(xp, s, real_dtype(x.dtype))
+    s = call_lapack(xp, lambda a: xp.linalg.svd(a, compute_uv=False), x, _NO_VALUES)
+    return cast_result(xp, s, real_dtype(x.dtype))
 
 
 def _svd_vjp(
@@ -109,37 +109,42 @@ def _svd_vjp(
             "gradient; use full_matrices=False, or svdvals"
         )
     (gu, gs, gvh), (u, s, vh) = g, y
-    inner = identity(s.shape[-1], s) * columns(gs)
+    inner = identity(s.shape[-1], s) * per_column(gs)
     if is_zeros(gu) and is_zeros(gvh):
-        return (in_kind_of(times(times(u, inner), vh), x),)
+        return (match_kind(times(times(u, inner), vh), x),)
 
-    def gaps(s: Tensor) -> list[Tensor]:
+    def divisors(s: Tensor) -> list[Tensor]:
         """What each part is divided by; sums have a diagonal where u has a phase against v."""
         is_complex = x.dtype.kind == "c"
-        sums = columns(s) + rows(s) if is_complex else confluent.pairs(s, 1)
-        return [confluent.pairs(s), sums, columns(s), columns(s)]
+        sums = per_column(s) + per_row(s) if is_complex else confluent.pairwise_differences(s, 1)
+        return [confluent.pairwise_differences(s), sums, per_column(s), per_column(s)]
 
-    size, error, bottoms = confluent.largest(s), confluent.rounding(s), gaps(s)
+    size, error, bottoms = confluent.largest_magnitude(s), confluent.rounding_error(s), divisors(s)
     close = [confluent.is_close(b, size) for b in bottoms]
-    steps = (columns(confluent.moving(s, near)) for near in (None, close[0]))
+    steps = (per_column(confluent.separation_slopes(s, near)) for near in (None, close[0]))
     apart = squeeze(FUNCTIONS["where"](close[2], *steps), -2)  # from 0, or from each other
-    slopes = confluent.slopes(x, [gu, gvh], close, apart)
-    now, later = _turned(u, vh, gu, gvh), _turned(u, vh, *slopes) if slopes else None
-    scale = confluent.scale_of(*now[:2])
-    aparts = gaps(apart)
+    slopes = confluent.cotangent_slopes(x, [gu, gvh], close, apart)
+    now, later = (
+        _rotate_cotangents(u, vh, gu, gvh),
+        _rotate_cotangents(u, vh, *slopes) if slopes else None,
+    )
+    scale = confluent.matrix_scale(*now[:2])
+    aparts = divisors(apart)
 
-    def divided(i: int) -> Tensor:
+    def divide_part(i: int) -> Tensor:
         moved = later[i + 2] if later else None
-        return confluent.quotient(now[i + 2], bottoms[i], moved, aparts[i], scale, size, error)
+        return confluent.confluent_quotient(
+            now[i + 2], bottoms[i], moved, aparts[i], scale, size, error
+        )
 
-    inner = inner + divided(0) + divided(1)
+    inner = inner + divide_part(0) + divide_part(1)
     result = times(times(u, inner), vh)
     if m != n:
-        result = result + times(divided(2), vh) + times(u, divided(3), adjoint_b=True)
-    return (in_kind_of(result, x),)
+        result = result + times(divide_part(2), vh) + times(u, divide_part(3), adjoint_b=True)
+    return (match_kind(result, x),)
 
 
-def _turned(u: Tensor, vh: Tensor, gu: Tensor, gvh: Tensor) -> Sequence[Tensor]:
+def _rotate_cotangents(u: Tensor, vh: Tensor, gu: Tensor, gvh: Tensor) -> Sequence[Tensor]:
     """Uᴴ·gU, Vᴴ·gV, half of the sum and of the difference of their skew parts, and what of gU and
     gV leaves the spans of U and V."""
     of_u, of_v = times(u, gu, adjoint_a=True), times(vh, gvh, adjoint_b=True)
@@ -156,7 +161,7 @@ def _turned(u: Tensor, vh: Tensor, gu: Tensor, gvh: Tensor) -> Sequence[Tensor]:
 
 def _svdvals_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     u, _, vh = svd_op(x, full_matrices=False)
-    return (times(u * columns(g), vh),)
+    return (times(u * per_column(g), vh),)
 
 
 svd_op = register(
@@ -167,11 +172,11 @@ svd_op = register(
         vjp=_svd_vjp,
         batch=batching.rows,
         sharding=sharding.matrix_rule(2, outputs=(2, 1, 2)),
-        cost=cubic(14),
+        cost=cubic_cost(14),
         autocast="high",
         samples=(
-            *(sample(s, make=distinct, full_matrices=False) for s in REAL),
-            sample(M33, make=distinct, full_matrices=True),
+            *(sample(s, make=make_distinct_spectrum, full_matrices=False) for s in REAL),
+            sample(M33, make=make_distinct_spectrum, full_matrices=True),
         ),
     )
 )
@@ -183,9 +188,9 @@ svdvals_op = register(
         vjp=_svdvals_vjp,
         batch=batching.rows,
         sharding=sharding.matrix_rule(2, outputs=(1,)),
-        cost=cubic(4),
+        cost=cubic_cost(4),
         autocast="high",
-        samples=tuple(sample(s, make=distinct) for s in SHAPES),
+        samples=tuple(sample(s, make=make_distinct_spectrum) for s in SHAPES),
     )
 )
 
@@ -245,7 +250,7 @@ def _infer_rank(s: TensorSpec, longer: Size, rtol: float | None) -> TensorSpec:
     return TensorSpec(s.shape[:-1], spec("int64").dtype)
 
 
-def _kept(xp: Any, s: Any, longer: int, rtol: float | None) -> Any:
+def _significant_values(xp: Any, s: Any, longer: int, rtol: float | None) -> Any:
     """Which singular values count; by default those above the rounding of a matrix that long."""
     if rtol is None:
         rtol = longer * float(xp.finfo(s.dtype).eps)
@@ -259,7 +264,7 @@ _rank = register(
         "count_above",
         infer=_infer_rank,
         kernel=lambda xp, s, longer, rtol: xp.asarray(
-            xp.count_nonzero(_kept(xp, s, longer, rtol), axis=-1), "int64"
+            xp.count_nonzero(_significant_values(xp, s, longer, rtol), axis=-1), "int64"
         ),
         batch=batching.rows,
         sharding=sharding.matrix_rule(1, outputs=(0,)),
@@ -287,11 +292,11 @@ def matrix_rank(x: Any, *, rtol: float | None = None) -> Tensor:
     """
     tensor = as_tensor(x)
     tolerance = _tolerance(rtol)
-    result: Tensor = _rank(svdvals_op(tensor), longer=_longer(tensor), rtol=tolerance)
+    result: Tensor = _rank(svdvals_op(tensor), longer=_longer_side(tensor), rtol=tolerance)
     return result
 
 
-def _longer(x: Tensor) -> Size:
+def _longer_side(x: Tensor) -> Size:
     m, n = matrix_sizes(x.spec)
     return maximum(m, n)
 
@@ -299,10 +304,10 @@ def _longer(x: Tensor) -> Size:
 # Pseudo-inverses and least squares --------------------------------------------------------------
 
 
-def _parts(xp: Any, x: Any, rtol: float | None) -> tuple[Any, Any, Any]:
+def _inverse_parts(xp: Any, x: Any, rtol: float | None) -> tuple[Any, Any, Any]:
     """u, the reciprocals of the singular values that count (else 0), and vh."""
-    u, s, vh = lapack(xp, lambda a: xp.linalg.svd(a, False), x, _NO_VALUES)
-    kept = _kept(xp, s, max(x.shape[-2:]), rtol)
+    u, s, vh = call_lapack(xp, lambda a: xp.linalg.svd(a, False), x, _NO_VALUES)
+    kept = _significant_values(xp, s, max(x.shape[-2:]), rtol)
     return u, xp.where(kept, 1 / xp.where(kept, s, 1), s.dtype.type(0)), vh
 
 
@@ -312,9 +317,9 @@ def _infer_pinv(x: TensorSpec, rtol: float | None) -> TensorSpec:
 
 
 def _pinv_kernel(xp: Any, x: Any, rtol: float | None) -> Any:
-    u, inverse, vh = _parts(xp, x, rtol)
+    u, inverse, vh = _inverse_parts(xp, x, rtol)
     result = xp.matmul(array_adjoint(vh) * inverse[..., None, :], array_adjoint(u))
-    return narrow(xp, result, x.dtype)
+    return cast_result(xp, result, x.dtype)
 
 
 def _pinv_vjp(g: Tensor, y: Tensor, x: Tensor, rtol: float | None) -> tuple[Tensor]:
@@ -336,9 +341,9 @@ pinv_op = register(
         vjp=_pinv_vjp,
         batch=batching.rows,
         sharding=sharding.matrix_rule(2),
-        cost=cubic(16),
+        cost=cubic_cost(16),
         autocast="high",
-        samples=tuple(sample(s, make=regular, rtol=None) for s in SHAPES),
+        samples=tuple(sample(s, make=make_well_conditioned, rtol=None) for s in SHAPES),
     )
 )
 
@@ -373,10 +378,10 @@ def _infer_lstsq(a: TensorSpec, b: TensorSpec, adjoint: bool, rtol: float | None
 
 
 def _lstsq_kernel(xp: Any, a: Any, b: Any, adjoint: bool, rtol: float | None) -> Any:
-    u, inverse, vh = _parts(xp, a, rtol)
+    u, inverse, vh = _inverse_parts(xp, a, rtol)
     left, right = (vh, u) if adjoint else (array_adjoint(u), array_adjoint(vh))
     result = xp.matmul(right, inverse[..., None] * xp.matmul(left, b))
-    return narrow(xp, result, b.dtype)
+    return cast_result(xp, result, b.dtype)
 
 
 def _lstsq_vjp(
@@ -385,15 +390,19 @@ def _lstsq_vjp(
     """From the differential of the pseudo-inverse P: with z = Pᴴg and the residual r = b - a·y,
     ga = -z·yᴴ + r·(P·z)ᴴ + (Pᴴy)·(g - aᴴz)ᴴ."""
 
-    def solved(right: Tensor, of_adjoint: bool) -> Tensor:
+    def solve_least_squares(right: Tensor, of_adjoint: bool) -> Tensor:
         result: Tensor = lstsq_op(a, right, adjoint=of_adjoint, rtol=rtol)
         return result
 
-    z = solved(g, not adjoint)
+    z = solve_least_squares(g, not adjoint)
     residual = b - times(a, y, adjoint_a=adjoint)
     beyond = g - times(a, z, adjoint_a=not adjoint)
-    ga = times(residual, solved(z, adjoint), adjoint_b=True)
-    ga = ga + times(solved(y, not adjoint), beyond, adjoint_b=True) - times(z, y, adjoint_b=True)
+    ga = times(residual, solve_least_squares(z, adjoint), adjoint_b=True)
+    ga = (
+        ga
+        + times(solve_least_squares(y, not adjoint), beyond, adjoint_b=True)
+        - times(z, y, adjoint_b=True)
+    )
     if adjoint:
         ga = adjoint_of(ga)
     return unbroadcast(ga, a.shape), unbroadcast(z, b.shape)
@@ -415,10 +424,20 @@ lstsq_op: Op = register(
         cost=_cost_lstsq,
         autocast="high",
         samples=(
-            sample(M43, M42, make=regular, adjoint=False, rtol=None),
-            sample(M43, spec("float32", (3, 2)), make=regular, adjoint=True, rtol=None),
-            sample(BATCH35, spec("float32", (3, 1)), make=regular, adjoint=False, rtol=None),
-            sample(C43, spec("complex64", (4, 2)), make=regular, adjoint=False, rtol=None),
+            sample(M43, M42, make=make_well_conditioned, adjoint=False, rtol=None),
+            sample(
+                M43, spec("float32", (3, 2)), make=make_well_conditioned, adjoint=True, rtol=None
+            ),
+            sample(
+                BATCH35,
+                spec("float32", (3, 1)),
+                make=make_well_conditioned,
+                adjoint=False,
+                rtol=None,
+            ),
+            sample(
+                C43, spec("complex64", (4, 2)), make=make_well_conditioned, adjoint=False, rtol=None
+            ),
         ),
         promotes=True,
     )
@@ -442,7 +461,7 @@ def lstsq(a: Any, b: Any, *, rtol: float | None = None) -> Tensor:
 
     Source: Golub & Pereyra, SIAM J. Numer. Anal. 10(2), 1973.
     """
-    a, b = promoted("lstsq", (a, b))
+    a, b = promote_inputs("lstsq", (a, b))
     attrs: dict[str, Any] = {"adjoint": False, "rtol": _tolerance(rtol)}
     if b.ndim == 1:
         return squeeze(lstsq_op(a, expand_dims(b, 1), **attrs), -1)

@@ -13,22 +13,22 @@ from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, re
 from graphflow.ir.spec import TensorSpec, equate, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
-from graphflow.ops.base.shape_rules import is_zeros, like_first, require_kind
+from graphflow.ops.base.shape_rules import is_zeros, kernel_like_first, require_kind
 from graphflow.ops.host_calls.debug import check
 from graphflow.ops.kernels.conv import batch_norm as channels
 from graphflow.ops.networks.norm import (
     Axes,
-    broadcast_along,
     channel_axis,
-    checked_epsilon,
+    parameter_shape,
+    require_epsilon,
     require_parameters,
     standardize,
     standardize_grad,
 )
 from graphflow.ops.pointwise.convert import astype, size_of, stop_gradient
 from graphflow.ops.pointwise.transcendental import rsqrt
-from graphflow.ops.reductions.reduce import F, count, divided, sum
-from graphflow.ops.sharding import row_ops as sharding_row_ops
+from graphflow.ops.reductions.reduce import F, divide_by_count, element_count, sum
+from graphflow.ops.sharding import row_ops as row_sharding
 
 _V4 = spec("float32", (4,))
 _V3 = spec("float32", (3,))
@@ -48,7 +48,7 @@ def _summable(x: Any) -> Any:
 # By the moments of the batch --------------------------------------------------------------------
 
 
-def _others(rank: int, channel: int) -> Axes:
+def _reduced_axes(rank: int, channel: int) -> Axes:
     return tuple(i for i in range(rank) if i != channel)
 
 
@@ -65,10 +65,10 @@ def _batch_norm_into(
     unbiased: bool = False,
 ) -> None:  # fmt: skip
     y, average, variance = out
-    axes, over = _others(x.ndim, channel), broadcast_along(x.shape, (channel,))
+    axes, over = _reduced_axes(x.ndim, channel), parameter_shape(x.shape, (channel,))
     number, wide = x.size // max(x.shape[channel], 1), _summable(x)
     correction = number / max(number - 1, 1) if unbiased else 1.0
-    if channels.fits(xp, x, channel):
+    if channels.is_supported(xp, x, channel):
         channels.normalize(y, average, variance, x, scale, bias, channel, epsilon)
         xp.multiply(variance, variance.dtype.type(correction), out=variance)
         return
@@ -93,15 +93,15 @@ def _batch_norm_vjp(
     channel: int, epsilon: float, unbiased: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     g, g_mean, g_variance = gs
-    axes, over = _others(x.ndim, channel), broadcast_along(x.shape, (channel,))
-    number = count(x.shape, axes)
+    axes, over = _reduced_axes(x.ndim, channel), parameter_shape(x.shape, (channel,))
+    number = element_count(x.shape, axes)
     dx, dscale, dbias = _batch_norm_grad(g, x, scale, channel=channel, epsilon=epsilon)
     if not is_zeros(g_mean):
-        dx = dx + FUNCTIONS["reshape"](divided(g_mean, number), over)
+        dx = dx + FUNCTIONS["reshape"](divide_by_count(g_mean, number), over)
     if not is_zeros(g_variance):
-        g_variance = g_variance * _bessel(number, g_variance) if unbiased else g_variance
+        g_variance = g_variance * _bessel_correction(number, g_variance) if unbiased else g_variance
         about = x - FUNCTIONS["reshape"](ys[1], over)
-        dx = dx + about * FUNCTIONS["reshape"](divided(g_variance * 2, number), over)
+        dx = dx + about * FUNCTIONS["reshape"](divide_by_count(g_variance * 2, number), over)
     return dx, dscale, dbias
 
 
@@ -118,11 +118,11 @@ def _batch_norm_grad_into(
     xp: Any, out: Any, g: Any, x: Any, scale: Any, channel: int, epsilon: float
 ) -> None:
     dx, dscale, dbias = out
-    if channels.fits(xp, x, channel):
+    if channels.is_supported(xp, x, channel):
         channels.normalize_gradients(dx, dscale, dbias, g, x, scale, channel, epsilon)
         return
-    axes, over = _others(x.ndim, channel), broadcast_along(x.shape, (channel,))
-    number, x, g = count(x.shape, axes), _summable(x), _summable(g)
+    axes, over = _reduced_axes(x.ndim, channel), parameter_shape(x.shape, (channel,))
+    number, x, g = element_count(x.shape, axes), _summable(x), _summable(g)
     about = x - (xp.sum(x, axis=axes) / number).reshape(over)
     spread = xp.sum(about * about, axis=axes) / number
     per_deviation = xp.reciprocal(xp.sqrt(spread + epsilon))
@@ -150,7 +150,7 @@ def _batch_norm_grad_vjp(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dx = L(scale·g) with L symmetric and linear, dscale = Σ g·x̂, dbias = Σ g."""
     h, h_scale, h_bias = hs
-    axes, over = _others(x.ndim, channel), broadcast_along(x.shape, (channel,))
+    axes, over = _reduced_axes(x.ndim, channel), parameter_shape(x.shape, (channel,))
     attrs: dict[str, Any] = {"axis": axes, "epsilon": epsilon}
     h_scale, h_bias, wide = (FUNCTIONS["reshape"](t, over) for t in (h_scale, h_bias, scale))
     spread = standardize_grad(h, x, **attrs)
@@ -170,7 +170,7 @@ _batch_norm_grad = register(
         into=_batch_norm_grad_into,
         vjp=_batch_norm_grad_vjp,
         batch=batching.channels,
-        sharding=sharding_row_ops.batch_norm_grad_rule,
+        sharding=row_sharding.batch_norm_grad_rule,
         cost=_per_element(16),
         samples=(
             sample(F, F, _V4, channel=1, epsilon=0.1),
@@ -190,7 +190,7 @@ _batch_norm = register(
         into=_batch_norm_into,
         vjp=_batch_norm_vjp,
         batch=batching.channels,
-        sharding=sharding_row_ops.batch_norm_rule,
+        sharding=row_sharding.batch_norm_rule,
         cost=_per_element(9),
         autocast="high",
         samples=(
@@ -220,10 +220,10 @@ def _channel_affine_into(
     xp: Any, out: Any, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, channel: int,
     epsilon: float,
 ) -> None:  # fmt: skip
-    over = broadcast_along(x.shape, (channel,))
+    over = parameter_shape(x.shape, (channel,))
     factor = scale * xp.reciprocal(xp.sqrt(_summable(variance) + epsilon))
     shift = bias - mean * factor
-    if channels.fits(xp, x, channel):
+    if channels.is_supported(xp, x, channel):
         channels.scale_and_shift(out, x, factor, shift, channel)
         return
     product = xp.multiply(x, factor.reshape(over), out=out if out.dtype == factor.dtype else None)
@@ -234,7 +234,7 @@ def _channel_affine_vjp(
     g: Tensor, y: Tensor, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor,
     channel: int, epsilon: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    axes, over = _others(x.ndim, channel), broadcast_along(x.shape, (channel,))
+    axes, over = _reduced_axes(x.ndim, channel), parameter_shape(x.shape, (channel,))
     per_deviation = rsqrt(variance + epsilon)
     factor = scale * per_deviation
     total = sum(g, axes)
@@ -249,11 +249,11 @@ _channel_affine = register(
     Op(
         "channel_affine",
         infer=_infer_channel_affine,
-        kernel=like_first(_channel_affine_into),
+        kernel=kernel_like_first(_channel_affine_into),
         into=_channel_affine_into,
         vjp=_channel_affine_vjp,
         batch=batching.channels,
-        sharding=sharding_row_ops.channel_affine_rule,
+        sharding=row_sharding.channel_affine_rule,
         cost=_per_element(2),
         samples=(
             sample(F, _V4, _V4, _V4, _V4, channel=1, epsilon=0.1, low=0.2),
@@ -291,7 +291,7 @@ def batch_norm(
     Source: Ioffe & Szegedy, ICML 2015.
     """
     x = as_tensor(x)
-    channel, epsilon = channel_axis(x, channels_last), checked_epsilon(epsilon)
+    channel, epsilon = channel_axis(x, channels_last), require_epsilon(epsilon)
     if mean is None or variance is None:
         raise ArgumentError("give the running mean and variance, (C,) each")
     number = isinstance(momentum, int | float) and not isinstance(momentum, bool)
@@ -306,25 +306,28 @@ def batch_norm(
     running = as_tensor(mean), as_tensor(variance)
     for tensor in (scale, bias, *running):
         require_kind(tensor.spec, "float")
-    wide, scale, bias = _common(x, scale, bias, *running)
+    wide, scale, bias = _cast_to_widest(x, scale, bias, *running)
     attrs: dict[str, Any] = {"channel": channel, "epsilon": epsilon}
     if not training:
         there = (astype(s, wide.dtype) for s in running)
         return astype(_channel_affine(wide, scale, bias, *there, **attrs, name=name), x.dtype)
-    items = count(x.shape, _others(x.ndim, channel))
+    items = element_count(x.shape, _reduced_axes(x.ndim, channel))
     y, centre, spread = _batch_norm(wide, scale, bias, **attrs, unbiased=unbiased, name=name)
-    spread = _of_enough(spread, items, 2 if unbiased else 1, x)
-    moved = _moved(running[0], centre, momentum), _moved(running[1], spread, momentum)
+    spread = _require_enough_values(spread, items, 2 if unbiased else 1, x)
+    moved = (
+        _update_running(running[0], centre, momentum),
+        _update_running(running[1], spread, momentum),
+    )
     return astype(y, x.dtype), *moved
 
 
-def _common(x: Tensor, scale: Tensor, bias: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+def _cast_to_widest(x: Tensor, scale: Tensor, bias: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     """x, scale and bias in the widest dtype among them: float16 data has float32 statistics."""
     widest = max((x, scale, bias, *others), key=lambda t: t.dtype.itemsize).dtype
     return tuple(astype(t, widest) for t in (x, scale, bias))
 
 
-def _of_enough(spread: Tensor, items: Any, least: int, x: Tensor) -> Tensor:
+def _require_enough_values(spread: Tensor, items: Any, least: int, x: Tensor) -> Tensor:
     """The variance, where there are enough values for one: a NaN would stay in what is running."""
     if isinstance(items, int) and items >= least:
         return spread
@@ -338,7 +341,7 @@ def _of_enough(spread: Tensor, items: Any, least: int, x: Tensor) -> Tensor:
     return check(spread, size_of(size=items, dtype="int64") >= least, f"in batch_norm, {told}")
 
 
-def _bessel(items: Any, like: Tensor) -> Any:
+def _bessel_correction(items: Any, like: Tensor) -> Any:
     """count / (count - 1), for counts known or not."""
     if isinstance(items, int):
         return items / max(items - 1, 1)
@@ -346,7 +349,7 @@ def _bessel(items: Any, like: Tensor) -> Any:
     return number / FUNCTIONS["maximum"](number - 1, 1)
 
 
-def _moved(running: Tensor, now: Tensor, momentum: float) -> Tensor:
+def _update_running(running: Tensor, now: Tensor, momentum: float) -> Tensor:
     fresh = astype(stop_gradient(now), running.dtype)
     result: Tensor = running * (1 - momentum) + fresh * momentum
     return result

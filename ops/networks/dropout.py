@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import Op, Tensor, as_tensor, function, located, sample
+from graphflow.ir.op import Op, Tensor, as_tensor, error_location, function, sample
 from graphflow.ir.spec import TensorSpec, broadcast_shapes, spec
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.pointwise.arithmetic import elementwise
@@ -53,7 +53,7 @@ def dropout(x: Any, rate: float, name: str | None = None) -> Tensor:
     Source: Srivastava et al., JMLR 15, 2014.
     """
     tensor = as_tensor(x)
-    with located("dropout"):
+    with error_location("dropout"):
         require_kind(tensor.spec, "float")
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
             raise ArgumentError(f"rate is a number in [0, 1), not {rate!r}")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from graphflow import init
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.frontend.builders import assign
@@ -25,15 +25,15 @@ from graphflow.ir.op import (
     REGISTRY,
     Tensor,
     as_tensor,
-    checked,
     current_prefix,
-    located,
+    error_location,
     name_scope,
+    prefix_scope,
     user_location,
-    within,
+    validate_arguments,
 )
 from graphflow.ir.spec import show_shape
-from graphflow.ops.matrices.matmul import biased, matmul
+from graphflow.ops.matrices.matmul import add_bias, matmul
 from graphflow.ops.networks.batch_norm import batch_norm
 from graphflow.ops.networks.dropout import dropout
 from graphflow.ops.networks.norm import group_norm, layer_norm, rms_norm
@@ -61,7 +61,7 @@ class Layer:
     or gives itself one, `with self.scope("encoder"):` around what `__init__` makes.
     """
 
-    _within: str = ""  # the scope that it was made in
+    _outer_scope: str = ""  # the scope that it was made in
     _scope: str = ""  # its own
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -70,14 +70,14 @@ class Layer:
         if cls.__module__.startswith("graphflow."):
             for name in ("__init__", "__call__"):
                 if name in vars(cls):
-                    setattr(cls, name, checked(vars(cls)[name], ""))
+                    setattr(cls, name, validate_arguments(vars(cls)[name], ""))
         if "__call__" in vars(cls):
-            setattr(cls, "__call__", _in_scope(vars(cls)["__call__"]))  # noqa: B010
+            setattr(cls, "__call__", _run_in_scope(vars(cls)["__call__"]))  # noqa: B010
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """A layer that knows in which name scope it is made."""
         layer = super().__new__(cls)
-        fill(layer, _within=current_prefix())
+        set_attributes(layer, _outer_scope=current_prefix())
         return layer
 
     def scope(self, name: str) -> AbstractContextManager[None]:
@@ -88,39 +88,39 @@ class Layer:
         """
         opened = name_scope(name)
         if not self._scope:  # the outermost counts
-            fill(self, _scope=f"{current_prefix()}{name}/")
+            set_attributes(self, _scope=f"{current_prefix()}{name}/")
         return opened
 
     def parameters(self) -> dict[str, Tensor]:
         """The trainable variables by name, each once, in the order in which they were made."""
-        return _named(self, True)
+        return _variables_by_name(self, True)
 
     def buffers(self) -> dict[str, Tensor]:
         """The other variables, such as running statistics, by name."""
-        return _named(self, False)
+        return _variables_by_name(self, False)
 
 
-def _in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
+def _run_in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
     """A layer's call, under its name."""
 
     @wraps(call)
-    def scoped(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        with within(_prefix_of(self)):
+    def wrapper(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        with prefix_scope(_prefix_of(self)):
             return call(self, *args, **kwargs)
 
-    return scoped
+    return wrapper
 
 
 def _prefix_of(layer: Layer) -> str:
     """Where a layer computes: under the scope of its variables, unless it is called within another
     one; there under its own name."""
-    here, there = current_prefix(), layer._scope or layer._within
+    here, there = current_prefix(), layer._scope or layer._outer_scope
     if there.startswith(here):
         return there
-    return here + layer._scope.removeprefix(layer._within)
+    return here + layer._scope.removeprefix(layer._outer_scope)
 
 
-def _named(layer: Layer, trainable: bool) -> dict[str, Tensor]:
+def _variables_by_name(layer: Layer, trainable: bool) -> dict[str, Tensor]:
     graph = Graph(dict.fromkeys(_variables(layer, set())))
     return {
         graph.names[node]: node.outputs[0]
@@ -166,17 +166,17 @@ def parameter(name: str, initial: Initializer, trainable: bool = True) -> Tensor
     return tensor
 
 
-def uniform(name: str, shape: tuple[int, ...], bound: float, dtype: Any) -> Tensor:
+def uniform_parameter(name: str, shape: tuple[int, ...], bound: float, dtype: Any) -> Tensor:
     """A parameter, uniform on ±bound to begin with."""
     return parameter(name, init.uniform(shape, -bound, bound, dtype))
 
 
-def per_root(number: int) -> float:
+def inverse_root(number: int) -> float:
     """1/√number: the bound of torch's linear maps of so many inputs."""
     return 1 / math.sqrt(number)
 
 
-def fill(layer: Layer, **attributes: Any) -> None:
+def set_attributes(layer: Layer, **attributes: Any) -> None:
     """Set attributes of a frozen layer that is being made."""
     for name, value in attributes.items():
         object.__setattr__(layer, name, value)
@@ -210,12 +210,12 @@ class Linear(Layer):
         name: str = "linear",
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, outputs=outputs)
-        bound = per_root(inputs)
+        bound = inverse_root(inputs)
         with self.scope(name):
-            fill(
+            set_attributes(
                 self,
-                weight=uniform("weight", (outputs, inputs), bound, dtype),
-                bias=uniform("bias", (outputs,), bound, dtype) if bias else None,
+                weight=uniform_parameter("weight", (outputs, inputs), bound, dtype),
+                bias=uniform_parameter("bias", (outputs,), bound, dtype) if bias else None,
             )
 
     def __call__(self, x: Any) -> Tensor:
@@ -225,7 +225,7 @@ class Linear(Layer):
                 f"Linear at {user_location()}: the last axis of x holds its {inputs} inputs, "
                 f"x is {show_shape(x.shape)}"
             )
-        return biased(matmul(x, self.weight, transpose_b=True), self.bias)
+        return add_bias(matmul(x, self.weight, transpose_b=True), self.bias)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -243,7 +243,9 @@ class Embedding(Layer):
     ) -> None:
         require_sizes(self, number=number, size=size)
         with self.scope(name):
-            fill(self, weight=parameter("weight", init.normal((number, size), 0.0, 1.0, dtype)))
+            set_attributes(
+                self, weight=parameter("weight", init.normal((number, size), 0.0, 1.0, dtype))
+            )
 
     def __call__(self, indices: Any) -> Tensor:
         return take(self.weight, indices, 0)
@@ -268,12 +270,12 @@ class LayerNorm(Layer):
         self, shape: int | tuple[int, ...], epsilon: float = 1e-5, affine: bool = True,
         bias: bool = True, *, dtype: Any = "float32", name: str = "layer_norm",
     ) -> None:  # fmt: skip
-        fill(self, shape=_axes_shape(self, shape), epsilon=epsilon)
+        set_attributes(self, shape=_normalized_shape(self, shape), epsilon=epsilon)
         with self.scope(name):
-            _fill_affine(self, self.shape, affine, affine and bias, dtype)
+            _set_affine(self, self.shape, affine, affine and bias, dtype)
 
     def __call__(self, x: Any) -> Tensor:
-        x, axes = _ends_in(self, x, self.shape)
+        x, axes = _require_last_axes(self, x, self.shape)
         return layer_norm(x, self.scale, self.bias, axes, self.epsilon)
 
 
@@ -292,32 +294,34 @@ class RMSNorm(Layer):
         self, shape: int | tuple[int, ...], epsilon: float = 1e-5, affine: bool = True, *,
         dtype: Any = "float32", name: str = "rms_norm",
     ) -> None:  # fmt: skip
-        fill(self, shape=_axes_shape(self, shape), epsilon=epsilon)
+        set_attributes(self, shape=_normalized_shape(self, shape), epsilon=epsilon)
         with self.scope(name):
-            _fill_affine(self, self.shape, affine, None, dtype)
+            _set_affine(self, self.shape, affine, None, dtype)
 
     def __call__(self, x: Any) -> Tensor:
-        x, axes = _ends_in(self, x, self.shape)
+        x, axes = _require_last_axes(self, x, self.shape)
         return rms_norm(x, self.scale, axes, self.epsilon)
 
 
-def _fill_affine(
+def _set_affine(
     layer: Layer, shape: tuple[int, ...], scale: bool, bias: bool | None, dtype: Any
 ) -> None:
     """The variables of a norm, 1 and 0; None where they are not wanted, no bias for None."""
-    fill(layer, scale=parameter("scale", init.ones(shape, dtype)) if scale else None)
+    set_attributes(layer, scale=parameter("scale", init.ones(shape, dtype)) if scale else None)
     if bias is not None:
-        fill(layer, bias=parameter("bias", init.zeros(shape, dtype)) if bias else None)
+        set_attributes(layer, bias=parameter("bias", init.zeros(shape, dtype)) if bias else None)
 
 
-def _axes_shape(layer: Layer, shape: Any) -> tuple[int, ...]:
+def _normalized_shape(layer: Layer, shape: Any) -> tuple[int, ...]:
     sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
     for size in sizes or (shape,):
         require_sizes(layer, shape=size)
     return tuple(map(int, sizes))
 
 
-def _ends_in(layer: Layer, x: Any, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+def _require_last_axes(
+    layer: Layer, x: Any, shape: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
     """x, and which of its axes a norm is over."""
     x = as_tensor(x)
     if x.shape[-len(shape) :] != shape:
@@ -343,9 +347,9 @@ class GroupNorm(Layer):
         channels_last: bool = False, dtype: Any = "float32", name: str = "group_norm",
     ) -> None:  # fmt: skip
         require_sizes(self, groups=groups, channels=channels)
-        fill(self, groups=groups, epsilon=epsilon, channels_last=channels_last)
+        set_attributes(self, groups=groups, epsilon=epsilon, channels_last=channels_last)
         with self.scope(name):
-            _fill_affine(self, (channels,), affine, affine, dtype)
+            _set_affine(self, (channels,), affine, affine, dtype)
 
     def __call__(self, x: Any) -> Tensor:
         return group_norm(x, self.groups, self.scale, self.bias, self.epsilon, self.channels_last)
@@ -377,10 +381,10 @@ class BatchNorm(Layer):
         channels_last: bool = False, dtype: Any = "float32", name: str = "batch_norm",
     ) -> None:  # fmt: skip
         require_sizes(self, channels=channels)
-        fill(self, epsilon=epsilon, momentum=momentum, channels_last=channels_last)
+        set_attributes(self, epsilon=epsilon, momentum=momentum, channels_last=channels_last)
         with self.scope(name):
-            _fill_affine(self, (channels,), affine, affine, dtype)
-            fill(
+            _set_affine(self, (channels,), affine, affine, dtype)
+            set_attributes(
                 self,
                 mean=parameter("mean", init.zeros((channels,), dtype), trainable=False),
                 variance=parameter("variance", init.ones((channels,), dtype), trainable=False),
@@ -425,7 +429,7 @@ class BatchNorm3d(BatchNorm):
 # Others -----------------------------------------------------------------------------------------
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 @dataclass(frozen=True, eq=False)
 class Dropout(Layer):
     """`gf.nn.dropout` in a `gf.nn.training` block, else x as it is."""
@@ -447,7 +451,7 @@ class Sequential(Layer):
     """Layers and functions, one after the other: `Sequential(Linear(4, 8), gf.nn.relu)`."""
 
     def __init__(self, *layers: Callable[[Any], Any]) -> None:
-        with located("Sequential"):
+        with error_location("Sequential"):
             for layer in layers:
                 if not callable(layer):
                     raise ArgumentError(f"layers are callable, {layer!r} is not")

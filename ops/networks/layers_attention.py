@@ -12,16 +12,16 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Tensor, as_tensor, name_scope, user_location
 from graphflow.ir.spec import Size, show_shape
 from graphflow.ops.attention.attention_op import attention
-from graphflow.ops.matrices.matmul import biased, matmul
+from graphflow.ops.matrices.matmul import add_bias, matmul
 from graphflow.ops.networks.layers import (
     Dropout,
     Layer,
     LayerNorm,
     Linear,
-    fill,
     parameter,
     require_sizes,
-    uniform,
+    set_attributes,
+    uniform_parameter,
 )
 from graphflow.ops.networks.rotary import rotary
 from graphflow.ops.pointwise.activations import gelu
@@ -67,18 +67,20 @@ class MultiHeadAttention(Layer):
                 else f"MultiHeadAttention at {user_location()}: {shared} shared heads do not "
                 f"divide {heads} heads"
             )
-        fill(self, heads=heads, shared=shared, rotary=rotary)
+        set_attributes(self, heads=heads, shared=shared, rotary=rotary)
         rows = size + 2 * shared * (size // heads)
         with self.scope(name):
-            fill(
+            set_attributes(
                 self,
-                weight=uniform("weight", (rows, size), math.sqrt(6 / (rows + size)), dtype),
+                weight=uniform_parameter(
+                    "weight", (rows, size), math.sqrt(6 / (rows + size)), dtype
+                ),
                 bias=parameter("bias", init.zeros((rows,), dtype)) if bias else None,
                 out=Linear(size, size, bias=False, dtype=dtype, name="out"),
             )
             if bias:
                 with name_scope("out"):
-                    fill(self.out, bias=parameter("bias", init.zeros((size,), dtype)))
+                    set_attributes(self.out, bias=parameter("bias", init.zeros((size,), dtype)))
 
     def __call__(
         self, query: Any, key: Any = None, value: Any = None, *, mask: Any = None,
@@ -96,27 +98,27 @@ class MultiHeadAttention(Layer):
                     f"MultiHeadAttention at {user_location()}: queries, keys and values are "
                     f"(…, T, {size}), not {show_shape(x.shape)}"
                 )
-        q, k, v = self._projected(query, key, value)
+        q, k, v = self._project(query, key, value)
         if self.rotary is not None:
             q, k = (rotary(x, base=self.rotary) for x in (q, k))
         y = attention(q, k, v, mask, causal=causal, window=window, offset=offset)
         merged = moveaxis(y, -3, -2)
         return self.out(reshape(merged, (*merged.shape[:-2], size)))
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Queries, keys and values, (…, heads, T, d); of one tensor by one product."""
         size = int(self.weight.shape[1])
         few = self.shared * (size // self.heads)
         depth, counts, starts = size // self.heads, (size, few, few), (0, size, size + few)
         if query is key is value:
-            together = biased(matmul(query, self.weight, transpose_b=True), self.bias)
+            together = add_bias(matmul(query, self.weight, transpose_b=True), self.bias)
             parts = split(together, counts, -1)
         else:
             parts = []
             for x, start, count in zip((query, key, value), starts, counts, strict=True):
                 part = matmul(x, rows_of(self.weight, 0, start, count), transpose_b=True)
                 bias = None if self.bias is None else rows_of(self.bias, 0, start, count)
-                parts.append(biased(part, bias))
+                parts.append(add_bias(part, bias))
         return [
             moveaxis(reshape(p, (*p.shape[:-1], count // depth, depth)), -2, -3)
             for p, count in zip(parts, counts, strict=True)
@@ -152,9 +154,9 @@ class TransformerBlock(Layer):
     ) -> None:  # fmt: skip
         require_sizes(self, size=size)
         hidden = 4 * size if hidden is None else hidden
-        fill(self, activation=activation, norm_first=norm_first, dropout=Dropout(dropout))
+        set_attributes(self, activation=activation, norm_first=norm_first, dropout=Dropout(dropout))
         with self.scope(name):
-            fill(
+            set_attributes(
                 self,
                 norm1=LayerNorm(size, bias=bias, dtype=dtype, name="norm1"),
                 attention=MultiHeadAttention(

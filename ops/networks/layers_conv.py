@@ -9,12 +9,18 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Tensor, as_tensor, user_location
 from graphflow.ir.spec import show_shape
-from graphflow.ops.networks.layers import Layer, fill, per_root, require_sizes, uniform
+from graphflow.ops.networks.layers import (
+    Layer,
+    inverse_root,
+    require_sizes,
+    set_attributes,
+    uniform_parameter,
+)
 from graphflow.ops.windows.conv import conv, conv_transpose
 from graphflow.ops.windows.window_arguments import per_axis
 
 
-def _kernel(layer: Layer, kernel: Any, rank: int) -> tuple[int, ...]:
+def _kernel_sizes(layer: Layer, kernel: Any, rank: int) -> tuple[int, ...]:
     """Sizes of a window, one for each spatial axis."""
     sizes = tuple(kernel) if isinstance(kernel, tuple | list) else (kernel,) * rank
     for size in sizes:
@@ -26,7 +32,7 @@ def _kernel(layer: Layer, kernel: Any, rank: int) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def _of_rank(layer: Layer, x: Any, rank: int) -> Tensor:
+def _require_rank(layer: Layer, x: Any, rank: int) -> Tensor:
     tensor: Tensor = as_tensor(x)
     if tensor.ndim != rank + 2:
         raise ShapeError(
@@ -67,16 +73,16 @@ class _Conv(Layer):
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, outputs=outputs, groups=groups)
         _require_groups(self, inputs, outputs, groups)
-        shape = (outputs, inputs // groups, *_kernel(self, kernel, self._rank))
-        fill(
+        shape = (outputs, inputs // groups, *_kernel_sizes(self, kernel, self._rank))
+        set_attributes(
             self, stride=per_axis("stride", stride, self._rank), padding=padding,
             dilation=per_axis("dilation", dilation, self._rank), groups=groups,
             channels_last=channels_last, exact=exact,
         )  # fmt: skip
-        _fill_weights(self, shape, outputs, bias, dtype, name)
+        _set_weights(self, shape, outputs, bias, dtype, name)
 
     def __call__(self, x: Any) -> Tensor:
-        x = _of_rank(self, x, self._rank)
+        x = _require_rank(self, x, self._rank)
         return conv(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups,
             self.channels_last, exact=self.exact,
@@ -111,17 +117,17 @@ class _ConvTranspose(Layer):
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, outputs=outputs, groups=groups)
         _require_groups(self, inputs, outputs, groups)
-        shape = (inputs, outputs // groups, *_kernel(self, kernel, self._rank))
-        fill(
+        shape = (inputs, outputs // groups, *_kernel_sizes(self, kernel, self._rank))
+        set_attributes(
             self, stride=per_axis("stride", stride, self._rank), padding=padding,
             output_padding=per_axis("output_padding", output_padding, self._rank, least=0),
             groups=groups, dilation=per_axis("dilation", dilation, self._rank),
             channels_last=channels_last, exact=exact,
         )  # fmt: skip
-        _fill_weights(self, shape, outputs, bias, dtype, name)
+        _set_weights(self, shape, outputs, bias, dtype, name)
 
     def __call__(self, x: Any) -> Tensor:
-        x = _of_rank(self, x, self._rank)
+        x = _require_rank(self, x, self._rank)
         return conv_transpose(
             x, self.weight, self.bias, self.stride, self.padding, self.output_padding,
             self.dilation, self.groups, self.channels_last, exact=self.exact,
@@ -136,15 +142,15 @@ def _require_groups(layer: Layer, inputs: int, outputs: int, groups: int) -> Non
         )
 
 
-def _fill_weights(
+def _set_weights(
     layer: Layer, shape: tuple[int, ...], outputs: int, bias: bool, dtype: Any, name: str | None
 ) -> None:
-    bound = per_root(math.prod(shape[1:]))
+    bound = inverse_root(math.prod(shape[1:]))
     with layer.scope(name or type(layer).__name__.lower()):
-        fill(
+        set_attributes(
             layer,
-            weight=uniform("weight", shape, bound, dtype),
-            bias=uniform("bias", (outputs,), bound, dtype) if bias else None,
+            weight=uniform_parameter("weight", shape, bound, dtype),
+            bias=uniform_parameter("bias", (outputs,), bound, dtype) if bias else None,
         )
 
 

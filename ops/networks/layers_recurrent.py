@@ -11,26 +11,33 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Tensor, as_tensor, user_location
 from graphflow.ir.spec import show_shape
-from graphflow.ops.networks.layers import Dropout, Layer, fill, per_root, require_sizes, uniform
+from graphflow.ops.networks.layers import (
+    Dropout,
+    Layer,
+    inverse_root,
+    require_sizes,
+    set_attributes,
+    uniform_parameter,
+)
 from graphflow.ops.networks.recurrent import (
     Cell,
+    RecurrentWeights,
     State,
-    Weights,
-    gru_cell_of,
     initial_state,
-    lstm_cell_of,
-    plain_cell_of,
+    make_elman_cell,
+    make_gru_cell,
+    make_lstm_cell,
     run_directions,
-    run_once,
+    run_step,
 )
 from graphflow.ops.tensors.shape import moveaxis
 from graphflow.ops.tensors.slicing import stack
 
-DEEPEST = 10_000
+MAX_LAYERS = 10_000
 """Layers of one network: each is variables and a node of its own."""
 
 
-def _cell_of(layer: Layer, make: Callable[..., Cell], options: Mapping[str, Any]) -> Cell:
+def _make_cell(layer: Layer, make: Callable[..., Cell], options: Mapping[str, Any]) -> Cell:
     """The cell of a layer with the options of its kind."""
     unknown = [name for name in options if name not in signature_of(make).parameters]
     if unknown:
@@ -41,18 +48,20 @@ def _cell_of(layer: Layer, make: Callable[..., Cell], options: Mapping[str, Any]
     return make(**options)
 
 
-def _weights(cell: Cell, inputs: int, size: int, bias: bool, dtype: Any, suffix: str) -> Weights:
+def _make_weights(
+    cell: Cell, inputs: int, size: int, bias: bool, dtype: Any, suffix: str
+) -> RecurrentWeights:
     """Variables of one direction, named as torch names them, uniform on ±1/√size."""
-    rows, bound = len(cell.gates) * size, per_root(size)
-    return Weights(
-        uniform(f"weight_ih{suffix}", (rows, inputs), bound, dtype),
-        uniform(f"weight_hh{suffix}", (rows, size), bound, dtype),
-        uniform(f"bias_ih{suffix}", (rows,), bound, dtype) if bias else None,
-        uniform(f"bias_hh{suffix}", (rows,), bound, dtype) if bias else None,
+    rows, bound = len(cell.gates) * size, inverse_root(size)
+    return RecurrentWeights(
+        uniform_parameter(f"weight_ih{suffix}", (rows, inputs), bound, dtype),
+        uniform_parameter(f"weight_hh{suffix}", (rows, size), bound, dtype),
+        uniform_parameter(f"bias_ih{suffix}", (rows,), bound, dtype) if bias else None,
+        uniform_parameter(f"bias_hh{suffix}", (rows,), bound, dtype) if bias else None,
     )
 
 
-def _attributes(weights: Weights, suffix: str = "") -> dict[str, Tensor]:
+def _torch_names(weights: RecurrentWeights, suffix: str = "") -> dict[str, Tensor]:
     """The variables under torch's names, for the layer to hold."""
     named = {
         f"weight_ih{suffix}": weights.w,
@@ -76,17 +85,17 @@ class _CellLayer(Layer):
     """
 
     cell: Cell
-    weights: Weights
+    weights: RecurrentWeights
 
     def __init__(
         self, inputs: int, size: int, bias: bool = True, *, dtype: Any = "float32",
         name: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, size=size)
-        cell = _cell_of(self, self._make, options)
+        cell = _make_cell(self, self._make, options)
         with self.scope(name or type(self).__name__.lower()):
-            weights = _weights(cell, inputs, size, bias, dtype, "")
-        fill(self, cell=cell, weights=weights, **_attributes(weights))
+            weights = _make_weights(cell, inputs, size, bias, dtype, "")
+        set_attributes(self, cell=cell, weights=weights, **_torch_names(weights))
 
     @staticmethod
     def _make() -> Cell:
@@ -103,7 +112,7 @@ class _CellLayer(Layer):
             before = initial_state(self.cell, x.shape[0], self.weights)
         else:
             before = _as_states(self, state, self.cell.states)
-        after = run_once(self.cell, x, before, self.weights)
+        after = run_step(self.cell, x, before, self.weights)
         return after[0] if self.cell.states == 1 else after
 
 
@@ -122,7 +131,7 @@ class RNNCell(_CellLayer):
 
     @staticmethod
     def _make(activation: Any = "tanh") -> Cell:
-        return plain_cell_of(activation)
+        return make_elman_cell(activation)
 
 
 class LSTMCell(_CellLayer):
@@ -130,7 +139,7 @@ class LSTMCell(_CellLayer):
 
     @staticmethod
     def _make() -> Cell:
-        return lstm_cell_of()
+        return make_lstm_cell()
 
 
 class GRUCell(_CellLayer):
@@ -138,7 +147,7 @@ class GRUCell(_CellLayer):
 
     @staticmethod
     def _make() -> Cell:
-        return gru_cell_of()
+        return make_gru_cell()
 
 
 # Along sequences --------------------------------------------------------------------------------
@@ -160,7 +169,7 @@ class _Recurrent(Layer):
     """
 
     cell: Cell
-    stacked: tuple[tuple[Weights, ...], ...]
+    stacked: tuple[tuple[RecurrentWeights, ...], ...]
     dropout: Dropout
     batch_first: bool
 
@@ -170,21 +179,23 @@ class _Recurrent(Layer):
         dtype: Any = "float32", name: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
         require_sizes(self, inputs=inputs, size=size, layers=layers)
-        if layers > DEEPEST:
-            raise ArgumentError(f"{layers:,} layers are more than are built, which is {DEEPEST:,}")
-        cell = _cell_of(self, self._cell, options)
+        if layers > MAX_LAYERS:
+            raise ArgumentError(
+                f"{layers:,} layers are more than are built, which is {MAX_LAYERS:,}"
+            )
+        cell = _make_cell(self, self._cell, options)
         sides = ("", "_reverse") if bidirectional else ("",)
-        rows: list[tuple[Weights, ...]] = []
+        rows: list[tuple[RecurrentWeights, ...]] = []
         named: dict[str, Tensor] = {}
         with self.scope(name or type(self).__name__.lower()):
             for k in range(layers):
                 width = size * len(sides) if k else inputs
                 row = []
                 for side in sides:
-                    row.append(_weights(cell, width, size, bias, dtype, f"_l{k}{side}"))
-                    named |= _attributes(row[-1], f"_l{k}{side}")
+                    row.append(_make_weights(cell, width, size, bias, dtype, f"_l{k}{side}"))
+                    named |= _torch_names(row[-1], f"_l{k}{side}")
                 rows.append(tuple(row))
-        fill(
+        set_attributes(
             self, cell=cell, stacked=tuple(rows), dropout=Dropout(dropout), batch_first=batch_first,
             **named,
         )  # fmt: skip
@@ -223,7 +234,7 @@ class RNN(_Recurrent):
 
     @staticmethod
     def _cell(activation: Any = "tanh") -> Cell:
-        return plain_cell_of(activation)
+        return make_elman_cell(activation)
 
 
 class LSTM(_Recurrent):
@@ -231,7 +242,7 @@ class LSTM(_Recurrent):
 
     @staticmethod
     def _cell() -> Cell:
-        return lstm_cell_of()
+        return make_lstm_cell()
 
 
 class GRU(_Recurrent):
@@ -239,4 +250,4 @@ class GRU(_Recurrent):
 
     @staticmethod
     def _cell() -> Cell:
-        return gru_cell_of()
+        return make_gru_cell()

@@ -15,9 +15,9 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
-    autocasted,
+    autocast_inputs,
     function,
-    promoted,
+    promote_inputs,
     register,
     sample,
 )
@@ -48,12 +48,12 @@ from graphflow.ops.reductions.softmax import (
     log_softmax,
     require_labels,
 )
-from graphflow.ops.sharding import row_ops as sharding_row_ops
+from graphflow.ops.sharding import row_ops as row_sharding
 
 _REDUCTIONS = ("none", "mean", "sum")
 
 
-def _reduced(loss: Tensor, reduction: Any) -> Tensor:
+def _reduce_loss(loss: Tensor, reduction: Any) -> Tensor:
     """The loss reduced; means are over the number of elements."""
     if reduction not in _REDUCTIONS:
         raise ArgumentError(f"reduction is 'none', 'mean' or 'sum', not {reduction!r}")
@@ -62,16 +62,16 @@ def _reduced(loss: Tensor, reduction: Any) -> Tensor:
     return mean(loss) if reduction == "mean" else sum(loss)
 
 
-def _weighted(
+def _weighted_loss(
     loss_of: Callable[..., Tensor], inputs: Sequence[Tensor], weights: Any, reduction: Any
 ) -> Tensor:
     """The losses of inputs by their weights, reduced. Inputs whose weight is 0 may hold NaN."""
     if weights is None:
-        return _reduced(loss_of(*inputs), reduction)
+        return _reduce_loss(loss_of(*inputs), reduction)
     factor = _as_weights(weights, inputs[0])
     counts = not_equal(factor, 0)
     loss = loss_of(*(stop_gradient_unless(counts, x) for x in inputs))
-    return _reduced(product_or_zero(factor, loss), reduction)
+    return _reduce_loss(product_or_zero(factor, loss), reduction)
 
 
 def _as_weights(weights: Any, like: Tensor) -> Tensor:
@@ -81,9 +81,9 @@ def _as_weights(weights: Any, like: Tensor) -> Tensor:
     return result
 
 
-def _pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
+def _matching_pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
     """Both of one float dtype and shape: a loss of shapes that broadcast is a mistake."""
-    a, b = autocasted(promoted("loss", (prediction, target)), "high")
+    a, b = autocast_inputs(promote_inputs("loss", (prediction, target)), "high")
     require_kind(a.spec, "float")
     text = f"prediction {show_shape(a.shape)} and target {show_shape(b.shape)} differ in shape"
     if a.ndim != b.ndim:
@@ -111,16 +111,16 @@ def mse_loss(prediction: Any, target: Any, weights: Any = None, reduction: str =
         ShapeError: prediction and target differ in shape.
         ArgumentError: another reduction.
     """
-    a, b = _pair(prediction, target)
-    return _weighted(lambda a, b: square(a - b), (a, b), weights, reduction)
+    a, b = _matching_pair(prediction, target)
+    return _weighted_loss(lambda a, b: square(a - b), (a, b), weights, reduction)
 
 
 @composite("prediction", "target", to="high")
 @function
 def l1_loss(prediction: Any, target: Any, weights: Any = None, reduction: str = "none") -> Tensor:
     """|prediction - target|; arguments and errors as for `mse_loss`."""
-    a, b = _pair(prediction, target)
-    return _weighted(lambda a, b: FUNCTIONS["abs"](a - b), (a, b), weights, reduction)
+    a, b = _matching_pair(prediction, target)
+    return _weighted_loss(lambda a, b: FUNCTIONS["abs"](a - b), (a, b), weights, reduction)
 
 
 def _huber_of(xp: Any, x: Any, delta: float) -> Any:
@@ -145,7 +145,7 @@ _huber: Op = elementwise(
 )
 
 
-def _above_zero(op_name: str, what: str, value: Any) -> float:
+def _require_positive(op_name: str, what: str, value: Any) -> float:
     number = finite_number(op_name, what, value)
     if number <= 0:
         raise ArgumentError(f"{what} is above 0, not {value!r}")
@@ -165,9 +165,9 @@ def huber_loss(
 
     Source: Huber, Ann. Math. Statist. 35, 1964.
     """
-    inputs = _pair(prediction, target)
-    delta = _above_zero("huber_loss", "delta", delta)
-    return _weighted(lambda a, b: _huber(a - b, delta=delta), inputs, weights, reduction)
+    inputs = _matching_pair(prediction, target)
+    delta = _require_positive("huber_loss", "delta", delta)
+    return _weighted_loss(lambda a, b: _huber(a - b, delta=delta), inputs, weights, reduction)
 
 
 @composite("prediction", "target", to="high")
@@ -178,9 +178,9 @@ def smooth_l1_loss(
     """`huber_loss` of delta = beta, over beta: of slope 1 far out; `l1_loss` for beta 0."""
     if beta == 0:
         return l1_loss(prediction, target, weights, reduction)
-    inputs = _pair(prediction, target)
-    beta = _above_zero("smooth_l1_loss", "beta", beta)
-    return _weighted(lambda a, b: _huber(a - b, delta=beta) / beta, inputs, weights, reduction)
+    inputs = _matching_pair(prediction, target)
+    beta = _require_positive("smooth_l1_loss", "beta", beta)
+    return _weighted_loss(lambda a, b: _huber(a - b, delta=beta) / beta, inputs, weights, reduction)
 
 
 # Of probabilities -------------------------------------------------------------------------------
@@ -224,7 +224,9 @@ def binary_cross_entropy(
     From logits, `binary_cross_entropy_with_logits` is more accurate. Arguments and errors as for
     `mse_loss`.
     """
-    return _weighted(_binary_cross_entropy, _pair(prediction, target), weights, reduction)
+    return _weighted_loss(
+        _binary_cross_entropy, _matching_pair(prediction, target), weights, reduction
+    )
 
 
 def _logit_loss(xp: Any, x: Any, y: Any) -> Any:
@@ -258,9 +260,9 @@ def binary_cross_entropy_with_logits(
     Raises:
         DTypeError, ShapeError, ArgumentError: as for `mse_loss`.
     """
-    x, y = _pair(logits, target)
+    x, y = _matching_pair(logits, target)
     if positive_weight is None:
-        return _weighted(_binary_cross_entropy_with_logits, (x, y), weights, reduction)
+        return _weighted_loss(_binary_cross_entropy_with_logits, (x, y), weights, reduction)
     factor, softplus = _as_weights(positive_weight, x), FUNCTIONS["softplus"]
 
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
@@ -269,7 +271,7 @@ def binary_cross_entropy_with_logits(
         )
         return result
 
-    return _weighted(loss_of, (x, y), weights, reduction)
+    return _weighted_loss(loss_of, (x, y), weights, reduction)
 
 
 @composite("log_prediction", "target", to="high")
@@ -293,7 +295,7 @@ def kl_div(
         loss: Tensor = p * where(absent, 0, log_p - x)
         return loss
 
-    return _weighted(loss_of, _pair(log_prediction, target), weights, reduction)
+    return _weighted_loss(loss_of, _matching_pair(log_prediction, target), weights, reduction)
 
 
 # Of classes -------------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ _nll: Op = register(
         into=_nll_into,
         vjp=_nll_vjp,
         batch=batching.rows,
-        sharding=sharding_row_ops.nll_rule,
+        sharding=row_sharding.nll_rule,
         cost=lambda x, labels: Cost(flops=labels.size),
         autocast="high",
         samples=(
@@ -340,7 +342,7 @@ _nll: Op = register(
 )
 
 
-def _by_class(
+def _class_losses(
     loss_of: Callable[..., Tensor], x: Tensor, labels: Tensor, weights: Any, ignored: Any
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Losses by their weights, the weights, and which labels are not ignored.
@@ -369,17 +371,17 @@ def _by_class(
     return product_or_zero(factor, loss_of(x, labels, not_equal(factor, 0))), factor, seen
 
 
-def _of_rows(counts: Tensor | None, x: Tensor) -> Tensor:
+def _stop_uncounted_rows(counts: Tensor | None, x: Tensor) -> Tensor:
     """x, whose rows pass a gradient on only where they count."""
     if counts is None:
         return x
     return stop_gradient_unless(FUNCTIONS["expand_dims"](counts, -1), x)
 
 
-def _reduced_by_class(loss: Tensor, factor: Tensor | None, reduction: Any) -> Tensor:
+def _reduce_by_class(loss: Tensor, factor: Tensor | None, reduction: Any) -> Tensor:
     """Weighted losses, their sum, or their sum over that of the weights."""
     if factor is None or reduction != "mean":
-        return _reduced(loss, reduction)
+        return _reduce_loss(loss, reduction)
     return sum(loss) / sum(factor)  # type: ignore[no-any-return]
 
 
@@ -403,8 +405,8 @@ def nll_loss(
         loss: Tensor = _nll(x, labels)  # its gradient reads no row
         return loss
 
-    loss, factor, _ = _by_class(loss_of, x, as_tensor(labels), weights, ignore_index)
-    return _reduced_by_class(loss, factor, reduction)
+    loss, factor, _ = _class_losses(loss_of, x, as_tensor(labels), weights, ignore_index)
+    return _reduce_by_class(loss, factor, reduction)
 
 
 @composite("logits", "labels", to="high")
@@ -441,21 +443,21 @@ def cross_entropy(
     x = _classes_last(x, axis)
 
     def loss_of(x: Tensor, labels: Tensor, counts: Tensor | None) -> Tensor:
-        result: Tensor = cross_entropy_op(_of_rows(counts, x), labels, name=name)
+        result: Tensor = cross_entropy_op(_stop_uncounted_rows(counts, x), labels, name=name)
         return result
 
-    loss, factor, seen = _by_class(loss_of, x, labels, weights, ignore_index)
-    hard = _reduced_by_class(loss, factor, reduction)
+    loss, factor, seen = _class_losses(loss_of, x, labels, weights, ignore_index)
+    hard = _reduce_by_class(loss, factor, reduction)
     if smoothing == 0:
         return hard
-    logs = log_softmax(_of_rows(seen, x))
+    logs = log_softmax(_stop_uncounted_rows(seen, x))
     spread = -mean(logs if weights is None else product_or_zero(_as_weights(weights, x), logs), -1)
     if seen is not None:
         spread = where(seen, spread, 0)
     if reduction == "mean" and factor is not None:
         smooth = sum(spread) / sum(factor)
     else:
-        smooth = _reduced(spread, reduction)
+        smooth = _reduce_loss(spread, reduction)
     result: Tensor = hard * (1 - smoothing) + smooth * smoothing
     return result
 
@@ -470,14 +472,14 @@ def _soft_cross_entropy(
     """
     if ignored is not None:
         raise ArgumentError("ignore_index is for int labels; give rows a target of zeros instead")
-    x, target = _pair(_classes_last(x, axis), _classes_last(target, axis))
+    x, target = _matching_pair(_classes_last(x, axis), _classes_last(target, axis))
     if smoothing:
         share = as_tensor(x.shape[-1], x.dtype)
         target = target * (1 - smoothing) + smoothing / share
     if weights is not None:
         target = target * _as_weights(weights, x)
-    logs = log_softmax(_of_rows(FUNCTIONS["any"](not_equal(target, 0), -1), x))
-    return _reduced(-sum(product_or_zero(target, logs), -1), reduction)
+    logs = log_softmax(_stop_uncounted_rows(FUNCTIONS["any"](not_equal(target, 0), -1), x))
+    return _reduce_loss(-sum(product_or_zero(target, logs), -1), reduction)
 
 
 # Of distances and margins -----------------------------------------------------------------------
@@ -492,9 +494,9 @@ def cosine_similarity(a: Any, b: Any, axis: int = -1, epsilon: float = 1e-8) -> 
         DTypeError: not floats.
         ShapeError, ArgumentError: shapes do not broadcast, not an axis, epsilon not above 0.
     """
-    a, b = promoted("cosine_similarity", (a, b))
+    a, b = promote_inputs("cosine_similarity", (a, b))
     require_kind(a.spec, "float")
-    least = _above_zero("cosine_similarity", "epsilon", epsilon) ** 2
+    least = _require_positive("cosine_similarity", "epsilon", epsilon) ** 2
     norms = (sqrt(maximum(sum(square(x), axis), least)) for x in (a, b))
     lengths = next(norms) * next(norms)
     result: Tensor = sum(a * b, axis) / lengths
@@ -507,10 +509,10 @@ def hinge_embedding_loss(
     distance: Any, target: Any, margin: float = 1.0, reduction: str = "none"
 ) -> Tensor:
     """The distance where the target is 1; max(0, margin - distance) where it is -1."""
-    x, y = _pair(distance, target)
+    x, y = _matching_pair(distance, target)
     margin = finite_number("hinge_embedding_loss", "margin", margin)
     alike = FUNCTIONS["greater"](y, 0)
-    return _reduced(where(alike, x, FUNCTIONS["relu"](margin - x)), reduction)
+    return _reduce_loss(where(alike, x, FUNCTIONS["relu"](margin - x)), reduction)
 
 
 @composite("a", "b", "target", to="high")
@@ -519,10 +521,10 @@ def margin_ranking_loss(
     a: Any, b: Any, target: Any, margin: float = 0.0, reduction: str = "none"
 ) -> Tensor:
     """max(0, margin - target·(a - b)): a is to be above b where the target is 1, below for -1."""
-    x, y = _pair(a, b)
-    x, y = _pair(x - y, target)
+    x, y = _matching_pair(a, b)
+    x, y = _matching_pair(x - y, target)
     margin = finite_number("margin_ranking_loss", "margin", margin)
-    return _reduced(FUNCTIONS["relu"](margin - x * y), reduction)
+    return _reduce_loss(FUNCTIONS["relu"](margin - x * y), reduction)
 
 
 @composite("anchor", "positive", "negative", to="high")
@@ -536,11 +538,11 @@ def triplet_margin_loss(
     Args:
         epsilon: is added to each difference, so that the norm has a gradient that is not 0.
     """
-    a, p = _pair(anchor, positive)
-    a, n = _pair(a, negative)
+    a, p = _matching_pair(anchor, positive)
+    a, n = _matching_pair(a, negative)
     margin = finite_number("triplet_margin_loss", "margin", margin)
     near, far = (FUNCTIONS["vector_norm"](a - x + epsilon, -1) for x in (p, n))
-    return _reduced(FUNCTIONS["relu"](near - far + margin), reduction)
+    return _reduce_loss(FUNCTIONS["relu"](near - far + margin), reduction)
 
 
 __all__ = [

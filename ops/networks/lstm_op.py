@@ -33,7 +33,7 @@ def _infer(
     reverse: bool,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     """y, the last h and c, all c, and all gates."""
-    _require(z, r, h, c)
+    _require_operands(z, r, h, c)
     if bias.dtype != z.dtype or bias.rank != 1:
         raise ShapeError(f"the bias is {bias}, z {z}: one number for each row of r")
     equate(bias.shape[0], r.shape[0], f"bias {bias}, r {r}")
@@ -41,7 +41,7 @@ def _infer(
     return states, h, c, states, z
 
 
-def _require(z: TensorSpec, r: TensorSpec, h: TensorSpec, c: TensorSpec) -> None:
+def _require_operands(z: TensorSpec, r: TensorSpec, h: TensorSpec, c: TensorSpec) -> None:
     require_kind(z, "float")
     shapes = {"z": z.shape, "r": r.shape, "h": h.shape, "c": c.shape}
     text = ", ".join(f"{name} {show_shape(shape)}" for name, shape in shapes.items())
@@ -70,9 +70,9 @@ def _vjp(
     c: Tensor, gates: str, reverse: bool,
 ) -> Sequence[Tensor]:  # fmt: skip
     if not all(is_zeros(g) for g in gs[3:]):  # somebody looks at what is kept
-        inputs = _apart(z, r, bias, h, c)
+        inputs = _alias_inputs(z, r, bias, h, c)
         found: list[Tensor] = FUNCTIONS["gradients"](
-            list(_scanned(*inputs, gates=gates, reverse=reverse)), inputs, list(gs)
+            list(_lstm_by_scan(*inputs, gates=gates, reverse=reverse)), inputs, list(gs)
         )
         return found
     y, _, _, cs, kept = ys
@@ -80,12 +80,12 @@ def _vjp(
     return dz, dr, sum(dz, (0, 1)), dh, dc
 
 
-def _apart(*inputs: Tensor) -> list[Tensor]:
+def _alias_inputs(*inputs: Tensor) -> list[Tensor]:
     """Aliases of tensors that do not depend on each other, though what they stand for may."""
     return [reshape_op(x, shape=x.shape) for x in inputs]
 
 
-def _scanned(
+def _lstm_by_scan(
     z: Tensor, r: Tensor, bias: Tensor, h: Tensor, c: Tensor, *, gates: str, reverse: bool
 ) -> tuple[Tensor, ...]:
     """The outputs of the op by a scan over ordinary ops, for derivatives of any order."""
@@ -114,7 +114,7 @@ def _infer_grad(
     y: TensorSpec, cs: TensorSpec, kept: TensorSpec, gates: str, reverse: bool,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     """The cotangents of z, r, h and c."""
-    _require(kept, r, h, c)
+    _require_operands(kept, r, h, c)
     for states in (gy, y, cs):
         text = f"states {states} of gates {kept}, r {r}"
         if states.dtype != kept.dtype or states.rank != 3:
@@ -134,13 +134,13 @@ def _grad_kernel(xp: Any, *arrays: Any, gates: str, reverse: bool) -> tuple[Any,
 def _grad_vjp(
     hs: Sequence[Tensor], ys: Sequence[Tensor], *inputs: Tensor, gates: str, reverse: bool
 ) -> Sequence[Tensor]:
-    apart = _apart(*inputs)
-    firsts = _scanned_grad(*apart, gates=gates, reverse=reverse)
+    apart = _alias_inputs(*inputs)
+    firsts = _lstm_grad_by_scan(*apart, gates=gates, reverse=reverse)
     found: list[Tensor] = FUNCTIONS["gradients"](list(firsts), apart, list(hs))
     return found
 
 
-def _scanned_grad(
+def _lstm_grad_by_scan(
     gy: Tensor, gh: Tensor, gc: Tensor, r: Tensor, h: Tensor, c: Tensor, y: Tensor, cs: Tensor,
     kept: Tensor, *, gates: str, reverse: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -182,24 +182,30 @@ def _cost(z: TensorSpec, r: TensorSpec, *rest: TensorSpec, **attrs: Any) -> Cost
     return Cost(flops=z.size * r.shape[1] * 2 + z.size * 40)
 
 
-def _batched(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
+def _batch_rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
     """Examples with weights in common stand side by side in the op's own batch."""
     if batched[1] or batched[2]:
         return NotImplemented
     n = batching.batch_size(inputs, batched)
     z, r, bias, h, c = inputs
-    z, h, c = batching.all_batched((z, h, c), (batched[0], *batched[3:]))
-    joined = [_joined(FUNCTIONS["moveaxis"](z, 0, 1), 1), r, bias, _joined(h, 0), _joined(c, 0)]
+    z, h, c = batching.batch_all((z, h, c), (batched[0], *batched[3:]))
+    joined = [
+        _merge_axes(FUNCTIONS["moveaxis"](z, 0, 1), 1),
+        r,
+        bias,
+        _merge_axes(h, 0),
+        _merge_axes(c, 0),
+    ]
 
-    def parted(x: Tensor) -> Tensor:
+    def split_batch(x: Tensor) -> Tensor:
         axis = x.ndim - 2
         shape = (*x.shape[:axis], n, z.shape[2], x.shape[-1])
         return FUNCTIONS["moveaxis"](FUNCTIONS["reshape"](x, shape), axis, 0)  # type: ignore[no-any-return]
 
-    return tuple(map(parted, op(*joined, **attrs)))
+    return tuple(map(split_batch, op(*joined, **attrs)))
 
 
-def _joined(x: Tensor, axis: int) -> Tensor:
+def _merge_axes(x: Tensor, axis: int) -> Tensor:
     shape = (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
     result: Tensor = FUNCTIONS["reshape"](x, shape)
     return result
@@ -220,7 +226,7 @@ lstm_op: Op = register(
         kernel=_kernel,
         into=kernels.forward,
         vjp=_vjp,
-        batch=_batched,
+        batch=_batch_rule,
         sharding=sharding.equation_rule(".b.,..,.,b.,b.->.b.,b.,b.,.b.,.b."),
         cost=_cost,
         autocast="high",

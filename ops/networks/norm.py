@@ -13,10 +13,10 @@ from graphflow.ir.op import FUNCTIONS, Cost, Op, Rows, Tensor, as_tensor, functi
 from graphflow.ir.spec import Shape, TensorSpec, broadcast_shapes, equate, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axes, require_kind
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
 from graphflow.ops.pointwise.transcendental import rsqrt
 from graphflow.ops.reductions.reduce import CUBE, F, mean, sum, var
-from graphflow.ops.sharding import row_ops as sharding_row_ops
+from graphflow.ops.sharding import row_ops as row_sharding
 
 Axes = tuple[int, ...]
 
@@ -33,7 +33,7 @@ def _wide(x: Any) -> Any:
     return x.astype("float32") if x.dtype.itemsize == 2 else x
 
 
-def _unit(xp: Any, x: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
+def _standardize_rows(xp: Any, x: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
     """x about its mean (as it is, unless `centred`) over its deviation, and one over that."""
     about = x - xp.mean(x) if centred else x
     per_deviation = xp.reciprocal(xp.sqrt(xp.mean(about * about) + epsilon))
@@ -41,13 +41,13 @@ def _unit(xp: Any, x: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
 
 
 def _standardize_of(xp: Any, x: Any, axis: Axes, epsilon: float, centred: bool = True) -> Any:
-    return _unit(xp, x, epsilon, centred)[0]
+    return _standardize_rows(xp, x, epsilon, centred)[0]
 
 
 def _standardize_grad_of(
     xp: Any, g: Any, x: Any, axis: Axes, epsilon: float, centred: bool = True
 ) -> Any:
-    unit, per_deviation = _unit(xp, x, epsilon, centred)
+    unit, per_deviation = _standardize_rows(xp, x, epsilon, centred)
     rest = g - unit * xp.mean(g * unit)
     return (rest - xp.mean(g) if centred else rest) * per_deviation
 
@@ -87,12 +87,12 @@ standardize_grad = register(
     Op(
         "standardize_grad",
         infer=_infer_standardize,
-        kernel=by_rows(_standardize_grad_of, over_axes),
+        kernel=row_kernel(_standardize_grad_of, over_axes),
         expr=_standardize_grad_of,
         rows=over_axes,
         vjp=_standardize_grad_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.standardize_grad),
+        sharding=row_sharding.same_shape_rule(row_sharding.standardize_grad),
         cost=_per_element(14),
         samples=(
             sample(F, F, **_NORM),
@@ -106,12 +106,12 @@ standardize = register(
     Op(
         "standardize",
         infer=_infer_standardize,
-        kernel=by_rows(_standardize_of, over_axes),
+        kernel=row_kernel(_standardize_of, over_axes),
         expr=_standardize_of,
         rows=over_axes,
         vjp=lambda g, y, x, **attrs: (standardize_grad(g, x, **attrs),),
         batch=batching.along("axis"),
-        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.standardize),
+        sharding=row_sharding.same_shape_rule(row_sharding.standardize),
         cost=_per_element(7),
         autocast="high",
         samples=(
@@ -126,7 +126,7 @@ standardize = register(
 # Standardised, scaled, shifted ------------------------------------------------------------------
 
 
-def broadcast_along(shape: Shape, axes: Axes) -> Shape:
+def parameter_shape(shape: Shape, axes: Axes) -> Shape:
     return tuple(size if i in axes else 1 for i, size in enumerate(shape))
 
 
@@ -157,12 +157,12 @@ def _affine_norm_of(
     xp: Any, x: Any, scale: Any, *bias: Any, axis: Axes, along: Axes, epsilon: float,
     centred: bool = True,
 ) -> Any:  # fmt: skip
-    scaled = _unit(xp, x, epsilon, centred)[0] * scale
+    scaled = _standardize_rows(xp, x, epsilon, centred)[0] * scale
     return scaled + bias[0] if bias else scaled
 
 
 def _affine_rows(x: Shape, *parameters: Shape, axis: Axes, along: Axes, **attrs: Any) -> Rows:
-    return Rows(axis, (x, *(broadcast_along(x, along) for _ in parameters)))
+    return Rows(axis, (x, *(parameter_shape(x, along) for _ in parameters)))
 
 
 def _affine_norm_vjp(
@@ -171,7 +171,7 @@ def _affine_norm_vjp(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     attrs: dict[str, Any] = {"axis": axis, "epsilon": epsilon, "centred": centred}
     rest = tuple(i for i in range(x.ndim) if i not in along)
-    scaled = g * FUNCTIONS["reshape"](scale, broadcast_along(x.shape, along))
+    scaled = g * FUNCTIONS["reshape"](scale, parameter_shape(x.shape, along))
     dx = standardize_grad(scaled, x, **attrs)
     dscale = sum(g * standardize(x, **attrs), rest)
     return (dx, dscale, sum(g, rest)) if bias else (dx, dscale)
@@ -185,12 +185,12 @@ _affine_norm = register(
     Op(
         "affine_norm",
         infer=_infer_affine_norm,
-        kernel=by_rows(_affine_norm_of, _affine_rows),
+        kernel=row_kernel(_affine_norm_of, _affine_rows),
         expr=_affine_norm_of,
         rows=_affine_rows,
         vjp=_affine_norm_vjp,
-        batch=batching.normalised,
-        sharding=sharding_row_ops.affine_norm_rule,
+        batch=batching.affine_norm,
+        sharding=row_sharding.affine_norm_rule,
         cost=_per_element(9),
         autocast="high",
         samples=(
@@ -203,18 +203,18 @@ _affine_norm = register(
 )
 
 
-def checked_epsilon(value: Any) -> float:
+def require_epsilon(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise ArgumentError(f"epsilon is a number that is not negative, not {value!r}")
     return float(value)
 
 
-def _affine(
+def _normalize(
     x: Tensor, scale: Any, bias: Any, axis: Axes, along: Axes, epsilon: Any, name: str | None,
     centred: bool = True,
 ) -> Tensor:  # fmt: skip
     """The standardised x with what there is of scale and bias."""
-    attrs: dict[str, Any] = {"axis": axis, "epsilon": checked_epsilon(epsilon), "centred": centred}
+    attrs: dict[str, Any] = {"axis": axis, "epsilon": require_epsilon(epsilon), "centred": centred}
     if scale is None and bias is None:
         plain: Tensor = standardize(x, **attrs, name=name)
         return plain
@@ -243,7 +243,7 @@ def layer_norm(
     """
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
-    return _affine(x, scale, bias, axes, axes, epsilon, name)
+    return _normalize(x, scale, bias, axes, axes, epsilon, name)
 
 
 @function
@@ -263,7 +263,7 @@ def rms_norm(
     """
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
-    return _affine(x, scale, None, axes, axes, epsilon, name, centred=False)
+    return _normalize(x, scale, None, axes, axes, epsilon, name, centred=False)
 
 
 # Over channels ----------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def instance_norm(
     if x.ndim < 3:
         raise ShapeError(f"x has places beside batch and channels, not shape {show_shape(x.shape)}")
     places = tuple(i for i in range(1, x.ndim) if i != channel)
-    return _affine(x, scale, bias, places, (channel,), epsilon, name)
+    return _normalize(x, scale, bias, places, (channel,), epsilon, name)
 
 
 @function
@@ -337,6 +337,6 @@ def group_norm(
             raise ShapeError(f"{what} {show_shape(as_tensor(given).shape)} is not ({channels},)")
     scale, bias = (p if p is None else FUNCTIONS["reshape"](p, parts) for p in (scale, bias))
     axes = tuple(i for i in range(1, apart.ndim) if i != channel)
-    y = _affine(apart, scale, bias, axes, (channel, channel + 1), epsilon, name)
+    y = _normalize(apart, scale, bias, axes, (channel, channel + 1), epsilon, name)
     result: Tensor = FUNCTIONS["reshape"](y, x.shape)
     return result

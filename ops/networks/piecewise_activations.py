@@ -8,7 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, as_tensor, function, located, sample
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Op,
+    Sample,
+    Tensor,
+    as_tensor,
+    error_location,
+    function,
+    sample,
+)
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.shape_rules import normalize_axis, same_float
 from graphflow.ops.pointwise.activations import finite_number
@@ -19,7 +28,7 @@ from graphflow.ops.reductions.extrema import argmax
 _INNER, _LEFT, _RIGHT = (-0.4, 0.4), (-3.9, -1.1), (1.1, 3.9)
 
 
-def _pieces(*inputs: TensorSpec, **attrs: Any) -> tuple[Sample, ...]:
+def _samples_around_kinks(*inputs: TensorSpec, **attrs: Any) -> tuple[Sample, ...]:
     """Samples left of, between and right of kinks at ±0.5 to ±1."""
     return tuple(sample(*inputs, low=a, high=b, **attrs) for a, b in (_INNER, _LEFT, _RIGHT))
 
@@ -72,7 +81,10 @@ _hard_sigmoid: Op = elementwise(
     _ramp,
     vjp=lambda g, y, x, **attrs: (_ramp_slope(g, x, **attrs),),
     infer=_with_attrs,
-    samples=(*_pieces(F, slope=1 / 3, offset=0.5)[:2], sample(SCALAR, low=3.5, high=4.0, **_SIXTH)),
+    samples=(
+        *_samples_around_kinks(F, slope=1 / 3, offset=0.5)[:2],
+        sample(SCALAR, low=3.5, high=4.0, **_SIXTH),
+    ),
     flops=4,
     into=lambda xp, out, x, slope, offset: xp.clip(x * slope + offset, 0, 1, out=out),
 )
@@ -121,35 +133,40 @@ hard_swish: Op = elementwise(
 # Around a threshold -----------------------------------------------------------------------------
 
 
-def _shrunk(xp: Any, x: Any, threshold: float, bias: float) -> Any:
+def _shrink_of(xp: Any, x: Any, threshold: float, bias: float) -> Any:
     outside = xp.abs(x) > threshold
     return (x - xp.sign(x) * bias) * outside if bias else x * outside
 
 
-def _past_of(xp: Any, g: Any, x: Any, threshold: float, symmetric: bool) -> Any:
+def _past_threshold_of(xp: Any, g: Any, x: Any, threshold: float, symmetric: bool) -> Any:
     return xp.where((xp.abs(x) if symmetric else x) > threshold, g, 0)
 
 
-_past: Op = elementwise(
+_past_threshold: Op = elementwise(
     "past_threshold",
-    _past_of,
-    vjp=lambda h, y, g, x, **attrs: (_past(h, x, **attrs), None),
+    _past_threshold_of,
+    vjp=lambda h, y, g, x, **attrs: (_past_threshold(h, x, **attrs), None),
     infer=_with_attrs,
     samples=(
-        *_pieces(F, F, threshold=0.7, symmetric=True),
+        *_samples_around_kinks(F, F, threshold=0.7, symmetric=True),
         sample(F, F, low=-3.0, high=0.6, threshold=0.7, symmetric=False),
     ),
     flops=3,
-    into=lambda xp, out, g, x, **attrs: xp.copyto(out, _past_of(xp, g, x, **attrs)),
+    into=lambda xp, out, g, x, **attrs: xp.copyto(out, _past_threshold_of(xp, g, x, **attrs)),
 )
 _shrink: Op = elementwise(
     "shrink",
-    _shrunk,
-    vjp=lambda g, y, x, threshold, bias: (_past(g, x, threshold=threshold, symmetric=True),),
+    _shrink_of,
+    vjp=lambda g, y, x, threshold, bias: (
+        _past_threshold(g, x, threshold=threshold, symmetric=True),
+    ),
     infer=_with_attrs,
-    samples=(*_pieces(F, threshold=0.7, bias=0.3), *_pieces(SCALAR, threshold=0.7, bias=0.0)),
+    samples=(
+        *_samples_around_kinks(F, threshold=0.7, bias=0.3),
+        *_samples_around_kinks(SCALAR, threshold=0.7, bias=0.0),
+    ),
     flops=5,
-    into=lambda xp, out, x, **attrs: xp.copyto(out, _shrunk(xp, x, **attrs)),
+    into=lambda xp, out, x, **attrs: xp.copyto(out, _shrink_of(xp, x, **attrs)),
 )
 
 
@@ -184,9 +201,12 @@ def soft_shrink(x: Any, threshold: float = 0.5, name: str | None = None) -> Tens
 _thresholded_relu: Op = elementwise(
     "thresholded_relu",
     lambda xp, x, threshold: xp.where(x > threshold, x, 0),  # -inf·0 would be NaN
-    vjp=lambda g, y, x, threshold: (_past(g, x, threshold=threshold, symmetric=False),),
+    vjp=lambda g, y, x, threshold: (_past_threshold(g, x, threshold=threshold, symmetric=False),),
     infer=_with_attrs,
-    samples=(*_pieces(F, threshold=0.7), *_pieces(SCALAR, threshold=-0.7)),
+    samples=(
+        *_samples_around_kinks(F, threshold=0.7),
+        *_samples_around_kinks(SCALAR, threshold=-0.7),
+    ),
     flops=2,
     into=lambda xp, out, x, threshold: xp.copyto(out, xp.where(x > threshold, x, 0)),
 )
@@ -242,7 +262,7 @@ def hardmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
         ShapeError, ArgumentError: not an axis of x, or no elements along it.
     """
     x = as_tensor(x)
-    with located("hardmax"):
+    with error_location("hardmax"):
         axis = normalize_axis(axis, x.ndim)
         same_float(x.spec)
     hot = FUNCTIONS["one_hot"](argmax(x, axis), x.shape[axis], x.dtype)

@@ -34,7 +34,7 @@ _ACTIVATIONS = (
 )  # fmt: skip
 
 
-def activation(f: Any) -> Activation:
+def find_activation(f: Any) -> Activation:
     """A function by its name in `gf.nn`, or as it is given.
 
     Raises:
@@ -55,7 +55,7 @@ def activation(f: Any) -> Activation:
 
 
 @dataclass(frozen=True)
-class Weights:
+class RecurrentWeights:
     """Of one direction: w (G·H, inputs), r (G·H, H), biases (G·H,), peepholes (3·H,) or None."""
 
     w: Tensor
@@ -83,11 +83,11 @@ class Cell:
         """Whether the recurrent bias may be added to the input's, once for all steps."""
         return True
 
-    def step(self, z: Tensor, state: State, weights: Weights) -> State:
+    def step(self, z: Tensor, state: State, weights: RecurrentWeights) -> State:
         """The next state (h first) from z = w·x + bias."""
         raise NotImplementedError
 
-    def limited(self, x: Tensor) -> Tensor:
+    def clip_preactivation(self, x: Tensor) -> Tensor:
         return x if self.limit is None else clip(x, -self.limit, self.limit)
 
     def part(self, x: Tensor, gate: str, size: int) -> Tensor:
@@ -96,16 +96,16 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Plain(Cell):
+class ElmanCell(Cell):
     """h = f(w·x + r·h + bias). Source: Elman, Cognitive Science 14, 1990."""
 
-    def step(self, z: Tensor, state: State, weights: Weights) -> State:
+    def step(self, z: Tensor, state: State, weights: RecurrentWeights) -> State:
         total = z + matmul(state[0], weights.r, transpose_b=True)
-        return (self.activations[0](self.limited(total)),)
+        return (self.activations[0](self.clip_preactivation(total)),)
 
 
 @dataclass(frozen=True)
-class Lstm(Cell):
+class LstmCell(Cell):
     """Gates i, f, o and candidates g: c = f·c + i·g; h = o·act(c).
 
     `coupled`: f is 1 - i. Source: Hochreiter & Schmidhuber, Neural Computation 9, 1997; Gers &
@@ -114,7 +114,7 @@ class Lstm(Cell):
 
     coupled: bool = False
 
-    def step(self, z: Tensor, state: State, weights: Weights) -> State:
+    def step(self, z: Tensor, state: State, weights: RecurrentWeights) -> State:
         h, c = state
         n, (sigmoid, squash, out) = weights.size, self.activations
         total = z + matmul(h, weights.r, transpose_b=True)
@@ -125,15 +125,15 @@ class Lstm(Cell):
             """Peepholes of i, o and f stand in this order."""
             return x if peepholes is None else x + rows_of(peepholes, 0, at * n, n) * c
 
-        i = sigmoid(self.limited(peek(i, 0, c)))
-        f = 1 - i if self.coupled else sigmoid(self.limited(peek(f, 2, c)))
-        c = f * c + i * squash(self.limited(g))
-        o = sigmoid(self.limited(peek(o, 1, c)))
+        i = sigmoid(self.clip_preactivation(peek(i, 0, c)))
+        f = 1 - i if self.coupled else sigmoid(self.clip_preactivation(peek(f, 2, c)))
+        c = f * c + i * squash(self.clip_preactivation(g))
+        o = sigmoid(self.clip_preactivation(peek(o, 1, c)))
         return o * out(c), c
 
 
 @dataclass(frozen=True)
-class Gru(Cell):
+class GruCell(Cell):
     """Gates z and r, candidates n: h = (1 - z)·n + z·h.
 
     `before_reset`: r multiplies r·h + bias as in torch, else h itself. Source: Cho et al., EMNLP
@@ -145,7 +145,7 @@ class Gru(Cell):
     def joins_biases(self) -> bool:
         return not self.before_reset
 
-    def step(self, z: Tensor, state: State, weights: Weights) -> State:
+    def step(self, z: Tensor, state: State, weights: RecurrentWeights) -> State:
         (h,), n = state, weights.size
         sigmoid, squash = self.activations
         keeps, resets, fresh = (self.part(z, gate, n) for gate in "zrn")
@@ -154,21 +154,23 @@ class Gru(Cell):
             if weights.recurrent_bias is not None:
                 total = total + weights.recurrent_bias
             past_z, past_r, past_n = (self.part(total, gate, n) for gate in "zrn")
-            keep = sigmoid(self.limited(keeps + past_z))
-            reset = sigmoid(self.limited(resets + past_r))
-            new = squash(self.limited(fresh + reset * past_n))
+            keep = sigmoid(self.clip_preactivation(keeps + past_z))
+            reset = sigmoid(self.clip_preactivation(resets + past_r))
+            new = squash(self.clip_preactivation(fresh + reset * past_n))
         else:
             rows = [rows_of(weights.r, 0, self.gates.index(g) * n, n) for g in "zrn"]
-            keep = sigmoid(self.limited(keeps + matmul(h, rows[0], transpose_b=True)))
-            reset = sigmoid(self.limited(resets + matmul(h, rows[1], transpose_b=True)))
-            new = squash(self.limited(fresh + matmul(reset * h, rows[2], transpose_b=True)))
+            keep = sigmoid(self.clip_preactivation(keeps + matmul(h, rows[0], transpose_b=True)))
+            reset = sigmoid(self.clip_preactivation(resets + matmul(h, rows[1], transpose_b=True)))
+            new = squash(
+                self.clip_preactivation(fresh + matmul(reset * h, rows[2], transpose_b=True))
+            )
         return ((1 - keep) * new + keep * h,)
 
 
 # Sequences --------------------------------------------------------------------------------------
 
 
-def projected(cell: Cell, x: Tensor, weights: Weights) -> Tensor:
+def project_inputs(cell: Cell, x: Tensor, weights: RecurrentWeights) -> Tensor:
     """What inputs (…, inputs) come to in all gates, with the biases that need no state."""
     bias = weights.bias
     if weights.recurrent_bias is not None and cell.joins_biases():
@@ -177,12 +179,17 @@ def projected(cell: Cell, x: Tensor, weights: Weights) -> Tensor:
     return z if bias is None else z + bias
 
 
-def run(
-    cell: Cell, x: Tensor, weights: Weights, state: State, lengths: Tensor | None, reverse: bool
+def run_direction(
+    cell: Cell,
+    x: Tensor,
+    weights: RecurrentWeights,
+    state: State,
+    lengths: Tensor | None,
+    reverse: bool,
 ) -> tuple[Tensor, State]:
     """Outputs (T, B, H) and the last state of inputs (T, B, inputs); beyond its length a sequence
     keeps its state, and its outputs are 0."""
-    fused = _in_one_op(cell, x, weights, state, reverse) if lengths is None else None
+    fused = _run_fused_lstm(cell, x, weights, state, reverse) if lengths is None else None
     if fused is not None:
         return fused
     inside = None
@@ -190,7 +197,7 @@ def run(
         times = expand_dims(arange(x.shape[0]), 1)
         inside = expand_dims(less(times, expand_dims(lengths.astype("int64"), 0)), 2)
         x = where(inside, x, 0)  # padding may hold NaN, which gradients of weights multiply by 0
-    z = projected(cell, x, weights)
+    z = project_inputs(cell, x, weights)
 
     def body(before: State, item: Any) -> tuple[State, Tensor]:
         after = cell.step(item[0], before, weights)
@@ -206,17 +213,17 @@ def run(
 
 
 @composite("x", "state", "weights")
-def run_once(cell: Cell, x: Tensor, state: State, weights: Weights) -> State:
+def run_step(cell: Cell, x: Tensor, state: State, weights: RecurrentWeights) -> State:
     """The state after one step of inputs (B, inputs)."""
-    return cell.step(projected(cell, x, weights), state, weights)
+    return cell.step(project_inputs(cell, x, weights), state, weights)
 
 
-def _in_one_op(
-    cell: Cell, x: Tensor, weights: Weights, state: State, reverse: bool
+def _run_fused_lstm(
+    cell: Cell, x: Tensor, weights: RecurrentWeights, state: State, reverse: bool
 ) -> tuple[Tensor, State] | None:
     """As `run`, of a plain LSTM by the op of whole sequences; None for other cells."""
     usual = (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"], FUNCTIONS["tanh"])
-    plain = type(cell) is Lstm and not cell.coupled and cell.limit is None
+    plain = type(cell) is LstmCell and not cell.coupled and cell.limit is None
     half = is_half(weights.r.dtype)
     if not plain or cell.activations != usual or weights.peepholes is not None or half:
         return None
@@ -229,7 +236,7 @@ def _in_one_op(
     return y, (h, c)
 
 
-def initial_state(cell: Cell, batch: Size, weights: Weights) -> State:
+def initial_state(cell: Cell, batch: Size, weights: RecurrentWeights) -> State:
     """Zeros, (B, H) each, in the dtype of the weights: inputs may be autocasted."""
     shape = (batch, weights.size)
     return tuple(zeros(shape, weights.r.dtype) for _ in range(cell.states))
@@ -239,7 +246,7 @@ def initial_state(cell: Cell, batch: Size, weights: Weights) -> State:
 def run_directions(
     cell: Cell,
     x: Tensor,
-    sides: Sequence[Weights],
+    sides: Sequence[RecurrentWeights],
     states: Sequence[State] | None,
     lengths: Tensor | None,
     first_reversed: bool = False,
@@ -248,7 +255,7 @@ def run_directions(
     outputs, ends = [], []
     for i, weights in enumerate(sides):
         state = initial_state(cell, x.shape[1], weights) if states is None else states[i]
-        y, last = run(cell, x, weights, state, lengths, reverse=bool(i) or first_reversed)
+        y, last = run_direction(cell, x, weights, state, lengths, reverse=bool(i) or first_reversed)
         outputs.append(y)
         ends.append(last)
     return outputs[0] if len(outputs) == 1 else concat(outputs, -1), ends
@@ -257,7 +264,7 @@ def run_directions(
 # Functions --------------------------------------------------------------------------------------
 
 
-def _side(x: Any, i: int) -> Tensor | None:
+def _direction_part(x: Any, i: int) -> Tensor | None:
     """Direction i of an argument (D, …)."""
     if x is None:
         return None
@@ -277,7 +284,7 @@ def _require(what: str, tensor: Tensor, wanted: Sequence[Any], dtype: Any) -> No
         equate(want, have, text)
 
 
-def _known(what: str, size: Any) -> int:
+def _require_known(what: str, size: Any) -> int:
     if not isinstance(size, int):
         raise ShapeError(f"the size of {what} is known, not {size}")
     return size
@@ -301,7 +308,7 @@ def run_layer(
         )
     if batch_first:
         x = moveaxis(x, 0, 1)
-    sides, n = 1 + (direction == "bidirectional"), _known("H", r.shape[2])
+    sides, n = 1 + (direction == "bidirectional"), _require_known("H", r.shape[2])
     rows = len(cell.gates) * n
     _require("w", w, (sides, rows, x.shape[2]), x.dtype)
     _require("r", r, (sides, rows, n), x.dtype)
@@ -317,17 +324,17 @@ def run_layer(
             raise DTypeError(f"lengths are ints (B,), not {lengths.spec}")
     weights = []
     for i in range(sides):
-        both = _side(bias, i)
+        both = _direction_part(bias, i)
         weights.append(
-            Weights(
-                _need(_side(w, i)),
-                _need(_side(r, i)),
+            RecurrentWeights(
+                _not_none(_direction_part(w, i)),
+                _not_none(_direction_part(r, i)),
                 None if both is None else both[0],
                 None if both is None else both[1],
-                _side(peepholes, i),
+                _direction_part(peepholes, i),
             )
         )
-    states = _initial(cell, initial, (sides, x.shape[1], n), x.dtype)
+    states = _initial_states(cell, initial, (sides, x.shape[1], n), x.dtype)
     y, ends = run_directions(cell, x, weights, states, lengths, direction == "reverse")
     last = tuple(
         stack([end[j] for end in ends]) if sides > 1 else expand_dims(ends[0][j], 0)
@@ -336,12 +343,12 @@ def run_layer(
     return moveaxis(y, 0, 1) if batch_first else y, last
 
 
-def _need(x: Tensor | None) -> Tensor:
+def _not_none(x: Tensor | None) -> Tensor:
     assert x is not None
     return x
 
 
-def _initial(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[State] | None:
+def _initial_states(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[State] | None:
     """First states of each direction from h (D, B, H), or such a tuple; None in it is zeros."""
     given = initial if isinstance(initial, tuple | list) else (initial,) * cell.states
     if len(given) != cell.states:
@@ -351,10 +358,10 @@ def _initial(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[State] | 
     parts = [zeros(shape, dtype) if p is None else as_tensor(p) for p in given]
     for name, part in zip("hc", parts, strict=False):
         _require(f"initial {name}", part, shape, dtype)
-    return [tuple(_need(_side(p, i)) for p in parts) for i in range(shape[0])]
+    return [tuple(_not_none(_direction_part(p, i)) for p in parts) for i in range(shape[0])]
 
 
-def _cell(cell: Cell, activations: Any, limit: Any, gates: Any) -> Cell:
+def _configure_cell(cell: Cell, activations: Any, limit: Any, gates: Any) -> Cell:
     """A cell with what the user chose."""
     given = (activations,) if callable(activations) or isinstance(activations, str) else activations
     if not isinstance(given, tuple | list) or len(given) != len(cell.activations):
@@ -365,7 +372,7 @@ def _cell(cell: Cell, activations: Any, limit: Any, gates: Any) -> Cell:
     if not isinstance(gates, str) or sorted(gates) != sorted(cell.gates):
         raise ArgumentError(f"gates are the letters of {cell.gates!r} in some order, not {gates!r}")
     limit = None if limit is None else float(limit)
-    return replace(cell, activations=tuple(map(activation, given)), limit=limit, gates=gates)
+    return replace(cell, activations=tuple(map(find_activation, given)), limit=limit, gates=gates)
 
 
 @function
@@ -380,7 +387,7 @@ def rnn(
 
     Source: Elman, Cognitive Science 14, 1990.
     """
-    cell = _cell(Plain("h", (FUNCTIONS["tanh"],)), activations, clip, "h")
+    cell = _configure_cell(ElmanCell("h", (FUNCTIONS["tanh"],)), activations, clip, "h")
     y, (h,) = run_layer(cell, x, w, r, bias, initial, lengths, direction, batch_first)
     return y, h
 
@@ -418,7 +425,7 @@ def lstm(
 
     Source: Hochreiter & Schmidhuber, Neural Computation 9, 1997.
     """
-    chosen = _cell(lstm_cell_of(), activations, clip, gates)
+    chosen = _configure_cell(make_lstm_cell(), activations, clip, gates)
     if not isinstance(input_forget, bool):
         raise ArgumentError(f"input_forget is True or False, not {input_forget!r}")
     cell = replace(chosen, coupled=input_forget)  # type: ignore[call-arg]
@@ -442,7 +449,7 @@ def gru(
 
     Source: Cho et al., EMNLP 2014.
     """
-    chosen = _cell(gru_cell_of(), activations, clip, gates)
+    chosen = _configure_cell(make_gru_cell(), activations, clip, gates)
     if not isinstance(linear_before_reset, bool):
         raise ArgumentError(f"linear_before_reset is True or False, not {linear_before_reset!r}")
     cell = replace(chosen, before_reset=linear_before_reset)  # type: ignore[call-arg]
@@ -450,14 +457,14 @@ def gru(
     return y, h
 
 
-def plain_cell_of(f: Any = "tanh") -> Plain:
-    return Plain("h", (activation(f),))
+def make_elman_cell(f: Any = "tanh") -> ElmanCell:
+    return ElmanCell("h", (find_activation(f),))
 
 
-def lstm_cell_of() -> Lstm:
+def make_lstm_cell() -> LstmCell:
     tanh = FUNCTIONS["tanh"]
-    return Lstm("ifgo", (FUNCTIONS["sigmoid"], tanh, tanh), states=2)
+    return LstmCell("ifgo", (FUNCTIONS["sigmoid"], tanh, tanh), states=2)
 
 
-def gru_cell_of() -> Gru:
-    return Gru("rzn", (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"]))
+def make_gru_cell() -> GruCell:
+    return GruCell("rzn", (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"]))

@@ -24,7 +24,7 @@ from graphflow.ops.tensors.creation import arange
 from graphflow.ops.tensors.shape import expand_dims
 
 
-def _halves(size: Size, interleaved: bool) -> tuple[slice, slice]:
+def _pair_slices(size: Size, interleaved: bool) -> tuple[slice, slice]:
     """Where the two elements of each pair are, among the first 2·`size`."""
     n = int(size)
     return (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if interleaved else (slice(n), slice(n, 2 * n))
@@ -50,7 +50,7 @@ def _infer_rotate(x: TensorSpec, cos: TensorSpec, sin: TensorSpec, interleaved: 
 
 
 def _rotate_into(xp: Any, out: Any, x: Any, cos: Any, sin: Any, interleaved: bool) -> None:
-    a, b = _halves(cos.shape[-1], interleaved)
+    a, b = _pair_slices(cos.shape[-1], interleaved)
     xp.multiply(x[..., a], cos, out=out[..., a])
     out[..., a] -= x[..., b] * sin
     xp.multiply(x[..., b], cos, out=out[..., b])
@@ -68,7 +68,7 @@ def _rotate_kernel(xp: Any, x: Any, cos: Any, sin: Any, interleaved: bool) -> An
 def _rotate_vjp(
     g: Tensor, y: Tensor, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    a, b = _halves(cos.shape[-1], interleaved)
+    a, b = _pair_slices(cos.shape[-1], interleaved)
     (ga, gb), (xa, xb) = ((t[..., a], t[..., b]) for t in (g, x))
     d_cos, d_sin = ga * xa + gb * xb, gb * xa - ga * xb
     back: Tensor = rotate_op(g, cos, -sin, interleaved=interleaved)
@@ -83,7 +83,7 @@ rotate_op: Op = register(
         kernel=_rotate_kernel,
         into=_rotate_into,
         vjp=_rotate_vjp,
-        batch=batching.rotated,
+        batch=batching.rotate_pairs,
         sharding=sharding.rotate_rule,
         cost=lambda x, cos, sin, interleaved: Cost(flops=x.size * 3),
         samples=(

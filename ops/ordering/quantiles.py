@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import Tensor, as_tensor, function, located
+from graphflow.ir.op import Tensor, as_tensor, error_location, function
 from graphflow.ir.spec import product
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import reduced_shape, require_kind
@@ -16,7 +16,7 @@ from graphflow.ops.ordering.sort import sort
 from graphflow.ops.pointwise.arithmetic import ceil, equal, floor, isnan
 from graphflow.ops.pointwise.convert import astype, size_of
 from graphflow.ops.pointwise.select import where
-from graphflow.ops.reductions.reduce import Axes, arguments, require_elements
+from graphflow.ops.reductions.reduce import Axes, normalize_arguments, require_elements
 from graphflow.ops.tensors.shape import moveaxis, permute_dims, reshape
 from graphflow.ops.tensors.take import take
 
@@ -36,12 +36,12 @@ def quantile(x: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Tensor
         DTypeError: x is not float.
         ShapeError, ArgumentError: not axes of x, one given twice, no elements, or no such q.
     """
-    x, axes = arguments("quantile", x, axis, keepdims)
-    with located("quantile"):
-        shares = _shares(q)
+    x, axes = normalize_arguments("quantile", x, axis, keepdims)
+    with error_location("quantile"):
+        shares = _require_shares(q)
         require_kind(x.spec, "float")
         require_elements(x.spec, axes)
-    return _at(x, shares, axes, keepdims)
+    return _interpolate_sorted(x, shares, axes, keepdims)
 
 
 @composite("x")
@@ -54,14 +54,14 @@ def median(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
         DTypeError: x is not float.
         ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
     """
-    x, axes = arguments("median", x, axis, keepdims)
-    with located("median"):
+    x, axes = normalize_arguments("median", x, axis, keepdims)
+    with error_location("median"):
         require_kind(x.spec, "float")
         require_elements(x.spec, axes)
-    return _at(x, np.asarray(0.5), axes, keepdims)
+    return _interpolate_sorted(x, np.asarray(0.5), axes, keepdims)
 
 
-def _shares(q: Any) -> Array:
+def _require_shares(q: Any) -> Array:
     try:
         shares = np.asarray(q, "float64")
     except (TypeError, ValueError):
@@ -71,7 +71,7 @@ def _shares(q: Any) -> Array:
     return shares
 
 
-def _at(x: Tensor, shares: Array, axes: Axes, keepdims: bool) -> Tensor:
+def _interpolate_sorted(x: Tensor, shares: Array, axes: Axes, keepdims: bool) -> Tensor:
     """What stands at the shares of the sorted elements, or between two of them."""
     kept = [d for d in range(x.ndim) if d not in axes]
     size = product(x.shape[a] for a in axes)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
-from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import Dim, Size, TensorSpec, kind, spec
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
 from graphflow.ops.pointwise.arithmetic import less, not_equal
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.reductions.reduce import sum
-from graphflow.ops.sharding import gather_scatter as sharding_gather
+from graphflow.ops.sharding import gather_scatter as gather_sharding
 from graphflow.ops.tensors.creation import arange, full, zeros
 from graphflow.ops.tensors.padding import pad
 from graphflow.ops.tensors.shape import broadcast_to, reshape
@@ -29,7 +29,7 @@ F = spec("float32", (3, 4))
 I64 = np.dtype("int64")
 
 
-def _size(size: Any) -> Size:
+def _require_size(size: Any) -> Size:
     if (
         isinstance(size, bool)
         or not isinstance(size, int | np.integer | Dim)
@@ -46,7 +46,7 @@ def _require_room(count: int, size: int, what: str) -> None:
         raise CheckError(f"{count} {what}, but size is {size}; state a larger size")
 
 
-def _chosen(x: Tensor, places: Tensor, count: Tensor, axis: int, fill: Any) -> Tensor:
+def _take_padded(x: Tensor, places: Tensor, count: Tensor, axis: int, fill: Any) -> Tensor:
     """The slices of x at `places` along an axis; those after the first `count` are filled."""
     size = places.shape[0]
     padding = astype(full((), fill), x.dtype)
@@ -111,7 +111,7 @@ def nonzero_places(x: Any, size: Size, fill: int = 0) -> tuple[Tensor, Tensor]:
         raise ShapeError("x has no axis along which there are positions")
     if isinstance(fill, bool) or not isinstance(fill, int | np.integer):
         raise ArgumentError(f"fill is an int, not {fill!r}")
-    places, count = _nonzero(x, size=_size(size), fill=int(fill))
+    places, count = _nonzero(x, size=_require_size(size), fill=int(fill))
     return places, count
 
 
@@ -153,7 +153,7 @@ def compress(
         raise ShapeError(f"the condition has one axis of {limit} or fewer, not {condition.spec}")
     places, count = nonzero_places(condition, size)
     rows = reshape(places, (places.shape[1],))
-    return _chosen(x, rows, count, axis, fill), count
+    return _take_padded(x, rows, count, axis, fill), count
 
 
 # unique -------------------------------------------------------------------------------------------
@@ -265,11 +265,11 @@ def unique_all(
         raise ArgumentError(f"sorted is True or False, not {sorted!r}")
     if axis is not None:
         axis = normalize_axis(axis, x.ndim)
-    first, inverse, counts, number = _unique(x, size=_size(size), axis=axis, sorted=sorted)
+    first, inverse, counts, number = _unique(x, size=_require_size(size), axis=axis, sorted=sorted)
     if axis is None:
         inverse = reshape(inverse, x.shape)
         x = reshape(x, (x.size,))
-    return Unique(_chosen(x, first, number, axis or 0, fill), first, inverse, counts, number)
+    return Unique(_take_padded(x, first, number, axis or 0, fill), first, inverse, counts, number)
 
 
 @function
@@ -316,7 +316,7 @@ _searchsorted = register(
         kernel=lambda xp, sorted, values, side: xp.asarray(
             xp.searchsorted(sorted, values, side=side)
         ),
-        sharding=sharding_gather.searchsorted_rule,
+        sharding=gather_sharding.searchsorted_rule,
         cost=lambda sorted, values, side: Cost(flops=values.size * 20),
         samples=(
             sample(spec("float32", (5,)), F, side="left"),
@@ -341,7 +341,7 @@ def searchsorted(sorted: Any, values: Any, side: str = "left", sorter: Any = Non
     """
     if side not in ("left", "right"):
         raise ArgumentError(f"side is 'left' or 'right', not {side!r}")
-    line, values = promoted("searchsorted", (sorted, values))
+    line, values = promote_inputs("searchsorted", (sorted, values))
     if sorter is not None:
         line = take(line, sorter, 0)
     result: Tensor = _searchsorted(line, values, side=side)
@@ -365,7 +365,7 @@ _bincount = register(
         "bincount",
         infer=_infer_bincount,
         kernel=_bincount_kernel,
-        sharding=sharding_gather.bincount_rule,
+        sharding=gather_sharding.bincount_rule,
         cost=lambda x, size: Cost(flops=x.size * 3, bytes=x.nbytes + size * 8),
         samples=(sample(spec("int64", (3, 4)), size=3), sample(spec("uint8", (5,)), size=4)),
     )
@@ -384,8 +384,8 @@ def bincount(x: Any, size: Size, weights: Any = None) -> Tensor:
     """
     x = as_tensor(x)
     if weights is None:
-        result: Tensor = _bincount(x, size=_size(size))
+        result: Tensor = _bincount(x, size=_require_size(size))
         return result
     require_kind(x.spec, "int")
     weights = as_tensor(weights)
-    return scatter_add(zeros((_size(size),), weights.dtype), x, weights, 0)
+    return scatter_add(zeros((_require_size(size),), weights.dtype), x, weights, 0)

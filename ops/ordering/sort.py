@@ -15,7 +15,7 @@ from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sam
 from graphflow.ir.spec import Dim, Size, TensorSpec, is_inexact, spec
 from graphflow.ops.base.batching_rules import along
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
-from graphflow.ops.sharding import along_axis as sharding_along_axis
+from graphflow.ops.sharding import along_axis as axis_sharding
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.creation import zeros
 from graphflow.ops.tensors.take import scatter_add_along_axis
@@ -26,12 +26,12 @@ INT = spec("int32", (3, 4))
 I64 = np.dtype("int64")
 
 
-def _comparisons(x: TensorSpec, **attrs: Any) -> Cost:
+def _sort_cost(x: TensorSpec, **attrs: Any) -> Cost:
     """About log2 n for each of n elements; n is not always known, and most are of this order."""
     return Cost(flops=x.size * 12)
 
 
-def _placed(g: Tensor, x: Tensor, places: Tensor, axis: int) -> Tensor:
+def _scatter_cotangent(g: Tensor, x: Tensor, places: Tensor, axis: int) -> Tensor:
     """A cotangent of chosen elements, where these are in x."""
     return scatter_add_along_axis(zeros(x.shape, x.dtype), places, g, axis)
 
@@ -83,7 +83,7 @@ argsort_op = register(
         ),
         batch=along("axis"),
         sharding=sharding.row_rule("axis"),
-        cost=_comparisons,
+        cost=_sort_cost,
         samples=_ORDER_SAMPLES,
     )
 )
@@ -94,13 +94,13 @@ sort_op = register(
         kernel=_sort_kernel,
         into=_sort_into,
         vjp=lambda g, y, x, axis, descending: (
-            _placed(g, x, argsort_op(x, axis=axis, descending=descending), axis)
+            _scatter_cotangent(g, x, argsort_op(x, axis=axis, descending=descending), axis)
             if is_inexact(x.dtype)
             else None,
         ),
         batch=along("axis"),
         sharding=sharding.row_rule("axis"),
-        cost=_comparisons,
+        cost=_sort_cost,
         samples=_ORDER_SAMPLES,
     )
 )
@@ -160,7 +160,7 @@ def _top_k_kernel(
     if k > x.shape[axis]:
         raise IndexError(f"k is {k}, but there are {x.shape[axis]} elements along axis {axis}")
     rows = xp.moveaxis(x, axis, -1)
-    places = _chosen(xp, rows, k, largest)
+    places = _partition_top_k(xp, rows, k, largest)
     if places is None:  # few are left out, or NaN are about: order them all
         places = _argsort_kernel(xp, rows, rows.ndim - 1, largest)[..., :k]
         if not sorted:
@@ -173,7 +173,7 @@ def _top_k_kernel(
     return tuple(xp.ascontiguousarray(xp.moveaxis(a, -1, axis)) for a in (values, places))
 
 
-def _chosen(xp: Any, rows: Any, k: int, largest: bool) -> Any:
+def _partition_top_k(xp: Any, rows: Any, k: int, largest: bool) -> Any:
     """Positions along the last axis of the k largest (or smallest), in order of position: all that
     are beyond the k-th, and as many of its equals as are missing, the first ones. None: not so."""
     n = rows.shape[-1]
@@ -200,11 +200,11 @@ _top_k = register(
         infer=_infer_top_k,
         kernel=_top_k_kernel,
         vjp=lambda gs, ys, x, k, axis, largest, sorted: (
-            _placed(gs[0], x, ys[1], axis) if is_inexact(x.dtype) else None,
+            _scatter_cotangent(gs[0], x, ys[1], axis) if is_inexact(x.dtype) else None,
         ),
         batch=along("axis"),
-        sharding=sharding_along_axis.top_k_rule,
-        cost=_comparisons,
+        sharding=axis_sharding.top_k_rule,
+        cost=_sort_cost,
         samples=(
             sample(F, k=2, axis=1, largest=True, sorted=True),
             sample(CUBE, k=1, axis=2, largest=False, sorted=True),
@@ -267,7 +267,7 @@ def _infer_running(x: TensorSpec, axis: int) -> TensorSpec:
     return x
 
 
-def _running(name: str, ufunc: str, combined: str) -> Op:
+def _running_extremum(name: str, ufunc: str, combined: str) -> Op:
     return register(
         Op(
             name,
@@ -275,12 +275,12 @@ def _running(name: str, ufunc: str, combined: str) -> Op:
             kernel=lambda xp, x, axis: getattr(xp, ufunc).accumulate(x, axis=axis),
             into=lambda xp, out, x, axis: getattr(xp, ufunc).accumulate(x, axis=axis, out=out),
             vjp=lambda g, y, x, axis: (
-                _placed(g, x, _running_extremum_places(y, x, axis=axis), axis)
+                _scatter_cotangent(g, x, _running_extremum_places(y, x, axis=axis), axis)
                 if is_inexact(x.dtype)
                 else None,
             ),
             batch=along("axis"),
-            sharding=sharding_along_axis.cumulative_rule(combined),
+            sharding=axis_sharding.cumulative_rule(combined),
             cost=lambda x, axis: Cost(flops=x.size),
             samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(INT, axis=0)),
             device_kinds=("cpu",),
@@ -288,8 +288,8 @@ def _running(name: str, ufunc: str, combined: str) -> Op:
     )
 
 
-_cummax = _running("cummax", "maximum", "maximum")
-_cummin = _running("cummin", "minimum", "minimum")
+_cummax = _running_extremum("cummax", "maximum", "maximum")
+_cummin = _running_extremum("cummin", "minimum", "minimum")
 
 
 @function

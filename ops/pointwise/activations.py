@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, sample
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, error_location, function, sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, same_float, zeros_like
@@ -69,19 +69,19 @@ sigmoid = elementwise(
 )
 
 
-_FLAT = 1000.0
+_SATURATED = 1000.0
 """Beyond it sigmoids and normal distributions are exactly 0 and 1. Products with them are taken of
 x within these limits, since an infinite x times 0 would be NaN."""
 
 
 def _silu_grad_vjp(h: Tensor, y: Tensor, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    s, inner = sigmoid(x), clip(x, -_FLAT, _FLAT)
+    s, inner = sigmoid(x), clip(x, -_SATURATED, _SATURATED)
     return silu_grad(h, x), h * g * (s * (1 - s) * (inner * (1 - s * 2) + 2))
 
 
 def _silu_slope(xp: Any, x: Any) -> Any:
     s = _sigmoid(xp, x)
-    return s * (1 + xp.clip(x, -_FLAT, _FLAT) * (1 - s))
+    return s * (1 + xp.clip(x, -_SATURATED, _SATURATED) * (1 - s))
 
 
 silu_grad = elementwise(
@@ -95,12 +95,12 @@ silu_grad = elementwise(
 )
 silu = elementwise(
     "silu",
-    lambda xp, x: xp.maximum(x, -_FLAT) * _sigmoid(xp, x),
+    lambda xp, x: xp.maximum(x, -_SATURATED) * _sigmoid(xp, x),
     vjp=lambda g, y, x: (silu_grad(g, x),),
     infer=same_float,
     samples=_SMOOTH,
     flops=13,
-    into=lambda xp, out, x: xp.multiply(xp.maximum(x, -_FLAT), _sigmoid(xp, x), out=out),
+    into=lambda xp, out, x: xp.multiply(xp.maximum(x, -_SATURATED), _sigmoid(xp, x), out=out),
     doc="x·sigmoid(x), also called swish.",
 )
 
@@ -343,12 +343,12 @@ softsign = elementwise(
 
 
 def _mish_of(xp: Any, x: Any) -> Any:
-    return xp.maximum(x, -_FLAT) * xp.tanh(_softplus(xp, x) + xp.maximum(x, 0))
+    return xp.maximum(x, -_SATURATED) * xp.tanh(_softplus(xp, x) + xp.maximum(x, 0))
 
 
 def _mish_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     t = tanh(softplus(x))
-    return (g * (t + clip(x, -_FLAT, _FLAT) * (1 - square(t)) * sigmoid(x)),)
+    return (g * (t + clip(x, -_SATURATED, _SATURATED) * (1 - square(t)) * sigmoid(x)),)
 
 
 mish = elementwise(
@@ -382,7 +382,7 @@ def swish(x: Any, beta: float = 1.0, name: str | None = None) -> Tensor:
     return result
 
 
-def _halves(x: Any, axis: int) -> list[Tensor]:
+def _split_halves(x: Any, axis: int) -> list[Tensor]:
     """x in two halves along an axis."""
     x = as_tensor(x)
     same_float(x.spec)
@@ -404,7 +404,7 @@ def glu(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
 
     Source: Dauphin et al., ICML 2017.
     """
-    a, b = _halves(x, axis)
+    a, b = _split_halves(x, axis)
     result: Tensor = multiply(a, sigmoid(b), name=name)
     return result
 
@@ -416,7 +416,7 @@ def swiglu(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
 
     Source: Shazeer, arXiv:2002.05202.
     """
-    a, b = _halves(x, axis)
+    a, b = _split_halves(x, axis)
     result: Tensor = multiply(silu(a), b, name=name)
     return result
 
@@ -432,12 +432,12 @@ def _normal_cdf(xp: Any, x: Any) -> Any:
 
 
 def _gelu_slope(xp: Any, x: Any) -> Any:
-    x = xp.clip(x, -_FLAT, _FLAT)
+    x = xp.clip(x, -_SATURATED, _SATURATED)
     return _normal_cdf(xp, x) + x * (xp.exp(x * x * -0.5) * _PER_ROOT_2_PI)
 
 
 def _gelu_grad_vjp(h: Tensor, y: Tensor, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    squared = square(clip(x, -_FLAT, _FLAT))
+    squared = square(clip(x, -_SATURATED, _SATURATED))
     curvature = exp(squared * -0.5) * _PER_ROOT_2_PI * (2 - squared)
     return gelu_grad(h, x), h * g * curvature
 
@@ -453,12 +453,12 @@ gelu_grad = elementwise(
 )
 _gelu: Op = elementwise(
     "gelu",
-    lambda xp, x: xp.maximum(x, -_FLAT) * _normal_cdf(xp, x),
+    lambda xp, x: xp.maximum(x, -_SATURATED) * _normal_cdf(xp, x),
     vjp=lambda g, y, x: (gelu_grad(g, x),),
     infer=same_float,
     samples=_SMOOTH,
     flops=44,
-    into=lambda xp, out, x: xp.multiply(xp.maximum(x, -_FLAT), _normal_cdf(xp, x), out=out),
+    into=lambda xp, out, x: xp.multiply(xp.maximum(x, -_SATURATED), _normal_cdf(xp, x), out=out),
 )
 
 
@@ -468,18 +468,18 @@ _CUBIC = 0.044715 * _ROOT
 
 def _gelu_tanh_of(xp: Any, x: Any) -> Any:
     inner = x * (x * x * _CUBIC + _ROOT)
-    return xp.maximum(x, -_FLAT) * 0.5 * (xp.tanh(inner) + 1)
+    return xp.maximum(x, -_SATURATED) * 0.5 * (xp.tanh(inner) + 1)
 
 
 def _gelu_tanh_slope(xp: Any, x: Any) -> Any:
-    x = xp.clip(x, -_FLAT, _FLAT)
+    x = xp.clip(x, -_SATURATED, _SATURATED)
     squared = x * x
     t = xp.tanh(x * (squared * _CUBIC + _ROOT))
     return (t + 1) * 0.5 + x * 0.5 * (1 - t * t) * (squared * (3 * _CUBIC) + _ROOT)
 
 
 def _gelu_tanh_grad_vjp(h: Tensor, y: Tensor, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    near = clip(x, -_FLAT, _FLAT)
+    near = clip(x, -_SATURATED, _SATURATED)
     squared = square(near)
     t, slope = tanh(near * (squared * _CUBIC + _ROOT)), squared * (3 * _CUBIC) + _ROOT
     curvature = slope + near * (near * (3 * _CUBIC) - t * square(slope))
@@ -516,7 +516,7 @@ def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Ten
 
     Source: Hendrycks & Gimpel, arXiv:1606.08415.
     """
-    with located("gelu"):
+    with error_location("gelu"):
         if not isinstance(approximate, str | None) or approximate not in (None, "none", "tanh"):
             raise ArgumentError(f"approximate is None or 'tanh', not {approximate!r}")
     x = as_tensor(x)
@@ -533,7 +533,7 @@ def finite_number(op_name: str, what: str, value: Any) -> float:
     Raises:
         ArgumentError: not a finite number; names the op and the user's line.
     """
-    with located(op_name):
+    with error_location(op_name):
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)

@@ -19,7 +19,7 @@ from graphflow.ir.op import (
     Sharding,
     Tensor,
     function,
-    promoted,
+    promote_inputs,
     register,
     sample,
     user_location,
@@ -33,17 +33,17 @@ from graphflow.ir.spec import (
     real_dtype,
     spec,
 )
-from graphflow.ops.base.roots import divided_out, unless_masked, zero_at_root
+from graphflow.ops.base.roots import divide_out, one_where_masked, zero_at_root
 from graphflow.ops.base.shape_rules import (
-    along_slopes,
+    bool_result,
     conj,
-    known_number,
+    constant_value,
+    jvp_from_slopes,
     require_kind,
     same_float,
     same_inexact,
     same_number,
     same_numeric,
-    truth,
 )
 from graphflow.ops.sharding.rules import linear_rule
 
@@ -181,7 +181,7 @@ def divide(a: Any, b: Any, name: str | None = None) -> Tensor:
         DTypeError: the kinds of the dtypes mix.
         ShapeError: the shapes do not broadcast.
     """
-    a, b = promoted("divide", (a, b))
+    a, b = promote_inputs("divide", (a, b))
     if not is_inexact(a.dtype):
         a, b = (FUNCTIONS["astype"](t, "float64") for t in (a, b))
     result: Tensor = _divide(a, b, name=name)
@@ -197,7 +197,7 @@ floor_divide = elementwise(
 )
 
 
-def of_quotient(g: Tensor, quotient: Tensor) -> Tensor:
+def divisor_cotangent(g: Tensor, quotient: Tensor) -> Tensor:
     """The cotangent of b in a - quotient·b: 0 where the quotient is, since b is not read there."""
     return FUNCTIONS["where"](equal(quotient, 0), 0, -(g * quotient))  # type: ignore[no-any-return]
 
@@ -206,7 +206,7 @@ remainder = elementwise(
     "remainder",
     "remainder",
     doc="a - floor(a / b)·b, with the sign of b.",
-    vjp=lambda g, y, a, b: (g, of_quotient(g, floor_divide(a, b))),
+    vjp=lambda g, y, a, b: (g, divisor_cotangent(g, floor_divide(a, b))),
     samples=(sample(F, ROW, low=1.1, high=1.9), sample(SCALAR, F, low=1.1, high=1.9)),
     flops=6,
 )
@@ -215,7 +215,7 @@ remainder = elementwise(
 def _pow_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """d/da is 0 where b is 0, d/db is 0 where a is not positive (where it has no real value), or
     is 0."""
-    number = known_number(b)
+    number = constant_value(b)
     if number is None:
         less = FUNCTIONS["where"](equal(b, 0), 0, b - 1)  # 0·a⁰ is 0 for an infinite a, too
     else:
@@ -274,7 +274,7 @@ def _sign_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None]:
         return (None,)
     size = abs(x)
     across = g - y * FUNCTIONS["real"](g * conj(y))
-    return (_unless_zero(x, across / FUNCTIONS["where"](equal(size, 0), 1, size)),)
+    return (zero_where_zero(x, across / FUNCTIONS["where"](equal(size, 0), 1, size)),)
 
 
 sign = elementwise(
@@ -286,19 +286,19 @@ sign = elementwise(
 )  # fmt: skip
 
 
-def _unless_zero(x: Tensor, g: Tensor) -> Tensor:
+def zero_where_zero(x: Tensor, g: Tensor) -> Tensor:
     """A cotangent where x is not 0, else 0: also where it came of an infinite one."""
     return FUNCTIONS["where"](equal(x, 0), 0, g)  # type: ignore[no-any-return]
 
 
 def _abs_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    quotient = divided_out(g, y)
+    quotient = divide_out(g, y)
     if quotient is not None:
         return (x * quotient,)
     if kind(x.dtype) == "complex":
-        y = unless_masked(g, y)
+        y = one_where_masked(g, y)
         return (zero_at_root(y, x, g * (x / y)),)
-    return (_unless_zero(x, g * sign(x)),)
+    return (zero_where_zero(x, g * sign(x)),)
 
 
 abs = elementwise(
@@ -308,12 +308,12 @@ abs = elementwise(
     lambda x: same_number(x).with_dtype(real_dtype(x.dtype)),
     (*POSITIVE, sample(F, low=-3, high=-0.3), sample(COMPLEX)),
     doc="|x|, of a complex number its size; the gradient at 0 is 0.",
-    jvp=along_slopes(_abs_vjp),
+    jvp=jvp_from_slopes(_abs_vjp),
 )
 copysign = elementwise(
     "copysign",
     "copysign",
-    lambda g, y, a, b: (_unless_zero(a, g * (sign(a) * sign(y))), None),
+    lambda g, y, a, b: (zero_where_zero(a, g * (sign(a) * sign(y))), None),
     same_float,
     (*RATIO, sample(F, F, low=-3, high=-0.3)),
     doc="|a| with the sign of b, of zeros and NaN, too.",
@@ -349,14 +349,14 @@ def _rounding(name: str, ufunc: str, doc: str) -> Op:
     def expr(xp: Any, x: Any) -> Any:
         return getattr(xp, ufunc)(x) if x.dtype.kind == "f" else x
 
-    def into(xp: Any, out: Any, x: Any) -> None:
+    def round_into(xp: Any, out: Any, x: Any) -> None:
         if x.dtype.kind == "f":
             getattr(xp, ufunc)(x, out=out)
         else:
             xp.copyto(out, x)
 
     samples = (sample(F, low=0.1, high=0.4), sample(SCALAR, low=1.6, high=1.9), sample(INT))
-    return elementwise(name, expr, no_gradient, samples=samples, into=into, doc=doc)
+    return elementwise(name, expr, no_gradient, samples=samples, into=round_into, doc=doc)
 
 
 floor = _rounding("floor", "floor", "The largest integer not above x, in its dtype.")
@@ -370,7 +370,7 @@ round = _rounding("round", "rint", "The nearest integer, in the dtype of x; halv
 
 def _orderable(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     require_kind(x, "int", "float")
-    return truth(x, *others)
+    return bool_result(x, *others)
 
 
 def _numbers(x: TensorSpec) -> TensorSpec:
@@ -379,7 +379,7 @@ def _numbers(x: TensorSpec) -> TensorSpec:
 
 def _logical(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
     require_kind(x, "bool")
-    return truth(x, *others)
+    return bool_result(x, *others)
 
 
 def _comparison(
@@ -388,8 +388,8 @@ def _comparison(
     return elementwise(name, name, None, infer, samples)
 
 
-equal = _comparison("equal", truth, BINARY_NUMBER)
-not_equal = _comparison("not_equal", truth, BINARY_NUMBER)
+equal = _comparison("equal", bool_result, BINARY_NUMBER)
+not_equal = _comparison("not_equal", bool_result, BINARY_NUMBER)
 less = _comparison("less")
 less_equal = _comparison("less_equal")
 greater = _comparison("greater")

@@ -13,7 +13,14 @@ from graphflow.errors import DTypeError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, sample
 from graphflow.ir.spec import TensorSpec, as_dtype, spec
 from graphflow.ops.base.shape_rules import require_kind, same, same_numeric
-from graphflow.ops.pointwise.arithmetic import COLUMN, ROW, SCALAR, F, elementwise, of_quotient
+from graphflow.ops.pointwise.arithmetic import (
+    COLUMN,
+    ROW,
+    SCALAR,
+    F,
+    divisor_cotangent,
+    elementwise,
+)
 
 INT = spec("int32", (3, 4))
 BYTES = spec("uint8", (4,))
@@ -43,7 +50,7 @@ bitwise_right_shift = elementwise("bitwise_right_shift", "right_shift", None, _i
 
 
 def _fmod_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return g, of_quotient(g, FUNCTIONS["trunc"](a / b))
+    return g, divisor_cotangent(g, FUNCTIONS["trunc"](a / b))
 
 
 # The remainder of a division that truncates: the sign of the result is that of a.

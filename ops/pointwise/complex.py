@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.ir.op import Op, Tensor, as_tensor, function, located, promoted, sample
+from graphflow.ir.op import Op, Tensor, as_tensor, error_location, function, promote_inputs, sample
 from graphflow.ir.spec import TensorSpec, complex_dtype, kind, real_dtype
 from graphflow.ops.base.shape_rules import require_kind, same_float
 from graphflow.ops.pointwise.arithmetic import COLUMN, COMPLEX, ROW, F, elementwise
@@ -110,7 +110,7 @@ def complex(re: Any, im: Any, name: str | None = None) -> Tensor:
         DTypeError: the parts are not floats.
         ShapeError: the shapes do not broadcast.
     """
-    re, im = promoted("complex", (re, im))
+    re, im = promote_inputs("complex", (re, im))
     result: Tensor = _complex(re, im, name=name)
     return result
 
@@ -123,7 +123,7 @@ def angle(x: Any, name: str | None = None) -> Tensor:
         DTypeError: x is neither float nor complex.
     """
     x = as_tensor(x)
-    with located("angle"):
+    with error_location("angle"):
         require_kind(x.spec, "float", "complex")
     result: Tensor = atan2(imag(x), real(x), name=name)
     return result

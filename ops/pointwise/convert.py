@@ -13,8 +13,8 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
+    error_location,
     function,
-    located,
     register,
     sample,
 )
@@ -71,7 +71,7 @@ def astype(x: Any, dtype: Any, name: str | None = None) -> Tensor:
     Raises:
         DTypeError: the dtype is not supported, or x is complex and the dtype is not.
     """
-    with located("astype"):
+    with error_location("astype"):
         wanted = as_dtype(dtype)
     tensor = as_tensor(x)
     if tensor.dtype == wanted:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError
-from graphflow.ir.op import Op, Tensor, as_tensor, function, located, promoted, sample
+from graphflow.ir.op import Op, Tensor, as_tensor, error_location, function, promote_inputs, sample
 from graphflow.ir.spec import TensorSpec, kind, spec
 from graphflow.ops.base.shape_rules import same, same_float, same_numeric
 from graphflow.ops.pointwise.arithmetic import (
@@ -94,7 +94,7 @@ def where(condition: Any, a: Any, b: Any, name: str | None = None) -> Tensor:
         DTypeError: the condition is not bool, or the kinds of a and b mix.
         ShapeError: the shapes do not broadcast.
     """
-    a, b = promoted("where", (a, b))
+    a, b = promote_inputs("where", (a, b))
     result: Tensor = _where(condition, a, b, name=name)
     return result
 
@@ -162,7 +162,7 @@ def clip(x: Any, min: Any = None, max: Any = None, name: str | None = None) -> T
     """
     tensor = as_tensor(x)
     if all(bound is None or type(bound) in (int, float) for bound in (min, max)):
-        with located("clip"):
+        with error_location("clip"):
             for bound in (min, max):
                 if bound is not None and bound != bound:
                     raise ArgumentError("a limit is NaN; give a number, or None for no limit")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import Op, Tensor, function, located, sample
+from graphflow.ir.op import Op, Tensor, error_location, function, sample
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.base.shape_rules import same_float, whole
+from graphflow.ops.base.shape_rules import require_int, same_float
 from graphflow.ops.pointwise.arithmetic import SCALAR, UNARY, F, elementwise, square
 from graphflow.ops.pointwise.transcendental import ERFC_PARTS, erf_of, exp, horner
 
@@ -43,7 +43,7 @@ _SIDES = (
 )
 
 
-def _from_whole(xp: Any, x: Any) -> Any:
+def _offset_from_integer(xp: Any, x: Any) -> Any:
     """How far a number is from the nearest whole one, from -½ to ½."""
     inside = xp.maximum(xp.minimum(x, 2.0**60), -(2.0**60))  # beyond, all are whole
     return inside - xp.rint(inside)
@@ -67,7 +67,7 @@ def _lgamma(xp: Any, x: Any) -> Any:
     inverse = 1 / xp.maximum(size, _FAR)
     rest = horner(_STIRLING, inverse * inverse) * inverse + (_HALF_LOG_TAU - 0.5)
     found = xp.where(is_far, (size - 0.5) * (log - 1) + rest, near)
-    sine = xp.sin(_from_whole(xp, size) * math.pi)
+    sine = xp.sin(_offset_from_integer(xp, size) * math.pi)
     mirrored = xp.log(math.pi / (size * xp.abs(sine))) - found
     return xp.where(x <= -0.5, xp.where(sine == 0, math.inf, mirrored), found)
 
@@ -83,7 +83,7 @@ lgamma = elementwise(
 )
 
 
-def _cotangents(n: int) -> list[float]:
+def _cotangent_derivative(n: int) -> list[float]:
     """Coefficients, highest first, of the polynomial of cot πx that is the n-th derivative of
     π·cot πx, but for πⁿ⁺¹."""
     found = [0.0, 1.0]
@@ -93,11 +93,11 @@ def _cotangents(n: int) -> list[float]:
     return found[::-1]
 
 
-def _raised(x: Any, power: int) -> Any:
+def _integer_power(x: Any, power: int) -> Any:
     """x to a whole power from 1 on, by multiplication."""
     if power == 1:
         return x
-    half = _raised(x, power // 2)
+    half = _integer_power(x, power // 2)
     return half * half * x if power % 2 else half * half
 
 
@@ -107,9 +107,9 @@ def _polygamma(xp: Any, x: Any, n: int) -> Any:
     is_left = x < 0.5
     t = xp.where(is_left, 1 - x, x)
     terms = (5 if x.dtype.itemsize == 4 else 10) + n
-    total = _raised(1 / t, n + 1)
+    total = _integer_power(1 / t, n + 1)
     for k in range(1, terms):
-        total = total + _raised(1 / (t + k), n + 1)
+        total = total + _integer_power(1 / (t + k), n + 1)
     y = t + terms
     inverse = 1 / y
     series = [
@@ -121,14 +121,14 @@ def _polygamma(xp: Any, x: Any, n: int) -> Any:
     if n == 0:
         found = xp.log(y) - rest - total
     else:
-        tail = _raised(inverse, n) * (rest + 1 / n)
+        tail = _integer_power(inverse, n) * (rest + 1 / n)
         found = (total + tail) * float((-1) ** (n + 1) * math.factorial(n))
-    rest = _from_whole(xp, x)
+    rest = _offset_from_integer(xp, x)
     sine = xp.sin(rest * math.pi)
     turned = xp.sin((0.5 - xp.abs(rest)) * math.pi) / sine  # the cosine is 0 half-way
     if n % 2 == 0:  # on both sides of a pole the signs differ
         turned = xp.where((sine == 0) & (x < 0), math.nan, turned)
-    mirrored = horner(_cotangents(n), turned) * math.pi ** (n + 1)
+    mirrored = horner(_cotangent_derivative(n), turned) * math.pi ** (n + 1)
     return xp.where(is_left, found * (-1.0) ** n - mirrored, found)
 
 
@@ -136,7 +136,7 @@ def _infer_polygamma(x: TensorSpec, n: int) -> TensorSpec:
     return same_float(x)
 
 
-_MOST = 20
+_MAX_ORDER = 20
 polygamma_op: Op = elementwise(
     "polygamma",
     _polygamma,
@@ -169,9 +169,9 @@ def polygamma(n: int, x: Any, name: str | None = None) -> Tensor:
         DTypeError: x is not float.
         ArgumentError: n is no int from 0 to 20.
     """
-    with located("polygamma"):
-        if not 0 <= whole("n", n) <= _MOST:
-            raise ArgumentError(f"n is an int from 0 to {_MOST}, not {n}")
+    with error_location("polygamma"):
+        if not 0 <= require_int("n", n) <= _MAX_ORDER:
+            raise ArgumentError(f"n is an int from 0 to {_MAX_ORDER}, not {n}")
     result: Tensor = polygamma_op(x, n=int(n), name=name)
     return result
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, sample
 from graphflow.ir.spec import TensorSpec, kind, limits
-from graphflow.ops.base.roots import divided_out, unless_masked, zero_at_root
+from graphflow.ops.base.roots import divide_out, one_where_masked, zero_at_root
 from graphflow.ops.base.shape_rules import (
-    along_slopes,
     conj,
+    jvp_from_slopes,
     same_float,
     same_inexact,
 )
@@ -56,7 +56,7 @@ _ABOVE_ONE = (sample(F, low=1.3, high=3.0), sample(SCALAR, low=1.3, high=3.0))
 
 
 def _sqrt_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    quotient = divided_out(g, y) if kind(y.dtype) == "float" else None
+    quotient = divide_out(g, y) if kind(y.dtype) == "float" else None
     return (g * 0.5 / conj(y) if quotient is None else quotient * 0.5,)
 
 
@@ -119,7 +119,7 @@ atan = _function("atan", lambda g, y, x: (g / conj(square(x) + 1),), "arctan", f
 def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     size = hypot(a, b)
     up, along, length, scale = _direction(size, a, b)
-    size, length = unless_masked(g, size), unless_masked(g, length)
+    size, length = one_where_masked(g, size), one_where_masked(g, length)
     part = g * scale / length
     slopes = part * (along / length), -(part * (up / length))
     first, second = (zero_at_root(size, t, slope) for t, slope in zip((b, a), slopes, strict=True))
@@ -136,22 +136,22 @@ def _direction(y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor,
 
 # The angle of the point (b, a), in (-π, π].
 atan2 = _function(
-    "atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float, jvp=along_slopes(_atan2_vjp)
+    "atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float, jvp=jvp_from_slopes(_atan2_vjp)
 )
 
 
 def _hypot_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    quotient = divided_out(g, y)
+    quotient = divide_out(g, y)
     if quotient is not None:  # y² has derivatives of any order at 0, y has none
         return a * quotient, b * quotient
     up, along, length, _ = _direction(y, a, b)
-    y, length = unless_masked(g, y), unless_masked(g, length)
+    y, length = one_where_masked(g, y), one_where_masked(g, length)
     first, second = (zero_at_root(y, t, g * (side / length)) for t, side in ((a, up), (b, along)))
     return first, second
 
 
 hypot: Op = _function(
-    "hypot", _hypot_vjp, "hypot", RATIO, 10, same_float, jvp=along_slopes(_hypot_vjp),
+    "hypot", _hypot_vjp, "hypot", RATIO, 10, same_float, jvp=jvp_from_slopes(_hypot_vjp),
     doc="√(a² + b²), where the squares are too large or small, too; the gradient at 0 is 0.",
 )  # fmt: skip
 

@@ -44,7 +44,7 @@ def words(xp: Any, count: int, stream: tuple[int, int], step: int, first: int = 
     if _is_generated(xp, count):
         from graphflow.ops.kernels import philox_kernel as random_words
 
-        return random_words.words(count, stream, step, first)
+        return random_words.random_words(count, stream, step, first)
     seed, number = stream
     key = (seed & _LOW, (seed >> 32) & _LOW)
     before = first // 4
@@ -64,14 +64,14 @@ def words(xp: Any, count: int, stream: tuple[int, int], step: int, first: int = 
     return result.reshape(-1)[first - 4 * before :][:count]
 
 
-def below(
+def draw_below(
     xp: Any, count: int, bound: int, stream: tuple[int, int], step: int, first: int = 0
 ) -> Any:
     """Whether each word from `first` on is below a bound (< 2³²), bool, shape (count,)."""
     if _is_generated(xp, count):
         from graphflow.ops.kernels import philox_kernel as random_words
 
-        return random_words.below(count, bound, stream, step, first)
+        return random_words.random_below(count, bound, stream, step, first)
     return words(xp, count, stream, step, first) < np.uint32(bound)
 
 
@@ -79,9 +79,9 @@ def _is_generated(xp: Any, count: int) -> bool:
     """Whether a generated loop draws them: the same words."""
     if xp is not np or count < _FEW:
         return False
-    from graphflow.ops.kernels.fusion.region_kernels import enabled
+    from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 
-    return enabled()
+    return is_jit_enabled()
 
 
 def uniform(

@@ -12,7 +12,7 @@ from graphflow.ops.reductions.reduce import require_elements
 from graphflow.ops.sharding import rules as sharding
 
 
-def _first_wrong(xp: Any, values: Any, right: Any) -> tuple[int, tuple[int, ...], float]:
+def _find_invalid(xp: Any, values: Any, right: Any) -> tuple[int, tuple[int, ...], float]:
     """Count the values that are not right; return the index and the value of the first, too."""
     wrong = xp.argwhere(~xp.atleast_1d(right))
     place = tuple(int(i) for i in wrong[0])
@@ -28,7 +28,7 @@ def _logits_kernel(xp: Any, x: Any, axis: int) -> Any:
     largest = x.max(axis=axis, initial=-xp.inf)  # of a fed axis without elements, too
     drawable = xp.isfinite(largest)  # the largest of a row with NaN is NaN
     if not bool(drawable.all()):
-        count, row, value = _first_wrong(xp, largest, drawable)
+        count, row, value = _find_invalid(xp, largest, drawable)
         told = f" of row {row}" if largest.ndim else ""
         raise CheckError(
             f"{count} of {largest.size} rows of logits along axis {axis} have no "
@@ -59,7 +59,7 @@ categorical_logits: Op = register(
 
 def _probabilities_kernel(xp: Any, p: Any) -> Any:
     if p.size and not (float(p.min()) >= 0.0 and float(p.max()) <= 1.0):
-        count, place, value = _first_wrong(xp, p, (p >= 0.0) & (p <= 1.0))
+        count, place, value = _find_invalid(xp, p, (p >= 0.0) & (p <= 1.0))
         told = f" at index {place}" if p.ndim else ""
         raise CheckError(f"{count} of {p.size} probabilities are not in [0, 1]: p{told} is {value}")
     return p

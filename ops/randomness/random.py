@@ -14,25 +14,25 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.errors import ArgumentError, DTypeError
-from graphflow.ir.numpy_interop import missing
+from graphflow.ir.numpy_interop import missing_attribute_error
 from graphflow.ir.op import (
     Cost,
     NameScope,
     Op,
+    RandomStreams,
     Sample,
-    Streams,
     Tensor,
     as_tensor,
     current_scope,
-    located,
+    error_location,
     next_stream,
     register,
     sample,
 )
 from graphflow.ir.spec import Dim, Shape, TensorSpec, as_dtype, kind, normalize_shape, product
-from graphflow.ops.base.shape_rules import normalize_axis, require_kind, whole
+from graphflow.ops.base.shape_rules import normalize_axis, require_int, require_kind
 from graphflow.ops.ordering.sort import argsort_op
 from graphflow.ops.pointwise.arithmetic import less, negative
 from graphflow.ops.pointwise.convert import astype
@@ -48,7 +48,7 @@ Part = tuple[tuple[int, ...], tuple[int, ...]]
 _STREAM: dict[str, Any] = {"stream": (7, 1)}
 
 
-class Seeded:
+class SeedScope:
     """What `seed` gives: forget it, or use it as a block to return to the streams from before."""
 
     def __init__(self, token: Token[NameScope]) -> None:
@@ -66,8 +66,8 @@ class Seeded:
         current_scope.reset(self._token)
 
 
-@spelt(ArgumentError)
-def seed(value: int) -> Seeded:
+@checks_argument_names(ArgumentError)
+def seed(value: int) -> SeedScope:
     """Count the streams of random nodes (and initializers) built from here on from 0 under a seed.
 
     As a statement it holds until the next one (inside a name scope: until its end); as a block,
@@ -76,11 +76,13 @@ def seed(value: int) -> Seeded:
     Raises:
         ArgumentError: not an int in [0, 2**64).
     """
-    with located("random.seed"):
+    with error_location("random.seed"):
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not 0 <= value < 2**64:
             raise ArgumentError(f"a seed is an int in [0, 2**64), not {value!r}")
-    return Seeded(current_scope.set(current_scope.get()._replace(streams=Streams(int(value)))))
+    return SeedScope(
+        current_scope.set(current_scope.get()._replace(streams=RandomStreams(int(value))))
+    )
 
 
 def _infer_random(shape: Shape, dtype: str, **attrs: Any) -> TensorSpec:
@@ -94,7 +96,7 @@ def _cost(flops: int) -> Any:
     return lambda shape, **attrs: Cost(flops=product(shape) * (30 + flops))
 
 
-def _part(
+def _draw_part(
     xp: Any, shape: tuple[int, ...], part: Part | None, draw: Callable[[int, int], Any]
 ) -> Any:
     """What `draw(count, first)` gives for a tensor, or for a part of one.
@@ -115,11 +117,11 @@ def _uniform_kernel(
     xp: Any, shape: tuple[int, ...], dtype: str, low: float, high: float, stream: Stream,
     step: int, part: Part | None = None,
 ) -> Any:  # fmt: skip
-    drawn = _part(
+    drawn = _draw_part(
         xp, shape, part, lambda n, first: philox.uniform(xp, n, dtype, stream, step, first)
     )
     if (low, high) != (0.0, 1.0):
-        last, wide = as_dtype(dtype).type, _wide(dtype)
+        last, wide = as_dtype(dtype).type, _compute_type(dtype)
         drawn = drawn.astype(wide, copy=False) * wide(high - low) + wide(low)
         drawn = drawn.astype(dtype, copy=False)
         # Rounding may reach `high`, which is left out.
@@ -128,7 +130,7 @@ def _uniform_kernel(
     return drawn
 
 
-def _wide(dtype: str) -> Any:
+def _compute_type(dtype: str) -> Any:
     """The type to compute in."""
     return np.float64 if dtype == "float64" else np.float32
 
@@ -155,9 +157,11 @@ def _normal_kernel(
     xp: Any, shape: tuple[int, ...], dtype: str, mean: float, std: float, stream: Stream,
     step: int, part: Part | None = None,
 ) -> Any:  # fmt: skip
-    wide = _wide(dtype)
+    wide = _compute_type(dtype)
     name = np.dtype(wide).name
-    drawn = _part(xp, shape, part, lambda n, first: philox.normal(xp, n, name, stream, step, first))
+    drawn = _draw_part(
+        xp, shape, part, lambda n, first: philox.normal(xp, n, name, stream, step, first)
+    )
     return (drawn * wide(std) + wide(mean)).astype(dtype, copy=False)
 
 
@@ -185,7 +189,9 @@ def _bernoulli_kernel(
     if probability >= 1:
         return xp.ones(shape, bool)
     bound = int(probability * 2**32)
-    return _part(xp, shape, part, lambda n, first: philox.below(xp, n, bound, stream, step, first))
+    return _draw_part(
+        xp, shape, part, lambda n, first: philox.draw_below(xp, n, bound, stream, step, first)
+    )
 
 
 _bernoulli = register(
@@ -215,7 +221,7 @@ def _integers_kernel(
     xp: Any, shape: tuple[int, ...], dtype: str, low: int, last: int, stream: Stream,
     step: int, part: Part | None = None,
 ) -> Any:  # fmt: skip
-    drawn = _part(
+    drawn = _draw_part(
         xp, shape, part, lambda n, f: philox.integers(xp, n, last - low + 1, stream, step, f)
     )
     moved = drawn + np.uint64(low % 2**64)  # of two's complement, whichever the sign
@@ -239,7 +245,7 @@ _integers = register(
 )
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def uniform(
     shape: Any = (), low: float = 0.0, high: float = 1.0, dtype: Any = "float32",
     name: str | None = None,
@@ -253,8 +259,8 @@ def uniform(
         DTypeError: dtype is not float.
         ArgumentError: low and high are not finite numbers, or low > high.
     """
-    with located("random.uniform"):
-        low, high = _finite("low", low), _finite("high", high)
+    with error_location("random.uniform"):
+        low, high = _require_finite("low", low), _require_finite("high", high)
         if low > high:
             raise ArgumentError(f"low {low} is above high {high}")
         sizes, wanted = normalize_shape(shape), _float_dtype(dtype)
@@ -264,7 +270,7 @@ def uniform(
     return result
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def normal(
     shape: Any = (), mean: float = 0.0, std: float = 1.0, dtype: Any = "float32",
     name: str | None = None,
@@ -278,8 +284,8 @@ def normal(
         DTypeError: dtype is not float.
         ArgumentError: mean and std are not finite numbers, or std < 0.
     """
-    with located("random.normal"):
-        mean, std = _finite("mean", mean), _finite("std", std)
+    with error_location("random.normal"):
+        mean, std = _require_finite("mean", mean), _require_finite("std", std)
         if std < 0:
             raise ArgumentError(f"std is not negative, got {std}")
         sizes, wanted = normalize_shape(shape), _float_dtype(dtype)
@@ -289,7 +295,7 @@ def normal(
     return result
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
     """True with probability p, anew in each step; bool.
 
@@ -302,12 +308,12 @@ def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
         DTypeError: p is a tensor of another kind.
         ArgumentError: p is a number outside [0, 1].
     """
-    with located("random.bernoulli"):
+    with error_location("random.bernoulli"):
         if isinstance(p, Tensor):
             require_kind(p.spec, "float")
             sizes = p.shape if shape is None else normalize_shape(shape)
         else:
-            p = _finite("p", p)
+            p = _require_finite("p", p)
             if not 0 <= p <= 1:
                 raise ArgumentError(f"p is a probability in [0, 1], not {p}")
             sizes = () if shape is None else normalize_shape(shape)
@@ -317,7 +323,7 @@ def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
     return keep_mask(sizes, p, name)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def randint(
     low: int, high: int | None = None, shape: Any = (), dtype: Any = "int64",
     name: str | None = None,
@@ -335,9 +341,9 @@ def randint(
         ArgumentError: low and high are not ints, low is not below high, or the dtype cannot hold
             them.
     """
-    with located("random.randint"):
+    with error_location("random.randint"):
         first, end = (0, low) if high is None else (low, high)
-        first, end = _bound("low", first), _bound("high", end)
+        first, end = _require_bound("low", first), _require_bound("high", end)
         if first >= end:
             raise ArgumentError(f"low {first} is not below high {end}, which is left out")
         wanted = as_dtype(dtype)
@@ -356,7 +362,7 @@ def randint(
     return result
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
     """The slices of x along an axis in a random order, or the integers below x in one, anew in each
     step; every order is as likely.
@@ -369,7 +375,7 @@ def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
     Raises:
         ArgumentError: x is a scalar tensor or a negative number, or has no such axis.
     """
-    with located("random.permutation"):
+    with error_location("random.permutation"):
         count = isinstance(x, int | np.integer | Dim) and not isinstance(x, bool)
         source = None if count else as_tensor(x)
         if source is not None and not source.ndim:
@@ -383,7 +389,7 @@ def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
     return order if source is None else take_op(source, order, axis=at, name=name)
 
 
-@spelt(ArgumentError)
+@checks_argument_names(ArgumentError)
 def categorical(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
     """Indices along an axis, each drawn with its softmax(logits), anew in each step; int64, of the
     shape of the logits without the axis. A logit of -inf is never drawn. Logits that have NaN or
@@ -397,7 +403,7 @@ def categorical(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
 
     Source: Gumbel, Statistical theory of extreme values, 1954.
     """
-    with located("random.categorical"):
+    with error_location("random.categorical"):
         given = as_tensor(logits)
         require_kind(given.spec, "float")
         at = normalize_axis(axis, given.ndim)
@@ -415,19 +421,19 @@ def keep_mask(shape: Shape, probability: float, name: str | None = None) -> Tens
     return result
 
 
-def _finite(what: str, value: Any) -> float:
+def _require_finite(what: str, value: Any) -> float:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
         raise ArgumentError(f"{what} is a finite number, not {value!r}")
     return float(value)
 
 
-def _bound(what: str, value: Any) -> int:
+def _require_bound(what: str, value: Any) -> int:
     if isinstance(value, Tensor):
         raise ArgumentError(
             f"{what} is an int, not {value!r}; for bounds in a tensor, scale gf.random.uniform"
         )
-    return whole(what, value)
+    return require_int(what, value)
 
 
 def _float_dtype(dtype: Any) -> str:
@@ -438,7 +444,7 @@ def _float_dtype(dtype: Any) -> str:
 
 
 def __getattr__(name: str) -> NoReturn:
-    raise missing(__name__, name)
+    raise missing_attribute_error(__name__, name)
 
 
 __all__ = ["bernoulli", "categorical", "normal", "permutation", "randint", "seed", "uniform"]

@@ -7,13 +7,22 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, located, register, sample
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Op,
+    Tensor,
+    as_tensor,
+    error_location,
+    function,
+    register,
+    sample,
+)
 from graphflow.ir.spec import Shape, is_inexact, kind
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import conj, normalize_axis
 from graphflow.ops.kernels.fusion.row_ops import over_axes
-from graphflow.ops.kernels.sparse.prefix_sum import running_sum
+from graphflow.ops.kernels.sparse.prefix_sum import try_running_sum
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.reductions.reduce import (
@@ -21,13 +30,13 @@ from graphflow.ops.reductions.reduce import (
     CUBE,
     INT,
     F,
-    arguments,
     infer_sum,
+    normalize_arguments,
     per_element,
     sum,
-    summed_dtype,
+    sum_dtype,
 )
-from graphflow.ops.sharding import along_axis as sharding_along_axis
+from graphflow.ops.sharding import along_axis as axis_sharding
 from graphflow.ops.sharding import rules as sharding
 
 
@@ -43,12 +52,12 @@ _prod = register(
         "prod",
         infer=lambda x, axis, dtype=None: infer_sum(x, (axis,), True, dtype),
         kernel=lambda xp, x, axis, dtype=None: xp.prod(
-            x, axis=axis, keepdims=True, dtype=summed_dtype(x, dtype)
+            x, axis=axis, keepdims=True, dtype=sum_dtype(x, dtype)
         ),
         into=lambda xp, out, x, axis, dtype=None: xp.prod(
             x, axis=axis, keepdims=True, dtype=out.dtype, out=out
         ),
-        expr=lambda xp, x, axis, dtype=None: xp.prod(x.astype(summed_dtype(x, dtype))),
+        expr=lambda xp, x, axis, dtype=None: xp.prod(x.astype(sum_dtype(x, dtype))),
         rows=over_axes,
         vjp=_prod_vjp,
         batch=batching.along("axis"),
@@ -118,9 +127,9 @@ def prod(
     Raises:
         ShapeError, ArgumentError: not axes of x, or one given twice.
     """
-    x, axes = arguments("prod", x, axis, keepdims)
+    x, axes = normalize_arguments("prod", x, axis, keepdims)
     if dtype is None:
-        dtype = summed_dtype(x.spec, None)
+        dtype = sum_dtype(x.spec, None)
     product_of = astype(x, dtype)
     wanted = {"dtype": product_of.dtype.name} if kind(product_of.dtype) == "int" else {}
     product_of = (_over_axes if len(axes) > 1 else _prod_along)(product_of, axes, name, **wanted)
@@ -149,7 +158,7 @@ def _running_dtype(xp: Any, dtype: Any) -> Any:
 
 
 def _cumsum_into(xp: Any, out: Any, x: Any, axis: int, reverse: bool) -> None:
-    if xp is np and running_sum(out, x, axis, reverse):
+    if xp is np and try_running_sum(out, x, axis, reverse):
         return
     dtype = _running_dtype(xp, out.dtype)
     if reverse:
@@ -159,7 +168,7 @@ def _cumsum_into(xp: Any, out: Any, x: Any, axis: int, reverse: bool) -> None:
 
 
 def _cumsum_kernel(xp: Any, x: Any, axis: int, reverse: bool) -> Any:
-    out = xp.empty(x.shape, summed_dtype(x, None))
+    out = xp.empty(x.shape, sum_dtype(x, None))
     _cumsum_into(xp, out, x, axis, reverse)
     return out
 
@@ -167,14 +176,14 @@ def _cumsum_kernel(xp: Any, x: Any, axis: int, reverse: bool) -> Any:
 _cumsum: Op = register(
     Op(
         "cumsum",
-        infer=lambda x, axis, reverse: x.with_dtype(summed_dtype(x, None)),
+        infer=lambda x, axis, reverse: x.with_dtype(sum_dtype(x, None)),
         kernel=_cumsum_kernel,
         into=_cumsum_into,
         vjp=lambda g, y, x, axis, reverse: (
             _cumsum(g, axis=axis, reverse=not reverse) if is_inexact(x.dtype) else None,
         ),
         batch=batching.along("axis"),
-        sharding=sharding_along_axis.cumulative_rule("add", linear=True),
+        sharding=axis_sharding.cumulative_rule("add", linear=True),
         cost=per_element(1),
         autocast="high",
         samples=(
@@ -187,7 +196,7 @@ _cumsum: Op = register(
 )
 
 
-def along_one_axis(x: Any, axis: int | None) -> tuple[Tensor, int]:
+def require_one_axis(x: Any, axis: int | None) -> tuple[Tensor, int]:
     """What the user gave, as a tensor and the axis from the front along which something runs."""
     x = as_tensor(x)
     if axis is None and x.ndim != 1:
@@ -202,7 +211,7 @@ def cumsum(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
     Raises:
         ShapeError, ArgumentError: not an axis of x.
     """
-    with located("cumsum"):
-        x, axis = along_one_axis(x, axis)
+    with error_location("cumsum"):
+        x, axis = require_one_axis(x, axis)
     result: Tensor = _cumsum(x, axis=axis, reverse=False, name=name)
     return result

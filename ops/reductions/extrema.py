@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ir.op import Op, Tensor, function, located, register, sample
+from graphflow.ir.op import Op, Tensor, error_location, function, register, sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import (
-    keep_axes,
     normalize_axes,
     normalize_axis,
     reduced_shape,
     require_kind,
+    restore_reduced_axes,
 )
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
 from graphflow.ops.pointwise.arithmetic import equal, isinf
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import minimum, where
@@ -28,19 +28,19 @@ from graphflow.ops.reductions.reduce import (
     INT,
     Axes,
     F,
-    arguments,
     infer_reduction,
+    normalize_arguments,
     per_element,
     require_elements,
     sum,
 )
-from graphflow.ops.sharding import row_ops as sharding_row_ops
+from graphflow.ops.sharding import row_ops as row_sharding
 from graphflow.ops.sharding import rules as sharding
 
 
 def _extremum_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
     """Equal shares for all elements that attain the extremum."""
-    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
+    g, y = (restore_reduced_axes(t, x.shape, axis, keepdims) for t in (g, y))
     attained = equal(x, y)
     ties = sum(astype(attained, x.dtype), axis, keepdims=True)
     return (where(attained, g / ties, 0),)
@@ -81,7 +81,7 @@ def max(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = Non
     Raises:
         ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
     """
-    x, axes = arguments("max", x, axis, keepdims)
+    x, axes = normalize_arguments("max", x, axis, keepdims)
     result: Tensor = _max(x, axis=axes, keepdims=keepdims, name=name)
     return result
 
@@ -93,7 +93,7 @@ def min(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = Non
     Raises:
         ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
     """
-    x, axes = arguments("min", x, axis, keepdims)
+    x, axes = normalize_arguments("min", x, axis, keepdims)
     result: Tensor = _min(x, axis=axes, keepdims=keepdims, name=name)
     return result
 
@@ -112,8 +112,8 @@ def _arg(name: str) -> Op:
             infer=_infer_arg,
             kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
             into=partial(_extremum_into, name),
-            batch=batching.first_place,
-            sharding=sharding_row_ops.arg_extremum_rule(name.removeprefix("arg")),
+            batch=batching.first_index,
+            sharding=row_sharding.arg_extremum_rule(name.removeprefix("arg")),
             cost=per_element(1),
             samples=(
                 sample(F, axis=1, keepdims=False),
@@ -155,9 +155,9 @@ def argmin(
 def _first_index(
     op_name: str, op: Op, x: Any, axis: int | None, keepdims: bool, name: str | None
 ) -> Tensor:
-    x, _ = arguments(op_name, x, axis, keepdims)
+    x, _ = normalize_arguments(op_name, x, axis, keepdims)
     if axis is not None:
-        with located(op_name):
+        with error_location(op_name):
             axis = normalize_axis(axis, x.ndim)
     result: Tensor = op(x, axis=axis, keepdims=keepdims, name=name)
     return result
@@ -171,7 +171,7 @@ def _logsumexp_of(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
 
 
 def _logsumexp_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
-    g, y = (keep_axes(t, x.shape, axis, keepdims) for t in (g, y))
+    g, y = (restore_reduced_axes(t, x.shape, axis, keepdims) for t in (g, y))
     # An infinite element is all of the sum, or nothing, also where y is that infinity.
     gap = where(isinf(x), minimum(x, 0), x - y)
     return (g * exp(gap),)
@@ -181,12 +181,12 @@ _logsumexp = register(
     Op(
         "logsumexp",
         infer=infer_reduction("float"),
-        kernel=by_rows(_logsumexp_of, over_axes),
+        kernel=row_kernel(_logsumexp_of, over_axes),
         expr=_logsumexp_of,
         rows=over_axes,
         vjp=_logsumexp_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_row_ops.reduction_rule(sharding_row_ops.log_sum_exp),
+        sharding=row_sharding.reduction_rule(row_sharding.log_sum_exp),
         cost=per_element(12),
         autocast="high",
         samples=FLOAT_SAMPLES,
@@ -202,6 +202,6 @@ def logsumexp(x: Any, axis: Any = None, keepdims: bool = False, name: str | None
         DTypeError: x is not float.
         ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
     """
-    x, axes = arguments("logsumexp", x, axis, keepdims)
+    x, axes = normalize_arguments("logsumexp", x, axis, keepdims)
     result: Tensor = _logsumexp(x, axis=axes, keepdims=keepdims, name=name)
     return result

@@ -5,25 +5,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.ir.op import Op, Tensor, function, located, register, sample
+from graphflow.ir.op import Op, Tensor, error_location, function, register, sample
 from graphflow.ir.spec import TensorSpec, equate, is_inexact
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import conj, require_kind
-from graphflow.ops.reductions.cumulative import along_one_axis
-from graphflow.ops.reductions.reduce import COMPLEX, CUBE, INT, F, per_element, summed_dtype
-from graphflow.ops.sharding import along_axis as sharding_along_axis
+from graphflow.ops.reductions.cumulative import require_one_axis
+from graphflow.ops.reductions.reduce import COMPLEX, CUBE, INT, F, per_element, sum_dtype
+from graphflow.ops.sharding import along_axis as axis_sharding
 from graphflow.ops.sharding import rules as sharding
 
 
-def _places(axis: int, *which: Any) -> list[tuple[Any, ...]]:
+def _axis_indices(axis: int, *which: Any) -> list[tuple[Any, ...]]:
     """Indices along an axis."""
     return [((slice(None),) * axis + (each,)) for each in which]
 
 
 def _shifted_into(xp: Any, out: Any, x: Any, axis: int, by: int, value: float) -> None:
     here, there = slice(1, None), slice(None, -1)
-    to, edge, come = _places(axis, *((here, 0, there) if by > 0 else (there, -1, here)))
+    to, edge, come = _axis_indices(axis, *((here, 0, there) if by > 0 else (there, -1, here)))
     if x.shape[axis]:
         out[to] = x[come]
         out[edge] = value
@@ -60,7 +60,7 @@ def _infer_recurrence(a: TensorSpec, b: TensorSpec, axis: int, reverse: bool) ->
 def _recurrence_into(xp: Any, out: Any, a: Any, b: Any, axis: int, reverse: bool) -> None:
     count = range(b.shape[axis])
     before: Any = None
-    for here in _places(axis, *(reversed(count) if reverse else count)):
+    for here in _axis_indices(axis, *(reversed(count) if reverse else count)):
         out[here] = b[here] if before is None else a[here] * out[before] + b[here]
         before = here
 
@@ -115,12 +115,12 @@ def _cumprod_vjp(g: Tensor, y: Tensor, x: Tensor, axis: int) -> tuple[Tensor | N
 _cumprod = register(
     Op(
         "cumprod",
-        infer=lambda x, axis: x.with_dtype(summed_dtype(x, None)),
-        kernel=lambda xp, x, axis: xp.cumprod(x, axis=axis, dtype=summed_dtype(x, None)),
+        infer=lambda x, axis: x.with_dtype(sum_dtype(x, None)),
+        kernel=lambda xp, x, axis: xp.cumprod(x, axis=axis, dtype=sum_dtype(x, None)),
         into=lambda xp, out, x, axis: xp.cumprod(x, axis=axis, dtype=out.dtype, out=out),
         vjp=_cumprod_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_along_axis.cumulative_rule("multiply"),
+        sharding=axis_sharding.cumulative_rule("multiply"),
         cost=per_element(1),
         autocast="high",
         samples=(
@@ -142,7 +142,7 @@ def cumprod(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
     Raises:
         ShapeError, ArgumentError: not an axis of x.
     """
-    with located("cumprod"):
-        x, axis = along_one_axis(x, axis)
+    with error_location("cumprod"):
+        x, axis = require_one_axis(x, axis)
     result: Tensor = _cumprod(x, axis=axis, name=name)
     return result

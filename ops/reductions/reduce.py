@@ -20,8 +20,8 @@ from graphflow.ir.op import (
     Op,
     Tensor,
     as_tensor,
+    error_location,
     function,
-    located,
     register,
     sample,
 )
@@ -36,17 +36,17 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.roots import over_root
+from graphflow.ops.base.roots import divide_by_root
 from graphflow.ops.base.shape_rules import (
-    keep_axes,
-    moved_along,
+    apply_slope,
     normalize_axes,
     reduced_shape,
     require_kind,
+    restore_reduced_axes,
 )
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes
+from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
 from graphflow.ops.pointwise.convert import astype, size_of
-from graphflow.ops.sharding import row_ops as sharding_row_ops
+from graphflow.ops.sharding import row_ops as row_sharding
 from graphflow.ops.sharding import rules as sharding
 
 Axes = tuple[int, ...]
@@ -68,28 +68,28 @@ FLOAT_SAMPLES = (
 )
 
 
-def arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple[Tensor, Axes]:
+def normalize_arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple[Tensor, Axes]:
     """What the user gave, as a tensor and normalised axes; errors name op and line."""
     x = as_tensor(x)
-    with located(op_name):
+    with error_location(op_name):
         if not isinstance(keepdims, bool):
             raise ArgumentError(f"keepdims is True or False, not {keepdims!r}")
         return x, normalize_axes(axis, x.ndim)
 
 
-def count(shape: Shape, axes: Axes) -> Size:
+def element_count(shape: Shape, axes: Axes) -> Size:
     """Number of elements that a reduction over axes takes together."""
     return product(shape[a] for a in axes)
 
 
-def spread(g: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
+def broadcast_cotangent(g: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
     """The cotangent of a reduction's result, repeated over the axes of its input."""
-    g = keep_axes(g, x.shape, axes, keepdims)
+    g = restore_reduced_axes(g, x.shape, axes, keepdims)
     result: Tensor = FUNCTIONS["broadcast_to"](g, x.shape)
     return result
 
 
-def divided(g: Tensor, size: Size, correction: float = 0.0) -> Tensor:
+def divide_by_count(g: Tensor, size: Size, correction: float = 0.0) -> Tensor:
     """g / (size - correction), for sizes known or not."""
     if isinstance(size, int):
         known: Tensor = g / float(size - correction)
@@ -119,11 +119,11 @@ def infer_reduction(
 
 def require_elements(x: TensorSpec, axes: Axes) -> None:
     """Refuse a reduction over no elements that has no value for none."""
-    if count(x.shape, axes) == 0:
+    if element_count(x.shape, axes) == 0:
         raise ShapeError(f"there are no elements to reduce in {x} over axes {axes}")
 
 
-def summed_dtype(x: TensorSpec, dtype: str | None) -> np.dtype[Any]:
+def sum_dtype(x: TensorSpec, dtype: str | None) -> np.dtype[Any]:
     """Floats and complex numbers stay; bools and ints are summed in 64 bits (array API)."""
     if dtype is not None:
         return as_dtype(dtype)
@@ -136,11 +136,11 @@ def summed_dtype(x: TensorSpec, dtype: str | None) -> np.dtype[Any]:
 
 
 def infer_sum(x: TensorSpec, axis: Axes, keepdims: bool, dtype: str | None = None) -> TensorSpec:
-    return TensorSpec(reduced_shape(x.shape, axis, keepdims), summed_dtype(x, dtype))
+    return TensorSpec(reduced_shape(x.shape, axis, keepdims), sum_dtype(x, dtype))
 
 
 def _sum_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, dtype: str | None = None) -> Any:
-    return xp.sum(x, axis=axis, keepdims=keepdims, dtype=summed_dtype(x, dtype))
+    return xp.sum(x, axis=axis, keepdims=keepdims, dtype=sum_dtype(x, dtype))
 
 
 def _sum_into(
@@ -154,7 +154,7 @@ def _sum_vjp(
 ) -> tuple[Tensor | None]:
     if not is_inexact(x.dtype):
         return (None,)
-    return (spread(astype(g, x.dtype), x, axis, keepdims),)
+    return (broadcast_cotangent(astype(g, x.dtype), x, axis, keepdims),)
 
 
 _sum = register(
@@ -163,7 +163,7 @@ _sum = register(
         infer=infer_sum,
         kernel=_sum_kernel,
         into=_sum_into,
-        expr=lambda xp, x, axis, keepdims, dtype=None: xp.sum(x.astype(summed_dtype(x, dtype))),
+        expr=lambda xp, x, axis, keepdims, dtype=None: xp.sum(x.astype(sum_dtype(x, dtype))),
         rows=over_axes,
         vjp=_sum_vjp,
         batch=batching.along("axis"),
@@ -192,7 +192,7 @@ def sum(
     Raises:
         ShapeError, ArgumentError: not axes of x, or one given twice.
     """
-    x, axes = arguments("sum", x, axis, keepdims)
+    x, axes = normalize_arguments("sum", x, axis, keepdims)
     if dtype is not None:
         x = astype(x, dtype)
         dtype = x.dtype.name if kind(x.dtype) == "int" else None
@@ -203,12 +203,12 @@ def sum(
 
 def _mean_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
     total = xp.sum(x, axis=axis, keepdims=keepdims)
-    return (total / count(x.shape, axis)).astype(x.dtype)
+    return (total / element_count(x.shape, axis)).astype(x.dtype)
 
 
 def _mean_into(xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool) -> None:
     xp.sum(x, axis=axis, keepdims=keepdims, out=out)
-    xp.divide(out, count(x.shape, axis), out=out)
+    xp.divide(out, element_count(x.shape, axis), out=out)
 
 
 _mean = register(
@@ -220,7 +220,9 @@ _mean = register(
         expr=lambda xp, x, axis, keepdims: xp.mean(x),
         rows=over_axes,
         vjp=lambda g, y, x, axis, keepdims: (
-            spread(divided(g, count(x.shape, axis)), x, axis, keepdims),
+            broadcast_cotangent(
+                divide_by_count(g, element_count(x.shape, axis)), x, axis, keepdims
+            ),
         ),
         batch=batching.along("axis"),
         sharding=sharding.mean_rule,
@@ -238,7 +240,7 @@ def mean(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = No
     Raises:
         ShapeError, ArgumentError: not axes of x, or one given twice.
     """
-    x, axes = arguments("mean", x, axis, keepdims)
+    x, axes = normalize_arguments("mean", x, axis, keepdims)
     result: Tensor = _mean(_as_float(x), axis=axes, keepdims=keepdims, name=name)
     return result
 
@@ -259,8 +261,11 @@ def _deviation(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -
 def _var_vjp(
     g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, correction: float
 ) -> tuple[Tensor]:
-    g = keep_axes(g, x.shape, axis, keepdims)
-    return (divided(g * 2, count(x.shape, axis), correction) * (x - mean(x, axis, True)),)
+    g = restore_reduced_axes(g, x.shape, axis, keepdims)
+    return (
+        divide_by_count(g * 2, element_count(x.shape, axis), correction)
+        * (x - mean(x, axis, True)),
+    )
 
 
 _var = register(
@@ -269,12 +274,12 @@ _var = register(
         infer=lambda x, axis, keepdims, correction: infer_reduction("float", empty=True)(
             x, axis, keepdims
         ),
-        kernel=by_rows(_variance, over_axes),
+        kernel=row_kernel(_variance, over_axes),
         expr=_variance,
         rows=over_axes,
         vjp=_var_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_row_ops.reduction_rule(sharding_row_ops.variance),
+        sharding=row_sharding.reduction_rule(row_sharding.variance),
         cost=per_element(4),
         autocast="high",
         samples=(
@@ -286,7 +291,9 @@ _var = register(
 )
 
 
-def along_slope(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Tensor | None]:
+def reduction_jvp_from_slope(
+    vjp: Callable[..., Sequence[Tensor | None]],
+) -> Callable[..., Tensor | None]:
     """The jvp of a reduction to real numbers: see `along_slopes`."""
 
     def jvp(
@@ -296,7 +303,7 @@ def along_slope(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Te
         (slope,) = vjp(ones, y, x, axis=axis, keepdims=keepdims, **attrs)
         if slope is None:
             return None
-        return sum(moved_along(slope, tangents[0]), axis, keepdims)
+        return sum(apply_slope(slope, tangents[0]), axis, keepdims)
 
     return jvp
 
@@ -304,22 +311,22 @@ def along_slope(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Te
 def _std_vjp(
     g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, correction: float
 ) -> tuple[Tensor]:
-    shared = divided(g, count(x.shape, axis), correction)
-    widen = partial(keep_axes, shape=x.shape, axes=axis, keepdims=keepdims)
-    return (over_root(shared, y, x - mean(x, axis, True), widen),)
+    shared = divide_by_count(g, element_count(x.shape, axis), correction)
+    widen = partial(restore_reduced_axes, shape=x.shape, axes=axis, keepdims=keepdims)
+    return (divide_by_root(shared, y, x - mean(x, axis, True), widen),)
 
 
 _std = register(
     Op(
         "std",
         infer=_var.infer,
-        kernel=by_rows(_deviation, over_axes),
+        kernel=row_kernel(_deviation, over_axes),
         expr=_deviation,
         rows=over_axes,
         vjp=_std_vjp,
-        jvp=along_slope(_std_vjp),
+        jvp=reduction_jvp_from_slope(_std_vjp),
         batch=_var.batch,
-        sharding=sharding_row_ops.reduction_rule(sharding_row_ops.deviation),
+        sharding=row_sharding.reduction_rule(row_sharding.deviation),
         cost=per_element(4),
         autocast=_var.autocast,
         samples=_var.samples,
@@ -347,8 +354,8 @@ def var(
     Raises:
         ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
     """
-    x, axes = arguments("var", x, axis, keepdims)
-    with located("var"):
+    x, axes = normalize_arguments("var", x, axis, keepdims)
+    with error_location("var"):
         _require_correction(correction)
     result: Tensor = _var(
         _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
@@ -369,8 +376,8 @@ def std(
     Raises:
         ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
     """
-    x, axes = arguments("std", x, axis, keepdims)
-    with located("std"):
+    x, axes = normalize_arguments("std", x, axis, keepdims)
+    with error_location("std"):
         _require_correction(correction)
     result: Tensor = _std(
         _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
@@ -411,7 +418,7 @@ _any, _all = _truth("any"), _truth("all")
 @function
 def any(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
     """Whether some element over axes (None: all) is true (not zero); False of none."""
-    x, axes = arguments("any", x, axis, keepdims)
+    x, axes = normalize_arguments("any", x, axis, keepdims)
     result: Tensor = _any(x, axis=axes, keepdims=keepdims, name=name)
     return result
 
@@ -419,6 +426,6 @@ def any(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = Non
 @function
 def all(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
     """Whether each element over axes (None: all) is true (not zero); True of none."""
-    x, axes = arguments("all", x, axis, keepdims)
+    x, axes = normalize_arguments("all", x, axis, keepdims)
     result: Tensor = _all(x, axis=axes, keepdims=keepdims, name=name)
     return result

@@ -9,8 +9,8 @@ from typing import Any
 
 from graphflow.ir.op import Cost, Op, Tensor, register, sample
 from graphflow.ir.spec import TensorSpec, spec
-from graphflow.ops.reductions.reduce import CUBE, Axes, F, count, divided
-from graphflow.ops.sharding import row_ops as sharding_row_ops
+from graphflow.ops.reductions.reduce import CUBE, Axes, F, divide_by_count, element_count
+from graphflow.ops.sharding import row_ops as row_sharding
 
 
 def _infer(x: TensorSpec, axis: Axes) -> TensorSpec:
@@ -19,7 +19,7 @@ def _infer(x: TensorSpec, axis: Axes) -> TensorSpec:
 
 def _kernel(xp: Any, x: Any, axis: Axes) -> Any:
     wide = x.astype("float32") if x.dtype.itemsize == 2 else x
-    number = count(x.shape, axis)
+    number = element_count(x.shape, axis)
     centre = xp.sum(wide, axis=axis, keepdims=True) / number
     about = wide - centre
     spread = xp.sum(about * about, axis=axis, keepdims=True) / number
@@ -27,8 +27,8 @@ def _kernel(xp: Any, x: Any, axis: Axes) -> Any:
 
 
 def _vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes) -> tuple[Tensor]:
-    number = count(x.shape, axis)
-    return (divided(g[1], number) + (x - y[1]) * divided(2 * g[2], number),)
+    number = element_count(x.shape, axis)
+    return (divide_by_count(g[1], number) + (x - y[1]) * divide_by_count(2 * g[2], number),)
 
 
 # The part of all values that these are (1, of a whole tensor), their mean and their variance: a
@@ -39,7 +39,7 @@ moments = register(
         infer=_infer,
         kernel=_kernel,
         vjp=_vjp,
-        sharding=sharding_row_ops.moments_rule,
+        sharding=row_sharding.moments_rule,
         cost=lambda x, axis: Cost(flops=x.size * 4),
         samples=(
             sample(F, axis=(1,)),

@@ -17,18 +17,18 @@ from graphflow.ir.op import (
     Rows,
     Tensor,
     as_tensor,
+    error_location,
     function,
-    located,
     register,
     sample,
 )
 from graphflow.ir.spec import TensorSpec, broadcast_shapes, equate, kind, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
-from graphflow.ops.kernels.fusion.row_ops import by_rows, over_axes, refusing
+from graphflow.ops.kernels.fusion.row_ops import check_first, over_axes, row_kernel
 from graphflow.ops.pointwise.transcendental import exp
 from graphflow.ops.reductions.reduce import CUBE, F, require_elements, sum
-from graphflow.ops.sharding import row_ops as sharding_row_ops
+from graphflow.ops.sharding import row_ops as row_sharding
 
 
 def _per_element(flops: int) -> Any:
@@ -71,12 +71,12 @@ softmax_grad = register(
     Op(
         "softmax_grad",
         infer=_infer_along,
-        kernel=by_rows(_softmax_grad_of, over_axes),
+        kernel=row_kernel(_softmax_grad_of, over_axes),
         expr=_softmax_grad_of,
         rows=over_axes,
         vjp=_softmax_grad_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.softmax_grad),
+        sharding=row_sharding.same_shape_rule(row_sharding.softmax_grad),
         cost=_per_element(4),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
@@ -85,12 +85,12 @@ _softmax = register(
     Op(
         "softmax",
         infer=_infer_along,
-        kernel=by_rows(_softmax_of, over_axes),
+        kernel=row_kernel(_softmax_of, over_axes),
         expr=_softmax_of,
         rows=over_axes,
         vjp=lambda g, y, x, axis: (softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
-        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.softmax),
+        sharding=row_sharding.same_shape_rule(row_sharding.softmax),
         cost=_per_element(13),
         autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
@@ -110,12 +110,12 @@ log_softmax_grad = register(
     Op(
         "log_softmax_grad",
         infer=_infer_along,
-        kernel=by_rows(_log_softmax_grad_of, over_axes),
+        kernel=row_kernel(_log_softmax_grad_of, over_axes),
         expr=_log_softmax_grad_of,
         rows=over_axes,
         vjp=_log_softmax_grad_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.log_softmax_grad),
+        sharding=row_sharding.same_shape_rule(row_sharding.log_softmax_grad),
         cost=_per_element(12),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
@@ -124,12 +124,12 @@ _log_softmax = register(
     Op(
         "log_softmax",
         infer=_infer_along,
-        kernel=by_rows(_log_softmax_of, over_axes),
+        kernel=row_kernel(_log_softmax_of, over_axes),
         expr=_log_softmax_of,
         rows=over_axes,
         vjp=lambda g, y, x, axis: (log_softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
-        sharding=sharding_row_ops.same_shape_rule(sharding_row_ops.log_softmax),
+        sharding=row_sharding.same_shape_rule(row_sharding.log_softmax),
         cost=_per_element(13),
         autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
@@ -146,7 +146,7 @@ def softmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
         ShapeError, ArgumentError: not an axis of x, or no elements along it.
     """
     x = as_tensor(x)
-    with located("softmax"):
+    with error_location("softmax"):
         axis = normalize_axis(axis, x.ndim)
     result: Tensor = _softmax(x, axis=axis, name=name)
     return result
@@ -161,7 +161,7 @@ def log_softmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
         ShapeError, ArgumentError: not an axis of x, or no elements along it.
     """
     x = as_tensor(x)
-    with located("log_softmax"):
+    with error_location("log_softmax"):
         axis = normalize_axis(axis, x.ndim)
     result: Tensor = _log_softmax(x, axis=axis, name=name)
     return result
@@ -252,13 +252,13 @@ cross_entropy_grad = register(
     Op(
         "cross_entropy_grad",
         infer=_infer_cross_entropy_grad,
-        kernel=refusing(refuse_labels, by_rows(_cross_entropy_grad_of, _grad_along_classes)),
+        kernel=check_first(refuse_labels, row_kernel(_cross_entropy_grad_of, _grad_along_classes)),
         expr=_cross_entropy_grad_of,
         rows=_grad_along_classes,
         refuse=refuse_labels,
         vjp=_cross_entropy_grad_vjp,
         batch=batching.rows,
-        sharding=sharding_row_ops.cross_entropy_grad_rule,
+        sharding=row_sharding.cross_entropy_grad_rule,
         cost=lambda g, logits, labels: Cost(flops=logits.size * 14),
         samples=(
             sample(spec("float32", (3,)), F, spec("int64", (3,))),
@@ -270,13 +270,15 @@ cross_entropy_op = register(
     Op(
         "cross_entropy",
         infer=_infer_cross_entropy,
-        kernel=refusing(refuse_labels, by_rows(_cross_entropy_of, _along_classes, squeezed=True)),
+        kernel=check_first(
+            refuse_labels, row_kernel(_cross_entropy_of, _along_classes, squeezed=True)
+        ),
         expr=_cross_entropy_of,
         rows=_along_classes,
         refuse=refuse_labels,
         vjp=lambda g, y, logits, labels: (cross_entropy_grad(g, logits, labels), None),
         batch=batching.rows,
-        sharding=sharding_row_ops.cross_entropy_rule,
+        sharding=row_sharding.cross_entropy_rule,
         cost=lambda logits, labels: Cost(flops=logits.size * 13),
         autocast="high",
         samples=(

@@ -38,7 +38,7 @@ from graphflow.ops.tensors.slicing import concat, pad_op, window
 # Arguments --------------------------------------------------------------------------------------
 
 
-def _checked(x: Any, norm: Any) -> Tensor:
+def _require_transformable(x: Any, norm: Any) -> Tensor:
     tensor = as_tensor(x)
     require_kind(tensor.spec, "float", "complex")
     if not (isinstance(norm, str) and norm in OPPOSITE):
@@ -55,7 +55,7 @@ def _require_real(x: Tensor, instead: str) -> None:
         raise DTypeError(f"takes real tensors, not {x.dtype}; use gf.fft.{instead}")
 
 
-def _size(n: Any) -> Size:
+def _require_length(n: Any) -> Size:
     (size,) = normalize_shape(n, "n") if not isinstance(n, tuple | list) else (None,)
     if n is None or size is None:
         raise ArgumentError(f"n is an int or a size, not {n!r}")
@@ -64,7 +64,7 @@ def _size(n: Any) -> Size:
     return size
 
 
-def _resized(x: Tensor, axis: int, size: Size) -> Tensor:
+def _resize_axis(x: Tensor, axis: int, size: Size) -> Tensor:
     """The first elements along an axis, and zeros after them where it is shorter."""
     if x.shape[axis] == size:
         return x
@@ -92,7 +92,7 @@ def _axes_and_sizes(x: Tensor, s: Any, axes: Any) -> tuple[list[int], list[Size 
         raise ArgumentError("there is no axis to transform")
     if s is not None and len(s) != len(chosen):
         raise ArgumentError(f"{len(s)} sizes for {len(chosen)} axes")
-    return chosen, [None] * len(chosen) if s is None else [_size(n) for n in s]
+    return chosen, [None] * len(chosen) if s is None else [_require_length(n) for n in s]
 
 
 def _complex_transform(
@@ -101,16 +101,16 @@ def _complex_transform(
     x = _as_complex(x)
     for axis, size in zip(axes, sizes, strict=True):
         if size is not None:
-            x = _resized(x, axis, size)
+            x = _resize_axis(x, axis, size)
     if not axes:
         return x
     result: Tensor = fft_op(x, axes=tuple(axes), inverse=inverse, norm=norm)
     return result
 
 
-def _single(x: Any, n: Any, axis: Any, norm: Any) -> tuple[Tensor, int, Size | None]:
-    tensor = _checked(x, norm)
-    return tensor, normalize_axis(axis, tensor.ndim), None if n is None else _size(n)
+def _one_axis_arguments(x: Any, n: Any, axis: Any, norm: Any) -> tuple[Tensor, int, Size | None]:
+    tensor = _require_transformable(x, norm)
+    return tensor, normalize_axis(axis, tensor.ndim), None if n is None else _require_length(n)
 
 
 # Complex transforms -----------------------------------------------------------------------------
@@ -133,14 +133,14 @@ def fft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor
         DTypeError: x is neither float nor complex.
         ShapeError, ArgumentError: no axis of x, n or norm is none, or nothing to transform.
     """
-    tensor, at, size = _single(x, n, axis, norm)
+    tensor, at, size = _one_axis_arguments(x, n, axis, norm)
     return _complex_transform(tensor, [at], [size], False, norm)
 
 
 @function
 def ifft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
     """The inverse of `fft`: x[j] = 1/n·Σₖ y[k]·exp(2πi·jk/n). Arguments and errors as there."""
-    tensor, at, size = _single(x, n, axis, norm)
+    tensor, at, size = _one_axis_arguments(x, n, axis, norm)
     return _complex_transform(tensor, [at], [size], True, norm)
 
 
@@ -155,14 +155,14 @@ def fftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Ten
     Raises:
         DTypeError, ShapeError, ArgumentError: as `fft`, or an axis given twice.
     """
-    tensor = _checked(x, norm)
+    tensor = _require_transformable(x, norm)
     return _complex_transform(tensor, *_axes_and_sizes(tensor, s, axes), False, norm)
 
 
 @function
 def ifftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
     """The inverse of `fftn`. Arguments and errors as there."""
-    tensor = _checked(x, norm)
+    tensor = _require_transformable(x, norm)
     return _complex_transform(tensor, *_axes_and_sizes(tensor, s, axes), True, norm)
 
 
@@ -181,21 +181,21 @@ def ifft2(x: Any, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -
 # Real transforms --------------------------------------------------------------------------------
 
 
-def _half(x: Tensor, axis: int, size: Size | None, norm: str) -> Tensor:
+def _real_forward(x: Tensor, axis: int, size: Size | None, norm: str) -> Tensor:
     _require_real(x, "fft")
     if size is not None:
-        x = _resized(x, axis, size)
+        x = _resize_axis(x, axis, size)
     result: Tensor = rfft_op(x, axis=axis, norm=norm, inner=1.0)
     return result
 
 
-def _whole(x: Tensor, axis: int, size: Size | None, norm: str) -> Tensor:
+def _real_inverse(x: Tensor, axis: int, size: Size | None, norm: str) -> Tensor:
     x = _as_complex(x)
     if size is None:
         size = (x.shape[axis] - 1) * 2
         if not isinstance(size, Dim) and size < 1:
             raise ShapeError(f"{x.spec} has no 2 frequencies along axis {axis}; give n=1")
-    x = _resized(x, axis, floordiv(size, 2) + 1)
+    x = _resize_axis(x, axis, floordiv(size, 2) + 1)
     result: Tensor = irfft_op(x, size=size, axis=axis, norm=norm, inner=1.0)
     return result
 
@@ -208,8 +208,8 @@ def rfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tenso
         DTypeError: x is not float.
         ShapeError, ArgumentError: as `fft`.
     """
-    tensor, at, size = _single(x, n, axis, norm)
-    return _half(tensor, at, size, norm)
+    tensor, at, size = _one_axis_arguments(x, n, axis, norm)
+    return _real_forward(tensor, at, size, norm)
 
 
 @function
@@ -223,8 +223,8 @@ def irfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tens
     Raises:
         DTypeError, ShapeError, ArgumentError: as `fft`.
     """
-    tensor, at, size = _single(x, n, axis, norm)
-    return _whole(tensor, at, size, norm)
+    tensor, at, size = _one_axis_arguments(x, n, axis, norm)
+    return _real_inverse(tensor, at, size, norm)
 
 
 @function
@@ -235,19 +235,19 @@ def rfftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Te
         DTypeError: x is not float.
         ShapeError, ArgumentError: as `fftn`.
     """
-    tensor = _checked(x, norm)
+    tensor = _require_transformable(x, norm)
     chosen, sizes = _axes_and_sizes(tensor, s, axes)
-    half = _half(tensor, chosen[-1], sizes[-1], norm)
+    half = _real_forward(tensor, chosen[-1], sizes[-1], norm)
     return _complex_transform(half, chosen[:-1], sizes[:-1], False, norm)
 
 
 @function
 def irfftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
     """The inverse of `rfftn`; s gives sizes of the result. Arguments and errors as `fftn`."""
-    tensor = _checked(x, norm)
+    tensor = _require_transformable(x, norm)
     chosen, sizes = _axes_and_sizes(tensor, s, axes)
     tensor = _complex_transform(tensor, chosen[:-1], sizes[:-1], True, norm)
-    return _whole(tensor, chosen[-1], sizes[-1], norm)
+    return _real_inverse(tensor, chosen[-1], sizes[-1], norm)
 
 
 @function
@@ -268,22 +268,22 @@ def hfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tenso
 
     x holds n//2 + 1 elements of the signal. Arguments and errors as `irfft`.
     """
-    tensor, at, size = _single(x, n, axis, norm)
-    return _whole(conj(tensor), at, size, OPPOSITE[norm])
+    tensor, at, size = _one_axis_arguments(x, n, axis, norm)
+    return _real_inverse(conj(tensor), at, size, OPPOSITE[norm])
 
 
 @function
 def ihfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
     """The inverse of `hfft`: n//2 + 1 complex elements. Arguments and errors as `rfft`."""
-    tensor, at, size = _single(x, n, axis, norm)
-    return conj(_half(tensor, at, size, OPPOSITE[norm]))
+    tensor, at, size = _one_axis_arguments(x, n, axis, norm)
+    return conj(_real_forward(tensor, at, size, OPPOSITE[norm]))
 
 
 # Frequencies ------------------------------------------------------------------------------------
 
 
 def _frequencies(n: Any, d: Any, dtype: Any, one_sided: bool) -> Tensor:
-    size = _size(n)
+    size = _require_length(n)
     if isinstance(d, bool) or not isinstance(d, int | float) or not math.isfinite(d) or d == 0:
         raise ArgumentError(f"d is a number of units between samples, not {d!r}")
     wanted = as_dtype(dtype)
@@ -320,7 +320,7 @@ def rfftfreq(n: Any, d: float = 1.0, dtype: Any = "float32") -> Tensor:
     return _frequencies(n, d, dtype, one_sided=True)
 
 
-def _shifted(given: Any, axes: Any, forward: bool) -> Tensor:
+def _shift_frequencies(given: Any, axes: Any, forward: bool) -> Tensor:
     x = as_tensor(given)
     for axis in normalize_axes(axes, x.ndim):
         n = x.shape[axis]
@@ -337,13 +337,13 @@ def fftshift(x: Any, axes: Any = None) -> Tensor:
     Raises:
         ShapeError, ArgumentError: not axes of x.
     """
-    return _shifted(x, axes, forward=True)
+    return _shift_frequencies(x, axes, forward=True)
 
 
 @function
 def ifftshift(x: Any, axes: Any = None) -> Tensor:
     """The inverse of `fftshift`."""
-    return _shifted(x, axes, forward=False)
+    return _shift_frequencies(x, axes, forward=False)
 
 
 __all__ = [

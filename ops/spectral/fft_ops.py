@@ -53,7 +53,7 @@ def _require_samples(x: TensorSpec, axis: int) -> None:
 _BLOCKS = ((2e7, 8), (1e6, 2))
 
 
-def _by_blocks(
+def _transform_by_blocks(
     out: Any, x: Any, axes: Sequence[int], transform: Callable[[Any, Any], object]
 ) -> None:
     """transform(x, out), in blocks of an axis that it does not mix, which threads share.
@@ -97,7 +97,9 @@ def _fft_into(xp: Any, out: Any, x: Any, axes: tuple[int, ...], inverse: bool, n
             transforms.transform_along(out if i else x, out, axis, inverse, scale)
     elif xp is np:
         transform: Any = np.fft.ifftn if inverse else np.fft.fftn
-        _by_blocks(out, x, axes, lambda x, out: transform(x, axes=axes, norm=norm, out=out))
+        _transform_by_blocks(
+            out, x, axes, lambda x, out: transform(x, axes=axes, norm=norm, out=out)
+        )
     else:
         xp.copyto(out, (xp.fft.ifftn if inverse else xp.fft.fftn)(x, axes=axes, norm=norm))
 
@@ -151,7 +153,9 @@ def _rfft_into(xp: Any, out: Any, x: Any, axis: int, norm: str, inner: float) ->
         transforms.transform_real(x, out, x.shape[axis], _scale(x, (axis,), False, norm))
     elif xp is np:
         transform: Any = np.fft.rfft
-        _by_blocks(out, x, (axis,), lambda x, out: transform(x, axis=axis, norm=norm, out=out))
+        _transform_by_blocks(
+            out, x, (axis,), lambda x, out: transform(x, axis=axis, norm=norm, out=out)
+        )
     else:
         xp.copyto(out, xp.fft.rfft(x, axis=axis, norm=norm))
     _scale_inner(out, x.shape[axis], axis, inner)
@@ -186,7 +190,7 @@ def _irfft_into(xp: Any, out: Any, x: Any, size: int, axis: int, norm: str, inne
         transforms.transform_real(x, out, size, _scale(out, (axis,), True, norm))
     elif xp is np:
         transform: Any = np.fft.irfft
-        _by_blocks(
+        _transform_by_blocks(
             out, x, (axis,), lambda x, out: transform(x, size, axis=axis, norm=norm, out=out)
         )
     else:

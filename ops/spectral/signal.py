@@ -37,7 +37,7 @@ from graphflow.ops.tensors.slicing import window as part
 # Windows ----------------------------------------------------------------------------------------
 
 
-def _cosines(size: Any, periodic: Any, dtype: Any, *factors: float) -> Tensor:
+def _cosine_window(size: Any, periodic: Any, dtype: Any, *factors: float) -> Tensor:
     """Σₖ factors[k]·cos(2πk·j/n) at j < size; n is the size, or one less if not periodic."""
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
         raise ArgumentError(f"the size is an int that is not negative, not {size!r}")
@@ -64,7 +64,7 @@ def hann_window(size: int, periodic: bool = True, dtype: Any = "float32") -> Ten
     Raises:
         ArgumentError, DTypeError: the size is no int, or the dtype not float.
     """
-    return _cosines(size, periodic, dtype, 0.5, -0.5)
+    return _cosine_window(size, periodic, dtype, 0.5, -0.5)
 
 
 @function
@@ -81,7 +81,7 @@ def hamming_window(
     """
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ArgumentError(f"alpha is a number, not {alpha!r}")
-    return _cosines(size, periodic, dtype, alpha, alpha - 1)
+    return _cosine_window(size, periodic, dtype, alpha, alpha - 1)
 
 
 @function
@@ -94,13 +94,13 @@ def blackman_window(size: int, periodic: bool = True, dtype: Any = "float32") ->
     Raises:
         ArgumentError, DTypeError: the size is no int, or the dtype not float.
     """
-    return _cosines(size, periodic, dtype, 0.42, -0.5, 0.08)
+    return _cosine_window(size, periodic, dtype, 0.42, -0.5, 0.08)
 
 
 # Frames -----------------------------------------------------------------------------------------
 
 
-def _frames(n: Size, length: Size, step: int) -> Size:
+def _frame_count(n: Size, length: Size, step: int) -> Size:
     return floordiv(n - length, step) + 1
 
 
@@ -112,7 +112,7 @@ def _infer_frame(x: TensorSpec, length: Size, step: int) -> TensorSpec:
     require_nonnegative(
         n - length, f"a signal of {n} elements has no frame of {length}; pad it first"
     )
-    return x.with_shape((*x.shape[:-1], _frames(n, length, step), length))
+    return x.with_shape((*x.shape[:-1], _frame_count(n, length, step), length))
 
 
 def _frame_kernel(xp: Any, x: Any, length: int, step: int) -> Any:
@@ -126,7 +126,7 @@ def _infer_overlap(x: TensorSpec, size: Size, step: int) -> TensorSpec:
         raise ShapeError(f"takes frames in the last two axes, not {show_shape(x.shape)}")
     frames, length = x.shape[-2:]
     what = f"frames {show_shape(x.shape)}, {step} apart, are not those of {size} elements"
-    equate(frames, _frames(size, length, step), what)
+    equate(frames, _frame_count(size, length, step), what)
     return x.with_shape((*x.shape[:-2], size))
 
 
@@ -182,7 +182,7 @@ overlap_add_op: Op = register(
 )
 
 
-def _count(what: str, value: Any) -> int:
+def _require_positive(what: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ArgumentError(f"{what} is an int of at least 1, not {value!r}")
     return int(value)
@@ -200,7 +200,9 @@ def frame(x: Any, length: int, step: int) -> Tensor:
         DTypeError: bools.
     """
     result: Tensor = frame_op(
-        as_tensor(x), length=_count("length", length), step=_count("step", step)
+        as_tensor(x),
+        length=_require_positive("length", length),
+        step=_require_positive("step", step),
     )
     return result
 
@@ -214,7 +216,7 @@ def overlap_add(x: Any, step: int) -> Tensor:
         ShapeError: x has no two axes.
         DTypeError: bools.
     """
-    tensor, apart = as_tensor(x), _count("step", step)
+    tensor, apart = as_tensor(x), _require_positive("step", step)
     if tensor.ndim < 2:
         raise ShapeError(f"takes frames in the last two axes, not {show_shape(tensor.shape)}")
     frames, length = tensor.shape[-2:]
@@ -238,8 +240,8 @@ def _window_of(window: Any, length: int, dtype: Any) -> Tensor | None:
 
 
 def _lengths(frame_length: Any, fft_length: Any) -> tuple[int, int]:
-    length = _count("frame_length", frame_length)
-    points = length if fft_length is None else _count("fft_length", fft_length)
+    length = _require_positive("frame_length", frame_length)
+    points = length if fft_length is None else _require_positive("fft_length", fft_length)
     if points < length:
         raise ArgumentError(f"fft_length {points} is less than frame_length {length}")
     return length, points
@@ -279,7 +281,7 @@ def stft(
     weights = _window_of(window, length, tensor.dtype)
     if onesided and kind(tensor.dtype) == "complex":
         raise DTypeError("the spectrum of a complex signal is not onesided; give onesided=False")
-    frames = frame(tensor, length, _count("frame_step", frame_step))
+    frames = frame(tensor, length, _require_positive("frame_step", frame_step))
     if weights is not None:
         frames = frames * weights
     return rfft(frames, points) if onesided else fft(frames, points)
@@ -310,7 +312,7 @@ def istft(
     tensor = as_tensor(spectra)
     require_kind(tensor.spec, "float", "complex")
     length, points = _lengths(frame_length, fft_length)
-    step = _count("frame_step", frame_step)
+    step = _require_positive("frame_step", frame_step)
     if tensor.ndim < 2:
         raise ShapeError(f"takes spectra in the last two axes, not {show_shape(tensor.shape)}")
     bins = points // 2 + 1 if onesided else points
@@ -364,7 +366,10 @@ def mel_weight_matrix(
 
     Source: the operator MelWeightMatrix of ONNX; Davis & Mermelstein, IEEE Trans. ASSP 28(4), 1980.
     """
-    bands, points = _count("num_mel_bins", num_mel_bins), _count("dft_length", dft_length)
+    bands, points = (
+        _require_positive("num_mel_bins", num_mel_bins),
+        _require_positive("dft_length", dft_length),
+    )
     numbers = (sample_rate, lower_edge_hertz, upper_edge_hertz)
     if any(isinstance(v, bool) or not isinstance(v, int | float | np.number) for v in numbers):
         raise ArgumentError(f"the rate and the edges are numbers, not {numbers}")

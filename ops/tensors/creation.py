@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promoted, register, sample
+from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import (
     Dim,
     Shape,
@@ -21,7 +21,7 @@ from graphflow.ir.spec import (
     normalize_shape,
     product,
 )
-from graphflow.ops.base.shape_rules import require_buildable, whole
+from graphflow.ops.base.shape_rules import require_buildable, require_int
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.shape import broadcast_to
@@ -68,7 +68,7 @@ def full(shape: Any, value: Any, dtype: Any = None) -> Tensor:
     wanted = as_dtype(dtype)
     if isinstance(value, list | tuple) or np.ndim(value):
         raise ArgumentError(f"the value is a scalar, not {value!r}; use broadcast_to")
-    promoted("full", (as_tensor(0, wanted), value))  # refuses a value that does not fit
+    promote_inputs("full", (as_tensor(0, wanted), value))  # refuses a value that does not fit
     result: Tensor = fill(shape=sizes, value=np.asarray(value).item(), dtype=wanted.name)
     return result
 
@@ -214,5 +214,7 @@ def eye(n_rows: Any, n_cols: Any = None, *, k: int = 0, dtype: Any = "float32") 
         ShapeError, ArgumentError, DTypeError: the numbers are no sizes; k is no int; no dtype.
     """
     rows, columns = normalize_shape((n_rows, n_rows if n_cols is None else n_cols), "eye")
-    result: Tensor = eye_op(rows=rows, columns=columns, k=whole("k", k), dtype=as_dtype(dtype).name)
+    result: Tensor = eye_op(
+        rows=rows, columns=columns, k=require_int("k", k), dtype=as_dtype(dtype).name
+    )
     return result

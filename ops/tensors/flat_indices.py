@@ -23,9 +23,9 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import listed, require_kind
-from graphflow.ops.kernels.sparse.scatter_rows import checked
-from graphflow.ops.sharding import gather_scatter as sharding_gather
+from graphflow.ops.base.shape_rules import require_kind, require_list
+from graphflow.ops.kernels.sparse.scatter_rows import normalize_indices
+from graphflow.ops.sharding import gather_scatter as gather_sharding
 from graphflow.ops.sharding import rules as sharding
 
 I64 = np.dtype("int64")
@@ -50,7 +50,7 @@ def _rows_into(xp: Any, out: Any, indices: Any, sizes: tuple[int, ...], batch_di
     out[...] = base
     for i, n in enumerate(sizes[batch_dims:]):
         xp.multiply(out, n, out=out)
-        xp.add(out, checked(xp, indices[..., i], n, batch_dims + i), out=out)
+        xp.add(out, normalize_indices(xp, indices[..., i], n, batch_dims + i), out=out)
 
 
 def _rows_kernel(xp: Any, indices: Any, sizes: tuple[int, ...], batch_dims: int) -> Any:
@@ -66,8 +66,8 @@ flat_rows = register(
         infer=_infer_rows,
         kernel=_rows_kernel,
         into=_rows_into,
-        batch=batching.numbered_rows,
-        sharding=sharding_gather.flat_rows_rule,
+        batch=batching.flat_rows,
+        sharding=gather_sharding.flat_rows_rule,
         cost=lambda indices, sizes, batch_dims: Cost(flops=indices.size * 4),
         samples=(
             sample(spec("int64", (5, 2)), sizes=(3, 4), batch_dims=0),
@@ -87,7 +87,7 @@ def element_places(xp: Any, indices: Any, shape: tuple[int, ...], axis: int) -> 
     Raises:
         IndexError: an index is outside the axis, or there are more than the tensor has positions.
     """
-    places = checked(xp, indices, shape[axis], axis) * math.prod(shape[axis + 1 :])
+    places = normalize_indices(xp, indices, shape[axis], axis) * math.prod(shape[axis + 1 :])
     for i, n in enumerate(shape):
         if i == axis:
             continue
@@ -120,7 +120,7 @@ flat_elements = register(
         into=lambda xp, out, indices, shape, axis: xp.copyto(
             out, element_places(xp, indices, shape, axis)
         ),
-        batch=batching.numbered_elements,
+        batch=batching.flat_elements,
         cost=lambda indices, shape, axis: Cost(flops=indices.size * (2 + len(shape))),
         samples=(
             sample(spec("int64", (3, 1)), shape=(3, 4), axis=1),
@@ -145,7 +145,7 @@ def _ravel_into(xp: Any, out: Any, *indices: Any, sizes: tuple[int, ...]) -> Non
     out[...] = 0
     for axis, (index, n) in enumerate(zip(indices, sizes, strict=True)):
         xp.multiply(out, n, out=out)
-        xp.add(out, checked(xp, index, n, axis), out=out)
+        xp.add(out, normalize_indices(xp, index, n, axis), out=out)
 
 
 def _ravel_kernel(xp: Any, *indices: Any, sizes: tuple[int, ...]) -> Any:
@@ -187,5 +187,5 @@ def ravel_multi_index(indices: Any, shape: Any) -> Tensor:
     sizes = normalize_shape(shape, "ravel_multi_index")
     if not sizes:
         raise ArgumentError("a tensor of rank 0 has no axis to index")
-    result: Tensor = ravel_op(*map(as_tensor, listed("indices", indices)), sizes=sizes)
+    result: Tensor = ravel_op(*map(as_tensor, require_list("indices", indices)), sizes=sizes)
     return result

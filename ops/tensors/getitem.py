@@ -32,7 +32,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         ArgumentError: a boolean mask, or anything else.
         ShapeError: an int outside its axis, too many indices, or arrays that do not broadcast.
     """
-    items = _expanded(index, x.ndim)
+    items = _expand_ellipsis(index, x.ndim)
     windows: list[_Window] = []
     dropped: list[int] = []
     layout: list[str] = []  # of the result: "axis", "new", "take"
@@ -63,15 +63,17 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     if not taken:
         return x
     at = [i for i, kind in enumerate(layout) if kind == "take"]
-    x, places = _merged(x, taken, at)
+    x, places = _merge_indexed_axes(x, taken, at)
     x = take(x, places, at[0])
-    if at[0] and _apart(items):  # numpy moves the axes of separated ints and arrays to the front
+    if at[0] and _are_separated(
+        items
+    ):  # numpy moves the axes of separated ints and arrays to the front
         axes = list(range(at[0], at[0] + places.ndim))
         x = moveaxis(x, axes, list(range(places.ndim)))
     return x
 
 
-def _merged(x: Tensor, indices: list[Tensor], axes: list[int]) -> tuple[Tensor, Tensor]:
+def _merge_indexed_axes(x: Tensor, indices: list[Tensor], axes: list[int]) -> tuple[Tensor, Tensor]:
     """x with the axes that are indexed as one, in the place of the first; and the places in it."""
     if len(axes) == 1:
         return x, indices[0]
@@ -82,7 +84,7 @@ def _merged(x: Tensor, indices: list[Tensor], axes: list[int]) -> tuple[Tensor, 
     return merged, ravel_multi_index(indices, sizes)
 
 
-def _expanded(index: Any, rank: int) -> list[Any]:
+def _expand_ellipsis(index: Any, rank: int) -> list[Any]:
     """The index of each axis (and None for new ones), the Ellipsis written out."""
     items = list(index) if isinstance(index, tuple) else [index]
     used = sum(item is not None and item is not Ellipsis for item in items)
@@ -95,7 +97,7 @@ def _expanded(index: Any, rank: int) -> list[Any]:
     return items[:at] + [slice(None)] * (rank - used) + items[at + 1 :]
 
 
-def _apart(items: Sequence[Any]) -> bool:
+def _are_separated(items: Sequence[Any]) -> bool:
     """Whether slices or new axes stand between the ints and arrays of an index."""
     advanced = [
         i for i, item in enumerate(items) if item is not None and not isinstance(item, slice)
@@ -145,22 +147,22 @@ def _window_of(item: slice, n: Size, axis: int) -> _Window:
                 f"axis {axis} of unknown size {n}: with a negative step, slice it all"
             )
         return n - 1, floordiv(n + (-stride - 1), -stride), stride
-    start = 0 if first is None else _bound(first, n)
-    stop = n if last is None else _bound(last, n)
+    start = 0 if first is None else _clip_bound(first, n)
+    stop = n if last is None else _clip_bound(last, n)
     length = stop - start
-    if _same_end(first, last) or (isinstance(length, int) and length < 0):
+    if _is_empty_range(first, last) or (isinstance(length, int) and length < 0):
         length = 0
     return start, floordiv(length + (stride - 1), stride), stride
 
 
-def _same_end(start: Any, stop: Any) -> bool:
+def _is_empty_range(start: Any, stop: Any) -> bool:
     """Whether two int bounds count from one end and leave nothing between them."""
     if not isinstance(start, int) or not isinstance(stop, int):
         return False
     return (start < 0) == (stop < 0) and start >= stop
 
 
-def _bound(bound: int | Dim, n: Size) -> Size:
+def _clip_bound(bound: int | Dim, n: Size) -> Size:
     """A slice's bound on an unknown size, clipped as in numpy; 1 and -1 stay, which is checked."""
     if isinstance(bound, Dim):
         return bound

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import Tensor, as_tensor, function, promoted
+from graphflow.ir.op import Tensor, as_tensor, function, promote_inputs
 from graphflow.ir.spec import Size, normalize_shape
 from graphflow.ops.tensors.shape import repeat
 from graphflow.ops.tensors.slicing import concat, flip, pad_op, window
@@ -47,11 +47,11 @@ def pad(x: Tensor, widths: Any, mode: str = "constant", value: Any = None) -> Te
         if value is not None:
             raise ArgumentError(f"mode {mode!r} repeats elements of x and takes no value")
         for axis, (first, last) in enumerate(zip(before, after, strict=True)):
-            x = _extended(x, axis, first, last, mode)
+            x = _extend_axis(x, axis, first, last, mode)
         return x
     if value is None:
         value = x.dtype.type(0).item()
-    promoted("pad", (x, value))  # refuses a value that does not fit the dtype
+    promote_inputs("pad", (x, value))  # refuses a value that does not fit the dtype
     if not any(before) and not any(after):
         return x
     shape = tuple(b + n + a for b, n, a in zip(before, x.shape, after, strict=True))
@@ -69,7 +69,7 @@ def _pad_pairs(widths: Any, rank: int) -> list[tuple[Any, Any]]:
     return [(b, a) for b, a in widths]
 
 
-def _extended(x: Tensor, axis: int, before: Size, after: Size, mode: str) -> Tensor:
+def _extend_axis(x: Tensor, axis: int, before: Size, after: Size, mode: str) -> Tensor:
     """x with its own elements before and after those of an axis."""
     n = x.shape[axis]
     if not before and not after:
@@ -79,27 +79,29 @@ def _extended(x: Tensor, axis: int, before: Size, after: Size, mode: str) -> Ten
     if mode == "edge" or (mode == "reflect" and n == 1):  # of one element, as numpy does it
         first = repeat(window(x, axis, 0, 1), before, axis)
         last = repeat(window(x, axis, n - 1, 1), after, axis)
-        return _joined(x, axis, (first, before), (last, after))
+        return _join_parts(x, axis, (first, before), (last, after))
     shared = 1 if mode == "reflect" else 0  # the element at which it is mirrored is not repeated
     while before or after:  # again where it goes further than x does, from what there is by then
         size = x.shape[axis]
-        most = _whole(size - shared, n - shared)
+        most = _whole_periods(size - shared, n - shared)
         left, right = _at_most(before, most), _at_most(after, most)
         if mode == "wrap":
             first, last = window(x, axis, most - left, left), window(x, axis, size - most, right)
         else:
             first = flip(window(x, axis, shared, left), axis)
             last = flip(window(x, axis, size - shared - right, right), axis)
-        x = _joined(x, axis, (first, left), (last, right))
+        x = _join_parts(x, axis, (first, left), (last, right))
         before, after = before - left, after - right
     return x
 
 
-def _joined(x: Tensor, axis: int, first: tuple[Tensor, Size], last: tuple[Tensor, Size]) -> Tensor:
+def _join_parts(
+    x: Tensor, axis: int, first: tuple[Tensor, Size], last: tuple[Tensor, Size]
+) -> Tensor:
     return concat([part for part, size in (first, (x, 1), last) if size], axis)
 
 
-def _whole(size: Size, period: Size) -> Size:
+def _whole_periods(size: Size, period: Size) -> Size:
     """As much of `size` as is whole periods: what is copied from there continues the pattern."""
     if isinstance(size, int) and isinstance(period, int):
         return size // period * period

@@ -14,12 +14,12 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, equate, is_inexact, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import like_first, normalize_axis, require_kind
-from graphflow.ops.kernels.sparse.scatter_rows import REDUCTIONS, checked, combine_rows
+from graphflow.ops.base.shape_rules import kernel_like_first, normalize_axis, require_kind
+from graphflow.ops.kernels.sparse.scatter_rows import REDUCTIONS, combine_rows, normalize_indices
 from graphflow.ops.pointwise.arithmetic import equal
 from graphflow.ops.pointwise.convert import astype, full_like
 from graphflow.ops.pointwise.select import where
-from graphflow.ops.sharding import gather_scatter as sharding_gather
+from graphflow.ops.sharding import gather_scatter as gather_sharding
 from graphflow.ops.tensors.creation import arange, full
 from graphflow.ops.tensors.flat_indices import flat_elements, flat_rows
 from graphflow.ops.tensors.shape import broadcast_to, reshape
@@ -55,11 +55,11 @@ def _require_updates(x: TensorSpec, updates: TensorSpec, wanted: Shape) -> None:
         equate(have, want, what)
 
 
-def _into(
+def _scatter_into(
     xp: Any, out: Any, x: Any, rows: Any, updates: Any, reduction: str, axes: int = 1
 ) -> None:
     n, width = math.prod(x.shape[:axes]), math.prod(x.shape[axes:])
-    places = checked(xp, rows, n, 0).reshape(-1)
+    places = normalize_indices(xp, rows, n, 0).reshape(-1)
     if out is not x:
         xp.copyto(out, x)
     flat = updates.reshape(places.size, width)
@@ -137,11 +137,11 @@ scatter_rows: Op = register(
     Op(
         "scatter_rows",
         infer=_infer,
-        kernel=like_first(_into),
-        into=_into,
+        kernel=kernel_like_first(_scatter_into),
+        into=_scatter_into,
         vjp=_vjp,
-        batch=batching.trailing(0, 2),
-        sharding=sharding_gather.scatter_rows_rule,
+        batch=batching.trailing_axis(0, 2),
+        sharding=gather_sharding.scatter_rows_rule,
         cost=_cost,
         in_place=True,
         halves=True,
@@ -185,10 +185,10 @@ update_rows: Op = register(
     Op(
         "update_rows",
         infer=_infer_update,
-        kernel=like_first(_update_into),
+        kernel=kernel_like_first(_update_into),
         into=_update_into,
         cost=lambda x, rows, updates, number: Cost(flops=0, bytes=updates.nbytes * 2 + rows.nbytes),
-        sharding=sharding_gather.update_rows_rule,
+        sharding=gather_sharding.update_rows_rule,
         samples=(sample(F, spec("int64", (1,)), spec("float32", (1, 4)), spec("int64")),),
         in_place=True,
         halves=True,
@@ -235,10 +235,10 @@ def scatter_nd(
     x, indices, updates = as_tensor(x), as_indices(indices), as_tensor(updates)
     _require_reduction(reduction)
     rows, axes = _rows_of(x, indices, batch_dims)
-    return _scattered(x, rows, updates, reduction, axes)
+    return _scatter_updates(x, rows, updates, reduction, axes)
 
 
-def _scattered(x: Tensor, rows: Tensor, updates: Tensor, reduction: str, axes: int) -> Tensor:
+def _scatter_updates(x: Tensor, rows: Tensor, updates: Tensor, reduction: str, axes: int) -> Tensor:
     _require_updates(x.spec, updates.spec, (*rows.shape, *x.shape[axes:]))
     if not axes:  # the one place is all of x
         rows, x = reshape(rows, (rows.size,)), reshape(x, (1, *x.shape))
@@ -289,7 +289,7 @@ def scatter(x: Any, indices: Any, updates: Any, axis: int = -1, reduction: str =
     _require_reduction(reduction)
     axis = normalize_axis(axis, x.ndim)
     places = flat_elements(indices, shape=x.shape, axis=axis)
-    return _scattered(x, places, updates, reduction, x.ndim)
+    return _scatter_updates(x, places, updates, reduction, x.ndim)
 
 
 @function

@@ -27,18 +27,18 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import listed, normalize_axes, normalize_axis, unbroadcast
+from graphflow.ops.base.shape_rules import normalize_axes, normalize_axis, require_list, unbroadcast
 from graphflow.ops.sharding import rules as sharding
 
 F = spec("float32", (3, 4))
 CUBE = spec("float32", (2, 3, 4))
 
 
-def _nothing(*specs: TensorSpec, **attrs: Any) -> Cost:
+def _no_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=0, bytes=0)
 
 
-def _copying(*specs: TensorSpec, **attrs: Any) -> Cost:
+def _copy_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=0)
 
 
@@ -58,9 +58,9 @@ reshape_op = register(
         infer=_infer_reshape,
         kernel=lambda xp, x, shape: xp.reshape(x, shape),
         vjp=lambda g, y, x, shape: (reshape(g, x.shape),),
-        batch=batching.leading("shape"),
+        batch=batching.leading_size("shape"),
         sharding=sharding.reshape_rule,
-        cost=_nothing,
+        cost=_no_cost,
         samples=(
             sample(F, shape=(2, 6)),
             sample(F, shape=(12,)),
@@ -119,7 +119,7 @@ expand_dims_op = register(
         vjp=lambda g, y, x, axes: (squeeze(g, axes),),
         batch=batching.along("axes"),
         sharding=sharding.expand_dims_rule,
-        cost=_nothing,
+        cost=_no_cost,
         samples=(sample(F, axes=(0,)), sample(F, axes=(1, 3))),
         alias=True,
     )
@@ -158,7 +158,7 @@ squeeze_op = register(
         vjp=lambda g, y, x, axes: (expand_dims(g, axes),),
         batch=batching.along("axes"),
         sharding=sharding.squeeze_rule,
-        cost=_nothing,
+        cost=_no_cost,
         samples=(
             sample(spec("float32", (3, 1)), axes=(1,)),
             sample(spec("float32", (1, 2, 1)), axes=(0, 2)),
@@ -198,9 +198,9 @@ permute_dims_op = register(
         kernel=lambda xp, x, axes: xp.transpose(x, axes).copy(order="C"),
         into=lambda xp, out, x, axes: xp.copyto(out, xp.transpose(x, axes)),
         vjp=lambda g, y, x, axes: (permute_dims(g, _inverse(axes)),),
-        batch=batching.permuted,
+        batch=batching.permute_dims,
         sharding=sharding.permute_rule,
-        cost=_copying,
+        cost=_copy_cost,
         halves=True,
         samples=(sample(F, axes=(1, 0)), sample(CUBE, axes=(2, 0, 1))),
     )
@@ -215,7 +215,7 @@ def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
         ArgumentError, ShapeError: `axes` is no permutation of the axes.
     """
     x = as_tensor(x)
-    order = tuple(normalize_axis(a, x.ndim) for a in listed("axes", axes))
+    order = tuple(normalize_axis(a, x.ndim) for a in require_list("axes", axes))
     if sorted(order) != list(range(x.ndim)):
         raise ArgumentError(f"{tuple(axes)} is no permutation of {x.ndim} axes")
     if order == tuple(range(x.ndim)):
@@ -291,9 +291,9 @@ broadcast_to_op = register(
         expr=lambda xp, x, shape: x,
         rows=lambda x, shape: Rows(None, (x,), shape),
         vjp=lambda g, y, x, shape: (unbroadcast(g, x.shape),),
-        batch=batching.broadcast,
+        batch=batching.broadcast_to,
         sharding=sharding.broadcast_rule,
-        cost=_copying,
+        cost=_copy_cost,
         halves=True,
         samples=(
             sample(spec("float32", (4,)), shape=(3, 4)),

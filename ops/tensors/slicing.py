@@ -28,13 +28,13 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import listed, normalize_axes, normalize_axis
-from graphflow.ops.sharding import slicing as sharding_slicing
+from graphflow.ops.base.shape_rules import normalize_axes, normalize_axis, require_list
+from graphflow.ops.sharding import slicing as slice_sharding
 from graphflow.ops.tensors.shape import expand_dims, reshape, squeeze
 
 F = spec("float32", (3, 4))
 CUBE = spec("float32", (2, 3, 4))
-_DIFFERENCES = 1000
+_MAX_DIFFERENCES = 1000
 
 # Windows: slice and pad -------------------------------------------------------------------------
 
@@ -84,8 +84,8 @@ slice_op: Op = register(
         vjp=lambda g, y, x, start, size, step: (
             pad_op(g, shape=x.shape, start=start, step=step, value=0),
         ),
-        batch=batching.sliced,
-        sharding=sharding_slicing.slice_rule,
+        batch=batching.slice_window,
+        sharding=slice_sharding.slice_rule,
         cost=lambda x, start, size, step: Cost(flops=0, bytes=product(size) * 2 * x.dtype.itemsize),
         halves=True,
         samples=(
@@ -123,8 +123,8 @@ pad_op: Op = register(
         vjp=lambda g, y, x, shape, start, step, value: (
             slice_op(g, start=start, size=x.shape, step=step),
         ),
-        batch=batching.padded,
-        sharding=sharding_slicing.pad_rule,
+        batch=batching.pad,
+        sharding=slice_sharding.pad_rule,
         cost=lambda x, shape, **attrs: Cost(
             flops=0, bytes=(product(shape) + x.size) * x.dtype.itemsize
         ),
@@ -204,8 +204,8 @@ def diff(x: Tensor, n: int = 1, axis: int = -1) -> Tensor:
     """
     x = as_tensor(x)
     at = normalize_axis(axis, x.ndim)
-    if not 0 <= n <= _DIFFERENCES:
-        raise ArgumentError(f"differences are taken n times, from 0 to {_DIFFERENCES}, not {n}")
+    if not 0 <= n <= _MAX_DIFFERENCES:
+        raise ArgumentError(f"differences are taken n times, from 0 to {_MAX_DIFFERENCES}, not {n}")
     before = (slice(None),) * at
     for _ in range(n):
         x = x[(*before, slice(1, None))] - x[(*before, slice(None, -1))]
@@ -243,7 +243,7 @@ concat_op = register(
         into=lambda xp, out, *arrays, axis: xp.concatenate(arrays, axis, out=out),
         vjp=_concat_vjp,
         batch=batching.along("axis"),
-        sharding=sharding_slicing.concat_rule,
+        sharding=slice_sharding.concat_rule,
         cost=lambda *specs, axis: Cost(flops=0),
         halves=True,
         samples=(
@@ -264,7 +264,7 @@ def concat(arrays: Sequence[Tensor], axis: int | None = 0) -> Tensor:
         ArgumentError: nothing to join.
         ShapeError: ranks or other sizes differ.
     """
-    tensors = listed("arrays", arrays)
+    tensors = require_list("arrays", arrays)
     if not tensors:
         raise ArgumentError("give at least one tensor")
     if axis is None:
@@ -283,7 +283,7 @@ def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
         ArgumentError: nothing to join.
         ShapeError: shapes differ.
     """
-    tensors = [as_tensor(t) for t in listed("arrays", arrays)]
+    tensors = [as_tensor(t) for t in require_list("arrays", arrays)]
     if not tensors:
         raise ArgumentError("give at least one tensor")
     at = normalize_axis(axis, tensors[0].ndim + 1)
@@ -313,7 +313,7 @@ def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
             raise ShapeError(f"axis {at} of size {n} has no {parts} equal parts")
         sizes: Shape = (floordiv(n, int(parts)),) * int(parts)
     else:
-        sizes = normalize_shape(listed("parts", parts), "split")
+        sizes = normalize_shape(require_list("parts", parts), "split")
     total: Size = 0
     for size in sizes:
         total = total + size

@@ -29,8 +29,8 @@ from graphflow.ir.spec import (
 )
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
-from graphflow.ops.kernels.sparse.scatter_rows import checked, combine_rows, take_into
-from graphflow.ops.sharding import gather_scatter as sharding_gather
+from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, normalize_indices, take_into
+from graphflow.ops.sharding import gather_scatter as gather_sharding
 from graphflow.ops.tensors.creation import zeros
 from graphflow.ops.tensors.flat_indices import element_places, flat_elements
 from graphflow.ops.tensors.shape import reshape
@@ -48,7 +48,7 @@ def _from_front(xp: Any, indices: Any, n: int, axis: int) -> Any:
     """Indices as int64, counted from the front; those that a GPU is given were looked at before
     (`refuse`), since it would have to be waited for."""
     if xp is np:
-        return checked(xp, indices, n, axis)
+        return normalize_indices(xp, indices, n, axis)
     indices = indices.astype(np.int64, copy=False)
     return xp.where(indices < 0, indices + n, indices)
 
@@ -59,7 +59,7 @@ def _taken_shape(x: TensorSpec, indices: TensorSpec, axis: int) -> Shape:
 
 
 def _refuse_take(xp: Any, x: Any, indices: Any, axis: int) -> None:
-    checked(xp, indices, x.shape[axis], axis)
+    normalize_indices(xp, indices, x.shape[axis], axis)
 
 
 def _take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
@@ -85,8 +85,8 @@ take_op = register(
             None,
         ),
         refuse=_refuse_take,
-        batch=batching.taken,
-        sharding=sharding_gather.take_rule,
+        batch=batching.take,
+        sharding=gather_sharding.take_rule,
         cost=lambda x, indices, axis: Cost(
             flops=0,
             bytes=product(_taken_shape(x, indices, axis)) * 2 * x.dtype.itemsize + indices.nbytes,
@@ -170,7 +170,7 @@ def _add_slices(xp: Any, out: Any, where: Any, updates: Any, axis: int) -> None:
 def _scatter_add_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
     if out is not x:
         xp.copyto(out, x)
-    _add_slices(xp, out, checked(xp, indices, x.shape[axis], axis), updates, axis)
+    _add_slices(xp, out, normalize_indices(xp, indices, x.shape[axis], axis), updates, axis)
 
 
 scatter_add_op = register(
@@ -180,8 +180,8 @@ scatter_add_op = register(
         kernel=_scatter_add_kernel,
         into=_scatter_add_into,
         vjp=lambda g, y, x, indices, updates, axis: (g, None, take(g, indices, axis)),
-        batch=batching.added,
-        sharding=sharding_gather.scatter_add_rule,
+        batch=batching.scatter_add,
+        sharding=gather_sharding.scatter_add_rule,
         cost=lambda x, indices, updates, axis: Cost(
             flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
         ),
@@ -225,7 +225,7 @@ def _take_grad_into(
 
 
 def _refuse_take_grad(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int) -> None:
-    checked(xp, indices, shape[axis], axis)
+    normalize_indices(xp, indices, shape[axis], axis)
 
 
 def _take_grad_kernel(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int) -> Any:
@@ -245,7 +245,7 @@ take_grad: Op = register(
         vjp=lambda h, y, g, indices, shape, axis: (take(h, indices, axis), None),
         refuse=_refuse_take_grad,
         batch=batching.take_grad,
-        sharding=sharding_gather.take_grad_rule,
+        sharding=gather_sharding.take_grad_rule,
         cost=lambda g, indices, shape, axis: Cost(
             flops=g.size,
             bytes=product(shape) * g.dtype.itemsize + g.nbytes * 3 + indices.nbytes,
@@ -302,7 +302,7 @@ take_along_axis_op = register(
             None,
         ),
         batch=batching.along("axis"),
-        sharding=sharding_gather.take_along_axis_rule,
+        sharding=gather_sharding.take_along_axis_rule,
         cost=lambda x, indices, axis: Cost(
             flops=0, bytes=indices.nbytes + indices.size * 2 * x.dtype.itemsize
         ),
@@ -381,7 +381,7 @@ scatter_add_along_axis_op = register(
         into=_scatter_along_into,
         vjp=lambda g, y, x, indices, updates, axis: (g, None, take_along_axis(g, indices, axis)),
         batch=batching.along("axis"),
-        sharding=sharding_gather.take_along_axis_rule,
+        sharding=gather_sharding.take_along_axis_rule,
         cost=lambda x, indices, updates, axis: Cost(
             flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
         ),
@@ -438,7 +438,7 @@ one_hot_op = register(
         kernel=_one_hot_kernel,
         into=_one_hot_into,
         batch=batching.rows,
-        sharding=sharding_gather.one_hot_rule,
+        sharding=gather_sharding.one_hot_rule,
         cost=lambda indices, depth, dtype: Cost(flops=indices.size * depth),
         samples=(
             sample(spec(I64, (5,)), depth=3, dtype="float32"),

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec
 
 from graphflow.base.environment import is_on
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promoted
+from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promote_inputs
 from graphflow.ir.spec import Shape, equate, show_shape
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.tensors.shape import moveaxis, reshape
@@ -60,11 +60,11 @@ def conv(
         "stride": strides,
         "padding": padding_pairs(padding, x.shape[2:], w.shape[2:], strides, dilations),
         "dilation": dilations,
-        "groups": _count("groups", groups),
-        **_exactness(exact),
+        "groups": _require_count("groups", groups),
+        **_exact_attribute(exact),
     }
     y: Tensor = conv_op(x, w, name=name, **attrs)
-    return _finished(y, b, channels_last)
+    return _add_bias(y, b, channels_last)
 
 
 @function
@@ -118,13 +118,13 @@ def conv_transpose(
         w,
         sizes=sizes,
         stride=strides,
-        padding=_closing(padding, sizes, w.shape[2:], strides, dilations, full),
+        padding=_transpose_padding(padding, sizes, w.shape[2:], strides, dilations, full),
         dilation=dilations,
-        groups=_count("groups", groups),
+        groups=_require_count("groups", groups),
         name=name,
-        **_exactness(exact),
+        **_exact_attribute(exact),
     )
-    return _finished(y, b, channels_last)
+    return _add_bias(y, b, channels_last)
 
 
 def _check_extra(extra: Ints, stride: Ints, dilation: Ints) -> None:
@@ -134,7 +134,7 @@ def _check_extra(extra: Ints, stride: Ints, dilation: Ints) -> None:
         )
 
 
-def _closing(
+def _transpose_padding(
     padding: Any, sizes: Shape, kernel: Shape, stride: Ints, dilation: Ints, full: Shape
 ) -> Pairs:
     """Padding with which a convolution of `sizes` has exactly the positions that were given: what
@@ -150,7 +150,7 @@ def _operands(
     what: str, x: Any, weight: Any, bias: Any, channels_last: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     given = (x, weight) if bias is None else (x, weight, bias)
-    tensors = promoted(what, given)
+    tensors = promote_inputs(what, given)
     x, w = tensors[:2]
     require_kind(x.spec, "float")
     if x.ndim < 3 or x.ndim != w.ndim:
@@ -164,7 +164,7 @@ def _operands(
     return (moveaxis(x, -1, 1) if channels_last else x), w, b
 
 
-def _finished(y: Tensor, bias: Tensor | None, channels_last: bool) -> Tensor:
+def _add_bias(y: Tensor, bias: Tensor | None, channels_last: bool) -> Tensor:
     if channels_last:
         y = moveaxis(y, 1, -1)
     if bias is None:
@@ -177,7 +177,7 @@ def _finished(y: Tensor, bias: Tensor | None, channels_last: bool) -> Tensor:
     return result
 
 
-def _exactness(exact: bool | None) -> dict[str, bool]:
+def _exact_attribute(exact: bool | None) -> dict[str, bool]:
     """The attribute that forbids Winograd's way, where it is wanted: part of the graph, so that all
     devices compute the same."""
     if exact is not None and not isinstance(exact, bool):
@@ -187,7 +187,7 @@ def _exactness(exact: bool | None) -> dict[str, bool]:
     return {"exact": True} if exact else {}
 
 
-def _count(what: str, value: Any) -> int:
+def _require_count(what: str, value: Any) -> int:
     (count,) = per_axis(what, value, 1)
     return count
 
@@ -197,11 +197,11 @@ def _count(what: str, value: Any) -> int:
 P = ParamSpec("P")
 
 
-def of_rank(f: Callable[P, Tensor], rank: int) -> Callable[P, Tensor]:
+def for_rank(f: Callable[P, Tensor], rank: int) -> Callable[P, Tensor]:
     """A function of any number of spatial axes for tensors that have `rank` of them."""
 
     @functools.wraps(f)
-    def ranked(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         if not args and "x" not in kwargs:
             return f(*args, **kwargs)  # which says that it is missing
         x = as_tensor(args[0] if args else kwargs["x"])
@@ -211,12 +211,12 @@ def of_rank(f: Callable[P, Tensor], rank: int) -> Callable[P, Tensor]:
             )
         return f(*args, **kwargs)
 
-    ranked.__name__ = ranked.__qualname__ = f"{f.__name__}{rank}d"
-    ranked.__doc__ = f"`{f.__name__}` over {rank} spatial axes.\n\n    {f.__doc__}"
-    return function(ranked)
+    wrapper.__name__ = wrapper.__qualname__ = f"{f.__name__}{rank}d"
+    wrapper.__doc__ = f"`{f.__name__}` over {rank} spatial axes.\n\n    {f.__doc__}"
+    return function(wrapper)
 
 
-conv1d, conv2d, conv3d = (of_rank(conv, rank) for rank in (1, 2, 3))
+conv1d, conv2d, conv3d = (for_rank(conv, rank) for rank in (1, 2, 3))
 conv_transpose1d, conv_transpose2d, conv_transpose3d = (
-    of_rank(conv_transpose, rank) for rank in (1, 2, 3)
+    for_rank(conv_transpose, rank) for rank in (1, 2, 3)
 )

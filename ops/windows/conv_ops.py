@@ -19,13 +19,16 @@ from graphflow.ir.op import (
 from graphflow.ir.spec import Shape, Size, TensorSpec, equate, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.conv import direct as planar
-from graphflow.ops.kernels.conv import implicit_gemm as gathered
-from graphflow.ops.kernels.conv import pointwise, winograd
-from graphflow.ops.kernels.conv.depthwise import depthwise, depthwise_weights, spread_depthwise
-from graphflow.ops.kernels.conv.im2col import correlate, correlate_weights, spread
-from graphflow.ops.windows import sharding_rules as sharding_windows
-from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, slid_shape
+from graphflow.ops.kernels.conv import (
+    depthwise,
+    direct,
+    im2col,
+    implicit_gemm,
+    pointwise,
+    winograd,
+)
+from graphflow.ops.windows import sharding_rules as window_sharding
+from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, positions_shape
 
 # Shape rules ------------------------------------------------------------------------------------
 
@@ -56,7 +59,7 @@ def _infer_conv(
     exact: bool = False,
 ) -> TensorSpec:
     _require_weight(x, w, groups, axis=1)
-    out = slid_shape(x.shape[2:], w.shape[2:], stride, padding, dilation)
+    out = positions_shape(x.shape[2:], w.shape[2:], stride, padding, dilation)
     return x.with_shape((x.shape[0], w.shape[0], *out))
 
 
@@ -71,7 +74,7 @@ def _infer_transpose(
     exact: bool = False,
 ) -> TensorSpec:
     _require_weight(g, w, groups, axis=0)
-    _equate_positions(g, slid_shape(sizes, w.shape[2:], stride, padding, dilation))
+    _equate_positions(g, positions_shape(sizes, w.shape[2:], stride, padding, dilation))
     return g.with_shape((g.shape[0], w.shape[1] * groups, *sizes))
 
 
@@ -93,7 +96,7 @@ def _infer_weight(
         if isinstance(channels, int) and channels % groups:
             raise ShapeError(f"{shapes}: {channels} channels are no multiple of the groups")
     equate(x.shape[0], g.shape[0], "batch sizes")
-    _equate_positions(g, slid_shape(x.shape[2:], kernel, stride, padding, dilation))
+    _equate_positions(g, positions_shape(x.shape[2:], kernel, stride, padding, dilation))
     inputs = x.shape[1] // groups
     return x.with_shape((g.shape[1], inputs, *kernel))
 
@@ -154,16 +157,16 @@ def _conv_into(
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[1], windows, groups):
         winograd.convolve(out, x, w, windows)
-    elif planar.fits(xp, x, out.shape[1], windows, groups):
-        planar.convolve(out, x, w, windows, groups)
-    elif gathered.fits(xp, x, out.shape[1], windows, groups):
-        gathered.convolve(out, x, w, windows)
+    elif direct.fits(xp, x, out.shape[1], windows, groups):
+        direct.convolve(out, x, w, windows, groups)
+    elif implicit_gemm.fits(xp, x, out.shape[1], windows, groups):
+        implicit_gemm.convolve(out, x, w, windows)
     elif pointwise.fits(xp, x, windows, groups):
         pointwise.convolve(out, x, w, windows)
     elif w.shape[1] == 1 and groups > 1:
-        depthwise(xp, out, x, w, windows)
+        depthwise.convolve(xp, out, x, w, windows)
     else:
-        correlate(xp, out, x, w, windows, groups)
+        im2col.convolve(xp, out, x, w, windows, groups)
 
 
 def _transpose_into(
@@ -179,28 +182,28 @@ def _transpose_into(
     exact: bool = False,
 ) -> None:
     windows = _windows(w.shape[2:], stride, padding, dilation, g.shape[2:])
-    turned = _turned(out, windows)
+    turned = _flipped_windows(out, windows)
     single = w.shape[1] == 1 and groups > 1
     if not out.size or not g.size or not w.size:
         out[...] = 0
     elif not exact and winograd.fits(xp, g, out.shape[1], turned, groups):
         winograd.convolve(out, g, w, turned, turned=True)
-    elif (groups > 1 or set(stride) == {1}) and planar.fits(xp, g, out.shape[1], turned, groups):
+    elif (groups > 1 or set(stride) == {1}) and direct.fits(xp, g, out.shape[1], turned, groups):
         apart = turned._replace(stride=(1,) * len(stride))
-        planar.convolve(out, g, _flipped(xp, w, groups), apart, groups, stride)
-    elif gathered.fits(xp, out, g.shape[1], windows, groups):
-        gathered.convolve(out, g, w, windows, turned=True)
+        direct.convolve(out, g, _flip_weight(xp, w, groups), apart, groups, stride)
+    elif implicit_gemm.fits(xp, out, g.shape[1], windows, groups):
+        implicit_gemm.convolve(out, g, w, windows, turned=True)
     elif pointwise.fits(xp, out, windows, groups):
-        pointwise.convolve_turned(out, g, w, windows)
-    elif set(stride) == {1} and (w.shape[0] == groups if single else not _weighty(g, w)):
+        pointwise.input_gradient(out, g, w, windows)
+    elif set(stride) == {1} and (w.shape[0] == groups if single else not _is_flip_expensive(g, w)):
         _correlate_flipped(xp, out, g, w, windows, groups)
     elif single:
-        spread_depthwise(xp, out, g, w, windows)
+        depthwise.input_gradient(xp, out, g, w, windows)
     else:
-        spread(xp, out, g, w, windows, groups)
+        im2col.input_gradient(xp, out, g, w, windows, groups)
 
 
-def _turned(out: Any, windows: Windows) -> Windows:
+def _flipped_windows(out: Any, windows: Windows) -> Windows:
     """With stride 1: the windows, turned round, over cotangents."""
     before = tuple(
         (k - 1) * d - b
@@ -209,12 +212,12 @@ def _turned(out: Any, windows: Windows) -> Windows:
     return windows._replace(before=before, out=out.shape[2:])
 
 
-def _weighty(g: Any, w: Any) -> bool:
+def _is_flip_expensive(g: Any, w: Any) -> bool:
     """Whether turning the weight round costs more than adding windows to each other."""
     return bool(g.size < 2 * w.shape[0] * g.shape[1])
 
 
-def _flipped(xp: Any, w: Any, groups: int) -> Any:
+def _flip_weight(xp: Any, w: Any, groups: int) -> Any:
     """The weight of the convolution that gives the gradient in the input: its windows turned round,
     inputs for outputs."""
     outputs, inputs, *kernel = w.shape
@@ -225,11 +228,11 @@ def _flipped(xp: Any, w: Any, groups: int) -> Any:
 
 def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
     """With stride 1, the gradient in the input is a convolution by the flipped kernel."""
-    flipped, turned = _flipped(xp, w, groups), _turned(out, windows)
+    flipped, turned = _flip_weight(xp, w, groups), _flipped_windows(out, windows)
     if flipped.shape[1] == 1 and groups > 1:
-        depthwise(xp, out, g, flipped, turned)
+        depthwise.convolve(xp, out, g, flipped, turned)
     else:
-        correlate(xp, out, g, flipped, turned, groups)
+        im2col.convolve(xp, out, g, flipped, turned, groups)
 
 
 def _weight_into(
@@ -248,36 +251,36 @@ def _weight_into(
     if not out.size or not x.size:
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[0], windows, groups):
-        winograd.convolve_weights(out, x, g, windows)
-    elif planar.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
-        planar.convolve_weights(out, x, g, windows, groups)
-    elif gathered.fits(xp, x, out.shape[0], windows, groups):
-        gathered.convolve_weights(out, x, g, windows)
+        winograd.weight_gradient(out, x, g, windows)
+    elif direct.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
+        direct.weight_gradient(out, x, g, windows, groups)
+    elif implicit_gemm.fits(xp, x, out.shape[0], windows, groups):
+        implicit_gemm.weight_gradient(out, x, g, windows)
     elif pointwise.fits(xp, x, windows, groups):
-        pointwise.convolve_weights(out, x, g, windows)
+        pointwise.weight_gradient(out, x, g, windows)
     elif out.shape[1] == 1 and groups > 1:
-        depthwise_weights(xp, out, x, g, windows)
+        depthwise.weight_gradient(xp, out, x, g, windows)
     else:
-        correlate_weights(xp, out, x, g, windows, groups)
+        im2col.weight_gradient(xp, out, x, g, windows, groups)
 
 
 def _conv_kernel(xp: Any, x: Any, w: Any, **attrs: Any) -> Any:
     padding = attrs["padding"]
-    out = slid_shape(x.shape[2:], w.shape[2:], attrs["stride"], padding, attrs["dilation"])
-    return _made(xp, _conv_into, (x.shape[0], w.shape[0], *out), x, w, attrs)
+    out = positions_shape(x.shape[2:], w.shape[2:], attrs["stride"], padding, attrs["dilation"])
+    return _allocate_and_run(xp, _conv_into, (x.shape[0], w.shape[0], *out), x, w, attrs)
 
 
 def _transpose_kernel(xp: Any, g: Any, w: Any, **attrs: Any) -> Any:
     shape = (g.shape[0], w.shape[1] * attrs["groups"], *attrs["sizes"])
-    return _made(xp, _transpose_into, shape, g, w, attrs)
+    return _allocate_and_run(xp, _transpose_into, shape, g, w, attrs)
 
 
 def _weight_kernel(xp: Any, x: Any, g: Any, **attrs: Any) -> Any:
     shape = (g.shape[1], x.shape[1] // attrs["groups"], *attrs["kernel"])
-    return _made(xp, _weight_into, shape, x, g, attrs)
+    return _allocate_and_run(xp, _weight_into, shape, x, g, attrs)
 
 
-def _made(xp: Any, into: Any, shape: Any, a: Any, b: Any, attrs: Any) -> Any:
+def _allocate_and_run(xp: Any, into: Any, shape: Any, a: Any, b: Any, attrs: Any) -> Any:
     out = xp.empty(shape, a.dtype)
     into(xp, out, a, b, **attrs)
     return out
@@ -318,8 +321,8 @@ conv_op: Op = register(
             conv_transpose_op(g, w, sizes=x.shape[2:], **attrs),
             conv_weight_op(x, g, kernel=w.shape[2:], **attrs),
         ),
-        batch=batching.grouped(1, 0, out=1),
-        sharding=sharding_windows.conv,
+        batch=batching.convolution(1, 0, out=1),
+        sharding=window_sharding.conv,
         cost=_cost_conv,
         autocast="low",
         samples=(
@@ -342,8 +345,8 @@ conv_transpose_op: Op = register(
             conv_op(h, w, **attrs),
             conv_weight_op(h, g, kernel=w.shape[2:], **attrs),
         ),
-        batch=batching.grouped(1, 0, out=1),
-        sharding=sharding_windows.conv_transpose,
+        batch=batching.convolution(1, 0, out=1),
+        sharding=window_sharding.conv_transpose,
         cost=_cost_transpose,
         autocast="low",
         samples=(
@@ -364,8 +367,8 @@ conv_weight_op: Op = register(
             conv_transpose_op(g, h, sizes=x.shape[2:], **attrs),
             conv_op(x, h, **attrs),
         ),
-        batch=batching.grouped(1, 1, out=0),
-        sharding=sharding_windows.conv_weight_grad,
+        batch=batching.convolution(1, 1, out=0),
+        sharding=window_sharding.conv_weight_grad,
         cost=_cost_weight,
         samples=(
             sample(_f(2, 3, 5, 4), _f(2, 4, 2, 2), kernel=(3, 2), **_STRIDED),

@@ -11,13 +11,13 @@ from graphflow.ir.spec import show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.tensors.shape import moveaxis
-from graphflow.ops.windows.conv import of_rank
+from graphflow.ops.windows.conv import for_rank
 from graphflow.ops.windows.pool_max import max_pool_op, max_pool_taps_op, tap_positions_op
 from graphflow.ops.windows.pool_mean import avg_pool_op
 from graphflow.ops.windows.window_arguments import padding_pairs, per_axis
 
 
-def arguments(
+def pool_arguments(
     x: Any,
     kernel: Any,
     stride: Any,
@@ -47,7 +47,7 @@ def arguments(
     }
 
 
-def last(y: Tensor, channels_last: bool) -> Tensor:
+def restore_channels(y: Tensor, channels_last: bool) -> Tensor:
     """A result with its channels where the user has them."""
     return moveaxis(y, 1, -1) if channels_last else y
 
@@ -82,13 +82,13 @@ def max_pool(
         ShapeError: no window fits.
         DTypeError, ArgumentError: bools, or arguments of another form.
     """
-    x, attrs = arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
+    x, attrs = pool_arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
     y: Tensor = max_pool_op(x, name=name, **attrs)
     if not return_indices:
-        return last(y, channels_last)
+        return restore_channels(y, channels_last)
     chosen = max_pool_taps_op(x, y, **attrs)
     indices = tap_positions_op(chosen, sizes=x.shape[2:], **attrs)
-    return last(y, channels_last), last(indices, channels_last)
+    return restore_channels(y, channels_last), restore_channels(indices, channels_last)
 
 
 @function
@@ -114,14 +114,14 @@ def avg_pool(
     Raises:
         As `max_pool`.
     """
-    x, attrs = arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
+    x, attrs = pool_arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
     wanted: Any = "padded" if count_include_pad else "inside"
     if divisor is not None:
         if isinstance(divisor, bool) or not isinstance(divisor, int | float) or divisor == 0:
             raise ArgumentError(f"the divisor is a number other than 0, not {divisor!r}")
         wanted = divisor
     y: Tensor = avg_pool_op(x, **attrs, divisor=wanted, name=name)
-    return last(y, channels_last)
+    return restore_channels(y, channels_last)
 
 
 @composite("x")
@@ -141,12 +141,12 @@ def lp_pool(
     Raises:
         As `max_pool`; ArgumentError: p is not positive.
     """
-    x, attrs = arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
-    sums = avg_pool_op(power(x, p), **attrs, divisor=1)
-    return last(root(sums, p), channels_last)
+    x, attrs = pool_arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
+    sums = avg_pool_op(lp_power(x, p), **attrs, divisor=1)
+    return restore_channels(lp_root(sums, p), channels_last)
 
 
-def power(x: Tensor, p: float) -> Tensor:
+def lp_power(x: Tensor, p: float) -> Tensor:
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 < p < math.inf:
         raise ArgumentError(f"p is a positive number, not {p!r}")
     require_kind(x.spec, "float")
@@ -155,7 +155,7 @@ def power(x: Tensor, p: float) -> Tensor:
     return abs(x) ** float(p)  # type: ignore[no-any-return]
 
 
-def root(sums: Tensor, p: float) -> Tensor:
+def lp_root(sums: Tensor, p: float) -> Tensor:
     """sums^(1/p), with gradient 0 at 0."""
     empty = FUNCTIONS["equal"](sums, 0)
     safe = FUNCTIONS["where"](empty, 1.0, sums)
@@ -163,6 +163,6 @@ def root(sums: Tensor, p: float) -> Tensor:
     return result
 
 
-max_pool1d, max_pool2d, max_pool3d = (of_rank(max_pool, rank) for rank in (1, 2, 3))
-avg_pool1d, avg_pool2d, avg_pool3d = (of_rank(avg_pool, rank) for rank in (1, 2, 3))
-lp_pool1d, lp_pool2d, lp_pool3d = (of_rank(lp_pool, rank) for rank in (1, 2, 3))
+max_pool1d, max_pool2d, max_pool3d = (for_rank(max_pool, rank) for rank in (1, 2, 3))
+avg_pool1d, avg_pool2d, avg_pool3d = (for_rank(avg_pool, rank) for rank in (1, 2, 3))
+lp_pool1d, lp_pool2d, lp_pool3d = (for_rank(lp_pool, rank) for rank in (1, 2, 3))

@@ -15,16 +15,16 @@ from graphflow.ir.op import Cost, Op, register, sample
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.kernels.images import pooling as native
-from graphflow.ops.windows import sharding_rules as sharding_windows
+from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.pooling_rules import (
     CASES,
-    from_into,
-    in_pieces,
     infer_put,
-    plain,
+    kernel_from_into,
     pooling,
     pooling_cost,
+    repeat_on_axes,
     require_pooled,
+    run_in_pieces,
     windows_of,
 )
 from graphflow.ops.windows.window_arguments import Ints, Windows, taps
@@ -32,19 +32,19 @@ from graphflow.ops.windows.window_arguments import Ints, Windows, taps
 # The largest element ----------------------------------------------------------------------------
 
 
-def _least(dtype: Any) -> Any:
+def _smallest_value(dtype: Any) -> Any:
     return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
 
 
 def _max_into(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
-    if native.fits(xp, x, windows):
-        native.largest(out, x, windows)
+    if native.is_supported(xp, x, windows):
+        native.max_pool(out, x, windows)
     else:
         _plain_max(xp, out, x, **attrs)
 
 
-@in_pieces
+@run_in_pieces
 def _plain_max(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
     rank = len(windows.kernel)
@@ -69,12 +69,12 @@ def _max_along(xp: Any, out: Any, x: Any, at: int, windows: Windows) -> None:
             begun = True
             continue
         if not begun:
-            out[...] = _least(out.dtype)
+            out[...] = _smallest_value(out.dtype)
             begun = True
         view = out[place]
         xp.maximum(view, x[element], out=view)
     if not begun:
-        out[...] = _least(out.dtype)
+        out[...] = _smallest_value(out.dtype)
 
 
 def _tap_dtype(kernel: Ints) -> np.dtype[Any]:
@@ -87,13 +87,13 @@ def _infer_taps(x: TensorSpec, y: TensorSpec, **attrs: Any) -> TensorSpec:
 
 def _taps_into(xp: Any, out: Any, x: Any, y: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
-    if native.fits(xp, x, windows):
-        native.chosen_taps(out, x, y, windows)
+    if native.is_supported(xp, x, windows):
+        native.max_taps(out, x, y, windows)
     else:
         _plain_taps(xp, out, x, y, **attrs)
 
 
-@in_pieces
+@run_in_pieces
 def _plain_taps(xp: Any, out: Any, x: Any, y: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
     # on a GPU to look at the results would cost more than to compare once more
@@ -111,7 +111,7 @@ def _plain_taps(xp: Any, out: Any, x: Any, y: Any, **attrs: Any) -> None:
         xp.add(chosen, change, out=chosen)
 
 
-@in_pieces
+@run_in_pieces
 def _take_into(xp: Any, out: Any, x: Any, chosen: Any, **attrs: Any) -> None:
     out[...] = 0
     for number, where, elements in taps(x.shape[2:], windows_of(out, **attrs)):
@@ -120,13 +120,13 @@ def _take_into(xp: Any, out: Any, x: Any, chosen: Any, **attrs: Any) -> None:
 
 def _put_into(xp: Any, out: Any, g: Any, chosen: Any, sizes: Ints, **attrs: Any) -> None:
     windows = windows_of(g, **attrs)
-    if native.fits(xp, g, windows):
-        native.put(out, g, chosen, windows)
+    if native.is_supported(xp, g, windows):
+        native.scatter_to_taps(out, g, chosen, windows)
     else:
         _plain_put(xp, out, g, chosen, sizes=sizes, **attrs)
 
 
-@in_pieces
+@run_in_pieces
 def _plain_put(xp: Any, out: Any, g: Any, chosen: Any, sizes: Ints, **attrs: Any) -> None:
     out[...] = 0
     for number, where, elements in taps(sizes, windows_of(g, **attrs)):
@@ -139,17 +139,17 @@ max_pool_op: Op = register(
     Op(
         "max_pool",
         infer=pooling(),
-        kernel=from_into(pooling(), _max_into),
+        kernel=kernel_from_into(pooling(), _max_into),
         into=_max_into,
         vjp=lambda g, y, x, **attrs: (
             pool_put_op(g, max_pool_taps_op(x, y, **attrs), sizes=x.shape[2:], **attrs),
         ),
-        batch=batching.flattened,
-        sharding=sharding_windows.pooled(),
+        batch=batching.merge_batches,
+        sharding=window_sharding.pool(),
         cost=pooling_cost,
         samples=(
             *(sample(x, **attrs) for x, _, attrs in CASES),
-            sample(spec("int32", (1, 2, 3, 2, 3)), **plain(3, 2)),
+            sample(spec("int32", (1, 2, 3, 2, 3)), **repeat_on_axes(3, 2)),
         ),
     )
 )
@@ -159,10 +159,10 @@ max_pool_taps_op: Op = register(
     Op(
         "max_pool_taps",
         infer=_infer_taps,
-        kernel=from_into(_infer_taps, _taps_into),
+        kernel=kernel_from_into(_infer_taps, _taps_into),
         into=_taps_into,
-        batch=batching.flattened,
-        sharding=sharding_windows.pooled(),
+        batch=batching.merge_batches,
+        sharding=window_sharding.pool(),
         cost=pooling_cost,
         samples=tuple(sample(x, spec("float32", shape), **attrs) for x, shape, attrs in CASES),
     )
@@ -172,14 +172,14 @@ pool_take_op: Op = register(
     Op(
         "pool_take",
         infer=lambda x, chosen, **attrs: x.with_shape(require_pooled(x, chosen, attrs).shape),
-        kernel=lambda xp, x, chosen, **attrs: _taken(xp, x, chosen, attrs),
+        kernel=lambda xp, x, chosen, **attrs: _take_kernel(xp, x, chosen, attrs),
         into=_take_into,
         vjp=lambda g, y, x, chosen, **attrs: (
             pool_put_op(g, chosen, sizes=x.shape[2:], **attrs),
             None,
         ),
-        batch=batching.flattened,
-        sharding=sharding_windows.pooled(),
+        batch=batching.merge_batches,
+        sharding=window_sharding.pool(),
         cost=pooling_cost,
         samples=tuple(
             sample(x, spec("uint8", shape), **attrs, classes=2) for x, shape, attrs in CASES
@@ -191,11 +191,11 @@ pool_put_op: Op = register(
     Op(
         "pool_put",
         infer=infer_put,
-        kernel=from_into(infer_put, _put_into),
+        kernel=kernel_from_into(infer_put, _put_into),
         into=_put_into,
         vjp=lambda h, y, g, chosen, sizes, **attrs: (pool_take_op(h, chosen, **attrs), None),
-        batch=batching.flattened,
-        sharding=sharding_windows.unpooled(2),
+        batch=batching.merge_batches,
+        sharding=window_sharding.pool_transpose(2),
         cost=pooling_cost,
         samples=tuple(
             sample(
@@ -211,7 +211,7 @@ pool_put_op: Op = register(
 )
 
 
-def _taken(xp: Any, x: Any, chosen: Any, attrs: Any) -> Any:
+def _take_kernel(xp: Any, x: Any, chosen: Any, attrs: Any) -> Any:
     out = xp.empty(chosen.shape, x.dtype)
     _take_into(xp, out, x, chosen, **attrs)
     return out
@@ -247,7 +247,7 @@ tap_positions_op: Op = register(
         infer=lambda chosen, **attrs: chosen.with_dtype("int64"),
         kernel=_positions_kernel,
         into=_positions_into,
-        batch=batching.flattened,
+        batch=batching.merge_batches,
         cost=lambda chosen, **attrs: Cost(flops=chosen.size * 6 * len(attrs["sizes"])),
         samples=tuple(
             sample(spec("uint8", shape), sizes=x.shape[2:], **attrs) for x, shape, attrs in CASES

@@ -12,16 +12,16 @@ from graphflow.ir.spec import Shape, TensorSpec, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.kernels.images import pooling as native
-from graphflow.ops.windows import sharding_rules as sharding_windows
+from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.pooling_rules import (
     CASES,
     IMAGE,
     OVERLAP,
-    from_into,
-    in_pieces,
     infer_put,
+    kernel_from_into,
     pooled_shape,
     pooling_cost,
+    run_in_pieces,
     windows_of,
 )
 from graphflow.ops.windows.window_arguments import Ints, Windows, taps
@@ -57,12 +57,12 @@ def _all_factors(sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> A
 
 
 @lru_cache(maxsize=64)
-def _kept_factors(sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> Any:
+def _cached_factors(sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> Any:
     """The same in float32, for kernels."""
     return np.ascontiguousarray(_all_factors(sizes, windows, padding, divisor), np.float32)
 
 
-def _scaled(xp: Any, y: Any, sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> None:
+def _scale_sums(xp: Any, y: Any, sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> None:
     """Divide sums over windows, in place, by what they count."""
     if divisor == 1:
         return
@@ -74,14 +74,14 @@ def _scaled(xp: Any, y: Any, sizes: Ints, windows: Windows, padding: Any, diviso
 
 def _mean_into(xp: Any, out: Any, x: Any, divisor: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
-    if native.fits(xp, x, windows):
+    if native.is_supported(xp, x, windows):
         padding = tuple(map(tuple, attrs["padding"]))
-        native.means(out, x, _kept_factors(x.shape[2:], windows, padding, divisor), windows)
+        native.mean_pool(out, x, _cached_factors(x.shape[2:], windows, padding, divisor), windows)
     else:
         _plain_mean(xp, out, x, divisor=divisor, **attrs)
 
 
-@in_pieces
+@run_in_pieces
 def _plain_mean(xp: Any, out: Any, x: Any, divisor: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
     source = x
@@ -104,7 +104,7 @@ def _plain_mean(xp: Any, out: Any, x: Any, divisor: Any, **attrs: Any) -> None:
         if not begun:
             target[...] = 0
         source = target
-    _scaled(xp, out, x.shape[2:], windows, attrs["padding"], divisor)
+    _scale_sums(xp, out, x.shape[2:], windows, attrs["padding"], divisor)
 
 
 def _infer_spread(g: TensorSpec, sizes: Shape, divisor: Any, **attrs: Any) -> TensorSpec:
@@ -113,18 +113,20 @@ def _infer_spread(g: TensorSpec, sizes: Shape, divisor: Any, **attrs: Any) -> Te
 
 def _spread_into(xp: Any, out: Any, g: Any, sizes: Ints, divisor: Any, **attrs: Any) -> None:
     windows = windows_of(g, **attrs)
-    if native.fits(xp, g, windows):
+    if native.is_supported(xp, g, windows):
         padding = tuple(map(tuple, attrs["padding"]))
-        native.spread(out, g, _kept_factors(tuple(sizes), windows, padding, divisor), windows)
+        native.scatter_means(
+            out, g, _cached_factors(tuple(sizes), windows, padding, divisor), windows
+        )
     else:
         _plain_spread(xp, out, g, sizes=sizes, divisor=divisor, **attrs)
 
 
-@in_pieces
+@run_in_pieces
 def _plain_spread(xp: Any, out: Any, g: Any, sizes: Ints, divisor: Any, **attrs: Any) -> None:
     windows = windows_of(g, **attrs)
     source = g.copy()
-    _scaled(xp, source, sizes, windows, attrs["padding"], divisor)
+    _scale_sums(xp, source, sizes, windows, attrs["padding"], divisor)
     for axis, n in enumerate(sizes):
         at = 2 + axis
         lead = (slice(None),) * at
@@ -145,11 +147,11 @@ avg_pool_op: Op = register(
     Op(
         "avg_pool",
         infer=_infer_mean,
-        kernel=from_into(_infer_mean, _mean_into),
+        kernel=kernel_from_into(_infer_mean, _mean_into),
         into=_mean_into,
         vjp=lambda g, y, x, **attrs: (avg_spread_op(g, sizes=x.shape[2:], **attrs),),
-        batch=batching.flattened,
-        sharding=sharding_windows.pooled(),
+        batch=batching.merge_batches,
+        sharding=window_sharding.pool(),
         cost=pooling_cost,
         samples=tuple(
             sample(x, **attrs, divisor=divisor) for x, _, attrs, divisor in (*_MEANS, _SUM)
@@ -160,11 +162,11 @@ avg_spread_op: Op = register(
     Op(
         "avg_pool_grad",
         infer=_infer_spread,
-        kernel=from_into(_infer_spread, _spread_into),
+        kernel=kernel_from_into(_infer_spread, _spread_into),
         into=_spread_into,
         vjp=lambda h, y, g, sizes, **attrs: (avg_pool_op(h, **attrs),),
-        batch=batching.flattened,
-        sharding=sharding_windows.unpooled(1),
+        batch=batching.merge_batches,
+        sharding=window_sharding.pool_transpose(1),
         cost=pooling_cost,
         samples=tuple(
             sample(spec("float32", shape), **attrs, sizes=x.shape[2:], divisor=divisor)

@@ -13,7 +13,7 @@ from graphflow.ir.op import Cost
 from graphflow.ir.spec import Shape, TensorSpec, equate, show_shape, spec
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.kernels.jit.thread_pool import run_parts
-from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, positions
+from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, position_count
 
 # Attributes of every op here: kernel, stride, padding, dilation and `ceil_mode`.
 
@@ -25,7 +25,7 @@ def pooled_shape(
     if x.rank != len(kernel) + 2:
         raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
     axes = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
-    return (*x.shape[:2], *(positions(*axis, ceil_mode) for axis in axes))
+    return (*x.shape[:2], *(position_count(*axis, ceil_mode) for axis in axes))
 
 
 def windows_of(
@@ -61,7 +61,7 @@ def pooling() -> Any:
     return infer
 
 
-def from_into(infer: Any, into: Any) -> Any:
+def kernel_from_into(infer: Any, into: Any) -> Any:
     """The kernel of an op from its shape rule and its `into`."""
 
     def made(xp: Any, *arrays: Any, **attrs: Any) -> Any:
@@ -73,7 +73,7 @@ def from_into(infer: Any, into: Any) -> Any:
     return made
 
 
-def plain(
+def repeat_on_axes(
     rank: int,
     kernel: int,
     stride: int = 1,
@@ -92,21 +92,21 @@ def plain(
 
 
 LINE, IMAGE = spec("float32", (3, 2, 7)), spec("float32", (2, 2, 5, 4))
-OVERLAP = plain(2, 3, stride=2, padding=(1, 1))
-CEIL = plain(1, 2, stride=3, padding=(0, 1), dilation=2, ceil_mode=True)
+OVERLAP = repeat_on_axes(2, 3, stride=2, padding=(1, 1))
+CEIL = repeat_on_axes(1, 2, stride=3, padding=(0, 1), dilation=2, ceil_mode=True)
 CASES = ((IMAGE, (2, 2, 3, 2), OVERLAP), (LINE, (3, 2, 3), CEIL))
 
 
-_CACHED = 1 << 16  # elements of a piece
+_PIECE_ELEMENTS = 1 << 16  # elements of a piece
 
 
-def in_pieces(into: Callable[..., None]) -> Callable[..., None]:
+def run_in_pieces(into: Callable[..., None]) -> Callable[..., None]:
     """`into` on pieces of (batch, channels), which stay in the cache and share the threads."""
 
     def pieces(xp: Any, out: Any, *arrays: Any, **attrs: Any) -> None:
         planes = out.shape[0] * out.shape[1]
         largest = max(math.prod(a.shape[2:]) for a in (out, *arrays))
-        each = max(1, _CACHED // max(1, largest))
+        each = max(1, _PIECE_ELEMENTS // max(1, largest))
         if xp is not np or planes <= each:
             into(xp, out, *arrays, **attrs)
             return

@@ -20,11 +20,11 @@ from graphflow.ops.windows.pooling_rules import pooled_shape
 _SPACE = "uvwxyz"
 
 
-def _known(*shapes: Sequence[Size]) -> bool:
+def _are_known(*shapes: Sequence[Size]) -> bool:
     return all(isinstance(n, int) for shape in shapes for n in shape)
 
 
-class _Windows:
+class _WindowGeometry:
     """The windows of an op, axis by axis."""
 
     def __init__(
@@ -33,7 +33,7 @@ class _Windows:
         self.sizes, self.out, self.kernel = sizes, out, kernel
         self.stride, self.dilation = attrs["stride"], attrs["dilation"]
         self.padding = attrs["padding"]
-        self.names = _SPACE[: len(sizes)] if _known(sizes, out) else "." * len(sizes)
+        self.names = _SPACE[: len(sizes)] if _are_known(sizes, out) else "." * len(sizes)
 
     def span(self, i: int) -> int:
         """Elements from the first to the last of a window."""
@@ -41,7 +41,7 @@ class _Windows:
 
     # What results see ---------------------------------------------------------------------------
 
-    def sees(self, letter: str, first: int, last: int) -> Range:
+    def elements_read(self, letter: str, first: int, last: int) -> Range:
         """The elements that results see."""
         i = self.names.index(letter)
         start = first * self.stride[i] - self.padding[i][0]
@@ -49,7 +49,7 @@ class _Windows:
         low = min(max(start, 0), self.sizes[i] - 1)
         return low, max(low + 1, min(stop, self.sizes[i]))
 
-    def seeing(self, cut: ShardView) -> tuple[tuple[int, int], ...]:
+    def input_padding(self, cut: ShardView) -> tuple[tuple[int, int], ...]:
         """The padding of a shard that has what its results see."""
         pairs = []
         for i, letter in enumerate(self.names):
@@ -65,7 +65,7 @@ class _Windows:
 
     # What sees elements -------------------------------------------------------------------------
 
-    def seen(self, letter: str, first: int, last: int) -> Range:
+    def results_reading(self, letter: str, first: int, last: int) -> Range:
         """The results that see elements."""
         i = self.names.index(letter)
         before, step = self.padding[i][0], self.stride[i]
@@ -74,7 +74,7 @@ class _Windows:
         high = min((last - 1 + before) // step + 1, self.out[i])
         return low, max(low + 1, high)
 
-    def spreading(self, cut: ShardView) -> tuple[tuple[int, int], ...]:
+    def transpose_padding(self, cut: ShardView) -> tuple[tuple[int, int], ...]:
         """The padding of a shard that has the results which see its elements."""
         pairs = []
         for i, letter in enumerate(self.names):
@@ -114,7 +114,7 @@ def _channels(groups: int, inner: Size, outer: Size) -> tuple[str, str, str, str
 def conv(x: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Sharding:
     """conv: (n, c, *space), (o, c / groups, *kernel) -> (n, o, *positions)."""
     kernel = tuple(w.shape[2:])
-    if not _known(kernel):
+    if not _are_known(kernel):
         return Sharding(
             equation(["n" + "." * (x.rank - 1), "." * w.rank], ["n" + "." * (x.rank - 1)])
         )
@@ -124,19 +124,19 @@ def conv(x: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Sharding:
             x.shape[2:], kernel, attrs["stride"], attrs["padding"], attrs["dilation"], strict=True
         )
     ]
-    windows = _Windows(x.shape[2:], out, kernel, **attrs)  # type: ignore[arg-type]
+    windows = _WindowGeometry(x.shape[2:], out, kernel, **attrs)  # type: ignore[arg-type]
     cx, wo, wc, cy, scale = _channels(groups, x.shape[1], w.shape[0])
     space = windows.names
 
     def build(op: Op, cut: ShardView, x: Tensor, w: Tensor, **attrs: Any) -> Any:
         if "g" in cut.size:
             attrs["groups"] = int(cut.size["g"])
-        return make(op, x, w, **{**attrs, "padding": windows.seeing(cut)})
+        return make(op, x, w, **{**attrs, "padding": windows.input_padding(cut)})
 
     return Sharding(
         equation(["n" + cx + space, wo + wc + "." * len(space)], ["n" + cy + space]),
         {(0, 1): scale["x"], (1, 0): scale["w"], (2, 1): scale["y"]} if scale else {},
-        ((0,), (1,)), build=build, windows=space, needs=windows.sees,
+        ((0,), (1,)), build=build, windows=space, needs=windows.elements_read,
     )  # fmt: skip
 
 
@@ -145,11 +145,11 @@ def conv_transpose(
 ) -> Sharding:
     """conv_transpose: (n, o, *positions), (o, c / groups, *kernel) -> (n, c, *space)."""
     kernel = tuple(w.shape[2:])
-    if not _known(kernel):
+    if not _are_known(kernel):
         return Sharding(
             equation(["n" + "." * (y.rank - 1), "." * w.rank], ["n" + "." * (y.rank - 1)])
         )
-    windows = _Windows(sizes, y.shape[2:], kernel, **attrs)  # type: ignore[arg-type]
+    windows = _WindowGeometry(sizes, y.shape[2:], kernel, **attrs)  # type: ignore[arg-type]
     cx, wo, wc, cy, scale = _channels(groups, w.shape[1] * groups, w.shape[0])
     space = windows.names
 
@@ -157,12 +157,12 @@ def conv_transpose(
         if "g" in cut.size:
             attrs["groups"] = int(cut.size["g"])
         attrs["sizes"] = windows.own_sizes(cut, attrs["sizes"])
-        return make(op, y, w, **{**attrs, "padding": windows.spreading(cut)})
+        return make(op, y, w, **{**attrs, "padding": windows.transpose_padding(cut)})
 
     return Sharding(
         equation(["n" + cy + space, wo + wc + "." * len(space)], ["n" + cx + space]),
         {(0, 1): scale["y"], (1, 0): scale["w"], (2, 1): scale["x"]} if scale else {},
-        ((0,), (1,)), build=build, windows=space, needs=windows.seen,
+        ((0,), (1,)), build=build, windows=space, needs=windows.results_reading,
     )  # fmt: skip
 
 
@@ -170,53 +170,55 @@ def conv_weight_grad(
     x: TensorSpec, g: TensorSpec, kernel: Sequence[int], groups: int, **attrs: Any
 ) -> Sharding:
     """conv_weight_grad: (n, c, *space), (n, o, *positions) -> (o, c / groups, *kernel)."""
-    windows = _Windows(x.shape[2:], g.shape[2:], kernel, **attrs)
+    windows = _WindowGeometry(x.shape[2:], g.shape[2:], kernel, **attrs)
     cx, wo, wc, cy, scale = _channels(groups, x.shape[1], g.shape[1])
     space = windows.names
 
     def build(op: Op, cut: ShardView, x: Tensor, g: Tensor, **attrs: Any) -> Any:
         if "g" in cut.size:
             attrs["groups"] = int(cut.size["g"])
-        return make(op, x, g, **{**attrs, "padding": windows.seeing(cut)})
+        return make(op, x, g, **{**attrs, "padding": windows.input_padding(cut)})
 
     return Sharding(
         equation(["n" + cx + space, "n" + cy + space], [wo + wc + "." * len(space)]),
         {(0, 1): scale["x"], (1, 1): scale["y"], (2, 0): scale["w"]} if scale else {},
-        ((0,), (1,)), build=build, windows=space, needs=windows.sees,
+        ((0,), (1,)), build=build, windows=space, needs=windows.elements_read,
     )  # fmt: skip
 
 
 # Pooling ----------------------------------------------------------------------------------------
 
 
-def pooled(outputs: int = 1) -> Callable[..., Sharding]:
+def pool(outputs: int = 1) -> Callable[..., Sharding]:
     """Pooling: of (n, c, *space), further inputs and the output being (n, c, *positions)."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
         x = specs[0]
         named = {k: attrs[k] for k in ("kernel", "stride", "padding", "dilation", "ceil_mode")}
         out = pooled_shape(x, **named)[2:]
-        windows = _Windows(x.shape[2:], out, **named)
+        windows = _WindowGeometry(x.shape[2:], out, **named)
         space = windows.names
         if attrs.get("divisor") == "padded" and attrs["ceil_mode"]:
             space = "." * len(space)
 
         def build(op: Op, cut: ShardView, *inputs: Tensor, **attrs: Any) -> Any:
             if cut.ranges:
-                attrs |= {"padding": windows.seeing(cut), "ceil_mode": False}
+                attrs |= {"padding": windows.input_padding(cut), "ceil_mode": False}
             if cut.ranges and len(cut.ranges) < len(space):
-                attrs["padding"] = _closed(windows, cut, attrs["padding"])
+                attrs["padding"] = _close_whole_axes(windows, cut, attrs["padding"])
             return make(op, *inputs, **attrs)
 
         return Sharding(
             equation(["nc" + space] * len(specs), ["nc" + space] * outputs),
-            build=build, windows=space, needs=windows.sees,
+            build=build, windows=space, needs=windows.elements_read,
         )  # fmt: skip
 
     return rule
 
 
-def _closed(windows: _Windows, cut: ShardView, padding: Any) -> tuple[tuple[int, int], ...]:
+def _close_whole_axes(
+    windows: _WindowGeometry, cut: ShardView, padding: Any
+) -> tuple[tuple[int, int], ...]:
     """Padding with which as many windows fit along axes that are whole as there were, no window
     being left over."""
     pairs = []
@@ -228,12 +230,12 @@ def _closed(windows: _Windows, cut: ShardView, padding: Any) -> tuple[tuple[int,
     return tuple(pairs)
 
 
-def unpooled(count: int) -> Callable[..., Sharding]:
+def pool_transpose(count: int) -> Callable[..., Sharding]:
     """The transposes of pooling: of (n, c, *positions), the output being (n, c, *space)."""
 
     def rule(*specs: TensorSpec, sizes: Sequence[Any], **attrs: Any) -> Sharding:
         g = specs[0]
-        windows = _Windows(sizes, g.shape[2:], attrs["kernel"], **{
+        windows = _WindowGeometry(sizes, g.shape[2:], attrs["kernel"], **{
             k: attrs[k] for k in ("stride", "padding", "dilation")
         })  # fmt: skip
         divisor = attrs.get("divisor", 1)
@@ -243,45 +245,45 @@ def unpooled(count: int) -> Callable[..., Sharding]:
 
         def build(op: Op, cut: ShardView, *inputs: Tensor, **attrs: Any) -> Any:
             if cut.ranges:
-                attrs["padding"] = windows.spreading(cut)
+                attrs["padding"] = windows.transpose_padding(cut)
                 attrs["sizes"] = windows.own_sizes(cut, attrs["sizes"])
             return make(op, *inputs, **attrs)
 
         return Sharding(
             equation(["nc" + space] * count, ["nc" + space]), linear=((0,),) if count == 1 else (),
-            build=build, windows=space, windowed=tuple(range(count)), needs=windows.seen,
+            build=build, windows=space, windowed=tuple(range(count)), needs=windows.results_reading,
         )  # fmt: skip
 
     return rule
 
 
-def unfolded(x: TensorSpec, **attrs: Any) -> Sharding:
+def unfold(x: TensorSpec, **attrs: Any) -> Sharding:
     """unfold: cut along the batch."""
     return Sharding(equation(["n" + "." * (x.rank - 1)], ["n.."]), linear=((0,),))
 
 
-def folded(x: TensorSpec, sizes: Sequence[Any], **attrs: Any) -> Sharding:
+def fold(x: TensorSpec, sizes: Sequence[Any], **attrs: Any) -> Sharding:
     """fold: cut along the batch."""
     return Sharding(equation(["n.."], ["n." + "." * len(sizes)]), linear=((0,),))
 
 
-def resized(
+def resize(
     x: TensorSpec, axes: Sequence[int], sizes: Sequence[Any], rules: Any, transpose: bool,
     parts: Any = None,
 ) -> Sharding:  # fmt: skip
     """resize: along its axes each shard gets what its results are made of."""
     names = letters(x.rank)
     before = tuple(x.shape[a] for a in axes)
-    if parts is not None or not _known(before, sizes):
+    if parts is not None or not _are_known(before, sizes):
         names = without(names, axes)
         return Sharding(equation([names], [names]), linear=((0,),))
     tables = {
-        names[a]: resample.rows_of(int(n), m, resample.Rule(*rule), transpose)
+        names[a]: resample.table_for(int(n), m, resample.ResampleRule(*rule), transpose)
         for a, n, m, rule in zip(axes, before, sizes, rules, strict=True)
     }
 
     def needs(letter: str, first: int, last: int) -> Range:
-        return resample.used(tables[letter], first, last)
+        return resample.input_range(tables[letter], first, last)
 
     def build(op: Op, cut: ShardView, x: Tensor, **attrs: Any) -> Any:
         if cut.ranges:

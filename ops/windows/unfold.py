@@ -10,15 +10,15 @@ from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sam
 from graphflow.ir.spec import Shape, TensorSpec, equate, floordiv, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.conv.im2col import Block, add_windows, columns
-from graphflow.ops.windows import sharding_rules as sharding_windows
+from graphflow.ops.kernels.conv.im2col import ColumnBlock, add_windows, gather_columns
+from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.window_arguments import (
     Ints,
     Pairs,
     Windows,
     padding_pairs,
     per_axis,
-    slid_shape,
+    positions_shape,
 )
 
 
@@ -28,14 +28,14 @@ def _infer_unfold(
     require_kind(x, "int", "float")
     if x.rank != len(kernel) + 2:
         raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
-    out = slid_shape(x.shape[2:], kernel, stride, padding, dilation)
+    out = positions_shape(x.shape[2:], kernel, stride, padding, dilation)
     return x.with_shape((x.shape[0], x.shape[1] * math.prod(kernel), product(out)))
 
 
 def _infer_fold(g: TensorSpec, sizes: Shape, **attrs: Any) -> TensorSpec:
     require_kind(g, "int", "float")
     kernel = attrs["kernel"]
-    out = slid_shape(sizes, **attrs)
+    out = positions_shape(sizes, **attrs)
     what = f"columns {show_shape(g.shape)}, windows {show_shape(out)} of {show_shape(kernel)}"
     if g.rank != 3:
         raise ShapeError(f"{what}: takes (batch, channels·taps, positions)")
@@ -47,15 +47,15 @@ def _infer_fold(g: TensorSpec, sizes: Shape, **attrs: Any) -> TensorSpec:
 
 
 def _windows(sizes: Ints, kernel: Ints, stride: Ints, padding: Any, dilation: Ints) -> Windows:
-    out = slid_shape(sizes, kernel, stride, padding, dilation)
+    out = positions_shape(sizes, kernel, stride, padding, dilation)
     return Windows(kernel, stride, tuple(b for b, _ in padding), dilation, out)  # type: ignore[arg-type]
 
 
 def _unfold_into(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
     windows = _windows(x.shape[2:], **attrs)
     for n in range(x.shape[0]):
-        block = Block(slice(n, n + 1), slice(0, windows.out[0]))
-        xp.copyto(out[n], columns(xp, x, windows, block))
+        block = ColumnBlock(slice(n, n + 1), slice(0, windows.out[0]))
+        xp.copyto(out[n], gather_columns(xp, x, windows, block))
 
 
 def _unfold_kernel(xp: Any, x: Any, **attrs: Any) -> Any:
@@ -94,8 +94,8 @@ unfold_op: Op = register(
         kernel=_unfold_kernel,
         into=_unfold_into,
         vjp=lambda g, y, x, **attrs: (fold_op(g, sizes=x.shape[2:], **attrs),),
-        batch=batching.flattened,
-        sharding=sharding_windows.unfolded,
+        batch=batching.merge_batches,
+        sharding=window_sharding.unfold,
         cost=lambda x, **attrs: Cost(flops=0, bytes=_infer_unfold(x, **attrs).nbytes * 2),
         samples=(
             sample(spec("float32", (2, 3, 4, 6)), **_PLANE),
@@ -110,8 +110,8 @@ fold_op: Op = register(
         kernel=_fold_kernel,
         into=_fold_into,
         vjp=lambda h, y, g, sizes, **attrs: (unfold_op(h, **attrs),),
-        batch=batching.flattened,
-        sharding=sharding_windows.folded,
+        batch=batching.merge_batches,
+        sharding=window_sharding.fold,
         cost=lambda g, **attrs: Cost(flops=g.size),
         samples=(
             sample(spec("float32", (2, 18, 6)), sizes=(4, 6), **_PLANE),

@@ -57,7 +57,7 @@ def per_axis(what: str, value: Any, rank: int, least: int = 1) -> Ints:
     return tuple(int(entry) for entry in entries)
 
 
-def known(what: str, sizes: Shape) -> Ints:
+def require_known(what: str, sizes: Shape) -> Ints:
     """Sizes as ints.
 
     Raises:
@@ -87,7 +87,7 @@ def padding_pairs(
                 f"padding is 'same', 'same_lower', 'valid' or numbers, not {padding!r}"
             )
         return tuple(
-            _same(*axis, lower=padding == "same_lower")
+            _same_padding(*axis, lower=padding == "same_lower")
             for axis in zip(sizes, kernel, stride, dilation, strict=True)
         )
     entries = list(padding) if isinstance(padding, tuple | list) else [padding] * len(sizes)
@@ -115,7 +115,9 @@ def _is_count(value: Any) -> bool:
     return bool(value >= 0)
 
 
-def _same(n: Size, kernel: Size, stride: int, dilation: int, lower: bool) -> tuple[Size, Size]:
+def _same_padding(
+    n: Size, kernel: Size, stride: int, dilation: int, lower: bool
+) -> tuple[Size, Size]:
     positions = floordiv(n + (stride - 1), stride)
     total = maximum((positions - 1) * stride + (kernel - 1) * dilation + 1 - n, 0)
     small = floordiv(total, 2)
@@ -125,7 +127,7 @@ def _same(n: Size, kernel: Size, stride: int, dilation: int, lower: bool) -> tup
 # Sizes ------------------------------------------------------------------------------------------
 
 
-def positions(
+def position_count(
     n: Size,
     kernel: Size,
     stride: int,
@@ -160,12 +162,12 @@ def positions(
     return count
 
 
-def slid_shape(
+def positions_shape(
     sizes: Shape, kernel: Sequence[Size], stride: Ints, padding: Pairs, dilation: Ints
 ) -> Shape:
     """`positions` on each axis."""
     axes = zip(sizes, kernel, stride, padding, dilation, strict=True)
-    return tuple(positions(*axis) for axis in axes)
+    return tuple(position_count(*axis) for axis in axes)
 
 
 # Taps -------------------------------------------------------------------------------------------

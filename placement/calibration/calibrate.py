@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from graphflow._version import __version__
-from graphflow.base.progress import telling
+from graphflow.base.progress import show_progress
 from graphflow.ops.kernels.jit.object_cache import cache_folder
 from graphflow.placement.calibration.measure import measure_cpu, measure_handoff
 from graphflow.placement.calibration.measure_gpu import gpu_product, measure_gpu, measure_gpu_link
@@ -172,7 +172,7 @@ def profile(
     missing = sorted(kind for kind in set(kinds) if not _covers(known, kind))
     if known is not None and not missing:
         return known
-    with telling("measuring how fast this machine is, which is kept"):
+    with show_progress("measuring how fast this machine is, which is kept"):
         fresh = measure_machine(missing)
     before = known or _load(path) or {"devices": {}, "links": {}}
     made = {

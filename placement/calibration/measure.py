@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.base.interrupts import is_interrupt
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ir.op import REGISTRY, Op, Sample, owner
+from graphflow.ir.op import REGISTRY, Op, Sample, owner_module
 from graphflow.ir.spec import Size, TensorSpec, is_inexact, nbytes
 from graphflow.placement.calibration.roofline import MATMUL, interpolated, op_class, work
 from graphflow.placement.clusters.host_facts import cache_bytes, cores
@@ -45,7 +45,7 @@ PATIENCE = 0.25
 
 def measure_cpu() -> dict[str, Any]:
     """Speeds of one thread of this machine; see `calibrate.Profile`."""
-    with one_thread(), np.errstate(all="ignore"):
+    with one_blas_thread(), np.errstate(all="ignore"):
         clock = Clock("cpu", np, lambda: None, thread_time)
         ops, traffic = clock.ops(), clock.traffic(STREAMS)
         launch = ops["matmul"]["launch"]
@@ -127,7 +127,7 @@ class Clock:
         """Launch and rate of every op of our own that computes and has a sample: one of a user's
         may end the process that tries it, or wait, and is another session's perhaps."""
         found: dict[str, dict[str, float]] = {}
-        for op in [each for each in list(REGISTRY.values()) if owner(each) is None]:
+        for op in [each for each in list(REGISTRY.values()) if owner_module(each) is None]:
             computes = (op.pure or op.random) and (op.kernel or op.expr)
             if op.samples and computes and self.kind in op.device_kinds:
                 entry = self._op(op)

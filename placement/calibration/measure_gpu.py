@@ -21,7 +21,7 @@ import numpy as np
 
 from graphflow.ir.op import REGISTRY, Op, Sample
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.kernels.cuda.cupy_module import captured, imported_cupy, name_of
+from graphflow.ops.kernels.cuda.cupy_module import capture_graph, gpu_name, import_cupy
 from graphflow.placement.calibration.measure import (
     MATRICES,
     Case,
@@ -140,8 +140,8 @@ def gpu_product() -> str | None:
     """What speeds of a GPU are of: its name, and the libraries that compute on it; None where there
     is none."""
     try:
-        cupy = imported_cupy()
-        name = name_of(cupy.cuda.runtime.getDeviceProperties(0))
+        cupy = import_cupy()
+        name = gpu_name(cupy.cuda.runtime.getDeviceProperties(0))
     except Exception:  # no CuPy, no driver, no device: CuPy's own errors
         return None
     return f"{name}, CuPy {cupy.__version__}" + (", nvmath-python" if _has_nvmath() else "")
@@ -156,7 +156,7 @@ def _has_nvmath() -> bool:
 def _alone() -> Iterator[tuple[Any, Any]]:
     """CuPy, and a stream of the first GPU for its work; memory that it takes goes back."""
     gpu_memory("gpu:0")  # says what is missing
-    cupy = imported_cupy()
+    cupy = import_cupy()
     with cupy.cuda.Device(0):
         stream = cupy.cuda.Stream(non_blocking=True)
         try:
@@ -236,7 +236,7 @@ class GpuClock(Clock):
                 small()
 
         try:
-            graph = captured(self._xp, self._stream, several)
+            graph = capture_graph(self._xp, self._stream, several)
         except self._xp.cuda.runtime.CUDARuntimeError:
             return self.seconds(small)
         return self.busy(partial(graph.launch, self._stream)) / KERNELS
@@ -283,7 +283,7 @@ class GpuClock(Clock):
     def _is_captured(self, call: Callable[[], object]) -> bool:
         """Whether graphs take an op. They take no products of CuPy's, but nvmath-python's."""
         try:
-            captured(self._xp, self._stream, call)
+            capture_graph(self._xp, self._stream, call)
         except NotImplementedError:
             return _has_nvmath()
         except Exception:  # it waits for the GPU, or copies from the host

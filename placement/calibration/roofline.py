@@ -18,7 +18,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Body, bind_attrs
 from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec, evaluate, is_half, nbytes, real_dtype
-from graphflow.ops.control_flow.control import cond, is_control, iterations
+from graphflow.ops.control_flow.control import cond, is_control, iteration_count
 
 MATMUL = frozenset(
     {
@@ -150,7 +150,7 @@ class Rates:
         held = [value for value in attrs.values() if isinstance(value, Body)]
         each = [self._body(body) for body in held]
         once = max(each) if op is cond else math.fsum(each)
-        return self._call * self.launch + iterations(op, attrs) * once
+        return self._call * self.launch + iteration_count(op, attrs) * once
 
     def _body(self, body: Body) -> float:
         sizes = body.bindings

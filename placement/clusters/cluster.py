@@ -15,13 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from graphflow.base.argument_checks import checks, plain, spelt
-from graphflow.base.formatting import counted
+from graphflow.base.argument_checks import checks_argument_names, checks_arguments, to_builtin
+from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.ir.device_name import DeviceName
 from graphflow.placement.clusters.cluster_checks import check_cluster, suggested
+from graphflow.placement.clusters.cluster_file import read
 from graphflow.placement.clusters.devices import (
     CLIENT,
     Device,
@@ -34,11 +35,12 @@ from graphflow.placement.clusters.devices import (
 from graphflow.placement.clusters.hardware_catalog import product
 from graphflow.placement.clusters.host_facts import MEMORY_SHARE, cores, device_memory, gpu_memory
 from graphflow.placement.clusters.shared_ports import Port
+from graphflow.placement.clusters.topology import Cable, Host, connect, device_names, short_name
 
 Kind = Literal["here", "local", "remote", "hypothetical"]
 
 
-@checks(ClusterError)
+@checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Cluster:
     """Workers and what is known of the links between them.
@@ -79,14 +81,14 @@ class Cluster:
         object.__setattr__(self, "workers", tuple(self.workers))
         object.__setattr__(self, "links", tuple(self.links))
         object.__setattr__(self, "ports", tuple(self.ports))
-        object.__setattr__(self, "deadline", plain(self.deadline))
-        object.__setattr__(self, "dead_after", plain(self.dead_after))
+        object.__setattr__(self, "deadline", to_builtin(self.deadline))
+        object.__setattr__(self, "dead_after", to_builtin(self.dead_after))
         check_cluster(self)
 
     # Constructors -----------------------------------------------------------------------------
 
     @classmethod
-    @spelt(ClusterError)
+    @checks_argument_names(ClusterError)
     def here(
         cls, devices: tuple[str, ...] | list[str] = ("cpu:0",), threads: int | None = None
     ) -> Self:
@@ -99,7 +101,7 @@ class Cluster:
         return cls((_worker_on_this_host(0, devices, threads, processes=1),), kind="here")
 
     @classmethod
-    @spelt(ClusterError)
+    @checks_argument_names(ClusterError)
     def local(
         cls,
         workers: int = 2,
@@ -118,14 +120,16 @@ class Cluster:
         """
         check_whole("workers", workers)
         count = max(1, len(devices))
-        check_most(f"local: {workers} workers of {counted(count, 'device')} are", workers * count)
+        check_most(
+            f"local: {workers} workers of {show_count(count, 'device')} are", workers * count
+        )
         made = tuple(
             _worker_on_this_host(i, devices, threads, processes=workers) for i in range(workers)
         )
         return cls(made, kind="local", deadline=deadline, dead_after=dead_after)
 
     @classmethod
-    @checks(ClusterError)
+    @checks_arguments(ClusterError)
     @passes_interrupts
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a cluster from TOML (see `cluster_file` for the keys). Without addresses it is
@@ -134,8 +138,6 @@ class Cluster:
         Raises:
             ClusterError: unreadable, malformed or wrong; names file, line, key and remedy.
         """
-        from graphflow.placement.clusters.cluster_file import read
-
         if "://" in str(path):
             raise ClusterError(
                 f"{path} is an address; workers by address are listed in a file, whose name is "
@@ -143,10 +145,14 @@ class Cluster:
             )
         if re.fullmatch(r"(cpu|gpu)(:\d+)?", str(path)) and not Path(path).exists():
             raise ClusterError(f"{path} is a device: give gf.Cluster.here(devices=[{str(path)!r}])")
-        return cls.from_dict(read(Path(path)))
+        data, at_its_line = read(Path(path))
+        try:
+            return cls.from_dict(data)
+        except ClusterError as error:
+            raise at_its_line(error) from error
 
     @classmethod
-    @spelt(ClusterError)
+    @checks_argument_names(ClusterError)
     def hypothetical(
         cls,
         workers: int | str = 1,
@@ -182,21 +188,13 @@ class Cluster:
                 number that is missing or without sense.
             DeviceError: a malformed name of a device.
         """
-        from graphflow.placement.clusters.topology import (
-            Cable,
-            Host,
-            connect,
-            device_names,
-            short_name,
-        )
-
         if isinstance(workers, str) and not workers.isdigit():
             workers, count, name = short_name(workers)
             devices = (f"{count}x{name}",)
         check_whole("workers", workers)
         assert isinstance(workers, int)
         entries = device_names(_listed(devices))
-        told = f"{counted(workers, 'host')} of {counted(len(entries), 'device')}"
+        told = f"{show_count(workers, 'host')} of {show_count(len(entries), 'device')}"
         check_most(f"hypothetical: {told} are", workers * len(entries))
         if launch is None and None in (known for _, known in entries):
             launch = 5e-6
@@ -221,7 +219,7 @@ class Cluster:
         told = [f"{d.name} ({d.product})" if d.product else d.name
                 for worker in self.workers for d in worker.devices]  # fmt: skip
         more = f", … {len(told)} in all" if len(told) > 4 else ""
-        workers = counted(len(self.workers), "worker")
+        workers = show_count(len(self.workers), "worker")
         return f"<Cluster of {workers} ({self.kind}): {', '.join(told[:4])}{more}>"
 
     # Names ------------------------------------------------------------------------------------
@@ -231,7 +229,7 @@ class Cluster:
         """Full names of all devices, worker by worker."""
         return tuple(device.name for worker in self.workers for device in worker.devices)
 
-    @checks(DeviceError)
+    @checks_arguments(DeviceError)
     def device(self, name: str) -> Device:
         """The device of that full name.
 
@@ -247,7 +245,7 @@ class Cluster:
             f"(there are {', '.join(self.devices)})"
         )
 
-    @spelt(DeviceError)
+    @checks_argument_names(DeviceError)
     def match(self, constraint: str) -> tuple[str, ...]:
         """Devices that a name allows: "gpu", "cpu:1", "/worker:1", "/worker:1/cpu:0".
 
@@ -363,7 +361,7 @@ class Cluster:
         }
 
     @classmethod
-    @spelt(ClusterError)
+    @checks_argument_names(ClusterError)
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """The cluster that `to_dict` described.
 

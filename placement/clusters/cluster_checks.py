@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.errors import ClusterError
-from graphflow.placement.clusters.devices import CLIENT, Worker, check_number
-
-if TYPE_CHECKING:
-    from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.devices import CLIENT, Link, Worker, check_number
+from graphflow.placement.clusters.shared_ports import Port
 
 _OWN = frozenset({"localhost", "127.0.0.1", "[::1]", "ip6-localhost"})
 KINDS = ("here", "local", "remote", "hypothetical")
 
 
-def check_cluster(cluster: Cluster) -> None:
+class ClusterFields(Protocol):
+    """What the checks read of a `Cluster`."""
+
+    @property
+    def workers(self) -> tuple[Worker, ...]: ...
+    @property
+    def links(self) -> tuple[Link, ...]: ...
+    @property
+    def ports(self) -> tuple[Port, ...]: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def deadline(self) -> float: ...
+    @property
+    def dead_after(self) -> float: ...
+    @property
+    def devices(self) -> tuple[str, ...]: ...
+    def link(self, source: str, target: str) -> Link | None: ...
+
+
+def check_cluster(cluster: ClusterFields) -> None:
     """Refuse a cluster that cannot be.
 
     Raises:
@@ -45,11 +63,11 @@ def check_cluster(cluster: Cluster) -> None:
 
 def suggested(word: Any, known: Iterable[str]) -> str:
     """The end of an error of a name that is not known."""
-    hint = meant(str(word).lower(), known)
+    hint = did_you_mean(str(word).lower(), known)
     return f"; {hint}" if hint else ""
 
 
-def _check_addresses(cluster: Cluster) -> None:
+def _check_addresses(cluster: ClusterFields) -> None:
     addresses = [worker.address for worker in cluster.workers]
     seen: dict[str, int] = {}
     for worker in cluster.workers:
@@ -79,12 +97,12 @@ def describe_shared_address(one: int, other: int, addresses: Sequence[str | None
     )
 
 
-def _ends(cluster: Cluster) -> list[str]:
+def _ends(cluster: ClusterFields) -> list[str]:
     """What links and ports may name: devices, and workers as a whole."""
     return [*cluster.devices, *(f"/worker:{worker.index}" for worker in cluster.workers)]
 
 
-def _check_links(cluster: Cluster) -> None:
+def _check_links(cluster: ClusterFields) -> None:
     ends = dict.fromkeys((CLIENT, *_ends(cluster)))
     seen: set[tuple[str, str]] = set()
     for link in cluster.links:
@@ -98,7 +116,7 @@ def _check_links(cluster: Cluster) -> None:
         seen.add((link.source, link.target))
 
 
-def _check_ports(cluster: Cluster) -> None:
+def _check_ports(cluster: ClusterFields) -> None:
     ends = dict.fromkeys(_ends(cluster))
     for port in cluster.ports:
         check_number(f"port {port.name!r}: bandwidth (bytes/s)", port.bandwidth, zero=False)
@@ -107,7 +125,7 @@ def _check_ports(cluster: Cluster) -> None:
                 raise ClusterError(f"port {port.name!r}: no {end!r} here{suggested(end, ends)}")
 
 
-def _check_described(cluster: Cluster) -> None:
+def _check_described(cluster: ClusterFields) -> None:
     """Nothing hypothetical can be measured: its numbers must be known."""
     for device in (device for worker in cluster.workers for device in worker.devices):
         for key in ("flops", "bandwidth", "launch"):

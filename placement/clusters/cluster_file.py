@@ -47,18 +47,17 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict
-from math import inf
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from graphflow.base.argument_checks import meant
 from graphflow.errors import ClusterError, DeviceError
-from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.cluster_checks import describe_shared_address, normalize_address
-from graphflow.placement.clusters.devices import CLIENT, MOST, Device, Link, Worker, local_kind
+from graphflow.placement.clusters.devices import CLIENT, Device, Link, Worker, local_kind
 from graphflow.placement.clusters.hardware_catalog import product
 from graphflow.placement.clusters.host_facts import device_memory
+from graphflow.placement.clusters.table_reader import UNLIKELY, TableReader
 from graphflow.placement.clusters.topology import short_name
 from graphflow.placement.clusters.wiring import Wiring
 
@@ -70,19 +69,12 @@ UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
 }
 
 
-_UNLIKELY: dict[str, tuple[float, float, str, str]] = {
-    "memory": (2**16, inf, "bytes", 'memory = "16GB" for 16 gigabytes'),
-    "flops": (1e6, inf, "flop/s", "flops = 1.0e12 for a teraflop/s"),
-    "bandwidth": (1e3, inf, "bytes/s", "bandwidth = 1.0e9 for a gigabyte/s"),
-    "backbone": (1e3, inf, "bytes/s", "backbone = 1.0e9 for a gigabyte/s"),
-    "launch": (0.0, 1.0, "seconds", "launch = 5.0e-6 for 5 µs"),
-    "latency": (0.0, 1.0, "seconds", "latency = 1.0e-4 for 100 µs"),
-}
-"""The least and the most that a number in a cluster file can mean, its unit, and an example."""
+def read(path: Path) -> tuple[dict[str, Any], Callable[[ClusterError], ClusterError]]:
+    """Read a cluster file.
 
-
-def read(path: Path) -> dict[str, Any]:
-    """The plain data of a cluster file, for `Cluster.from_dict`.
+    Returns:
+        Plain data for `Cluster.from_dict`, and a function that gives an error of the cluster as a
+        whole the file's name and line.
 
     Raises:
         ClusterError: unreadable, not TOML, an unknown key, a value that is wrong.
@@ -101,7 +93,8 @@ def read(path: Path) -> dict[str, Any]:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits; nests
         raise ClusterError(f"{path} is not TOML: {error}") from None
-    return Reader(path, text).cluster(data)
+    reader = ClusterFileReader(path, text)
+    return reader.cluster(data), reader.at_its_line
 
 
 def _sharing(addresses: list[Any]) -> list[int]:
@@ -110,11 +103,8 @@ def _sharing(addresses: list[Any]) -> list[int]:
     return [hosts.count(host) if host else 1 for host in hosts]
 
 
-class Reader:
-    """Keeps the text at hand, so that an error can say the line."""
-
-    def __init__(self, path: Path, text: str) -> None:
-        self.path, self.lines = path, text.splitlines()
+class ClusterFileReader(TableReader):
+    """Reads the tables of a cluster file into plain data."""
 
     def cluster(self, data: dict[str, Any]) -> dict[str, Any]:
         known = (
@@ -137,7 +127,7 @@ class Reader:
         count = sum(len(worker.devices) for worker in workers)
         if count:
             self.check_count(count, ("workers", 0), "devices")
-        wiring = Wiring(self, data, defaults, tables, workers)
+        wiring = Wiring(self, self.worker, data, defaults, tables, workers)
         workers = wiring.workers
         if not workers:
             self.fail("no workers; add a [[workers]] table for each", None, 0, None)
@@ -169,16 +159,12 @@ class Reader:
             "links": [asdict(link) for link in links],
             "ports": [asdict(port) for port in ports],
         }
-        self.check_whole(result)
         return result
 
-    def check_whole(self, result: dict[str, Any]) -> None:
-        """What only the whole cluster shows (missing numbers, deadline), with the file's name."""
-        try:
-            Cluster.from_dict(result)
-        except ClusterError as error:
-            key = str(error).partition(" ")[0]
-            self.fail(str(error), None, 0, key if key in ("deadline", "dead_after") else None)
+    def at_its_line(self, error: ClusterError) -> ClusterError:
+        """Return an error of the whole cluster (missing numbers, deadline) with file and line."""
+        key = str(error).partition(" ")[0]
+        return self.error(str(error), None, 0, key if key in ("deadline", "dead_after") else None)
 
     def worker(
         self,
@@ -235,11 +221,6 @@ class Reader:
                 made.append(rest | {"name": f"gpu:{gpus}", "product": product})
                 gpus += 1
         return made
-
-    def check_count(self, count: Any, place: tuple[str | None, int], key: str) -> None:
-        """Fail unless it is a number of devices that a cluster may have."""
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST:
-            self.fail(f"count must be a whole number from 1 to {MOST}, not {count!r}", *place, key)
 
     def product(self, name: Any, place: tuple[str, int]) -> tuple[int, int, str]:
         try:
@@ -334,15 +315,6 @@ class Reader:
                 )
             self.fail(str(error), section, index, bad)
 
-    def check_unit(self, table: dict[str, Any], section: str | None, index: int) -> None:
-        """Fail if a number was surely meant in another unit than the one that its key has."""
-        for key, value in table.items():
-            number = value if type(value) in (int, float) else 0  # others are refused elsewhere
-            least, most, unit, example = _UNLIKELY.get(key, (0.0, inf, "", ""))
-            if 0 < number < inf and not least <= number <= most:
-                told = f"{key} = {value!r} is {value:g} {unit}; write {example}"
-                self.fail(told, section, index, key)
-
     def bytes(self, value: Any) -> Any:
         """A size in bytes; a string carries its unit. Other values are for `Device` to judge."""
         if not isinstance(value, str):
@@ -354,84 +326,9 @@ class Reader:
                 'or a string like "8GiB" or "16GB"'
             )
         size = int(float(match[1]) * UNITS[match[2]])
-        if 0 < size < _UNLIKELY["memory"][0]:
+        if 0 < size < UNLIKELY["memory"][0]:
             raise ClusterError(f'device: memory {value!r} is {size} bytes; write "{match[1]}GB"')
         return size
-
-    # Values and lines -------------------------------------------------------------------------
-
-    def keys(
-        self, table: dict[str, Any], known: tuple[str, ...], section: str | None, index: int
-    ) -> None:
-        for key in table:
-            if key not in known:
-                hint = meant(key, known) or f"known here: {', '.join(known)}"
-                self.fail(f"unknown key {key!r}; {hint}", section, index, key)
-        self.check_unit(table, section, index)
-
-    def typed(
-        self,
-        table: dict[str, Any],
-        key: str,
-        wanted: Any,
-        default: Any,
-        section: str | None,
-        index: int,
-    ) -> Any:
-        value = table.get(key, default)
-        if value is default:
-            return value
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            name = (
-                "a number"
-                if isinstance(wanted, tuple)
-                else {bool: "true or false", str: "a string", dict: "a table"}[wanted]
-            )
-            self.fail(f"{key!r} must be {name}, not {value!r}", section, index, key)
-        return value
-
-    def unknown(
-        self, what: str, name: Any, known: list[str], place: tuple[str, int], key: str
-    ) -> NoReturn:
-        """Complain of a name that stands for nothing here."""
-        hint = meant(name, known) or f"there are: {', '.join(known) or 'none'}"
-        self.fail(f"no {what} {name!r}; {hint}", *place, key, str(name))
-
-    def tables(self, data: dict[str, Any], key: str) -> list[dict[str, Any]]:
-        value = data.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
-            self.fail(f"{key!r} must be tables: write [[{key}]]", None, 0, key)
-        return value
-
-    def fail(
-        self, message: str, section: str | None, index: int, key: str | None, word: str = ""
-    ) -> NoReturn:
-        line = self.line(section, index, key)
-        if line and word:  # a list may go on over several lines
-            rest = enumerate(self.lines[line - 1 :], start=line)
-            line = next((number for number, text in rest if word in text), line)
-        where = f"{self.path}, line {line}" if line else str(self.path)
-        raise ClusterError(f"{where}: {message}")
-
-    def line(self, section: str | None, index: int, key: str | None) -> int | None:
-        """The line (from 1) of a key within the index-th table of a section; of the table if the
-        key is not found.
-        """
-        header = -1
-        current, seen = None, {}  # type: str | None, dict[str, int]
-        for number, text in enumerate(self.lines, start=1):
-            match = re.match(r"\s*\[\[?\s*([\w.\-]+)\s*\]\]?", text)
-            if match:
-                current = match[1]
-                seen[current] = seen.get(current, -1) + 1
-                if current == section and seen[current] == index:
-                    header = number
-            inside = current == section and (section is None or seen[section] == index)
-            if key and (inside or match) and re.search(rf"(?<![\w.]){re.escape(key)}\s*=", text):
-                return number
-            if key and match and section is None and match[1].split(".")[0] == key:
-                return number
-        return header if header > 0 else None
 
 
 __all__ = ["read"]

@@ -10,7 +10,7 @@ import math
 import re
 from typing import Literal
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.clusters.hardware_catalog import product
@@ -25,7 +25,7 @@ _LOCAL = re.compile(r"(cpu|gpu):(0|[1-9]\d*)")
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
 
 
-@checks(ClusterError)
+@checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Device:
     """One place where nodes run.
@@ -82,7 +82,7 @@ class Device:
         return self.product is not None or None not in (self.flops, self.bandwidth, self.launch)
 
 
-@checks(ClusterError)
+@checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Link:
     """A one-way connection. `source` and `target` are devices, workers ("/worker:0": all its
@@ -113,7 +113,7 @@ class Link:
         check_number(f"{where}: bandwidth (bytes/s)", self.bandwidth, zero=False)
 
 
-@checks(ClusterError)
+@checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Worker:
     """One process and its devices; `address` is where a remote one listens, `key` its public key

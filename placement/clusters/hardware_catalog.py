@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError
 
@@ -206,7 +206,7 @@ def _key(name: str) -> str:
 
 def _hint(name: str, table: Mapping[str, Any]) -> str:
     known = [*table, *(short for short, full in ALIASES.items() if full in table)]
-    return "; " + (meant(_key(name), known, cutoff=0.5) or f"known are {', '.join(table)}")
+    return "; " + (did_you_mean(_key(name), known, cutoff=0.5) or f"known are {', '.join(table)}")
 
 
 @cache

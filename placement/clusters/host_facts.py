@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from graphflow.errors import DeviceError
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
+from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 
 MEMORY_SHARE = 0.8
 """Share of a host's memory that its devices may plan with."""
@@ -117,7 +117,7 @@ def gpu_memory(name: str) -> int:
         DeviceError: CuPy is not installed, or finds no such GPU.
     """
     try:
-        runtime = imported_cupy().cuda.runtime
+        runtime = import_cupy().cuda.runtime
         count = int(runtime.getDeviceCount())
     except Exception as error:  # a missing driver raises CuPy's own types
         raise DeviceError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError
 
 
-@checks(ClusterError)
+@checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Port:
     """Where some devices leave for others, together no faster than its bandwidth.

@@ -5,15 +5,14 @@ Between the tables that `cluster_file` reads and the links and ports that `topol
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from graphflow.errors import ClusterError
 from graphflow.placement.clusters.devices import Link, Worker
 from graphflow.placement.clusters.shared_ports import Port
+from graphflow.placement.clusters.table_reader import TableReader
 from graphflow.placement.clusters.topology import Cable, Host, Switch, connect
-
-if TYPE_CHECKING:
-    from graphflow.placement.clusters.cluster_file import Reader
 
 HOST_KEYS = ("name", "count", "devices", "link", "nic", "switches")
 CABLE_KEYS = ("name", "count", "latency", "bandwidth")
@@ -23,19 +22,21 @@ class Wiring:
     """Hosts and their workers, from the tables of a file.
 
     Args:
+        make_worker: makes a worker of a table.
         tables, workers: of the [[workers]] sections; `workers` grows by those of hosts that have
             devices.
     """
 
     def __init__(
         self,
-        reader: Reader,
+        reader: TableReader,
+        make_worker: Callable[..., Worker],
         data: dict[str, Any],
         defaults: dict[str, Any],
         tables: list[dict[str, Any]],
         workers: list[Worker],
     ) -> None:
-        self._reader = reader
+        self._reader, self._make_worker = reader, make_worker
         self.workers = list(workers)
         self._hosts: list[Host] = []
         made = self._declared(data, defaults)
@@ -80,7 +81,7 @@ class Wiring:
                 waiting[name] = table
                 continue
             for i in range(count):
-                worker = reader.worker(len(self.workers), table, defaults, 1, ("hosts", index))
+                worker = self._make_worker(len(self.workers), table, defaults, 1, ("hosts", index))
                 self.workers.append(worker)
                 total = sum(len(each.devices) for each in self.workers)
                 reader.check_count(total, ("hosts", index), "count")

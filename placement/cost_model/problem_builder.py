@@ -22,7 +22,7 @@ from graphflow.placement.calibration.cluster_rates import Links, link_classes, l
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
-from graphflow.placement.clusters.topology import shared_links
+from graphflow.placement.clusters.port_routes import shared_links
 from graphflow.placement.cost_model.body_memory import body_memory
 from graphflow.placement.cost_model.device_constraints import Limits, teams
 from graphflow.placement.cost_model.node_times import UNPLACED, Predictions

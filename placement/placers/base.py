@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphflow.base.argument_checks import meant, spelt
+from graphflow.base.argument_checks import checks_argument_names, did_you_mean
 from graphflow.base.formatting import show_memory
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import MemoryLimitError, PlacementError
@@ -54,7 +54,7 @@ def placer_names() -> tuple[str, ...]:
     return tuple(sorted(_PLACERS))
 
 
-@spelt(PlacementError)
+@checks_argument_names(PlacementError)
 def get_placer(placer: str | Placer) -> Placer:
     """The placer of that name; a placer itself passes through.
 
@@ -67,12 +67,12 @@ def get_placer(placer: str | Placer) -> Placer:
         raise PlacementError(f"placer must be a name or a Placer, not {type(placer).__name__}")
     names = placer_names()
     if placer not in names:
-        hint = f"{meant(placer, names)} there are: {', '.join(names)}".lstrip()
+        hint = f"{did_you_mean(placer, names)} there are: {', '.join(names)}".lstrip()
         raise PlacementError(f"no placer named {placer!r}; {hint}")
     return _PLACERS[placer]
 
 
-@spelt(PlacementError)
+@checks_argument_names(PlacementError)
 def place(problem: Problem, placer: str | Placer = "greedy") -> Assignment:
     """Decide where and in which order the nodes of a problem run.
 

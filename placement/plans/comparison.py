@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from graphflow.base.argument_checks import spelt
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
+from graphflow.placement.plans.plan_data import PlanData
 from graphflow.placement.plans.report import Report, report
 from graphflow.placement.plans.tables import Table, seconds_cell
-
-if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class Comparison:
     """
 
     names: tuple[str, ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[PlanData, ...]
 
     @property
     def best(self) -> str:
@@ -56,7 +53,7 @@ class Comparison:
             ("critical path: computing", *(_path_share(each, "computing") for each in reports)),
             ("critical path: moving", *(_path_share(each, "moving") for each in reports)),
         ]
-        return Table(counted(len(self.plans), "plan"), ("", *self.names), tuple(rows))
+        return Table(show_count(len(self.plans), "plan"), ("", *self.names), tuple(rows))
 
     def __str__(self) -> str:
         return str(self.table())
@@ -65,8 +62,8 @@ class Comparison:
         return self.table().html()
 
 
-@spelt(PlanError)
-def compare(plans: Mapping[str, Plan] | Sequence[Plan]) -> Comparison:
+@checks_argument_names(PlanError)
+def compare(plans: Mapping[str, PlanData] | Sequence[PlanData]) -> Comparison:
     """Plans side by side: predicted steps, idle shares, traffic, memory, what the step waits for.
 
     Args:
@@ -75,8 +72,6 @@ def compare(plans: Mapping[str, Plan] | Sequence[Plan]) -> Comparison:
     Raises:
         PlanError: no plans, or something else among them.
     """
-    from graphflow.placement.plans.plan import Plan
-
     if isinstance(plans, Mapping):
         named = {str(name): plan for name, plan in plans.items()}
     elif isinstance(plans, list | tuple):
@@ -86,12 +81,12 @@ def compare(plans: Mapping[str, Plan] | Sequence[Plan]) -> Comparison:
     if not named:
         raise PlanError("compare needs at least one plan")
     for name, plan in named.items():
-        if not isinstance(plan, Plan):
+        if not isinstance(plan, PlanData):
             raise PlanError(f"{name} is no gf.Plan: {plan!r}")
     return Comparison(tuple(named), tuple(named.values()))
 
 
-def summary(plan: Plan) -> str:
+def summary(plan: PlanData) -> str:
     """What a plan's cluster consists of: "16 × h100-sxm"."""
     counts: dict[str, int] = {}
     for worker in plan.cluster.workers:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from graphflow.base.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import PlannedNode, PlannedTransfer
 
 
@@ -28,7 +28,7 @@ class Segment:
     location: str
 
 
-def critical_path(plan: Plan) -> tuple[Segment, ...]:
+def critical_path(plan: PlanData) -> tuple[Segment, ...]:
     """What the end of a step waits for, back to its start: inputs, transfers, its device's turn.
 
     Time O(n log n + e): every part is found by what ended when it began.
@@ -53,7 +53,7 @@ def critical_path(plan: Plan) -> tuple[Segment, ...]:
 class _Arrivals:
     """Finds what a node or a transfer waited for."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PlanData) -> None:
         self._plan = plan
         self._nodes = plan.by_name
         self._sent = {(plan.maker(row.tensor), row.target): row for row in plan.transfers}

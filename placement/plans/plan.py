@@ -8,45 +8,36 @@ A session places by a Plan; a saved one gives the same placement again.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
-from functools import cached_property
+from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from graphflow.base.argument_checks import checks, meant, spelt
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.argument_checks import checks_argument_names, did_you_mean
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
-from graphflow.frontend.pytree import bind, concerns, flatten
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import show_shape
-from graphflow.passes import optimize
-from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
-from graphflow.placement.plans.explanations import Model, explain
+from graphflow.placement.plans.explanations import explain
 from graphflow.placement.plans.graph_fingerprint import fingerprint
-from graphflow.placement.plans.plan_records import Interval, Measured, PlannedNode, PlannedTransfer
-from graphflow.strategy import partition_for_strategy
+from graphflow.placement.plans.plan_data import PlanData
+from graphflow.placement.plans.plan_records import Measured
 
 if TYPE_CHECKING:
     import networkx
 
-    from graphflow.placement.calibration.calibrate import StepCost
-    from graphflow.placement.calibration.trace_corrections import Learned
-    from graphflow.placement.placers import Placer
     from graphflow.placement.plans.plan_diff import Difference
     from graphflow.placement.plans.report import Report
 
 SUFFIXES = (".html", ".svg", ".json", ".dot")
 
 
-@spelt(PlanError)
+@checks_argument_names(PlanError)
 @dataclass(frozen=True)
-class Plan:
+class Plan(PlanData):
     """A placement of a graph on a cluster, predicted.
 
     Args:
@@ -61,48 +52,6 @@ class Plan:
         overhead: seconds of a step that no node and no transfer takes: calling it, messages, and
             handing over to other threads and processes.
     """
-
-    cluster: Cluster
-    placer: str
-    nodes: tuple[PlannedNode, ...]
-    transfers: tuple[PlannedTransfer, ...]
-    makespan: float
-    peak_memory: Mapping[str, int]
-    baselines: Mapping[str, float]
-    shapes: Mapping[str, tuple[int, ...]]
-    fingerprint: str
-    measured: Measured | None = None
-    reproducible: bool = True
-    overhead: float = 0.0
-    model: Model | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def placement(self) -> Mapping[str, str]:
-        """Node name -> device name."""
-        return {node.name: node.device for node in self.nodes}
-
-    @property
-    def timeline(self) -> tuple[Interval, ...]:
-        """What devices and links are predicted to do, by start."""
-        rows = [
-            Interval(node.device, node.name, node.start, node.finish, "compute")
-            for node in self.nodes
-            if node.finish > node.start
-        ]
-        rows += [
-            Interval(f"{t.source} → {t.target}", t.tensor, t.start, t.finish, "transfer")
-            for t in self.transfers
-        ]
-        return tuple(sorted(rows, key=lambda row: (row.start, row.finish, row.track, row.name)))
-
-    @cached_property
-    def by_name(self) -> dict[str, PlannedNode]:
-        """Nodes by name."""
-        return {node.name: node for node in self.nodes}
-
-    def maker(self, tensor: str) -> str:
-        """The node that makes a tensor: "split:1" is the second output of "split"."""
-        return tensor if tensor in self.by_name else tensor.rpartition(":")[0]
 
     def explain(self, name: str) -> str:
         """Why a node is where it is, what it waited for, and what moving it would do to the step.
@@ -130,10 +79,10 @@ class Plan:
         if inside:
             told = ", ".join(map(repr, inside[:3]))
             raise PlanError(
-                f"{name!r} is a scope of {counted(len(inside), 'node')}: explain one of them, "
+                f"{name!r} is a scope of {show_count(len(inside), 'node')}: explain one of them, "
                 f"such as {told}"
             )
-        hint = meant(name, self.by_name, most=3)
+        hint = did_you_mean(name, self.by_name, most=3)
         raise PlanError(
             f"no node {name!r} is placed by this plan (constants are not)"
             + (f"; {hint}" if hint else "")
@@ -237,7 +186,7 @@ class Plan:
         return dot.render(self)
 
     @staticmethod
-    @spelt(PlanError)
+    @checks_argument_names(PlanError)
     @passes_interrupts
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read a plan that was saved as .json.
@@ -251,7 +200,7 @@ class Plan:
             text = _path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(f"cannot read the plan {path}: {error}") from None
-        return loads(text, str(path))
+        return Plan(**loads(text, str(path)))
 
     def to_networkx(self) -> networkx.DiGraph:
         """The placed graph: attributes of nodes are those of `PlannedNode`; edges have `bytes`, and
@@ -265,25 +214,26 @@ class Plan:
 
     def __repr__(self) -> str:
         """Short: a plan of 100,000 nodes is not read in a traceback."""
-        nodes = counted(len(self.nodes), "node")
-        devices = counted(len(self.cluster.devices), "device")
+        nodes = show_count(len(self.nodes), "node")
+        devices = show_count(len(self.cluster.devices), "device")
         return f"<Plan of {nodes} on {devices} by {self.placer}: {show_seconds(self.makespan)}>"
 
     def __str__(self) -> str:
         from graphflow.placement.plans.report import FEW, device_uses, shown_devices
 
-        nodes = counted(len(self.nodes), "node")
+        nodes = show_count(len(self.nodes), "node")
         rows = [f"plan of {nodes} by {self.placer}: {show_seconds(self.makespan)}"]
         devices, others = shown_devices(device_uses(self))
         for use in devices:
             peak = "" if use.peak_memory is None else f", peak {show_bytes(use.peak_memory)}"
-            rows.append(
-                f"  {use.device}: {counted(use.nodes, 'node')}, busy {show_seconds(use.busy)}{peak}"
-            )
+            nodes = show_count(use.nodes, "node")
+            rows.append(f"  {use.device}: {nodes}, busy {show_seconds(use.busy)}{peak}")
         at_client = sum(node.device == CLIENT for node in self.nodes)
         rows += [f"  {others}"] if others else []
-        rows.append(f"  {CLIENT}: {counted(at_client, 'node')}")
-        rows.append(f"  {counted(len(self.transfers), 'transfer')}, {show_bytes(_traffic(self))}")
+        rows.append(f"  {CLIENT}: {show_count(at_client, 'node')}")
+        rows.append(
+            f"  {show_count(len(self.transfers), 'transfer')}, {show_bytes(_traffic(self))}"
+        )
         ones = [f"one device: {device}" for device in self.cluster.devices]
         if len(ones) > FEW:
             ones = [min(ones, key=lambda name: self.baselines.get(name, inf))]
@@ -306,139 +256,6 @@ def _path(path: str | os.PathLike[str]) -> Path:
 
 def _traffic(plan: Plan) -> int:
     return sum(t.bytes for t in plan.transfers)
-
-
-# Making plans ---------------------------------------------------------------------------------
-
-
-@checks(PlanError)
-@passes_interrupts
-def plan(
-    fetches: Any,
-    cluster: Cluster | str | os.PathLike[str] | None = None,
-    shapes: Mapping[Tensor, Sequence[int]] | None = None,
-    placer: str | Placer = "greedy",
-) -> Plan:
-    """Decide where the nodes of some fetches would run, without running anything.
-
-    Args:
-        fetches: a tensor, or a nest of them, as `Session.run` takes it.
-        cluster: default: this process. A path is read as a cluster file.
-        shapes: for placeholders with sizes that are not known.
-        placer: name of the algorithm, or one with settings of its own.
-
-    Raises:
-        FetchError, PlanError: fetches that are no tensors; shapes that are missing, unknown, wrong.
-        DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
-    """
-    if cluster is None:
-        cluster = Cluster.here()
-    elif isinstance(cluster, str | os.PathLike):
-        cluster = Cluster.load(cluster)
-    elif not isinstance(cluster, Cluster):
-        raise PlanError(f"a plan is for a gf.Cluster or the path of a file, not {cluster!r}")
-    source = Graph(flatten(fetches)[0]).verify()
-    sizes = sizes_of(source, shapes or {})
-    bindings = bind(source, sizes, error=PlanError)
-    graph, division = partition_for_strategy(source, cluster, bindings)
-    if division is not None:
-        bindings = division.bindings(bindings)
-    learned, steps = known_of(cluster)
-    return plan_graph(
-        optimize(graph), cluster, sizes, bindings, placer, learned=learned, steps=steps,
-        tasks=() if division is None else division.tasks,
-    )  # fmt: skip
-
-
-def known_of(cluster: Cluster) -> tuple[Learned | None, StepCost | None]:
-    """What sessions before learned and measured, if the cluster is this machine."""
-    from graphflow.placement.calibration import calibrate
-    from graphflow.placement.calibration.cluster_rates import is_described
-    from graphflow.placement.calibration.trace_corrections import kept
-
-    if cluster.kind not in ("here", "local") or is_described(cluster):
-        return None, None
-    profile = calibrate.profile({d.kind for worker in cluster.workers for d in worker.devices})
-    kind = "here" if cluster.kind == "here" else "process"
-    return kept(profile), calibrate.steps_of(profile, kind)
-
-
-def sizes_of(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node, tuple[int, ...]]:
-    """Shapes of all placeholders: given, or known anyway.
-
-    Raises:
-        PlanError: one is missing, wrong, or of nothing in the graph.
-    """
-    if not isinstance(shapes, Mapping):
-        raise PlanError(f"shapes are a dict from placeholders to tuples of sizes, not {shapes!r}")
-    sizes: dict[Node, tuple[int, ...]] = {}
-    for tensor, shape in shapes.items():
-        if not isinstance(tensor, Tensor):
-            raise PlanError(f"{tensor!r} in shapes is no placeholder; use the tensor itself as key")
-        try:
-            sizes[tensor.node] = tuple(int(size) for size in shape)
-        except (TypeError, ValueError):
-            raise PlanError(
-                f"the shape of {tensor.name!r} is a tuple of ints such as (128, 64), not {shape!r}"
-            ) from None
-        if tensor.node.op.name == "placeholder" and not concerns(graph, tensor.node):
-            raise PlanError(
-                f"placeholder {tensor.name!r} (made at {tensor.node.location}) has a shape, but "
-                "nothing fetched depends on it; leave it out"
-            )
-    for node in graph.placeholders:
-        spec = node.specs[0]
-        if node not in sizes:
-            if not spec.is_concrete:
-                raise PlanError(
-                    f"placeholder {graph.names[node]!r} (made at {node.location}) takes "
-                    f"{show_shape(spec.shape)}: give its sizes, shapes={{{node.name}: (…)}}"
-                )
-            sizes[node] = tuple(int(s) for s in spec.shape)
-    return sizes
-
-
-def plan_graph(
-    graph: Graph,
-    cluster: Cluster,
-    shapes: Mapping[Node, tuple[int, ...]],
-    bindings: Mapping[str, int],
-    placer: str | Placer = "greedy",
-    homes: Mapping[Node, str] | None = None,
-    profiles: Mapping[int, Mapping[str, Any]] | None = None,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
-    learned: Learned | None = None,
-    steps: StepCost | None = None,
-    tasks: Sequence[str] = (),
-) -> Plan:
-    """Place an optimised graph.
-
-    Args:
-        shapes: of the placeholders; bindings: sizes of symbols that follow from them.
-        homes: where variables live already.
-        profiles, links: measured speeds, by worker and by ends; default: see `build_problem`.
-        learned: what traced steps taught about them.
-        steps: what a step costs beyond its nodes and transfers; default: nothing.
-        tasks: what the nodes of a pipeline belong to, by their turns.
-
-    Raises:
-        DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
-    """
-    from graphflow.placement.plans.planning import make_plan
-
-    return make_plan(
-        graph,
-        cluster,
-        shapes,
-        bindings,
-        placer,
-        homes or {},
-        profiles,
-        links,
-        learned,
-        steps,
-        tasks,
-    )
 
 
 def devices_of(plan: Plan, graph: Graph) -> dict[Node, str]:

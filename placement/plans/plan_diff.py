@@ -10,7 +10,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.plans.tables import SHOWN, Printed, Table, more, seconds_cell
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
 
 VISITS = 20_000_000
 """Nodes and edges to visit, at most, to say what single changes cost."""
@@ -99,7 +99,7 @@ class Difference(Printed):
             )  # fmt: skip
 
 
-def difference(first: Plan, other: Plan) -> Difference:
+def difference(first: PlanData, other: PlanData) -> Difference:
     """See `Plan.diff`."""
     here, there = first.placement, other.placement
     moved = [name for name in here if name in there and here[name] != there[name]]
@@ -129,7 +129,7 @@ def difference(first: Plan, other: Plan) -> Difference:
     )  # fmt: skip
 
 
-def _costs(plan: Plan, targets: Mapping[str, str]) -> dict[str, float]:
+def _costs(plan: PlanData, targets: Mapping[str, str]) -> dict[str, float]:
     """Seconds that each single move adds to a plan's step, longest nodes first while it is cheap
     to ask."""
     model = plan.model

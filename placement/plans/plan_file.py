@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.explanations import Model
-from graphflow.placement.plans.plan import Plan
+from graphflow.placement.plans.plan_data import PlanData
+from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.plan_records import (
     HeldNode,
     Interval,
@@ -32,7 +32,7 @@ _ARRAYS = (
 )  # fmt: skip
 
 
-def dumps(plan: Plan) -> str:
+def dumps(plan: PlanData) -> str:
     """A plan as JSON."""
     data = {
         "format": FORMAT,
@@ -54,7 +54,7 @@ def dumps(plan: Plan) -> str:
     return json.dumps(data, allow_nan=False, ensure_ascii=False, indent=1)
 
 
-def _model(model: Model) -> dict[str, Any]:
+def _model(model: PlanModel) -> dict[str, Any]:
     problem = model.problem
     arrays = {name: getattr(problem, name) for name in _ARRAYS}
     return {
@@ -81,8 +81,8 @@ def _listed(array: np.ndarray[Any, Any]) -> Any:
     return plain.tolist()
 
 
-def loads(text: str, source: str) -> Plan:
-    """The plan that `dumps` wrote.
+def loads(text: str, source: str) -> dict[str, Any]:
+    """Return the arguments of the plan that `dumps` wrote.
 
     Raises:
         PlanError: no JSON, no plan, another version, or a damaged one.
@@ -95,11 +95,11 @@ def loads(text: str, source: str) -> Plan:
         raise PlanError(f"{source} is no plan; save one with plan.save('plan.json')")
     if data.get("version") != VERSION:
         raise PlanError(
-            f"{source} is a plan of version {shown(data.get('version'))}, this is version "
+            f"{source} is a plan of version {format_value(data.get('version'))}, this is version "
             f"{VERSION}; plan again with gf.plan"
         )
     try:
-        return _plan(data)
+        return _values(data)
     except KeyError as error:
         raise PlanError(f"the plan {source} is damaged: {error} is missing") from None
     except (
@@ -113,28 +113,28 @@ def loads(text: str, source: str) -> Plan:
         raise PlanError(f"the plan {source} is damaged: {error}") from None
 
 
-def _plan(data: Mapping[str, Any]) -> Plan:
+def _values(data: Mapping[str, Any]) -> dict[str, Any]:
     measured = data["measured"]
-    return Plan(
-        cluster=Cluster.from_dict(data["cluster"]),
-        placer=_text(data["placer"]),
-        nodes=tuple(_record(PlannedNode, node) for node in data["nodes"]),
-        transfers=tuple(_record(PlannedTransfer, transfer) for transfer in data["transfers"]),
-        makespan=float(data["makespan"]),
-        overhead=float(data.get("overhead", 0.0)),
-        peak_memory={_text(k): int(v) for k, v in data["peak_memory"].items()},
-        baselines={_text(k): float(v) for k, v in data["baselines"].items()},
-        shapes={k: tuple(int(s) for s in shape) for k, shape in data["shapes"].items()},
-        fingerprint=_text(data["fingerprint"]),
-        reproducible=data.get("reproducible", True) is True,
-        measured=None if measured is None else _measured(measured),
-        model=None if data["model"] is None else _read_model(data["model"]),
-    )
+    return {
+        "cluster": Cluster.from_dict(data["cluster"]),
+        "placer": _text(data["placer"]),
+        "nodes": tuple(_record(PlannedNode, node) for node in data["nodes"]),
+        "transfers": tuple(_record(PlannedTransfer, transfer) for transfer in data["transfers"]),
+        "makespan": float(data["makespan"]),
+        "overhead": float(data.get("overhead", 0.0)),
+        "peak_memory": {_text(k): int(v) for k, v in data["peak_memory"].items()},
+        "baselines": {_text(k): float(v) for k, v in data["baselines"].items()},
+        "shapes": {k: tuple(int(s) for s in shape) for k, shape in data["shapes"].items()},
+        "fingerprint": _text(data["fingerprint"]),
+        "reproducible": data.get("reproducible", True) is True,
+        "measured": None if measured is None else _measured(measured),
+        "model": None if data["model"] is None else _read_model(data["model"]),
+    }
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise PlanError(f"{shown(value)} is no text")
+        raise PlanError(f"{format_value(value)} is no text")
     return value
 
 
@@ -169,7 +169,7 @@ def _measured(data: Mapping[str, Any]) -> Measured:
     )
 
 
-def _read_model(data: Mapping[str, Any]) -> Model:
+def _read_model(data: Mapping[str, Any]) -> PlanModel:
     stored = data["problem"]
     nodes, devices = len(data["names"]), len(data["devices"])
     arrays: dict[str, Any] = {
@@ -181,7 +181,7 @@ def _read_model(data: Mapping[str, Any]) -> Model:
     problem = Problem(**arrays, contention=bool(stored["contention"]), client=stored["client"])
     assignment = Assignment(_whole(data["device"]), _whole(data["order"]))
     assignment.validate(problem)
-    return Model(
+    return PlanModel(
         problem,
         assignment,
         tuple(map(_text, data["names"])),

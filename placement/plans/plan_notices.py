@@ -1,6 +1,6 @@
 """What a plan shows besides its nodes: ports that transfers shared, and what took choices away.
 
-Plan ─ports→ [PortUse, …];  Plan ─taken→ [Taken, …]
+PlanData ─ports→ [PortUse, …];  PlanData ─taken→ [Taken, …]
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.clusters.devices import CLIENT
-from graphflow.placement.clusters.topology import port_users
+from graphflow.placement.clusters.port_routes import port_users
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import PlannedNode
 
 BESIDE = "beside its variable"
@@ -45,7 +45,7 @@ class PortUse:
         return f"{self.name}, {self.way}" if self.way else self.name
 
 
-def ports(plan: Plan) -> tuple[PortUse, ...]:
+def ports(plan: PlanData) -> tuple[PortUse, ...]:
     """The ports that transfers of a plan go through, most bytes first."""
     if not plan.cluster.ports or not plan.transfers:
         return ()
@@ -96,7 +96,7 @@ class Taken:
     example: str
 
 
-def taken(plan: Plan) -> tuple[Taken, ...]:
+def taken(plan: PlanData) -> tuple[Taken, ...]:
     """Everything that took choices away from a plan, what concerns most nodes first."""
     devices = len(plan.cluster.devices)
     found: dict[str, list[PlannedNode]] = {}
@@ -116,7 +116,7 @@ def taken(plan: Plan) -> tuple[Taken, ...]:
     return tuple(rows)
 
 
-def _why(plan: Plan, node: PlannedNode) -> str:
+def _why(plan: PlanData, node: PlannedNode) -> str:
     if node.device == CLIENT:
         return ""
     if plan.model is not None and node.name in plan.model.limits:

@@ -39,9 +39,10 @@ from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import singles
 from graphflow.placement.plans.body_nodes import held
-from graphflow.placement.plans.explanations import Model, reason
+from graphflow.placement.plans.explanations import reason
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan import Plan
+from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.plan_records import PlannedNode, PlannedTransfer
 from graphflow.placement.problems.infeasibility import memory_limit
 from graphflow.placement.problems.problem import Assignment, Problem
@@ -54,20 +55,33 @@ towers of the digits example were torn apart for 1 % of predicted gain and ran a
 
 
 @without_collection
-def make_plan(
+def plan_graph(
     graph: Graph,
     cluster: Cluster,
     shapes: Mapping[Node, tuple[int, ...]],
     bindings: Mapping[str, int],
-    placer: str | Placer,
-    homes: Mapping[Node, str],
-    profiles: Mapping[int, Mapping[str, Any]] | None,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None,
+    placer: str | Placer = "greedy",
+    homes: Mapping[Node, str] | None = None,
+    profiles: Mapping[int, Mapping[str, Any]] | None = None,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
     learned: Learned | None = None,
     steps: StepCost | None = None,
     tasks: Sequence[str] = (),
 ) -> Plan:
-    """See `plan.plan_graph`."""
+    """Place an optimised graph.
+
+    Args:
+        shapes: of the placeholders; bindings: sizes of symbols that follow from them.
+        homes: where variables live already.
+        profiles, links: measured speeds, by worker and by ends; default: see `build_problem`.
+        learned: what traced steps taught about them.
+        steps: what a step costs beyond its nodes and transfers; default: nothing.
+        tasks: what the nodes of a pipeline belong to, by their turns.
+
+    Raises:
+        DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
+    """
+    homes = homes or {}
 
     def problems(homes: Mapping[Node, str]) -> tuple[GraphProblem, GraphProblem]:
         return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
@@ -89,7 +103,7 @@ def make_plan(
     }
     limits = Limits(graph, cluster, homes)
     told = {made.name(i): limits.why(node) for i, node in enumerate(made.nodes)}
-    model = Model(
+    model = PlanModel(
         made.problem,
         assignment,
         tuple(made.name(i) for i in range(made.problem.nodes)),
@@ -163,11 +177,13 @@ def outlook(
     learned: Learned | None = None,
     steps: StepCost | None = None,
 ) -> Outlook:
-    """What `make_plan` would predict, without all that a plan can tell of it, and with what sending
-    keeps processors busy: it decides between strategies that send much and little.
+    """Return what `plan_graph` would predict for a step as a whole, without the details of a plan.
+
+    The seconds that sending keeps processors busy are included, since they decide between
+    strategies that send much and little.
 
     Raises:
-        DeviceError, MemoryLimitError: as `plan.plan_graph`.
+        DeviceError, MemoryLimitError: as `plan_graph`.
     """
     alone, shared = build_problems(graph, cluster, bindings, learned=learned)
     fixed = partial(_beyond, alone, cluster, learned, steps)
@@ -201,7 +217,7 @@ def _beyond(
 
 
 def _peaks(
-    made: GraphProblem, model: Model, cluster: Cluster, bindings: Mapping[str, int]
+    made: GraphProblem, model: PlanModel, cluster: Cluster, bindings: Mapping[str, int]
 ) -> Peaks:
     """The most memory of each device in use at once."""
     timeline, home = model.timeline, model.assignment.device.tolist()
@@ -219,9 +235,9 @@ def _peaks(
     return Peaks(known, made.graph, devices, order, bindings, cluster.devices)
 
 
-def _nameless(made: GraphProblem, assignment: Assignment) -> Model:
+def _nameless(made: GraphProblem, assignment: Assignment) -> PlanModel:
     names = tuple(str(i) for i in range(made.problem.nodes))
-    return Model(made.problem, assignment, names, (), made.devices, {})
+    return PlanModel(made.problem, assignment, names, (), made.devices, {})
 
 
 def _taken(
@@ -349,7 +365,7 @@ class Given(Placer):
         return self.assignment
 
 
-def _nodes(made: GraphProblem, model: Model, tasks: Sequence[str]) -> tuple[PlannedNode, ...]:
+def _nodes(made: GraphProblem, model: PlanModel, tasks: Sequence[str]) -> tuple[PlannedNode, ...]:
     timeline, names = model.timeline, made.graph.names
     beside = {node: leader for node, leader in teams(made.graph).items() if node is not leader}
     planned = []
@@ -394,7 +410,7 @@ def _nodes(made: GraphProblem, model: Model, tasks: Sequence[str]) -> tuple[Plan
     return tuple(planned)
 
 
-def _kernel(made: GraphProblem, model: Model, node: Node) -> str:
+def _kernel(made: GraphProblem, model: PlanModel, node: Node) -> str:
     """The last node of the kernel that a node is part of: those of its region that are with it."""
     device = model.assignment.device
     here = [
@@ -403,7 +419,7 @@ def _kernel(made: GraphProblem, model: Model, node: Node) -> str:
     return made.graph.names[here[-1]] if len(here) > 1 else ""
 
 
-def _transfers(made: GraphProblem, model: Model) -> tuple[PlannedTransfer, ...]:
+def _transfers(made: GraphProblem, model: PlanModel) -> tuple[PlannedTransfer, ...]:
     edges = _edge_numbers(made, model)
     planned = []
     for row in model.timeline.transfers:
@@ -422,7 +438,7 @@ def _transfers(made: GraphProblem, model: Model) -> tuple[PlannedTransfer, ...]:
     return tuple(planned)
 
 
-def _edge_numbers(made: GraphProblem, model: Model) -> dict[tuple[int, int], int]:
+def _edge_numbers(made: GraphProblem, model: PlanModel) -> dict[tuple[int, int], int]:
     """Numbers of the cut edges as the partition counts them: by maker, then by first reader."""
     ids = {tensor: i for i, tensor in enumerate(made.tensors)}
     device = model.assignment.device.tolist()

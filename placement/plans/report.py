@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.plans.critical_path import Segment, critical_path
 from graphflow.placement.plans.plan_notices import PortUse, Taken, ports, taken
@@ -26,7 +26,7 @@ from graphflow.placement.plans.tables import (
 )
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import PlannedTransfer
 
 FEW = 4
@@ -130,7 +130,7 @@ class Report(Printed):
             for each in self.critical_path
             if each in longest
         ]  # fmt: skip
-        title = f"Critical path: {counted(len(self.critical_path), 'part')}, {told}"
+        title = f"Critical path: {show_count(len(self.critical_path), 'part')}, {told}"
         if len(path) < len(self.critical_path):
             title += f"; the longest {len(path)}"
         yield Table(title, ("node", "", "where", "at", "takes", "line"), tuple(path), left=3)
@@ -161,7 +161,7 @@ class Report(Printed):
         if self.overhead:
             text += f" ({show_seconds(self.overhead)} of it beyond nodes and transfers)"
         if self.measured is not None:
-            steps = counted(self.steps, "step")
+            steps = show_count(self.steps, "step")
             text += f", measured {show_seconds(self.measured)} (median of {steps}"
             text += f", {off_by(self.makespan, self.measured)})" if self.makespan else ")"
         text += f"; devices idle {100 * self.idle:.0f} % of it"
@@ -171,7 +171,7 @@ class Report(Printed):
         return text
 
 
-def report(plan: Plan) -> Report:
+def report(plan: PlanData) -> Report:
     """See `Plan.report`."""
     measured, took = plan.measured, _measured(plan)
     links: dict[tuple[str, str], list[PlannedTransfer]] = {}
@@ -201,7 +201,7 @@ def shown_devices(uses: Sequence[DeviceUse]) -> tuple[list[DeviceUse], str]:
     return (used, f"{idle} more devices have no nodes") if idle > FEW else (list(uses), "")
 
 
-def device_uses(plan: Plan) -> tuple[DeviceUse, ...]:
+def device_uses(plan: PlanData) -> tuple[DeviceUse, ...]:
     """What a step asks of each device of the cluster."""
     measured, took = plan.measured, _measured(plan)
     busy, count = dict.fromkeys(plan.cluster.devices, 0.0), dict.fromkeys(plan.cluster.devices, 0)
@@ -224,7 +224,7 @@ def device_uses(plan: Plan) -> tuple[DeviceUse, ...]:
     )
 
 
-def _measured(plan: Plan) -> dict[tuple[str, str], float]:
+def _measured(plan: PlanData) -> dict[tuple[str, str], float]:
     """Seconds by kind and track."""
     took: dict[tuple[str, str], float] = {}
     for row in plan.measured.timeline if plan.measured else ():

@@ -9,10 +9,10 @@ import networkx
 from graphflow.placement.clusters.devices import CLIENT
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
 
 
-def digraph_of(plan: Plan) -> networkx.DiGraph:
+def digraph_of(plan: PlanData) -> networkx.DiGraph:
     """See `Plan.to_networkx`."""
     graph = networkx.DiGraph(makespan=plan.makespan, placer=plan.placer, **_machine(plan))
     needs = _demands(plan)
@@ -30,7 +30,7 @@ def digraph_of(plan: Plan) -> networkx.DiGraph:
     return graph
 
 
-def _machine(plan: Plan) -> dict[str, Any]:
+def _machine(plan: PlanData) -> dict[str, Any]:
     """What the plan's problem says of devices."""
     if plan.model is None:
         return {"devices": [*plan.cluster.devices, CLIENT], "client": CLIENT}
@@ -43,7 +43,7 @@ def _machine(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _demands(plan: Plan) -> dict[str, dict[str, Any]]:
+def _demands(plan: PlanData) -> dict[str, dict[str, Any]]:
     """What it says of each node's memory and of what must live together."""
     if plan.model is None:
         return {}

@@ -3,7 +3,7 @@ what is wrong."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,39 @@ from graphflow.errors import ProblemError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+class ProblemArrays(Protocol):
+    """What checks and assignments read of a `Problem`, which documents each."""
+
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def compute(self) -> Floats: ...
+    @property
+    def edges(self) -> Ints: ...
+    @property
+    def bytes(self) -> Floats: ...
+    @property
+    def tensor(self) -> Ints: ...
+    @property
+    def latency(self) -> Floats: ...
+    @property
+    def bandwidth(self) -> Floats: ...
+    @property
+    def groups(self) -> Ints: ...
+    @property
+    def prefer(self) -> Ints: ...
+    @property
+    def shared(self) -> Floats: ...
+    @property
+    def routes(self) -> Ints: ...
+    @property
+    def client(self) -> int | None: ...
+    @property
+    def allowed(self) -> NDArray[np.bool_]: ...
 
 
 def array_of(name: str, value: ArrayLike, dtype: type, ndim: int) -> NDArray[Any]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
-from graphflow.placement.problems.arrays import Ints, array_of, error_at, put, reject
-
-if TYPE_CHECKING:
-    from graphflow.placement.problems.problem import Problem
+from graphflow.placement.problems.arrays import Ints, ProblemArrays, array_of, error_at, put, reject
 
 
-@checks(ProblemError)
+@checks_arguments(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Assignment:
     """Where and in which order nodes run.
@@ -39,7 +34,7 @@ class Assignment:
                 "exactly once"
             )
 
-    def validate(self, problem: Problem) -> None:
+    def validate(self, problem: ProblemArrays) -> None:
         """Check the assignment against a problem (memory is the simulator's to judge).
 
         Raises:

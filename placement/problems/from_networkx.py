@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ProblemError
-from graphflow.placement.problems.problem import Problem
 
 NODE_KEYS = ("compute", "candidates", "memory", "output_memory", "group", "prefer")
 EDGE_KEYS = ("bytes", "tensor")
@@ -23,23 +22,18 @@ GRAPH_KEYS = (
 )  # fmt: skip
 
 
-def problem_of(graph: Any) -> Problem:
-    """See `Problem.from_networkx`."""
-    for method in ("is_directed", "nodes", "edges", "graph"):
-        if not hasattr(graph, method):
-            raise ProblemError(f"a problem is made of a networkx.DiGraph, not {graph!r}")
-    if not graph.is_directed():
-        raise ProblemError(
-            f"the graph ({len(graph.nodes)} nodes) is not directed: edges lead from producers to "
-            "consumers; use a networkx.DiGraph"
-        )
-    return _Reader(graph).problem()
-
-
-class _Reader:
+class NetworkxReader:
     """The parts of a problem, with complaints that name nodes and edges as the graph does."""
 
     def __init__(self, graph: Any) -> None:
+        for method in ("is_directed", "nodes", "edges", "graph"):
+            if not hasattr(graph, method):
+                raise ProblemError(f"a problem is made of a networkx.DiGraph, not {graph!r}")
+        if not graph.is_directed():
+            raise ProblemError(
+                f"the graph ({len(graph.nodes)} nodes) is not directed: edges lead from "
+                "producers to consumers; use a networkx.DiGraph"
+            )
         self.graph = graph
         self.settings: Mapping[str, Any] = graph.graph
         _check_keys(self.settings, GRAPH_KEYS, "graph")
@@ -49,37 +43,39 @@ class _Reader:
         self.devices = self._devices()
         self.edges = list(graph.edges(data=True))
 
-    def problem(self) -> Problem:
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a `Problem`.
+
+        Raises:
+            ProblemError: an attribute is missing or wrong.
+        """
         groups = self._groups()
         compute = np.array([self._compute(i) for i in range(len(self.names))], dtype=np.float64)
         compute = compute.reshape(len(self.names), len(self.devices))
         self._check_groups(groups, compute)
         sizes = [self._number(data, "bytes", _edge(a, b), 0.0) for a, b, data in self.edges]
         transient = any("output_memory" in data for data in self.data)
-        try:
-            return Problem(
-                compute=compute,
-                edges=np.array(
-                    [(self.index[a], self.index[b]) for a, b, _ in self.edges], dtype=np.int64
-                ).reshape(-1, 2),
-                bytes=np.array(sizes, dtype=np.float64),
-                tensor=self._tensors(sizes),
-                latency=self._matrix("latency"),
-                bandwidth=self._matrix("bandwidth"),
-                memory=self._column("memory"),
-                output_memory=self._column("output_memory") if transient else None,
-                capacity=self._capacity(),
-                groups=np.array(groups, dtype=np.int64),
-                contention=bool(self.settings.get("contention", False)),
-                prefer=self._prefer(),
-                client=self._client(),
-                shared=self.settings.get("shared"),  # type: ignore[arg-type]
-                routes=self.settings.get("routes"),  # type: ignore[arg-type]
-            )
-        except ProblemError as error:
-            raise self._named(error) from None
+        return {
+            "compute": compute,
+            "edges": np.array(
+                [(self.index[a], self.index[b]) for a, b, _ in self.edges], dtype=np.int64
+            ).reshape(-1, 2),
+            "bytes": np.array(sizes, dtype=np.float64),
+            "tensor": self._tensors(sizes),
+            "latency": self._matrix("latency"),
+            "bandwidth": self._matrix("bandwidth"),
+            "memory": self._column("memory"),
+            "output_memory": self._column("output_memory") if transient else None,
+            "capacity": self._capacity(),
+            "groups": np.array(groups, dtype=np.int64),
+            "contention": bool(self.settings.get("contention", False)),
+            "prefer": self._prefer(),
+            "client": self._client(),
+            "shared": self.settings.get("shared"),
+            "routes": self.settings.get("routes"),
+        }
 
-    def _named(self, error: ProblemError) -> ProblemError:
+    def with_names(self, error: ProblemError) -> ProblemError:
         """A complaint of the problem, with the graph's names of the nodes that it speaks of."""
         text = str(error)
         if text.startswith("edges form a cycle: "):

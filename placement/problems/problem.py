@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from graphflow.base.argument_checks import checks
-from graphflow.base.formatting import counted
+from graphflow.base.argument_checks import checks_arguments
+from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
 from graphflow.placement.problems.arrays import Floats, Ints, array_of, frozen, is_empty, put
 from graphflow.placement.problems.assignment import Assignment
+from graphflow.placement.problems.from_networkx import NetworkxReader
 from graphflow.placement.problems.problem_checks import check, check_values
 from graphflow.placement.solvers import graph_loops
 from graphflow.placement.solvers.loop_compiler import native
@@ -44,7 +45,7 @@ class Adjacency:
         return self.edges[self.start[node] : self.start[node + 1]]
 
 
-@checks(ProblemError)
+@checks_arguments(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What is to be placed, for n nodes, e edges and d devices. Arrays are copied and made
@@ -154,9 +155,11 @@ class Problem:
         Raises:
             ProblemError: an attribute is missing or wrong; names the node or the edge.
         """
-        from graphflow.placement.problems.from_networkx import problem_of
-
-        return problem_of(graph)
+        reader = NetworkxReader(graph)
+        try:
+            return cls(**reader.arguments())
+        except ProblemError as error:
+            raise reader.with_names(error) from None
 
     def with_compute(self, compute: ArrayLike) -> Problem:
         """The same problem with other seconds, finite and infinite at the same places.
@@ -179,8 +182,8 @@ class Problem:
         return made
 
     def __repr__(self) -> str:
-        nodes, edges = counted(self.nodes, "node"), counted(len(self.edges), "edge")
-        return f"<Problem of {nodes} and {edges} on {counted(self.devices, 'device')}>"
+        nodes, edges = show_count(self.nodes, "node"), show_count(len(self.edges), "edge")
+        return f"<Problem of {nodes} and {edges} on {show_count(self.devices, 'device')}>"
 
     # Sizes and adjacency ----------------------------------------------------------------------
 

@@ -5,19 +5,16 @@ Whole arrays are looked at once; only where something is wrong, what it is is lo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graphflow.errors import ProblemError
-from graphflow.placement.problems.arrays import Ints, error_at, reject
-
-if TYPE_CHECKING:
-    from graphflow.placement.problems.problem import Problem
+from graphflow.placement.problems.arrays import Ints, ProblemArrays, error_at, reject
 
 
-def check(problem: Problem, own_tensors: bool) -> None:
+def check(problem: ProblemArrays, own_tensors: bool) -> None:
     """All of it, but for cycles; `own_tensors`: whether edges may carry one tensor.
 
     Raises:
@@ -31,7 +28,7 @@ def check(problem: Problem, own_tensors: bool) -> None:
     _devices(problem)
 
 
-def check_values(problem: Problem) -> None:
+def check_values(problem: ProblemArrays) -> None:
     """No value is NaN, negative, or infinite where that says nothing."""
     apart = ~np.eye(problem.devices, dtype=bool)
     for name in ("compute", "bytes", "memory", "capacity", "output_memory"):
@@ -55,7 +52,7 @@ def check_values(problem: Problem) -> None:
     reject("latency", problem.latency, np.isinf(problem.latency) & apart, what)
 
 
-def _indices(problem: Problem) -> None:
+def _indices(problem: ProblemArrays) -> None:
     n, edges = problem.nodes, problem.edges
     if len(edges) and not (edges.min() >= 0 and edges.max() < n):
         reject("edges", edges, (edges < 0) | (edges >= n), f"is not a node (there are {n})")
@@ -77,7 +74,7 @@ def _indices(problem: Problem) -> None:
         raise ProblemError(f"client is {problem.client}; there are {problem.devices} devices")
 
 
-def _tensors(problem: Problem) -> None:
+def _tensors(problem: ProblemArrays) -> None:
     """Edges of one tensor come from one node and have one size."""
     tensor, source, size = problem.tensor, problem.edges[:, 0], problem.bytes
     order = np.argsort(tensor, kind="stable")
@@ -102,7 +99,7 @@ def _tensors(problem: Problem) -> None:
     )
 
 
-def _routes(problem: Problem) -> None:
+def _routes(problem: ProblemArrays) -> None:
     reject("shared", problem.shared, ~(problem.shared > 0), "is not above 0 bytes/s")
     for column, count, what in (
         (0, problem.devices, "device"),
@@ -115,7 +112,7 @@ def _routes(problem: Problem) -> None:
         reject("routes", problem.routes, bad, f"is not a {what} (there are {count})")
 
 
-def _devices(problem: Problem) -> None:
+def _devices(problem: ProblemArrays) -> None:
     """Every node, and every group, has a device."""
     compute = problem.compute
     homeless = np.flatnonzero(compute.min(axis=1) == np.inf) if len(compute) else np.zeros(0)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graphflow.base.argument_checks import spelt
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
 from graphflow.placement.problems.problem import Assignment, Floats, Ints, Problem
@@ -88,7 +88,7 @@ class Timeline:
         return total
 
 
-@spelt(ProblemError)
+@checks_argument_names(ProblemError)
 def simulate(problem: Problem, assignment: Assignment) -> Timeline:
     """What the runtime will do with this assignment.
 

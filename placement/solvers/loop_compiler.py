@@ -80,9 +80,9 @@ class _LLVM:
     def __init__(self) -> None:
         from llvmlite import binding  # heavy, and only here
 
-        from graphflow.ops.kernels.jit.object_cache import Store
+        from graphflow.ops.kernels.jit.object_cache import ObjectCache
 
-        self._binding, self._store = binding, Store()
+        self._binding, self._store = binding, ObjectCache()
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         self._target = binding.Target.from_default_triple()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError, ProblemError
 from graphflow.placement.problems.arrays import array_of
@@ -20,7 +20,7 @@ from graphflow.placement.solvers.loop_compiler import native
 from graphflow.placement.stages import loops as stage_loops
 
 
-@checks(PlacementError)
+@checks_arguments(PlacementError)
 @dataclass(frozen=True)
 class Level:
     """A level of the hierarchy, innermost first: how many of the level below, and bytes/s."""
@@ -50,7 +50,7 @@ class PipePlan:
     seconds: float
 
 
-@checks(PlacementError)
+@checks_arguments(PlacementError)
 def pipedream_plan(
     seconds: ArrayLike, activations: ArrayLike, weights: ArrayLike, levels: Sequence[Level]
 ) -> PipePlan:

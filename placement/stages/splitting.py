@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError, ProblemError
 from graphflow.placement.problems.arrays import array_of
@@ -94,7 +94,7 @@ class Split:
         return self.max_load / self.bound - 1.0 if self.bound > 0 else 0.0
 
 
-@checks(PlacementError)
+@checks_arguments(PlacementError)
 def split_stages(
     problem: Problem,
     stages: int | Sequence[int],

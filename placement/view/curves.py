@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
 
+from graphflow.placement.plans.sweep_data import Curve, SweepData, number
 from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable, shorten
-
-if TYPE_CHECKING:
-    from graphflow.placement.plans.sweep import Curve, Sweep
 
 WIDTH, HEIGHT = 860.0, 470.0
 LEFT, RIGHT, TOP, BOTTOM = 66.0, 190.0, 84.0, 62.0
@@ -42,7 +39,7 @@ _STYLE = f"""
 class _Frame:
     """Where numbers are on the page: linear, or by logarithms where they span a wide range."""
 
-    def __init__(self, swept: Sweep) -> None:
+    def __init__(self, swept: SweepData) -> None:
         xs = sorted({point.x for curve in swept.curves for point in curve.points})
         found = (swept.speedup(point) for curve in swept.curves for point in curve.points)
         speeds = [speed for speed in found if 0.0 < speed < math.inf] or [1.0]
@@ -82,7 +79,7 @@ def _share(value: float, low: float, high: float, logarithmic: bool) -> float:
     return (value - low) / (high - low)
 
 
-def draw(swept: Sweep) -> str:
+def draw(swept: SweepData) -> str:
     """A standalone SVG document."""
     frame = _Frame(swept)
     parts = [*_heads(swept), *_axes(swept, frame)]
@@ -104,22 +101,20 @@ def _text(x: float, y: float, text: str, more: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{escape(printable(text))}</text>'
 
 
-def _heads(swept: Sweep) -> Iterator[str]:
+def _heads(swept: SweepData) -> Iterator[str]:
     yield _text(LEFT, 32, f"Speed-up of a step over {swept.label}", ' class="h1"')
     verdicts = [swept.verdict(curve) for curve in swept.curves]
     told = verdicts[0].removeprefix("plans: ") if len(verdicts) == 1 else _rings(swept)
     yield _text(LEFT, 54, shorten(told, 118), ' class="small"')
 
 
-def _rings(swept: Sweep) -> str:
+def _rings(swept: SweepData) -> str:
     if not any(swept.marks.values()):
         return "more still pays at the end of every curve"
     return "a ring marks where more no longer pays"
 
 
-def _axes(swept: Sweep, frame: _Frame) -> Iterator[str]:
-    from graphflow.placement.plans.sweep import number
-
+def _axes(swept: SweepData, frame: _Frame) -> Iterator[str]:
     right = WIDTH - RIGHT
     for mark in frame.marks():
         y = frame.y(mark)
@@ -142,7 +137,7 @@ def _step(high: float) -> float:
     return next(power * k for k in (1, 2, 5, 10) if rough <= power * k)
 
 
-def _ideal(swept: Sweep, frame: _Frame) -> str:
+def _ideal(swept: SweepData, frame: _Frame) -> str:
     """As many times as fast as there are machines."""
     first = swept.curves[0].points[0].x
     fits = [frame.xs[0] + (frame.xs[-1] - frame.xs[0]) * i / 60 for i in range(61)]
@@ -151,9 +146,7 @@ def _ideal(swept: Sweep, frame: _Frame) -> str:
     return f'<polyline class="ideal" points="{points}"><title>proportional</title></polyline>'
 
 
-def _curve(swept: Sweep, frame: _Frame, curve: Curve, colour: str) -> Iterator[str]:
-    from graphflow.placement.plans.sweep import number
-
+def _curve(swept: SweepData, frame: _Frame, curve: Curve, colour: str) -> Iterator[str]:
     at = [(frame.x(p.x), frame.y(swept.speedup(p))) for p in curve.points]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     yield f'<polyline class="curve" stroke="{colour}" points="{line}"/>'
@@ -167,11 +160,9 @@ def _curve(swept: Sweep, frame: _Frame, curve: Curve, colour: str) -> Iterator[s
             yield f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="9" stroke="{colour}"/>'
 
 
-def _labels(swept: Sweep, frame: _Frame) -> Iterator[str]:
+def _labels(swept: SweepData, frame: _Frame) -> Iterator[str]:
     """Names at the ends of their curves, one below the other where they would meet; what the
     dashed line is."""
-    from graphflow.placement.plans.sweep import number
-
     wanted = []
     for i, curve in enumerate(swept.curves):
         last = curve.points[-1]
@@ -195,7 +186,7 @@ def _labels(swept: Sweep, frame: _Frame) -> Iterator[str]:
         yield _text(LEFT, 73, told, ' class="small"')
 
 
-def page(swept: Sweep) -> str:
+def page(swept: SweepData) -> str:
     """A page with the curves and the tables, that needs nothing from anywhere."""
     tables = "".join(f"<section>{table.html()}</section>" for table in swept.tables())
     return (

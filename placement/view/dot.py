@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import PlannedNode
 
 
-def render(plan: Plan) -> str:
+def render(plan: PlanData) -> str:
     """A DOT digraph; node identifiers are n0, n1, … in the order of execution."""
     devices = dict.fromkeys([*plan.cluster.devices, *(node.device for node in plan.nodes)])
     index = {node.name: i for i, node in enumerate(plan.nodes)}
-    nodes = counted(len(plan.nodes), "node")
+    nodes = show_count(len(plan.nodes), "node")
     lines = [
         "digraph plan {",
         f"  label={quoted(f'{nodes}, {show_seconds(plan.makespan)} a step')};",
@@ -49,7 +49,7 @@ def _attributes(node: PlannedNode) -> str:
     return f"[label={quoted(label)}, tooltip={quoted(tip)}]"
 
 
-def _edges(plan: Plan, index: dict[str, int]) -> list[str]:
+def _edges(plan: PlanData, index: dict[str, int]) -> list[str]:
     lines = []
     for node in plan.nodes:
         for name in dict.fromkeys(node.inputs):

@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import counted
+from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.view.tree import Group, Tree, tree
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import PlannedNode, PlannedTransfer
 
 LARGEST = 400
 """Boxes that a drawing on paper has room for."""
 
 
-def folded(plan: Plan) -> Plan:
+def folded(plan: PlanData) -> PlanData:
     """The plan itself, or of a large one a plan whose nodes stand for groups, with the sums of
     their seconds and bytes. Time about linear in nodes and edges."""
     if len(plan.nodes) <= LARGEST:
@@ -38,7 +38,7 @@ def folded(plan: Plan) -> Plan:
         limit //= 2
 
 
-def fold(plan: Plan, made: Tree, limit: int) -> Plan:
+def fold(plan: PlanData, made: Tree, limit: int) -> PlanData:
     """The plan with `limit` groups at most folded, each into one box or a few."""
     return _plan(plan, _clusters(plan, made, limit))
 
@@ -88,7 +88,7 @@ def _name(group: Group) -> str:
     return group.label if told else group.path or "everything"
 
 
-def _clusters(plan: Plan, made: Tree, limit: int) -> list[_Cluster]:
+def _clusters(plan: PlanData, made: Tree, limit: int) -> list[_Cluster]:
     """The box of each node."""
     labels = _labels(made, limit)
     index = {node.name: i for i, node in enumerate(plan.nodes)}
@@ -136,7 +136,7 @@ def _beside(
     return None
 
 
-def _plan(plan: Plan, clusters: list[_Cluster]) -> Plan:
+def _plan(plan: PlanData, clusters: list[_Cluster]) -> PlanData:
     for cluster, node in zip(clusters, plan.nodes, strict=True):
         cluster.nodes.append(node)
     boxes = sorted(dict.fromkeys(clusters), key=lambda cluster: cluster.level)
@@ -172,7 +172,7 @@ def _box(box: _Cluster, name: str, of: dict[str, str]) -> PlannedNode:
     return replace(
         box.nodes[0],
         name=name,
-        op=counted(len(box.nodes), "node"),
+        op=show_count(len(box.nodes), "node"),
         start=start,
         finish=start + sum(node.finish - node.start for node in box.nodes),
         output=", ".join(f"{count:,} {op}" for op, count in kinds),

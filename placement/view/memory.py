@@ -9,13 +9,13 @@ import numpy as np
 from graphflow.placement.clusters.devices import CLIENT
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
 
 POINTS = 600
 """Of a curve; of the moments that fall together the greatest amount is kept."""
 
 
-def curves(plan: Plan) -> dict[str, list[tuple[float, float]]]:
+def curves(plan: PlanData) -> dict[str, list[tuple[float, float]]]:
     """device -> (seconds, bytes) from which time on how much is held; a step curve.
 
     A node's outputs live from its start until their last reader on the device, or the transfer of

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.report import DeviceUse, device_uses
@@ -20,7 +20,7 @@ from graphflow.placement.view.layout import NODE_WIDTH, Layout, Route, arrange
 from graphflow.placement.view.text import printable, shorten
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import Interval, PlannedNode, PlannedTransfer
 
 LABEL_LETTERS, DETAIL_LETTERS = 16, 20
@@ -101,7 +101,7 @@ class Row:
 class Scene:
     """Everything the drawings show of a plan."""
 
-    plan: Plan
+    plan: PlanData
     layout: Layout
     boxes: tuple[Box, ...]
     wires: tuple[Wire, ...]
@@ -118,7 +118,7 @@ class Scene:
         return max([self.plan.makespan, measured, *ends]) or 1e-6
 
 
-def headlines(plan: Plan) -> list[tuple[str, str, str]]:
+def headlines(plan: PlanData) -> list[tuple[str, str, str]]:
     """(title, number, remark): the step, what it would be otherwise, what moves."""
     again = "reproducible" if plan.reproducible else "not reproducible: a clock ended the search"
     remark = f"placer: {printable(plan.placer)}, {again}"
@@ -126,7 +126,7 @@ def headlines(plan: Plan) -> list[tuple[str, str, str]]:
         remark += f" · {show_seconds(plan.overhead)} of it for calling the step and its messages"
     lines = [("Predicted step", show_seconds(plan.makespan), remark)]
     if plan.measured is not None:
-        remark = f"median of {counted(plan.measured.steps, 'step')}"
+        remark = f"median of {show_count(plan.measured.steps, 'step')}"
         if plan.makespan > 0:
             remark += f" · {plan.measured.makespan / plan.makespan:.2f}× the prediction"
         lines.append(("Measured step", show_seconds(plan.measured.makespan), remark))
@@ -139,14 +139,14 @@ def headlines(plan: Plan) -> list[tuple[str, str, str]]:
     return lines
 
 
-def _baselines(plan: Plan) -> list[tuple[str, float]]:
+def _baselines(plan: PlanData) -> list[tuple[str, float]]:
     """All of them, or of many single devices only the fastest."""
     alone = [item for item in plan.baselines.items() if item[0].startswith("one device")]
     kept = alone if len(alone) < 3 else [min(alone, key=lambda item: item[1])]
     return kept + [item for item in plan.baselines.items() if item not in alone]
 
 
-def _gain(plan: Plan, baseline: float) -> str:
+def _gain(plan: PlanData, baseline: float) -> str:
     if plan.makespan <= 0:
         return "predicted"
     ratio = baseline / plan.makespan
@@ -155,7 +155,7 @@ def _gain(plan: Plan, baseline: float) -> str:
     return f"this plan is {ratio:.2f}× as fast" if ratio > 1.005 else "this plan gains nothing"
 
 
-def scene(plan: Plan) -> Scene:
+def scene(plan: PlanData) -> Scene:
     """Lay a plan out; a large one in groups.
 
     Raises:
@@ -189,7 +189,7 @@ def scene(plan: Plan) -> Scene:
     )
 
 
-def _lanes(plan: Plan) -> tuple[str, ...]:
+def _lanes(plan: PlanData) -> tuple[str, ...]:
     """Devices that hold nodes; the client in the middle, near to all that it feeds."""
     used = dict.fromkeys(node.device for node in plan.nodes)
     devices = [name for name in plan.cluster.devices if name in used]
@@ -199,7 +199,7 @@ def _lanes(plan: Plan) -> tuple[str, ...]:
     return tuple(devices)
 
 
-def _boxes(plan: Plan, layout: Layout, shades: dict[str, colours.Shade]) -> tuple[Box, ...]:
+def _boxes(plan: PlanData, layout: Layout, shades: dict[str, colours.Shade]) -> tuple[Box, ...]:
     longest = max((node.finish - node.start for node in plan.nodes), default=0.0)
     measured: dict[tuple[str, str], float] = {}
     for bar in plan.measured.timeline if plan.measured else ():
@@ -222,7 +222,7 @@ def _boxes(plan: Plan, layout: Layout, shades: dict[str, colours.Shade]) -> tupl
     )
 
 
-def kernels(plan: Plan) -> dict[str, list[PlannedNode]]:
+def kernels(plan: PlanData) -> dict[str, list[PlannedNode]]:
     """The nodes of each kernel that has several, by the name of its last."""
     found: dict[str, list[PlannedNode]] = {}
     for node in plan.nodes:
@@ -243,7 +243,7 @@ def _detail(node: PlannedNode) -> str:
     return node.output[start:] if start >= 0 else node.op
 
 
-def _wires(plan: Plan, layout: Layout, lanes: tuple[str, ...]) -> tuple[Wire, ...]:
+def _wires(plan: PlanData, layout: Layout, lanes: tuple[str, ...]) -> tuple[Wire, ...]:
     transfers: dict[tuple[str, str], PlannedTransfer] = {}
     for transfer in plan.transfers:
         transfers.setdefault((plan.maker(transfer.tensor), transfer.target), transfer)
@@ -255,7 +255,7 @@ def _wires(plan: Plan, layout: Layout, lanes: tuple[str, ...]) -> tuple[Wire, ..
     return tuple(wires)
 
 
-def _rows(plan: Plan, shades: dict[str, colours.Shade]) -> tuple[Row, ...]:
+def _rows(plan: PlanData, shades: dict[str, colours.Shade]) -> tuple[Row, ...]:
     """Devices, links, feeds and fetches, predicted; after a run, measured right below. Feeds and
     fetches are part of the step but no measurement of their own."""
     sides: list[tuple[bool, tuple[Interval, ...]]] = [(False, plan.timeline)]

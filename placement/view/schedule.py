@@ -18,7 +18,7 @@ from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
 
 WIDTH, LEFT, RIGHT = 1480, 260, 90
 LEAST = 1000  # pixels: a narrower window scrolls, since its words would be too small
@@ -70,7 +70,7 @@ class Row:
         return max(0.0, 1 - self.busy / self.span) if self.span > 0 else 0.0
 
 
-def rows(plan: Plan) -> list[Row]:
+def rows(plan: PlanData) -> list[Row]:
     """The rows of a plan's schedule, those of a device together; none if it has no tasks."""
     task_of = {node.name: node.task for node in plan.nodes}
     if not any(task_of.values()):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import counted, show_bytes, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.placement.plans.report import shown_devices
 from graphflow.placement.view import colours
 from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH
@@ -18,7 +18,7 @@ from graphflow.placement.view.scene import Box, Row, Scene, Wire, headlines, sce
 from graphflow.placement.view.text import printable, shorten, ticks
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import Interval
     from graphflow.placement.plans.report import DeviceUse
 
@@ -44,7 +44,7 @@ text {{ font-family: Inter, "Helvetica Neue", Helvetica, Arial, "DejaVu Sans", s
 """
 
 
-def render(plan: Plan) -> str:
+def render(plan: PlanData) -> str:
     """A standalone SVG document.
 
     Raises:
@@ -62,7 +62,7 @@ def render(plan: Plan) -> str:
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{y:.0f}" '
         f'viewBox="0 0 {width:.0f} {y:.0f}" role="img">\n'
-        f"<title>graphflow: a plan for {counted(len(plan.nodes), 'node')}</title>\n"
+        f"<title>graphflow: a plan for {show_count(len(plan.nodes), 'node')}</title>\n"
         f"<style>{_STYLE}</style>\n"
         f'<rect width="100%" height="100%" fill="{colours.PAPER}"/>\n'
         + "\n".join([*parts, "</svg>", ""])
@@ -102,7 +102,7 @@ def _device(use: DeviceUse, strong: str, y: float, makespan: float) -> Iterator[
     peak_memory = use.peak_memory or 0
     yield f'<rect x="{MARGIN}" y="{y - 9}" width="11" height="11" rx="2" fill="{strong}"/>'
     yield _text(MARGIN + 18, y, use.device, "track")
-    busy = f"{counted(use.nodes, 'node')} · busy {show_seconds(use.busy)}"
+    busy = f"{show_count(use.nodes, 'node')} · busy {show_seconds(use.busy)}"
     if makespan > 0:
         busy += f" ({100 * use.busy / makespan:.0f} %)"
     yield _text(LABELS, y, busy, "track")

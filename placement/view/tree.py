@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from graphflow.base.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
 
 WIDEST = 40
 """Members of a group at most."""
@@ -72,7 +72,7 @@ class Tree:
     root: Group
 
 
-def tree(plan: Plan) -> Tree:
+def tree(plan: PlanData) -> Tree:
     """Group the nodes of a plan. Time about linear in nodes and edges."""
     leaves = _leaves(plan)
     root = Group("", "")
@@ -92,7 +92,7 @@ def tree(plan: Plan) -> Tree:
     return Tree(leaves, labels, root)
 
 
-def _gather_kernels(plan: Plan, leaves: Sequence[Leaf], labels: list[str], root: Group) -> None:
+def _gather_kernels(plan: PlanData, leaves: Sequence[Leaf], labels: list[str], root: Group) -> None:
     """Nodes of one kernel become a group inside their scope; where they are all that is there, the
     scope is that group."""
     pending = [root]
@@ -136,7 +136,7 @@ def _inside(scope: Group, part: str) -> Group:
     return found
 
 
-def _leaves(plan: Plan) -> tuple[Leaf, ...]:
+def _leaves(plan: PlanData) -> tuple[Leaf, ...]:
     leaves: list[Leaf] = []
     at: dict[str, int] = {}
     for index, node in enumerate(plan.nodes):

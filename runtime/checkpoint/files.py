@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from graphflow.base.argument_checks import shown
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.argument_checks import format_value
+from graphflow.base.interrupts import defer_signals
 from graphflow.errors import CheckpointError
 
 Buffer = bytes | memoryview
@@ -218,7 +218,7 @@ def _remove_all(place: Path) -> None:
     """Remove a folder with all that is in it, or what somebody put in its place: rmtree keeps a
     link, and waits for a pipe's other end."""
     if place.is_dir() and not place.is_symlink():
-        with uninterrupted():  # rmtree would close a descriptor twice, perhaps another thread's
+        with defer_signals():  # rmtree would close a descriptor twice, perhaps another thread's
             shutil.rmtree(place, ignore_errors=True)
     elif os.path.lexists(place):
         with suppress(OSError):
@@ -240,7 +240,7 @@ def absolute(folder: str | os.PathLike[str]) -> Path:
     if not folder or not isinstance(path, str) or "\0" in path:
         raise CheckpointError(f"{folder!r} is no name of a folder")
     if any(len(os.fsencode(name)) > _LONGEST for name in Path(path).parts):
-        raise CheckpointError(f"{shown(folder)} is longer than the name of a folder may be")
+        raise CheckpointError(f"{format_value(folder)} is longer than the name of a folder may be")
     return Path(path)
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError
-from graphflow.ir.spec import Span, as_dtype, part_of, show_shape
+from graphflow.ir.spec import Span, as_dtype, index_of, show_shape
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2
@@ -110,7 +110,7 @@ class Manifest:
                 raise CheckpointError(f"its pieces do not make up {name} {show_shape(shape)}")
             found[name] = value = np.zeros(shape, as_dtype(dtype))
             for piece, spans in parts:
-                place = part_of([Span(*span) for span in spans], shape)
+                place = index_of([Span(*span) for span in spans], shape)
                 value[place] = stored[piece].reshape(value[place].shape)
         return found
 
@@ -200,19 +200,21 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise CheckpointError(f"its manifest cannot be read: {shown(value)} is no name")
+        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is no name")
     return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise CheckpointError(f"its manifest cannot be read: {shown(value)} is no list")
+        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is no list")
     return value
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _LARGEST:
-        raise CheckpointError(f"its manifest cannot be read: {shown(value)} is no count or size")
+        raise CheckpointError(
+            f"its manifest cannot be read: {format_value(value)} is no count or size"
+        )
     return value
 
 
@@ -232,7 +234,7 @@ def _places(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
     )
     if not fits or sum(count != 1 for count in rows) > 1:
         raise CheckpointError(
-            f"its manifest cannot be read: {shown(told)} is no part of {show_shape(shape)}"
+            f"its manifest cannot be read: {format_value(told)} is no part of {show_shape(shape)}"
         )
     return tuple(
         (*end, count) if count != 1 else end for end, count in zip(ends, rows, strict=True)
@@ -244,7 +246,9 @@ def _rows(told: Any) -> int | tuple[int, ...]:
     if not isinstance(told, list):
         return _count(told)
     if not told or 0 in told:
-        raise CheckpointError(f"its manifest cannot be read: {shown(told)} are no lengths of rows")
+        raise CheckpointError(
+            f"its manifest cannot be read: {format_value(told)} are no lengths of rows"
+        )
     return tuple(map(_count, told))
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.progress import telling
+from graphflow.base.progress import show_progress
 from graphflow.errors import ProtocolError
 from graphflow.placement.calibration.calibrate import (
     Link,
@@ -47,13 +47,14 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
         if len(cluster.workers) > 1 and "process" not in profile()["links"]:
             keep_process_links(hosts, cluster)
         return Survey()
-    with telling(f"measuring {len(cluster.workers)} workers and the links between them"):
+    with show_progress(f"measuring {len(cluster.workers)} workers and the links between them"):
         found = None if is_described(cluster) else hosts.measure()
         for worker, report in (found or {}).items():
             if not is_profile(report):
                 raise ProtocolError(
                     f"worker {worker} at {cluster.workers[worker].address} tells nonsense of its "
-                    f"speeds: {shown(report, 80)}; leave it out, or give them in the cluster file"
+                    f"speeds: {format_value(report, 80)}; leave it out, or give them in the "
+                    "cluster file"
                 )
         return Survey(found, links_between(hosts, cluster))
 

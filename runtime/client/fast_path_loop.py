@@ -68,7 +68,7 @@ class FastPathLoop(Loop):
         """Takes what comes until all have answered, or until there is anything else to do."""
         self._due = due = min(self._machine.wake_at(0.0), self._look_at)
         while pending.outcome is None:
-            if self._touched or self._unread or self._events or self._held.came:
+            if self._touched or self._unread or self._events or self._held.received:
                 return
             came = self._waiter.wait(due - time.monotonic(), SPIN_SECONDS)
             self._receive(came)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from graphflow.base.interrupts import HeldBack
+from graphflow.base.interrupts import DeferredSignals
 from graphflow.errors import (
     GraphflowError,
     ProtocolError,
@@ -152,7 +152,7 @@ class Loop:
     def _listen(self) -> None:
         """What wakes whoever drives the sockets."""
         self._wakeup = self._opened.enter_context(closing(WakeupFd()))
-        self._held = HeldBack(self._wakeup.wake)
+        self._held = DeferredSignals(self._wakeup.wake)
         self._driver = SocketDriverLock(self._wakeup)
         self._waiter = self._opened.enter_context(closing(EpollWaiter()))
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
@@ -271,7 +271,7 @@ class Loop:
             held.restore(before)
 
     def _await(self, pending: Pending, until: float) -> None:
-        came = self._held.came if threading.get_ident() == self._main else []
+        came = self._held.received if threading.get_ident() == self._main else []
         while pending.outcome is None and not came:
             left = until - time.monotonic()
             if left <= 0:
@@ -487,7 +487,7 @@ class Loop:
             return
         self._act(actions)
         if type(event) not in _ORDINARY:
-            self._activity.lost(self._machine.lost(), self._addresses)
+            self._activity.on_workers_lost(self._machine.lost(), self._addresses)
 
     def _act(self, actions: Iterable[CoordinatorAction]) -> None:
         for action in actions:
@@ -526,7 +526,7 @@ class Loop:
 
     def _settle(self, action: Settle) -> None:
         if type(action.outcome) is WorkerLost:
-            self._activity.lost(self._machine.lost(), self._addresses)
+            self._activity.on_workers_lost(self._machine.lost(), self._addresses)
         pending = self._pending.get(action.request)
         if pending is not None:
             pending.settle(action.outcome)

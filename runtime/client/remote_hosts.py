@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from graphflow.base.interrupts import Interrupt, is_interrupt, passing_interrupts, uninterrupted
+from graphflow.base.interrupts import Interrupt, defer_signals, is_interrupt, passing_interrupts
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.progress import telling
+from graphflow.base.progress import show_progress
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name
@@ -29,7 +29,7 @@ from graphflow.runtime.client.pending_operation import Pending
 from graphflow.runtime.client.worker_membership import Members
 from graphflow.runtime.host.host_interface import Ready, Saving, Written
 from graphflow.runtime.host.session_state import DRAWS, FAILED
-from graphflow.runtime.partitioning.user_code_check import check_modules
+from graphflow.runtime.partitioning.user_code_check import require_user_modules
 from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
 from graphflow.runtime.protocol.coordinator_events import Begin, Order, Release, Replies
 from graphflow.runtime.protocol.fast_path import Repeat
@@ -155,7 +155,7 @@ class RemoteHosts(Members):
         """
         from graphflow.runtime.wire.graph_codec import encode as encode_partitions
 
-        check_modules(partitions, self._ops)
+        require_user_modules(partitions, self._ops)
         self.load(program, {w: encode_partitions(mine) for w, mine in partitions.items()})
         self._programs[program] = _Program(
             list(partitions),
@@ -178,7 +178,7 @@ class RemoteHosts(Members):
             arrays = [("part", index, part) for index, part in enumerate(parts)]
             orders[worker] = Order(Load(request, program, len(parts)), arrays)
         started = time.monotonic()
-        with telling(f"loading a program on {len(orders)} workers"):
+        with show_progress(f"loading a program on {len(orders)} workers"):
             self._ask(request, orders, _REQUEST_SECONDS)
         self._programs[program] = _Program(list(partitions))
         _log.tell(
@@ -295,16 +295,16 @@ class RemoteHosts(Members):
                 self._cancelled(step, request, pending)
             self._failed += 1
             told = error.error if isinstance(error, Interrupt) else error
-            self._activity.aborted(step, time.monotonic() - began, told)
+            self._activity.on_abort(step, time.monotonic() - began, told)
             raise
         if replies is not None:
-            self._activity.committed(step, time.monotonic() - began, replies.nbytes, fed)
+            self._activity.on_commit(step, time.monotonic() - began, replies.nbytes, fed)
         return replies
 
     def _cancelled(self, step: int, request: int, pending: Pending) -> None:
         """Cancels a step unless it was decided already, and waits until that is known."""
         self.cancel()
-        with uninterrupted(), suppress(GraphflowError):
+        with defer_signals(), suppress(GraphflowError):
             if (loop := self._loop) is not None and loop.knows(request, pending):
                 loop.finish(request, pending, SLACK)
                 self._committed = step
@@ -417,7 +417,7 @@ class RemoteHosts(Members):
                     loans = self._loop.loans[worker]
                     sent = loans.lend("feed", order.request, name, array, later=waits)
                 arrays.append(("feed", name, sent))
-        self._activity.fed(nbytes)
+        self._activity.add_fed_bytes(nbytes)
         return Order(changed(order, feeds=before, small=inside), arrays)
 
     # Variables -----------------------------------------------------------------------------------

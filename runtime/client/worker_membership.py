@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from graphflow.base.interrupts import is_interrupt, uninterrupted
-from graphflow.base.progress import waiting
+from graphflow.base.interrupts import defer_signals, is_interrupt
+from graphflow.base.progress import show_wait
 from graphflow.errors import (
     ClusterError,
     GraphflowError,
@@ -89,7 +89,7 @@ class Members:
                 return
             except BaseException as error:
                 if is_interrupt(error) and self._local is None:
-                    with uninterrupted():  # else other machines' workers wait for a lease to end
+                    with defer_signals():  # else other machines' workers wait for a lease to end
                         self._release(range(len(cluster.workers)))
                 self._abandon()
                 if not (left and isinstance(error, WorkerLost) and cluster.kind == "local"):
@@ -107,7 +107,7 @@ class Members:
             else [worker.address or "" for worker in cluster.workers]
         )
         self._keys, pair = keys_of(cluster, len(self._addresses))
-        with uninterrupted():  # else its thread might be left running while the sockets are closed
+        with defer_signals():  # else its thread might be left running while the sockets are closed
             self._loop = FastPathLoop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local,
                 pair=pair, keys=self._keys, activity=self._activity,
@@ -119,7 +119,7 @@ class Members:
             self.session, self._addresses, self._keys, self._loop, self._requests, self._ask
         )
         self._apart = rendezvous.apart
-        with waiting(rendezvous.missing, rendezvous.tell_missing):
+        with show_wait(rendezvous.missing, rendezvous.tell_missing):
             rendezvous.meet(cluster, until, meeting, self._ops, self._trial)
         _log.tell(
             "cluster.ready", session=self.session, workers=self._addresses,
@@ -214,7 +214,7 @@ class Members:
         return self._loop
 
     def _abandon(self) -> None:
-        with uninterrupted():  # else nobody would end the rest
+        with defer_signals():  # else nobody would end the rest
             loop, self._loop = self._loop, None
             _shut(loop, self._local, os.getpid())
             if loop is not None:
@@ -240,7 +240,7 @@ class Members:
             _log.tell("session.unconfirmed", session=self.session, reason=str(error))
         finally:
             self._abandon()
-            self._activity.ended()
+            self._activity.on_session_end()
 
     def __enter__(self) -> Self:
         return self

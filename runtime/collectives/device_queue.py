@@ -11,18 +11,18 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from graphflow.runtime.collectives.shared_counters import SLICE
+from graphflow.runtime.collectives.shared_counters import CANCEL_CHECK_SECONDS
 
 _LEAVE_SECONDS = 5.0  # for a part that was given up to end
 
 
-class Part(Protocol):
+class QueuedCollective(Protocol):
     """The part of a device in one group."""
 
-    at_once: bool
+    completes_inline: bool
 
     @property
-    def place(self) -> Sequence[Part]:
+    def program_order(self) -> Sequence[QueuedCollective]:
         """The device's parts in all groups of its program, in their order."""
 
     def is_started(self, step: int) -> bool: ...
@@ -30,7 +30,7 @@ class Part(Protocol):
     def run(self, step: int, beside: bool) -> None: ...
 
 
-class Lane:
+class DeviceCollectiveQueue:
     """What a device has to do in the groups of a step, one after the other; and a thread for it."""
 
     def __init__(self, device: str) -> None:
@@ -40,27 +40,27 @@ class Lane:
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._step = -1
-        self._todo: Sequence[Part] = ()
+        self._queue: Sequence[QueuedCollective] = ()
         self._next = 0
         self._busy = False
         self._error: BaseException | None = None
         self._closed = False
 
-    def started(self, step: int, member: Part, meanwhile: bool) -> None:
+    def notify_started(self, step: int, member: QueuedCollective, meanwhile: bool) -> None:
         """A member has its tensors; `meanwhile`, its work is for the thread."""
         with self._lock:
             if step != self._step:
-                self._step, self._todo, self._next = step, member.place, 0
+                self._step, self._queue, self._next = step, member.program_order, 0
                 self._error = None
-            if member.at_once or not meanwhile:
+            if member.completes_inline or not meanwhile:
                 return
             if self._thread is None:
                 name = f"collectives-{self._device.strip('/')}"
-                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
-    def finish(self, step: int, member: Part, go_on: Callable[[], None]) -> None:
+    def finish(self, step: int, member: QueuedCollective, go_on: Callable[[], None]) -> None:
         """Do what is left up to a member, or wait until it is done."""
         while True:
             with self._lock:
@@ -69,28 +69,28 @@ class Lane:
                         raise self._error
                     if self._step != step or self._is_done(member):
                         return
-                    if not self._busy and (due := self._due()) is not None:
+                    if not self._busy and (due := self._next_due()) is not None:
                         self._busy = True
                         break
-                    self._changed.wait(SLICE)
+                    self._changed.wait(CANCEL_CHECK_SECONDS)
                     go_on()
             self._run(due, step, beside=False)
 
-    def _is_done(self, member: Part) -> bool:
-        return member not in self._todo[self._next :]
+    def _is_done(self, member: QueuedCollective) -> bool:
+        return member not in self._queue[self._next :]
 
-    def _due(self) -> Part | None:
+    def _next_due(self) -> QueuedCollective | None:
         """The next member, if it has its tensors; those that are done at once are passed over."""
-        while self._next < len(self._todo):
-            member = self._todo[self._next]
+        while self._next < len(self._queue):
+            member = self._queue[self._next]
             if not member.is_started(self._step):
                 return None
-            if not member.at_once:
+            if not member.completes_inline:
                 return member
             self._next += 1
         return None
 
-    def _run(self, member: Part, step: int, beside: bool) -> None:
+    def _run(self, member: QueuedCollective, step: int, beside: bool) -> None:
         error: BaseException | None = None
         try:
             member.run(step, beside)
@@ -103,10 +103,10 @@ class Lane:
                 self._error = self._error or error
             self._changed.notify_all()
 
-    def _work(self) -> None:
+    def _serve(self) -> None:
         while True:
             with self._lock:
-                while self._busy or self._error is not None or (due := self._due()) is None:
+                while self._busy or self._error is not None or (due := self._next_due()) is None:
                     if self._closed:
                         return
                     self._changed.wait()
@@ -119,7 +119,7 @@ class Lane:
         """Forget the step, once nobody works for it: a part that runs gives up soon. Whether it
         has."""
         with self._lock:
-            self._todo, self._step = (), -1
+            self._queue, self._step = (), -1
             return self._changed.wait_for(lambda: not self._busy, _LEAVE_SECONDS)
 
     def close(self) -> None:

@@ -26,14 +26,18 @@ from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address
 from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
-from graphflow.runtime.collectives.shared_memory_transport import ground, is_small, private
+from graphflow.runtime.collectives.shared_memory_transport import (
+    is_small,
+    private_memory,
+    shared_bytes,
+)
 from graphflow.runtime.transport.shared_memory import Segment
 
 _PAUSE = 0.001  # seconds between two looks at whether another device of this worker is there
 
 
 @dataclass(frozen=True)
-class Place:
+class RankBuffers:
     """Where a rank's tensor and result are: in a segment, if other processes can reach them.
 
     Attributes:
@@ -47,7 +51,7 @@ class Place:
     y_at: tuple[str, int] = ("", 0)
 
 
-def within(segments: Iterable[Segment], array: Array) -> tuple[Segment, int] | None:
+def find_segment(segments: Iterable[Segment], array: Array) -> tuple[Segment, int] | None:
     """The segment that an array lies in, and where."""
     at = address(array)
     for segment in segments:
@@ -58,7 +62,7 @@ def within(segments: Iterable[Segment], array: Array) -> tuple[Segment, int] | N
 
 
 @dataclass(frozen=True)
-class Line:
+class HandshakeChannel:
     """Words between the workers of a group.
 
     Args:
@@ -69,13 +73,13 @@ class Line:
     """
 
     worker: int
-    tell: Callable[[str, int, bytes], None]
-    hear: Callable[[str, int], bytes]
-    go_on: Callable[[], None]
+    send: Callable[[str, int, bytes], None]
+    receive: Callable[[str, int], bytes]
+    check_cancelled: Callable[[], None]
     attach: Callable[[str], Segment]
 
 
-class Site:
+class GroupRendezvous:
     """Where the ranks of a group meet, from this worker's side.
 
     Args:
@@ -91,143 +95,151 @@ class Site:
     def __init__(
         self, what: Collective, named: Callable[[tuple[str, ...]], tuple[int, ...]]
     ) -> None:
-        self.ready = False
+        self.is_ready = False
         self.memory: Array | None = None
         self.xs: list[Array] = []
         self.ys: list[Array] = []
-        self.unique: tuple[int, ...] = ()
+        self.nccl_id: tuple[int, ...] = ()
         self._what = what
-        self._named = named
-        self._small = is_small(what)
-        self._places: dict[int, Place] = {}
+        self._new_nccl_id = named
+        self._is_small = is_small(what)
+        self._buffers: dict[int, RankBuffers] = {}
         self._segments: list[Segment] = []
-        self._met: dict[int, bool] = {}
-        self._all_met: bool | None = None
+        self._connected: dict[int, bool] = {}
+        self._all_connected: bool | None = None
         self._voting = threading.Lock()
         self._lock = threading.Lock()
 
-    def register(self, rank: int, place: Place) -> None:
+    def register(self, rank: int, place: RankBuffers) -> None:
         """Where a rank of this worker has its tensor and its result, in every step."""
-        self._places[rank] = place
+        self._buffers[rank] = place
 
-    def agree(self, line: Line) -> None:
+    def agree(self, line: HandshakeChannel) -> None:
         """Find the way with the other workers; the first device of this one does it for all.
 
         Raises:
             GraphflowError: the step was given up meanwhile.
         """
         with self._lock:
-            if self.ready:
+            if self.is_ready:
                 return
             what = self._what
             mine = [rank for rank, worker in enumerate(what.workers) if worker == line.worker]
-            while not self._small and len(self._places) < len(mine):
-                line.go_on()
+            while not self._is_small and len(self._buffers) < len(mine):
+                line.check_cancelled()
                 time.sleep(_PAUSE)
             workers = sorted(set(what.workers))
             if len(workers) == 1:
-                self.memory = private(ground(what))
-                self.unique = self._name(nccl.gpus(what, line.worker))
-                self._map([(rank, place.x, place.y) for rank, place in self._places.items()])
+                self.memory = private_memory(shared_bytes(what))
+                self.nccl_id = self._nccl_id(nccl.local_gpus(what, line.worker))
+                self._map([(rank, place.x, place.y) for rank, place in self._buffers.items()])
             elif line.worker == workers[0]:
-                self._lead(line, workers[1:])
+                self._agree_as_root(line, workers[1:])
             else:
-                self._follow(line, workers[0])
-            self.ready = True
+                self._agree_with_root(line, workers[0])
+            self.is_ready = True
 
-    def have_met(self, line: Line, rank: int, met: bool) -> bool:
+    def have_all_connected(self, line: HandshakeChannel, rank: int, met: bool) -> bool:
         """Whether all ranks have met in NCCL, once each has said whether it has.
 
         Raises:
             GraphflowError: the step was given up meanwhile.
         """
-        self._met[rank] = met
+        self._connected[rank] = met
         with self._voting:  # who holds it waits for those who are yet to agree
-            if self._all_met is None:
-                while len(self._met) < self._what.workers.count(line.worker):
-                    line.go_on()
+            if self._all_connected is None:
+                while len(self._connected) < self._what.workers.count(line.worker):
+                    line.check_cancelled()
                     time.sleep(_PAUSE)
-                self._all_met = self._all_say(line, "met", all(self._met.values()))
-            return self._all_met
+                self._all_connected = self._is_unanimous(line, "met", all(self._connected.values()))
+            return self._all_connected
 
-    def _all_say(self, line: Line, what: str, ok: bool) -> bool:
+    def _is_unanimous(self, line: HandshakeChannel, what: str, ok: bool) -> bool:
         """Whether all workers say yes: each tells the root, which tells them what came of it."""
         root, *others = sorted(set(self._what.workers))
         if line.worker != root:
-            line.tell(f"{what}/{line.worker}", root, _written({"ok": ok}))
-            return _read(line.hear(f"all {what}", root)).get("ok") is True and ok
-        heard = [_read(line.hear(f"{what}/{other}", other)) for other in others]
+            line.send(f"{what}/{line.worker}", root, _encode({"ok": ok}))
+            return _decode(line.receive(f"all {what}", root)).get("ok") is True and ok
+        heard = [_decode(line.receive(f"{what}/{other}", other)) for other in others]
         ok = ok and all(each.get("ok") is True for each in heard)
         for other in others:
-            line.tell(f"all {what}", other, _written({"ok": ok}))
+            line.send(f"all {what}", other, _encode({"ok": ok}))
         return ok
 
-    def _lead(self, line: Line, others: Sequence[int]) -> None:
+    def _agree_as_root(self, line: HandshakeChannel, others: Sequence[int]) -> None:
         try:
-            segment: Segment | None = Segment.create(ground(self._what))
+            segment: Segment | None = Segment.create(shared_bytes(self._what))
         except TransportError:
             segment = None
         for other in others:
-            line.tell("token", other, segment.token.encode() if segment is not None else b"")
-        answers = [_read(line.hear(f"joined/{other}", other)) for other in others]
-        ok = segment is not None and self._reachable and all(a.get("ok") is True for a in answers)
+            line.send("token", other, segment.token.encode() if segment is not None else b"")
+        answers = [_decode(line.receive(f"joined/{other}", other)) for other in others]
+        ok = (
+            segment is not None and self._is_reachable and all(a.get("ok") is True for a in answers)
+        )
         table = [*self._table, *(row for a in answers for row in a.get("places", ()))]
-        mine = nccl.gpus(self._what, line.worker)
-        self.unique = self._name(mine, *(a.get("gpus") for a in answers))
+        mine = nccl.local_gpus(self._what, line.worker)
+        self.nccl_id = self._nccl_id(mine, *(a.get("gpus") for a in answers))
         for other in others:
-            told = {"ok": ok, "places": table, "nccl": self.unique}
-            line.tell("table", other, _written(told))
-        if ok and not self._small:
-            ok = self._all_say(line, "mapped", self._reach(line, table))
+            told = {"ok": ok, "places": table, "nccl": self.nccl_id}
+            line.send("table", other, _encode(told))
+        if ok and not self._is_small:
+            ok = self._is_unanimous(line, "mapped", self._can_map_all(line, table))
         if ok and segment is not None:
             self._segments.append(segment)
             self.memory = segment.memory
 
-    def _follow(self, line: Line, root: int) -> None:
+    def _agree_with_root(self, line: HandshakeChannel, root: int) -> None:
         segment = None
-        token = line.hear("token", root).decode("ascii", "replace")
+        token = line.receive("token", root).decode("ascii", "replace")
         with contextlib.suppress(TransportError):
             segment = line.attach(token)
-        ok = segment is not None and segment.memory.nbytes == ground(self._what)
+        ok = segment is not None and segment.memory.nbytes == shared_bytes(self._what)
         answer = {
-            "ok": ok and self._reachable,
+            "ok": ok and self._is_reachable,
             "places": self._table,
-            "gpus": nccl.gpus(self._what, line.worker),
+            "gpus": nccl.local_gpus(self._what, line.worker),
         }
-        line.tell(f"joined/{line.worker}", root, _written(answer))
-        table = _read(line.hear("table", root))
+        line.send(f"joined/{line.worker}", root, _encode(answer))
+        table = _decode(line.receive("table", root))
         unique = table.get("nccl")
         if isinstance(unique, list) and all(type(each) is int for each in unique):
-            self.unique = tuple(unique)
+            self.nccl_id = tuple(unique)
         ok = ok and table.get("ok") is True
-        if ok and not self._small:
-            ok = self._all_say(line, "mapped", self._reach(line, table.get("places", ())))
+        if ok and not self._is_small:
+            ok = self._is_unanimous(
+                line, "mapped", self._can_map_all(line, table.get("places", ()))
+            )
         if ok and segment is not None:
             self.memory = segment.memory
 
-    def _name(self, *told: Any) -> tuple[int, ...]:
+    def _nccl_id(self, *told: Any) -> tuple[int, ...]:
         """Of the group in NCCL, where that is the way."""
-        return self._named(self._what.devices) if nccl.may_meet(told, self._what.count) else ()
+        return (
+            self._new_nccl_id(self._what.devices)
+            if nccl.can_use_nccl(told, self._what.count)
+            else ()
+        )
 
     @property
-    def _reachable(self) -> bool:
-        return all(place.x_at[0] and place.y_at[0] for place in self._places.values())
+    def _is_reachable(self) -> bool:
+        return all(place.x_at[0] and place.y_at[0] for place in self._buffers.values())
 
     @property
     def _table(self) -> list[list[Any]]:
-        return [[rank, *p.x_at, *p.y_at] for rank, p in self._places.items()]
+        return [[rank, *p.x_at, *p.y_at] for rank, p in self._buffers.items()]
 
-    def _reach(self, line: Line, table: Sequence[Any]) -> bool:
+    def _can_map_all(self, line: HandshakeChannel, table: Sequence[Any]) -> bool:
         """Map the tensors and results of all ranks; whether they are there."""
         what, found = self._what, []
         try:
             for rank, x_token, x_at, y_token, y_at in table:
-                if rank in self._places:
-                    found.append((rank, self._places[rank].x, self._places[rank].y))
+                if rank in self._buffers:
+                    found.append((rank, self._buffers[rank].x, self._buffers[rank].y))
                     continue
                 has = what.kind != "broadcast" or rank == 0
                 x = _view(line.attach(x_token).memory, x_at, what.specs[rank]) if has else None
-                y = _view(line.attach(y_token).memory, y_at, what.result(rank))
+                y = _view(line.attach(y_token).memory, y_at, what.result_spec(rank))
                 found.append((rank, x, y))
         except (TransportError, ValueError, TypeError, IndexError):
             return False  # words from another worker: what does not fit is no way
@@ -250,11 +262,11 @@ def _view(memory: Array, start: Any, spec: TensorSpec) -> Array:
     return view
 
 
-def _written(words: dict[str, Any]) -> bytes:
+def _encode(words: dict[str, Any]) -> bytes:
     return json.dumps(words).encode()
 
 
-def _read(data: bytes) -> dict[str, Any]:
+def _decode(data: bytes) -> dict[str, Any]:
     try:
         words = json.loads(data)
     except (ValueError, RecursionError):

@@ -31,7 +31,7 @@ from graphflow.ops.communication.reduction_order import (
 Array = np.ndarray[Any, Any]
 
 REDUCING = ("all_reduce", "reduce_scatter")
-OWN = ("kind", "group", "rank", "devices", "shapes", "dtype")
+EXCHANGE_ATTRS = ("kind", "group", "rank", "devices", "shapes", "dtype")
 """Attributes of the nodes of an exchange that its op does not have."""
 
 
@@ -54,7 +54,7 @@ class Collective:
     attrs: Mapping[str, Any]
 
     @staticmethod
-    def of(attrs: Mapping[str, Any]) -> Collective:
+    def from_attrs(attrs: Mapping[str, Any]) -> Collective:
         """What the attributes of a `collective_start` say, sizes bound."""
         dtype = as_dtype(attrs["dtype"])
         return Collective(
@@ -62,7 +62,7 @@ class Collective:
             int(attrs["group"]),
             tuple(attrs["devices"]),
             tuple(TensorSpec(tuple(shape), dtype) for shape in attrs["shapes"]),
-            {name: value for name, value in attrs.items() if name not in OWN},
+            {name: value for name, value in attrs.items() if name not in EXCHANGE_ATTRS},
         )
 
     @cached_property
@@ -82,7 +82,7 @@ class Collective:
     def reduces(self) -> bool:
         return self.kind in REDUCING
 
-    def result(self, rank: int) -> TensorSpec:
+    def result_spec(self, rank: int) -> TensorSpec:
         """What a rank gets."""
         spec = REGISTRY[self.kind].infer(*self.specs, rank=rank, **self.attrs)
         assert isinstance(spec, TensorSpec)
@@ -92,7 +92,7 @@ class Collective:
     def lengths(self) -> tuple[tuple[int, ...], ...]:
         """Elements of each piece, by the rank that gives it; one that has a piece for all ranks
         has no other."""
-        whole = [_elements(spec.shape) for spec in self.specs]
+        whole = [_element_count(spec.shape) for spec in self.specs]
         match self.kind:
             case "all_reduce":
                 return (tuple(shares(whole[0], self.count)),) * self.count
@@ -105,27 +105,27 @@ class Collective:
                 axis = self.attrs["axis"]
             case _:
                 each, axis = self.attrs["sizes"], self.attrs["split_axis"]
-        around = [_elements((*s.shape[:axis], *s.shape[axis + 1 :])) for s in self._each]
+        around = [_element_count((*s.shape[:axis], *s.shape[axis + 1 :])) for s in self._rank_specs]
         return tuple(tuple(around[rank] * size for size in own) for rank, own in enumerate(each))
 
     @property
-    def _each(self) -> tuple[TensorSpec, ...]:
+    def _rank_specs(self) -> tuple[TensorSpec, ...]:
         return self.specs if len(self.specs) == self.count else self.specs * self.count
 
     @cached_property
-    def is_for_all(self) -> bool:
+    def sends_same_to_all(self) -> bool:
         """Whether a rank gives the same to all."""
         return self.kind in ("all_gather", "broadcast")
 
-    def given(self, rank: int, x: Array | None) -> list[Array]:
+    def flat_pieces(self, rank: int, x: Array | None) -> list[Array]:
         """A rank's pieces of its tensor, flat; views of it where they can be."""
         if x is None:
             return [np.empty(0, self.dtype)]
-        return [np.ascontiguousarray(part).reshape(-1) for part in self.parts(rank, x)]
+        return [np.ascontiguousarray(part).reshape(-1) for part in self.input_views(rank, x)]
 
-    def parts(self, rank: int, x: Array) -> list[Array]:
+    def input_views(self, rank: int, x: Array) -> list[Array]:
         """As `given`, as views of the tensor."""
-        if self.is_for_all:
+        if self.sends_same_to_all:
             return [x]
         if self.kind == "all_reduce":
             at = starts(self.lengths[rank])
@@ -134,13 +134,13 @@ class Collective:
         axis = self.attrs["axis" if self.reduces else "split_axis"]
         sizes = self.attrs["sizes"]
         at = starts(sizes if self.reduces else sizes[rank])
-        return [_part(x, axis, start, stop) for start, stop in pairwise(at)]
+        return [_slice_axis(x, axis, start, stop) for start, stop in pairwise(at)]
 
-    def taken(self, rank: int, y: Array) -> list[Array]:
+    def output_views(self, rank: int, y: Array) -> list[Array]:
         """Where in a rank's result belongs what comes of each rank; arrays of its shape."""
         match self.kind:
             case "all_reduce":
-                return self.parts(rank, y)
+                return self.input_views(rank, y)
             case "reduce_scatter":
                 return [y if r == rank else y.reshape(-1)[:0] for r in range(self.count)]
             case "broadcast":
@@ -156,14 +156,14 @@ class Collective:
                     for r, spec in enumerate(self.specs)
                 ]
         at = starts([evaluate(size, {}) for size in sizes])
-        return [_part(y, axis, start, stop) for start, stop in pairwise(at)]
+        return [_slice_axis(y, axis, start, stop) for start, stop in pairwise(at)]
 
     # Reducing -----------------------------------------------------------------------------------
 
     @cached_property
     def algorithm(self) -> str:
         """The one that "auto" stands for."""
-        size = _elements(self.specs[0].shape)
+        size = _element_count(self.specs[0].shape)
         return resolve_algorithm(self.attrs["algorithm"], self.count, size, self.attrs["hosts"])
 
     def order(self, share: int) -> Order:
@@ -171,7 +171,7 @@ class Collective:
         return order_of(self.algorithm, self.count, share, self.attrs["hosts"])
 
     @cached_property
-    def working(self) -> np.dtype[Any]:
+    def working_dtype(self) -> np.dtype[Any]:
         """The dtype in which is combined: 16-bit floats are float32 meanwhile."""
         return np.dtype("float32") if is_half(self.dtype) else self.dtype
 
@@ -184,12 +184,12 @@ class Collective:
     def _combine(self) -> Any:
         return combine_function(self.attrs["reduction"], np)
 
-    def combined(self, share: int, pieces: Sequence[Array], out: Array) -> None:
+    def combine(self, share: int, pieces: Sequence[Array], out: Array) -> None:
         """Fold the same elements of all ranks, in the order of a share, into `out`; the caller
         silences what numpy says of numbers."""
-        if self.working is not self.dtype:
-            wide = np.empty(out.shape, self.working)
-            self._fold(share, [p.astype(self.working) for p in pieces], wide)
+        if self.working_dtype is not self.dtype:
+            wide = np.empty(out.shape, self.working_dtype)
+            self._fold(share, [p.astype(self.working_dtype) for p in pieces], wide)
             np.copyto(out, wide, casting="unsafe")
         else:
             self._fold(share, pieces, out)
@@ -204,13 +204,13 @@ class Collective:
             finish(reduction, self.count, out)
 
 
-def _elements(shape: Shape) -> int:
+def _element_count(shape: Shape) -> int:
     count = 1
     for size in shape:
         count *= evaluate(size, {})
     return count
 
 
-def _part(x: Array, axis: int, start: int, stop: int) -> Array:
+def _slice_axis(x: Array, axis: int, start: int, stop: int) -> Array:
     part: Array = x[(slice(None),) * axis + (slice(start, stop),)]
     return part

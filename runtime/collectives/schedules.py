@@ -56,21 +56,21 @@ def all_reduce(algorithm: str, count: int, hosts: Sequence[int] | None) -> Round
     ranks = list(range(count))
     match algorithm:
         case "ring":
-            _ring(rounds, count)
+            _add_ring(rounds, count)
         case "tree":
-            _tree(rounds, ranks, count)
+            _add_tree(rounds, ranks, count)
         case "halving":
-            _halving(rounds, ranks, count)
+            _add_halving(rounds, ranks, count)
         case "two_level":
             assert hosts is not None
             members = members_of(hosts)
             for each in members:
-                _tree(rounds, each, count)
-            _halving(rounds, [each[0] for each in members], count)
+                _add_tree(rounds, each, count)
+            _add_halving(rounds, [each[0] for each in members], count)
     return [own + [each.mirrored for each in reversed(own)] for own in rounds]
 
 
-def _ring(rounds: Rounds, count: int) -> None:
+def _add_ring(rounds: Rounds, count: int) -> None:
     for step in range(count - 1):
         for rank in range(count):
             out, come = (rank - 1 - step) % count, (rank - 2 - step) % count
@@ -79,27 +79,27 @@ def _ring(rounds: Rounds, count: int) -> None:
             rounds[rank].append(fold)
 
 
-def _tree(rounds: Rounds, ranks: Sequence[int], shares: int) -> None:
+def _add_tree(rounds: Rounds, ranks: Sequence[int], shares: int) -> None:
     """Everything to the first of some ranks, pairwise."""
     if len(ranks) == 1:
         return
     half = split_at(len(ranks))
-    _tree(rounds, ranks[:half], shares)
-    _tree(rounds, ranks[half:], shares)
-    _pass(rounds, ranks[half], ranks[0], 0, shares)
+    _add_tree(rounds, ranks[:half], shares)
+    _add_tree(rounds, ranks[half:], shares)
+    _add_transfer(rounds, ranks[half], ranks[0], 0, shares)
 
 
-def _halving(rounds: Rounds, ranks: Sequence[int], shares: int) -> dict[int, tuple[int, int]]:
+def _add_halving(rounds: Rounds, ranks: Sequence[int], shares: int) -> dict[int, tuple[int, int]]:
     """Fold all shares, each somewhere: which shares each rank has in the end."""
     if len(ranks) == 1:
         return {ranks[0]: (0, shares)}
     half = split_at(len(ranks))
-    low = _halving(rounds, ranks[:half], shares)
-    high = _halving(rounds, ranks[half:], shares)
+    low = _add_halving(rounds, ranks[:half], shares)
+    high = _add_halving(rounds, ranks[half:], shares)
     if len(low) > len(high):  # a rest, which passes on all that it has
         for upper, (start, stop) in high.items():
             for lower, (first, last) in low.items():
-                _pass(rounds, upper, lower, max(start, first), min(stop, last))
+                _add_transfer(rounds, upper, lower, max(start, first), min(stop, last))
         return low
     owned: dict[int, tuple[int, int]] = {}
     for lower, upper in zip(low, high, strict=True):
@@ -118,15 +118,15 @@ def _halving(rounds: Rounds, ranks: Sequence[int], shares: int) -> dict[int, tup
     return owned
 
 
-def _pass(rounds: Rounds, source: int, target: int, start: int, stop: int) -> None:
+def _add_transfer(rounds: Rounds, source: int, target: int, start: int, stop: int) -> None:
     """A higher rank's partial result to a lower one."""
     if start < stop:
         rounds[source].append(Round("send", target, start, stop))
         rounds[target].append(Round("fold", source, start, stop))
 
 
-def spread(count: int) -> Rounds:
+def broadcast(count: int) -> Rounds:
     """The rounds in which rank 0's tensor comes to all ranks: a tree's second half."""
     rounds: Rounds = [[] for _ in range(count)]
-    _tree(rounds, range(count), 1)
+    _add_tree(rounds, range(count), 1)
     return [[each.mirrored for each in reversed(own)] for own in rounds]

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Function, compiler, named
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, name_module
 
-LINE = 64
+COUNTER_BYTES = 64
 """Bytes of a gate: the counter, how often sleepers were woken, how many there are."""
 
-SPINS = 1000
+DEFAULT_SPINS = 1000
 """Looks before a waiter sleeps: 10 to 60 microseconds, as processors pause."""
 
-SLICE = 0.02
+CANCEL_CHECK_SECONDS = 0.02
 """Seconds of a wait, between two looks at whether its step was given up."""
 
 _COMPILING = threading.Lock()
@@ -44,30 +44,32 @@ class SharedCounters:
     """
 
     def __init__(self, memory: np.ndarray[Any, Any], count: int) -> None:
-        self.words = memory[: count * LINE].view(np.int64).reshape(count, LINE // 8)[:, 0]
+        self.words = (
+            memory[: count * COUNTER_BYTES].view(np.int64).reshape(count, COUNTER_BYTES // 8)[:, 0]
+        )
         self._memory = memory
         self._base = address(memory)
-        self._order = np.zeros(4, np.int64)
-        self._order[0] = count
-        self._place = address(self._order)
-        self._tell, self._pending = compiled()
+        self._arguments = np.zeros(4, np.int64)
+        self._arguments[0] = count
+        self._arguments_address = address(self._arguments)
+        self._publish, self._wait_all = counter_functions()
 
-    def tell(self, rank: int, value: int) -> None:
+    def publish(self, rank: int, value: int) -> None:
         """Set the counter of a rank, and wake who waits for it."""
-        self._tell(self._base + rank * LINE, None, value, 0)
+        self._publish(self._base + rank * COUNTER_BYTES, None, value, 0)
 
-    def pending(self, value: int, seconds: float, spins: int = SPINS) -> int:
+    def wait_all(self, value: int, seconds: float, spins: int = DEFAULT_SPINS) -> int:
         """Wait for all counters to reach a value: the first rank whose has not, or -1.
 
         Args:
             spins: looks before it sleeps; few where something else has work for this core.
         """
-        self._order[2] = spins
-        self._pending(self._base, self._place, value, int(seconds * 1e9))
-        return int(self._order[1])
+        self._arguments[2] = spins
+        self._wait_all(self._base, self._arguments_address, value, int(seconds * 1e9))
+        return int(self._arguments[1])
 
 
-def compiled() -> tuple[Any, Any]:
+def counter_functions() -> tuple[Any, Any]:
     """What gates are told and looked at by. Asked for when a program is made, so that no step
     compiles them."""
     with _COMPILING:  # one compiler for all threads, which has to stay
@@ -77,21 +79,24 @@ def compiled() -> tuple[Any, Any]:
 @cache
 def _functions() -> tuple[Any, Any]:
     """`tell` and `pending`; the first is too short to release the interpreter's lock for."""
-    waiting = _PENDING.replace("@SLEEP", _sleep()).replace("@PAUSE", _pause())
-    texts = named(_TELL.replace("@WAKE", _wake()), _needs()), named(waiting, _needs())
+    waiting = _WAIT_ALL.replace("@SLEEP", _sleep()).replace("@PAUSE", _pause())
+    texts = (
+        name_module(_PUBLISH.replace("@WAKE", _wake()), _declarations()),
+        name_module(waiting, _declarations()),
+    )
     tell, pending = (compiler().function(*text) for text in texts)
-    assert isinstance(tell, Function)
-    return tell.held, pending.freed
+    assert isinstance(tell, NativeFunction)
+    return tell.holding_gil, pending.releasing_gil
 
 
-def _number() -> int | None:
+def _futex_number() -> int | None:
     """Of the system call futex."""
     return _FUTEX.get(_machine()) if sys.platform == "linux" else None
 
 
-def _needs() -> str:
-    sleeping = "usleep(i32)" if _number() is None else "syscall(i64, ...)"
-    returned = "i32" if _number() is None else "i64"
+def _declarations() -> str:
+    sleeping = "usleep(i32)" if _futex_number() is None else "syscall(i64, ...)"
+    returned = "i32" if _futex_number() is None else "i64"
     pause = {
         "x86_64": "declare void @llvm.x86.sse2.pause()\n",
         "aarch64": "declare void @llvm.aarch64.hint(i32)\n",
@@ -100,19 +105,19 @@ def _needs() -> str:
 
 
 def _wake() -> str:
-    if _number() is None:
+    if _futex_number() is None:
         return ""
     return (
-        f"  call i64 (i64, ...) @syscall(i64 {_number()}, ptr %bell, i64 {_WAKE}, "
+        f"  call i64 (i64, ...) @syscall(i64 {_futex_number()}, ptr %bell, i64 {_WAKE}, "
         f"i64 {_EVERYONE}, ptr null, ptr null, i64 0)"
     )
 
 
 def _sleep() -> str:
-    if _number() is None:
+    if _futex_number() is None:
         return "  call i32 @usleep(i32 50)"
     return (
-        f"  call i64 (i64, ...) @syscall(i64 {_number()}, ptr %bell, i64 {_WAIT}, i32 %rung, "
+        f"  call i64 (i64, ...) @syscall(i64 {_futex_number()}, ptr %bell, i64 {_WAIT}, i32 %rung, "
         "ptr %span, ptr null, i64 0)"
     )
 
@@ -132,7 +137,7 @@ def _machine() -> str:
 
 # Whoever tells looks for sleepers after it has written, and whoever goes to sleep looks at the
 # counter after it has said so (both in one total order): one of the two sees the other.
-_TELL = """(ptr %line, ptr %none, i64 %value, i64 %zero) {
+_PUBLISH = """(ptr %line, ptr %none, i64 %value, i64 %zero) {
 entry:
   store atomic i64 %value, ptr %line seq_cst, align 8
   fence seq_cst
@@ -149,7 +154,7 @@ done:
   ret void
 }"""
 
-_PENDING = f"""(ptr %lines, ptr %order, i64 %value, i64 %time) {{
+_WAIT_ALL = f"""(ptr %lines, ptr %order, i64 %value, i64 %time) {{
 entry:
   %count = load i64, ptr %order
   %answer = getelementptr i64, ptr %order, i64 1
@@ -167,7 +172,7 @@ next:
   %more = icmp slt i64 %rank, %count
   br i1 %more, label %begin, label %all
 begin:
-  %offset = mul i64 %rank, {LINE}
+  %offset = mul i64 %rank, {COUNTER_BYTES}
   %line = getelementptr i8, ptr %lines, i64 %offset
   %bell = getelementptr i8, ptr %line, i64 8
   %sleepers = getelementptr i8, ptr %line, i64 16

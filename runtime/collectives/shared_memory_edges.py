@@ -21,55 +21,59 @@ import numpy as np
 
 from graphflow.errors import TransportError
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.jit.array_address import aligned
-from graphflow.runtime.collectives.group_setup import Line
+from graphflow.ops.kernels.jit.array_address import align_up
+from graphflow.runtime.collectives.group_setup import HandshakeChannel
 from graphflow.runtime.collectives.rank_buffers import Array
-from graphflow.runtime.collectives.shared_counters import LINE, SLICE, SharedCounters
+from graphflow.runtime.collectives.shared_counters import (
+    CANCEL_CHECK_SECONDS,
+    COUNTER_BYTES,
+    SharedCounters,
+)
 from graphflow.runtime.transport.shared_memory import Segment
 from graphflow.runtime.wire.tensor_mailbox import Awaited
 
 if TYPE_CHECKING:
-    from graphflow.runtime.collectives.exchanges import Exchanges
+    from graphflow.runtime.collectives.exchanges import SessionCollectives
 
-MOST = 1 << 20
+MAX_TENSOR_BYTES = 1 << 20
 """Bytes of a tensor that goes this way; for larger ones a message costs little beside the copy."""
 
-ROOM = 32 << 20
+MAX_SLOT_BYTES = 32 << 20
 """Bytes of a passage's slots; edges that find no room in it go as messages."""
 
-HELD = 64
+MAX_OPEN_EDGES = 64
 """Passages that a session has open on a worker; each takes file descriptors."""
 
 _SLOTS = 2
-_STAMP = 3  # the word of a gate's line in which stands when its tensor was there, in ns
+_STAMP_WORD = 3  # the word of a gate's line in which stands when its tensor was there, in ns
 _YES, _NO = b"yes", b"no"
 
 
-def carried(specs: Mapping[int, TensorSpec]) -> dict[int, TensorSpec]:
+def edges_that_fit(specs: Mapping[int, TensorSpec]) -> dict[int, TensorSpec]:
     """The edges between two devices that a passage has room for: at both ends the same."""
-    found, left = {}, ROOM
+    found, left = {}, MAX_SLOT_BYTES
     for edge, spec in sorted(specs.items()):
-        if 0 < nbytes(spec) <= MOST and _room(spec) <= left:
+        if 0 < nbytes(spec) <= MAX_TENSOR_BYTES and _slot_bytes(spec) <= left:
             found[edge] = spec
-            left -= _room(spec)
+            left -= _slot_bytes(spec)
     return found
 
 
-def _room(spec: TensorSpec) -> int:
+def _slot_bytes(spec: TensorSpec) -> int:
     """Bytes of an edge's slots."""
-    return _SLOTS * aligned(nbytes(spec))
+    return _SLOTS * align_up(nbytes(spec))
 
 
-class _Slots:
+class _EdgeSlots:
     """What an edge has of the memory."""
 
     def __init__(self, gate: Array, memory: Array, spec: TensorSpec) -> None:
-        self.gate = SharedCounters(gate, 1)
-        self.stamp = gate.view(np.int64)[_STAMP : _STAMP + 1]
-        step, size = aligned(nbytes(spec)), nbytes(spec)
+        self.counter = SharedCounters(gate, 1)
+        self.stamp = gate.view(np.int64)[_STAMP_WORD : _STAMP_WORD + 1]
+        step, size = align_up(nbytes(spec)), nbytes(spec)
         self.arrays: list[Array] = [
             memory[at : at + size].view(spec.dtype).reshape(spec.shape)
-            for at in range(0, _room(spec), step)
+            for at in range(0, _slot_bytes(spec), step)
         ]
 
 
@@ -85,7 +89,7 @@ class ShmEdge:
 
     def __init__(
         self,
-        owner: Exchanges,
+        owner: SessionCollectives,
         key: tuple[str, str],
         peer: int,
         what: Mapping[int, Awaited],
@@ -96,54 +100,58 @@ class ShmEdge:
         self._key = key
         self._what = what
         self._specs = specs
-        self._round = -1  # of the ways that the session's devices agreed on
+        self._generation = -1  # of the ways that the session's devices agreed on
         self._step = -1
         self._use = 0  # steps since then
         self._segment: Segment | None = None
-        self._begun: SharedCounters | None = None  # told by who receives
-        self._slots: dict[int, _Slots] = {}
+        self._receiver_progress: SharedCounters | None = None  # told by who receives
+        self._slots: dict[int, _EdgeSlots] = {}
 
-    def _line(self, step: int, edge: int) -> Line:
+    def _handshake(self, step: int, edge: int) -> HandshakeChannel:
         """How the two ends agree; `edge` is what one of them waits for meanwhile."""
-        return self._owner.line(step, self._key, self._what[edge].what)
+        return self._owner.handshake_channel(step, self._key, self._what[edge].what)
 
-    def _is_new(self, step: int) -> bool:
+    def _begin_step(self, step: int) -> bool:
         """Whether a step is the first one, in which the way is agreed; else its use is counted."""
         self._step = step
-        if self._round == self._owner.round:
+        if self._generation == self._owner.generation:
             self._use += 1
             return False
         self.close()
-        self._round, self._use = self._owner.round, 0
+        self._generation, self._use = self._owner.generation, 0
         return True
 
-    def _ground(self) -> int:
+    def _total_bytes(self) -> int:
         """Bytes of memory: gates, then slots."""
-        return LINE * (1 + len(self._specs)) + sum(map(_room, self._specs.values()))
+        return COUNTER_BYTES * (1 + len(self._specs)) + sum(map(_slot_bytes, self._specs.values()))
 
     def _map(self, segment: Segment) -> None:
         memory = segment.memory
-        self._begun = SharedCounters(memory[:LINE], 1)
-        gate, start = LINE, LINE * (1 + len(self._specs))
+        self._receiver_progress = SharedCounters(memory[:COUNTER_BYTES], 1)
+        gate, start = COUNTER_BYTES, COUNTER_BYTES * (1 + len(self._specs))
         for edge, spec in self._specs.items():
-            end = start + _room(spec)
-            self._slots[edge] = _Slots(memory[gate : gate + LINE], memory[start:end], spec)
-            gate, start = gate + LINE, end
+            end = start + _slot_bytes(spec)
+            self._slots[edge] = _EdgeSlots(
+                memory[gate : gate + COUNTER_BYTES], memory[start:end], spec
+            )
+            gate, start = gate + COUNTER_BYTES, end
 
     def _wait(self, gate: SharedCounters, value: int, step: int, edge: int) -> None:
-        if gate.pending(value, SLICE) >= 0:
-            self._owner.mail.until(step, self._what[edge], lambda _: gate.pending(value, SLICE) < 0)
+        if gate.wait_all(value, CANCEL_CHECK_SECONDS) >= 0:
+            self._owner.mail.until(
+                step, self._what[edge], lambda _: gate.wait_all(value, CANCEL_CHECK_SECONDS) < 0
+            )
 
-    def _held(self, segment: Callable[[], Segment]) -> Segment | None:
+    def _try_open(self, segment: Callable[[], Segment]) -> Segment | None:
         """The memory, held from now on; None, and messages are the way, if it is not to be had."""
-        if len(self._owner.open) < HELD:
+        if len(self._owner.open_edges) < MAX_OPEN_EDGES:
             with contextlib.suppress(TransportError):
                 self._segment = segment()
-                self._owner.open.add(self)
+                self._owner.open_edges.add(self)
         return self._segment
 
-    def _let_go(self) -> None:
-        self._owner.open.discard(self)
+    def _release(self) -> None:
+        self._owner.open_edges.discard(self)
         if self._segment is not None:
             self._segment.close()
             self._segment = None
@@ -151,9 +159,9 @@ class ShmEdge:
     def close(self) -> None:
         """Let go of the memory."""
         self._slots.clear()
-        self._begun = None
-        self._round = -1
-        self._let_go()
+        self._receiver_progress = None
+        self._generation = -1
+        self._release()
 
 
 class ShmEdgeSender(ShmEdge):
@@ -166,42 +174,45 @@ class ShmEdgeSender(ShmEdge):
             GraphflowError: the step was given up, before the other end had room.
         """
         if step != self._step:
-            if self._is_new(step):
+            if self._begin_step(step):
                 self._offer(step, edge)
             # Before memory is written to, a plain look is enough; before it is read, it is not.
-            elif self._begun is not None and self._begun.words.item(0) < self._use - 1:
-                self._wait(self._begun, self._use - 1, step, edge)
+            elif (
+                self._receiver_progress is not None
+                and self._receiver_progress.words.item(0) < self._use - 1
+            ):
+                self._wait(self._receiver_progress, self._use - 1, step, edge)
         slots = self._slots.get(edge)
         if slots is None:
             return False
         slots.arrays[self._use % _SLOTS][...] = array  # half of what `copyto` takes for small ones
         slots.stamp[0] = monotonic_ns()
-        slots.gate.tell(0, self._use)
+        slots.counter.publish(0, self._use)
         return True
 
     def _offer(self, step: int, edge: int) -> None:
-        segment = self._held(lambda: Segment.create(self._ground()))
+        segment = self._try_open(lambda: Segment.create(self._total_bytes()))
         token = b"" if segment is None else segment.token.encode()
-        self._line(step, edge).tell("token", self.peer, token)
-        self._owner.offers.append(self)
+        self._handshake(step, edge).send("token", self.peer, token)
+        self._owner.offered_edges.append(self)
 
-    def settle(self, step: int) -> None:
+    def finish_handshake(self, step: int) -> None:
         """Hear whether the other end found the memory, at the end of the step that offered it.
 
         Raises:
             GraphflowError: the step was given up.
         """
-        answer = self._line(step, min(self._specs)).hear("found", self.peer)
+        answer = self._handshake(step, min(self._specs)).receive("found", self.peer)
         if answer == _YES and self._segment is not None:
             self._map(self._segment)
         else:
-            self._let_go()
+            self._release()
 
 
 class ShmEdgeReceiver(ShmEdge):
     """The end that receives."""
 
-    def take(self, step: int, edge: int) -> Array | None:
+    def receive(self, step: int, edge: int) -> Array | None:
         """The tensor of an edge, in memory that nobody writes to before this end takes part in the
         next step but one; None if it comes as a message.
 
@@ -210,28 +221,28 @@ class ShmEdgeReceiver(ShmEdge):
             GraphflowError: what the step was cancelled with.
         """
         if step != self._step:
-            if self._is_new(step):
-                self._find(step, edge)
-            elif self._begun is not None:
-                self._begun.tell(0, self._use)
+            if self._begin_step(step):
+                self._attach(step, edge)
+            elif self._receiver_progress is not None:
+                self._receiver_progress.publish(0, self._use)
         slots = self._slots.get(edge) if self._use else None
         if slots is None:
             return None
-        self._wait(slots.gate, self._use, step, edge)
+        self._wait(slots.counter, self._use, step, edge)
         return slots.arrays[self._use % _SLOTS]
 
-    def arrived(self, edge: int) -> int:
+    def arrival_time(self, edge: int) -> int:
         """When the tensor that was taken last was there, in ns of the host's monotonic clock."""
         return min(int(self._slots[edge].stamp[0]), monotonic_ns())
 
-    def _find(self, step: int, edge: int) -> None:
-        line = self._line(step, edge)
-        token = line.hear("token", self.peer).decode("ascii", "replace")
-        segment = self._held(lambda: Segment.attach(token))
-        if segment is not None and segment.memory.nbytes == self._ground():
+    def _attach(self, step: int, edge: int) -> None:
+        line = self._handshake(step, edge)
+        token = line.receive("token", self.peer).decode("ascii", "replace")
+        segment = self._try_open(lambda: Segment.attach(token))
+        if segment is not None and segment.memory.nbytes == self._total_bytes():
             self._map(segment)
             for array in (each for slots in self._slots.values() for each in slots.arrays):
                 array.flags.writeable = False
         else:
-            self._let_go()
-        line.tell("found", self.peer, _YES if self._slots else _NO)
+            self._release()
+        line.send("found", self.peer, _YES if self._slots else _NO)

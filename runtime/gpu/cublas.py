@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-_WORKSPACE = 32 << 20
+_WORKSPACE_BYTES = 32 << 20
 """Bytes that cuBLAS may work in: what NVIDIA advises for its newest devices. It may not take any
 while work is captured."""
-_ANY = -1
+_DEFAULT_ALGORITHM = -1
 """Whichever algorithm cuBLAS takes for the sizes."""
 
 
@@ -40,8 +40,8 @@ class Cublas:
         self._library = cublas
         self._handle = cublas.create()
         cublas.set_stream(self._handle, stream)  # first: it takes the workspace back
-        self._workspace = memory(_WORKSPACE)
-        cublas.set_workspace(self._handle, self._workspace.ptr, _WORKSPACE)
+        self._workspace = memory(_WORKSPACE_BYTES)
+        cublas.set_workspace(self._handle, self._workspace.ptr, _WORKSPACE_BYTES)
         cublas.set_math_mode(self._handle, cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION)
         single, double = cublas.ComputeType.COMPUTE_32F, cublas.ComputeType.COMPUTE_64F
         self._types = {
@@ -85,12 +85,13 @@ class Cublas:
             return
         data, compute, scale = self._types[out.dtype.name]
         one, weight = np.ones((), scale), np.full((), float(added), scale)
-        x, turned_x, row_x, apart_x = _operand(self._xp, a, batch)
-        y, turned_y, row_y, apart_y = _operand(self._xp, b, batch)
+        x, turned_x, row_x, apart_x = _as_blas_operand(self._xp, a, batch)
+        y, turned_y, row_y, apart_y = _as_blas_operand(self._xp, b, batch)
         self._library.gemm_strided_batched_ex(
             self._handle, turned_y, turned_x, n, m, k, one.ctypes.data,
             y.data.ptr, data, row_y, apart_y, x.data.ptr, data, row_x, apart_x,
-            weight.ctypes.data, out.data.ptr, data, n, m * n, prod(batch), compute, _ANY,
+            weight.ctypes.data, out.data.ptr, data, n, m * n, prod(batch), compute,
+            _DEFAULT_ALGORITHM,
         )  # fmt: skip
 
     def module(self) -> ModuleType:
@@ -108,11 +109,11 @@ class _Module(ModuleType):
         return getattr(self._cupy, name)
 
 
-def _operand(xp: Any, x: Any, batch: tuple[int, ...]) -> tuple[Any, int, int, int]:
+def _as_blas_operand(xp: Any, x: Any, batch: tuple[int, ...]) -> tuple[Any, int, int, int]:
     """Matrices as cuBLAS takes them: the array, whether it is transposed, elements from one row (or
     column) to the next and from one matrix to the next. A copy, where its strides are others."""
     size = x.dtype.itemsize
-    apart = _apart(x, batch)
+    apart = _matrix_stride(x, batch)
     if apart is None:
         x = xp.ascontiguousarray(xp.broadcast_to(x, (*batch, *x.shape[-2:])))
         apart = prod(x.shape[-2:]) * size
@@ -121,10 +122,10 @@ def _operand(xp: Any, x: Any, batch: tuple[int, ...]) -> tuple[Any, int, int, in
         return x, 0, max(down // size, columns) if rows > 1 else columns, apart // size
     if (down == size or rows == 1) and (along >= rows * size or columns == 1):
         return x, 1, max(along // size, rows) if columns > 1 else rows, apart // size
-    return _operand(xp, xp.ascontiguousarray(x), batch)
+    return _as_blas_operand(xp, xp.ascontiguousarray(x), batch)
 
 
-def _apart(x: Any, batch: tuple[int, ...]) -> int | None:
+def _matrix_stride(x: Any, batch: tuple[int, ...]) -> int | None:
     """Bytes from one matrix of a batch to the next, if they are the same all through."""
     lead = len(batch) - (x.ndim - 2)
     strides = [

@@ -22,7 +22,7 @@ from graphflow.runtime.telemetry.logs import Log
 _log = Log("graphflow.gpu")
 
 
-class Capturing(Protocol):
+class GraphDevice(Protocol):
     """What captures and replays: a GPU's stream.
 
     Attributes:
@@ -31,7 +31,7 @@ class Capturing(Protocol):
 
     allocations: int
 
-    def repeating(self) -> AbstractContextManager[None]:
+    def graph_memory(self) -> AbstractContextManager[None]:
         """Where work takes its memory that is going to be captured."""
 
     def capture(self, run: Callable[[], None]) -> Any:
@@ -45,7 +45,7 @@ class Capturing(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class GpuStep:
     """Work on the stream that computes a node.
 
     Attributes:
@@ -54,17 +54,17 @@ class Step:
 
     node: Node
     run: Callable[[], None]
-    steady: bool
+    is_repeatable: bool
 
 
 @dataclass
-class _Run:
+class _StepRun:
     """Steps from start to stop, which may be a graph; `takes`: they take memory."""
 
     start: int
     stop: int
-    steady: bool
-    takes: bool = False
+    is_repeatable: bool
+    allocates: bool = False
     graph: Any = None
 
 
@@ -73,7 +73,7 @@ def graphs_enabled() -> bool:
     return is_on("GRAPHFLOW_CUDA_GRAPHS")
 
 
-class Steps:
+class CapturedSteps:
     """Runs steps in order.
 
     Args:
@@ -83,14 +83,14 @@ class Steps:
         failing: the node whose step raised.
     """
 
-    def __init__(self, steps: Sequence[Step], device: Capturing, what: str) -> None:
+    def __init__(self, steps: Sequence[GpuStep], device: GraphDevice, what: str) -> None:
         self.steps = tuple(steps)
         self.failing: Node | None = None
         self._device = device
-        self._what = what
-        self._runs: list[_Run] | None = None
-        self._at = -1
-        self._told = False
+        self._program = what
+        self._runs: list[_StepRun] | None = None
+        self._current = -1
+        self._has_logged = False
         self._captures = graphs_enabled()
 
     @property
@@ -104,19 +104,19 @@ class Steps:
         if not self._captures:
             self._one_by_one(0, len(self.steps))
         elif self._runs is None:
-            self._runs = self._first()
+            self._runs = self._run_first_time()
         else:
             for run in tuple(self._runs):
                 if run.graph is not None:
                     self._device.replay(run.graph)
-                elif run.steady:
-                    self._captured(run)
+                elif run.is_repeatable:
+                    self._capture(run)
                 else:
                     self._one_by_one(run.start, run.stop)
 
-    def one(self, i: int) -> None:
+    def run_step(self, i: int) -> None:
         """Start the work of one step."""
-        self._at = i
+        self._current = i
         try:
             self.steps[i].run()
         except BaseException:
@@ -129,54 +129,54 @@ class Steps:
 
     def _one_by_one(self, start: int, stop: int) -> None:
         for i in range(start, stop):
-            self.one(i)
+            self.run_step(i)
 
-    def _first(self) -> list[_Run]:
+    def _run_first_time(self) -> list[_StepRun]:
         """Run one by one, and cut into runs."""
-        runs: list[_Run] = []
+        runs: list[_StepRun] = []
         for i, step in enumerate(self.steps):
             before = self._device.allocations
-            with self._device.repeating() if step.steady else nullcontext():
-                self.one(i)
-            if not runs or runs[-1].steady != step.steady:
-                runs.append(_Run(i, i, step.steady))
+            with self._device.graph_memory() if step.is_repeatable else nullcontext():
+                self.run_step(i)
+            if not runs or runs[-1].is_repeatable != step.is_repeatable:
+                runs.append(_StepRun(i, i, step.is_repeatable))
             runs[-1].stop = i + 1
-            runs[-1].takes = runs[-1].takes or self._device.allocations != before
+            runs[-1].allocates = runs[-1].allocates or self._device.allocations != before
         for run in runs:  # one launch is one launch; what takes memory launches several times
-            run.steady = run.steady and (run.takes or run.stop - run.start > 1)
+            run.is_repeatable = run.is_repeatable and (run.allocates or run.stop - run.start > 1)
         return runs
 
-    def _captured(self, run: _Run) -> None:
-        self._at = -1
+    def _capture(self, run: _StepRun) -> None:
+        self._current = -1
         try:
             graph = self._device.capture(lambda: self._one_by_one(run.start, run.stop))
         except Exception as error:
-            self._give_up(run, error)
+            self._exclude_from_graphs(run, error)
             self.failing = None
             self._one_by_one(run.start, run.stop)
         else:
             run.graph = graph
             self._device.replay(graph)
 
-    def _give_up(self, run: _Run, error: Exception) -> None:
+    def _exclude_from_graphs(self, run: _StepRun, error: Exception) -> None:
         """Leave the step that failed out of graphs, or all of the run if none did."""
         assert self._runs is not None
         place = self._runs.index(run)
         if self.failing is None:
-            run.steady = False
+            run.is_repeatable = False
             culprit = f"{run.stop - run.start} nodes"
         else:
-            at = self._at
+            at = self._current
             parts = [(run.start, at, True), (at, at + 1, False), (at + 1, run.stop, True)]
             self._runs[place : place + 1] = [
-                _Run(start, stop, steady and (run.takes or stop - start > 1))
+                _StepRun(start, stop, steady and (run.allocates or stop - start > 1))
                 for start, stop, steady in parts
                 if stop > start
             ]
             culprit = f"{self.failing.op.name} (made at {self.failing.location})"
-        if not self._told:
-            self._told = True
+        if not self._has_logged:
+            self._has_logged = True
             _log.tell(
-                "gpu.uncaptured", program=self._what, what=culprit, error=type(error).__name__,
+                "gpu.uncaptured", program=self._program, what=culprit, error=type(error).__name__,
                 reason=str(error),
             )  # fmt: skip

@@ -29,19 +29,19 @@ from graphflow.errors import (
 )
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.kernels.codegen.elementwise_emitter import Region
-from graphflow.ops.kernels.cuda.cupy_module import captured, imported_cupy
-from graphflow.ops.kernels.cuda.nvrtc import compiled
+from graphflow.ops.kernels.cuda.cupy_module import capture_graph, import_cupy
+from graphflow.ops.kernels.cuda.nvrtc import compile_module
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide, module_text
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT
 from graphflow.runtime.gpu.cublas import Cublas
-from graphflow.runtime.memory.backend import Array, Keep, kept_or_copied
+from graphflow.runtime.memory.backend import Array, ResultExporter, export_or_copy
 from graphflow.runtime.program.vendor_libraries import Cudnn
 
-_TOGETHER = 64
+_KERNELS_PER_MODULE = 64
 """Kernels in one translation unit."""
-_VECTOR = 16
+_VECTOR_BYTES = 16
 """Bytes of a vector load, to whose multiples addresses must be aligned for it."""
-_AHEAD = (
+_DEBUG_HINT = (
     "its steps are started ahead, so to see which op it was, set CUDA_LAUNCH_BLOCKING=1 and "
     "GRAPHFLOW_CUDA_GRAPHS=off"
 )
@@ -64,12 +64,12 @@ class GpuMemory:
 
     plain: int
     pool: int
-    kept: int
+    persistent: int
     pinned: int
 
 
 @dataclass(frozen=True)
-class Handed:
+class DeviceCopy:
     """A tensor on its way to another GPU of this process: a copy, and when it is there."""
 
     array: Any
@@ -99,9 +99,9 @@ class GpuBackend:
     threads = 1
 
     def __init__(self, index: int) -> None:
-        self.xp = cupy = imported_cupy()
+        self.xp = cupy = import_cupy()
         self.index = index
-        self.keep: Keep | None = None
+        self.export_result: ResultExporter | None = None
         self.allocations = 0
         self.pinned = 0
         self.kernels: dict[Any, Any] = {}
@@ -112,20 +112,20 @@ class GpuBackend:
             self._device = cupy.cuda.Device(index)
             with self._device:
                 self.stream = cupy.cuda.Stream(non_blocking=True)
-                self._inward = cupy.cuda.Stream(non_blocking=True)
-                self._outward = cupy.cuda.Stream(non_blocking=True)
-                self._pool = cupy.cuda.MemoryPool()
-                self._kept = cupy.cuda.MemoryPool()
-                self._repeated = cupy.cuda.MemoryPool(self._plainly)
+                self._upload_stream = cupy.cuda.Stream(non_blocking=True)
+                self._download_stream = cupy.cuda.Stream(non_blocking=True)
+                self._op_pool = cupy.cuda.MemoryPool()
+                self._persistent_pool = cupy.cuda.MemoryPool()
+                self._graph_pool = cupy.cuda.MemoryPool(self._allocate_plain)
                 properties = cupy.cuda.runtime.getDeviceProperties(index)
-                self._begun = self.arrived = self.recorded(self.stream)
+                self._step_begun = self.uploaded = self.record_event(self.stream)
         except self._errors as error:
             raise DeviceError(f"gpu:{index} cannot be used: {error}") from error
         self.processors = int(properties["multiProcessorCount"])
         _refuse_uploads(cupy)
         # CuPy's own class takes no weak references, by which what is freed is told.
-        self._memory = type("Plain", (cupy.cuda.Memory,), {})
-        self._plain = 0
+        self._plain_memory_class = type("Plain", (cupy.cuda.Memory,), {})
+        self._plain_bytes = 0
         with _lock:
             _backends.add(self)
 
@@ -139,18 +139,18 @@ class GpuBackend:
             DeviceError: a call of CUDA's failed.
         """
         with (
-            self.naming(),
+            self.translate_errors(),
             self._device,
             self.stream,
-            self.xp.cuda.using_allocator(self._allocated),
+            self.xp.cuda.using_allocator(self._allocate),
         ):
             yield
 
     @contextmanager
-    def beside(self, stream: Any) -> Iterator[None]:
+    def side_stream(self, stream: Any) -> Iterator[None]:
         """The same for another thread's work beside the program's, on a stream of its own, with
         memory that does not count as what the program's steps took."""
-        with self._device, stream, self.xp.cuda.using_allocator(self._kept.malloc):
+        with self._device, stream, self.xp.cuda.using_allocator(self._persistent_pool.malloc):
             yield
 
     def synchronize(self) -> None:
@@ -159,21 +159,21 @@ class GpuBackend:
         Raises:
             DeviceError: it failed.
         """
-        with self.naming(), self._device:
+        with self.translate_errors(), self._device:
             self.stream.synchronize()
 
     @contextmanager
-    def naming(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Name the device where a call of CUDA's fails: it may tell of what went wrong earlier."""
         try:
             yield
         except self._errors as error:
             if self._is_capturing:  # which may be what does not allow it
                 raise
-            lost = self.lost()
-            raise lost or DeviceError(f"gpu:{self.index} failed: {error}; {_AHEAD}") from error
+            lost = self.lost_error()
+            raise lost or DeviceError(f"gpu:{self.index} failed: {error}; {_DEBUG_HINT}") from error
 
-    def lost(self) -> DeviceLost | None:
+    def lost_error(self) -> DeviceLost | None:
         """Why this process cannot use the device any more; None where it can. After an illegal
         address, or memory that fails, CUDA answers every call with that."""
         if self._is_capturing:
@@ -183,13 +183,13 @@ class GpuBackend:
         except self._errors as error:
             return DeviceLost(
                 f"gpu:{self.index} failed: {error}; this process cannot use it any more: start it "
-                f"anew; {_AHEAD}"
+                f"anew; {_DEBUG_HINT}"
             )
         return None
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """A step begins: what its feeds replace, earlier steps have read when they got here."""
-        self._begun = self.recorded(self.stream)
+        self._step_begun = self.record_event(self.stream)
 
     @cached_property
     def cublas(self) -> Cublas:
@@ -199,7 +199,7 @@ class GpuBackend:
             Exception: of nvmath: cuBLAS is not there, or fails.
         """
         with self.active():
-            return Cublas(self.xp, self.stream.ptr, self._kept.malloc)
+            return Cublas(self.xp, self.stream.ptr, self._persistent_pool.malloc)
 
     @cached_property
     def cudnn(self) -> Cudnn:
@@ -225,13 +225,16 @@ class GpuBackend:
                 if name in self.__dict__
             ),
             lambda: xp.fft.config.get_plan_cache().clear(),
-            *(pool.free_all_blocks for pool in (self._pool, self._kept, self._repeated)),
+            *(
+                pool.free_all_blocks
+                for pool in (self._op_pool, self._persistent_pool, self._graph_pool)
+            ),
             lambda: xp.get_default_pinned_memory_pool().free_all_blocks(),
         ):
             with suppress(Exception), self._device:
                 end()
 
-    def recorded(self, stream: Any) -> Any:
+    def record_event(self, stream: Any) -> Any:
         """When a stream has got to where it is now."""
         with self._device:
             event = self.xp.cuda.Event(disable_timing=True)
@@ -243,31 +246,31 @@ class GpuBackend:
     def empty(self, nbytes: int) -> Any:
         """Uninitialised bytes: a plain allocation, not one of a pool's."""
         size = max(nbytes, ALIGNMENT)
-        with self.naming(), self._device:
-            memory = self._taken(size, self._memory)
-            self._plain += size
-            weakref.finalize(memory, self._freed, size)
+        with self.translate_errors(), self._device:
+            memory = self._allocate_or_trim(size, self._plain_memory_class)
+            self._plain_bytes += size
+            weakref.finalize(memory, self._on_freed, size)
             place = self.xp.cuda.MemoryPointer(memory, 0)
             return self.xp.ndarray((nbytes,), np.uint8, memptr=place)
 
-    def _freed(self, size: int) -> None:
-        self._plain -= size
+    def _on_freed(self, size: int) -> None:
+        self._plain_bytes -= size
 
-    def _allocated(self, nbytes: int) -> Any:
+    def _allocate(self, nbytes: int) -> Any:
         self.allocations += 1
-        return self._taken(nbytes, self._pool.malloc)
+        return self._allocate_or_trim(nbytes, self._op_pool.malloc)
 
-    def _allocated_for_graphs(self, nbytes: int) -> Any:
+    def _allocate_for_graphs(self, nbytes: int) -> Any:
         self.allocations += 1
-        return self._repeated.malloc(nbytes)
+        return self._graph_pool.malloc(nbytes)
 
-    def _plainly(self, nbytes: int) -> Any:
+    def _allocate_plain(self, nbytes: int) -> Any:
         """Memory of the driver's for a pool that does not let go of what it keeps where there is
         none, as CuPy's do: a graph may write there."""
         cuda = self.xp.cuda
-        return self._taken(nbytes, lambda size: cuda.MemoryPointer(cuda.Memory(size), 0))
+        return self._allocate_or_trim(nbytes, lambda size: cuda.MemoryPointer(cuda.Memory(size), 0))
 
-    def _taken(self, size: int, take: Callable[[int], Any]) -> Any:
+    def _allocate_or_trim(self, size: int, take: Callable[[int], Any]) -> Any:
         """Memory of the device. Where there is not enough, all pools that this process has there
         let go of what they keep, and it is tried once more.
 
@@ -279,11 +282,11 @@ class GpuBackend:
         try:
             return take(size)
         except errors as error:
-            if not _is_shortage(error):
+            if not _is_out_of_memory(error):
                 raise
         with _lock:
             here = [each for each in _backends if each.index == self.index]
-        pools = [pool for each in here for pool in (each._pool, each._kept)]
+        pools = [pool for each in here for pool in (each._op_pool, each._persistent_pool)]
         for pool in (*pools, self.xp.get_default_memory_pool()):
             pool.free_all_blocks()
         try:
@@ -296,11 +299,12 @@ class GpuBackend:
                 "checkpoint layers (gf.checkpoint), or use more devices"
             ) from None
 
-    def memory(self) -> GpuMemory:
+    def memory_usage(self) -> GpuMemory:
         pool, kept, repeated = (
-            int(pool.total_bytes()) for pool in (self._pool, self._kept, self._repeated)
+            int(pool.total_bytes())
+            for pool in (self._op_pool, self._persistent_pool, self._graph_pool)
         )
-        return GpuMemory(self._plain, pool + repeated, kept, self.pinned)
+        return GpuMemory(self._plain_bytes, pool + repeated, kept, self.pinned)
 
     # In and out ---------------------------------------------------------------------------------
 
@@ -309,7 +313,7 @@ class GpuBackend:
         if isinstance(array, self.xp.ndarray) and array.flags.c_contiguous:
             return array
         host = np.asarray(array)
-        with self.active(), self.xp.cuda.using_allocator(self._kept.malloc):
+        with self.active(), self.xp.cuda.using_allocator(self._persistent_pool.malloc):
             there = self.xp.empty(host.nbytes, np.uint8)
             if host.nbytes:
                 there.set(_bytes(host))
@@ -326,7 +330,7 @@ class GpuBackend:
         """A copy that the caller owns."""
         return self.to_hosts((array,))[0]
 
-    def to_hosts(self, arrays: Sequence[Any], keep: Keep | None = None) -> list[Array]:
+    def to_hosts(self, arrays: Sequence[Any], keep: ResultExporter | None = None) -> list[Array]:
         """Copies that the caller owns, or that `keep` makes, through pinned memory, with one wait
         for all."""
         if not arrays:
@@ -334,39 +338,41 @@ class GpuBackend:
         landed = []
         with self.active():
             given = [self.xp.ascontiguousarray(a).reshape(a.shape) for a in arrays]
-            self._outward.wait_event(self.recorded(self.stream))
+            self._download_stream.wait_event(self.record_event(self.stream))
             for array in given:
                 pinned = self.xp.cuda.alloc_pinned_memory(max(int(array.nbytes), 1))
                 if array.nbytes:
-                    array.data.copy_to_host_async(pinned.ptr, int(array.nbytes), self._outward)
+                    array.data.copy_to_host_async(
+                        pinned.ptr, int(array.nbytes), self._download_stream
+                    )
                 landed.append((pinned, array))
-            self._outward.synchronize()
+            self._download_stream.synchronize()
         return [
-            kept_or_copied(
+            export_or_copy(
                 _view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape), keep
             )
             for pinned, array in landed
         ]
 
-    def handed(self, array: Any, kind: str) -> Any:
+    def hand_over(self, array: Any, kind: str) -> Any:
         """What another device of this process, of that kind, is given."""
         if kind == "cpu":
             return self.to_host(array)
         with self.active():
-            return Handed(self.xp.copy(array), self.recorded(self.stream))
+            return DeviceCopy(self.xp.copy(array), self.record_event(self.stream))
 
-    def inlet(self, spec: TensorSpec) -> Inlet:
+    def input_buffer(self, spec: TensorSpec) -> InputBuffer:
         """The way in of what is fed or received in each step."""
-        return Inlet(self, spec)
+        return InputBuffer(self, spec)
 
-    def bring(self, buffer: Any, pinned: Any, size: int) -> None:
+    def upload(self, buffer: Any, pinned: Any, size: int) -> None:
         """Copy pinned memory to a place whose readers of earlier steps are before `begin`; work
         that is started from now on finds it there. `arrived` is when."""
         with self._device:
-            self._inward.wait_event(self._begun)
-            buffer.data.copy_from_host_async(pinned.ptr, size, self._inward)
-            self.arrived = self.recorded(self._inward)
-            self.stream.wait_event(self.arrived)
+            self._upload_stream.wait_event(self._step_begun)
+            buffer.data.copy_from_host_async(pinned.ptr, size, self._upload_stream)
+            self.uploaded = self.record_event(self._upload_stream)
+            self.stream.wait_event(self.uploaded)
 
     # Kernels ------------------------------------------------------------------------------------
 
@@ -378,19 +384,21 @@ class GpuBackend:
         """
         missing = {k.name: k for k in kernels if k.name not in self._functions}
         names = list(missing)
-        with self.naming(), self._device:
-            for first in range(0, len(names), _TOGETHER):
-                some = names[first : first + _TOGETHER]
+        with self.translate_errors(), self._device:
+            for first in range(0, len(names), _KERNELS_PER_MODULE):
+                some = names[first : first + _KERNELS_PER_MODULE]
                 text = module_text(missing[name] for name in some)
                 try:
-                    module = compiled(self.xp, text)
+                    module = compile_module(self.xp, text)
                     for name in some:
                         self._functions[name] = module.get_function(name)
                 except Exception as error:  # of CuPy's compiler, or of the driver
                     refused = CompileError(f"CUDA kernels do not compile: {error}")
-                    raise self.lost() or refused from error
+                    raise self.lost_error() or refused from error
 
-    def launcher(self, region: Region, sizes: tuple[int, ...]) -> Callable[[Sequence[Any]], None]:
+    def make_launcher(
+        self, region: Region, sizes: tuple[int, ...]
+    ) -> Callable[[Sequence[Any]], None]:
         """The kernel of a region for some sizes, as a function of operands and results."""
         kernel = cuda_kernel(region, is_wide(sizes))
         self.compile([kernel])
@@ -403,7 +411,7 @@ class GpuBackend:
             return lambda arrays: None  # nothing to store
 
         def launch(arrays: Sequence[Any]) -> None:
-            aligned = all(array.data.ptr % _VECTOR == 0 for array in arrays)
+            aligned = all(array.data.ptr % _VECTOR_BYTES == 0 for array in arrays)
             grid = grids[aligned]
             function((grid.blocks,), (grid.threads,), (*arrays, *numbers[aligned]))
 
@@ -412,7 +420,7 @@ class GpuBackend:
     # Graphs -------------------------------------------------------------------------------------
 
     @contextmanager
-    def repeating(self) -> Iterator[None]:
+    def graph_memory(self) -> Iterator[None]:
         """Work in here is captured later, or now: the memory that it takes comes from a pool which
         nothing else takes from.
 
@@ -420,24 +428,24 @@ class GpuBackend:
         no memory can be taken from the driver while it is captured: by then the pool has what the
         first run took. Graphs of one stream run one after the other, and share it.
         """
-        with self.xp.cuda.using_allocator(self._allocated_for_graphs):
+        with self.xp.cuda.using_allocator(self._allocate_for_graphs):
             yield
 
     def capture(self, run: Callable[[], None]) -> Any:
         """A graph of the work that `run` starts on the stream."""
         self._is_capturing = _capturing.now = True
         try:
-            with self.repeating():
-                return captured(self.xp, self.stream, run)
+            with self.graph_memory():
+                return capture_graph(self.xp, self.stream, run)
         finally:
             self._is_capturing = _capturing.now = False
 
     def replay(self, graph: Any) -> None:
-        with self.naming():
+        with self.translate_errors():
             graph.launch(self.stream)
 
 
-class Inlet:
+class InputBuffer:
     """A place on a GPU that each step fills from the host, or from another GPU.
 
     Two pinned buffers take turns, so that one is filled while the other may still be on its way;
@@ -452,11 +460,11 @@ class Inlet:
         self._backend = backend
         self._spec = spec
         self._size = nbytes(spec)
-        self.buffer = backend.empty(self._size).view(spec.dtype).reshape(spec.shape)
+        self.array = backend.empty(self._size).view(spec.dtype).reshape(spec.shape)
         self._pinned: list[Any] = []
         self._sent: list[Any] = [None, None]
         self._turn = 0
-        self._unread: deque[tuple[Handed, Any]] = deque()  # and when each has been read
+        self._unread: deque[tuple[DeviceCopy, Any]] = deque()  # and when each has been read
 
     def __call__(self, array: Any) -> None:
         """Fill it, for all work that is started from now on."""
@@ -464,19 +472,19 @@ class Inlet:
             raise ShapeError(f"{self._spec} is wanted, not {array.dtype}{tuple(array.shape)}")
         if not self._size:
             return
-        with self._backend.naming():
-            if isinstance(array, Handed):
+        with self._backend.translate_errors():
+            if isinstance(array, DeviceCopy):
                 self._from_device(array)
             else:
                 self._from_host(np.asarray(array))
 
-    def _from_device(self, handed: Handed) -> None:
+    def _from_device(self, handed: DeviceCopy) -> None:
         stream, unread = self._backend.stream, self._unread
         while unread and (len(unread) > 1 or unread[0][1].done):
             unread.popleft()[1].synchronize()
         stream.wait_event(handed.ready)
-        self.buffer.data.copy_from_device_async(handed.array.data, self._size, stream)
-        unread.append((handed, self._backend.recorded(stream)))
+        self.array.data.copy_from_device_async(handed.array.data, self._size, stream)
+        unread.append((handed, self._backend.record_event(stream)))
 
     def _from_host(self, host: np.ndarray[Any, Any]) -> None:
         backend = self._backend
@@ -489,8 +497,8 @@ class Inlet:
             self._sent[turn].synchronize()
         pinned = self._pinned[turn]
         np.copyto(_view(pinned, self._size).view(host.dtype).reshape(host.shape), host)
-        backend.bring(self.buffer, pinned, self._size)
-        self._sent[turn] = backend.arrived
+        backend.upload(self.array, pinned, self._size)
+        self._sent[turn] = backend.uploaded
 
 
 _capturing = threading.local()
@@ -516,7 +524,7 @@ def _pinned_bytes(size: int) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
-def _is_shortage(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Whether it is memory that lacks, and not, say, a capture that allows none to be taken."""
     return isinstance(error, MemoryError) or "cudaErrorMemoryAllocation" in str(error)
 

@@ -14,7 +14,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.op import Node
 from graphflow.ir.spec import TensorSpec
-from graphflow.runtime.collectives.exchanges import Member, Part
+from graphflow.runtime.collectives.exchanges import DeviceCollective, ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.memory.backend import Backend
@@ -44,7 +44,7 @@ class Ends:
     backend: Backend
     incoming: Mapping[int, Awaited]  # what each edge brings
     sources: Mapping[int, DeviceName]  # where it comes from
-    part: Part  # in exchanges
+    part: ProgramCollectives  # in exchanges
     outward: Mapping[int, ShmEdgeSender]  # of edges that may go through memory that both ends see
     inward: Mapping[int, ShmEdgeReceiver]
 
@@ -54,7 +54,7 @@ class Ends:
         bindings: Mapping[str, int],
         session: SessionState,
         backend: Backend,
-        part: Part,
+        part: ProgramCollectives,
     ) -> Ends:
         """Those of a program, for some sizes."""
         recvs = [n for n in partition.graph.walk() if n.op.name == "recv"]
@@ -71,8 +71,8 @@ class Ends:
                 continue  # a GPU's tensors come through memory of its own
             sent, received = _specs(nodes, "send", bindings), _specs(nodes, "recv", bindings)
             told = {edge: Awaited(f"room for edge {edge} at {end}", peer.worker) for edge in sent}
-            outward |= part.outward(end, peer.worker, told, sent)
-            inward |= part.inward(end, peer.worker, incoming, received)
+            outward |= part.edge_senders(end, peer.worker, told, sent)
+            inward |= part.edge_receivers(end, peer.worker, incoming, received)
         return Ends(session, backend, incoming, sources, part, outward, inward)
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
@@ -88,30 +88,30 @@ class Ends:
             array = self.session.mail.take(step, edge, awaited)
         return array
 
-    def taken(self, step: int, edge: int, portion: int) -> None:
+    def grant_credit(self, step: int, edge: int, portion: int) -> None:
         self.session.tell(step, f"{TAKEN}{edge}/{portion}", self.sources[edge])
 
-    def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
+    def wait_for_credit(self, step: int, edge: int, portion: int, target: str) -> None:
         what = f"room on edge {edge} in a loop, of which {target} has not received enough,"
         awaited = Awaited(what, _device(target).worker)
         self.session.mail.take(step, f"{TAKEN}{edge}/{portion}", awaited)
 
-    def member(self, what: Collective, name: str) -> Member:
-        return self.part.member(what, name)
+    def join_collective(self, what: Collective, name: str) -> DeviceCollective:
+        return self.part.join(what, name)
 
-    def shared(self, nbytes: int) -> Any:
-        return self.part.memory(nbytes)
+    def shared_memory(self, nbytes: int) -> Any:
+        return self.part.shared_memory(nbytes)
 
-    def lie_in(self, segment: Segment) -> None:
+    def register_buffers(self, segment: Segment) -> None:
         self.part.arena = segment
 
-    def rest(self) -> None:
-        self.part.rest()
+    def forget_agreements(self) -> None:
+        self.part.forget_agreements()
 
     def close(self) -> None:
         self.part.close()
 
-    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
+    def check_cancelled(self, step: int, loop: str, done: int, of: str) -> None:
         self.session.mail.check(step, loop, done, of)
 
 

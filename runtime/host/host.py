@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.ir.device_name import DeviceName
 from graphflow.placement.clusters.host_facts import cores, everywhere
 from graphflow.runtime.host.session_state import SessionState
-from graphflow.runtime.memory.backend import Keep, backend_for
+from graphflow.runtime.memory.backend import ResultExporter, backend_for
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.wire.graph_limits import Limits
@@ -71,7 +71,7 @@ class Host:
         backends = {d: backend_for(DeviceName.parse(d), self._count) for d in self.devices}
         self._sessions[session] = SessionState(session, self.worker, backends, self._outbox)
         if self._alone:
-            one_thread().__enter__()
+            one_blas_thread().__enter__()
 
     def computing(self, session: str) -> Set[int]:
         """The threads of a session that compute parts of steps, beside the one that asks."""
@@ -83,7 +83,7 @@ class Host:
         if state is not None:
             state.close()
             if self._alone:
-                one_thread().__exit__(None, None, None)
+                one_blas_thread().__exit__(None, None, None)
 
     def load(self, session: str, program: str, header: bytes, buffers: list[Array]) -> None:
         """Take a program from the wire.
@@ -157,7 +157,7 @@ class Host:
         attend: Callable[[Callable[[], bool], float], bool],
         wake: Callable[[], None],
         carried: Carried,
-        keep: Keep | None = None,
+        keep: ResultExporter | None = None,
     ) -> None:
         """Set how a waiting thread receives a tensor itself, and how another thread wakes it (see
         `TensorMailbox`); who hears of tensors that need no message; and where results go."""

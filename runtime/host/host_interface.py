@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.interrupts import defer_signals
 from graphflow.errors import SessionError
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.checkpoint.manifest import Shard
 from graphflow.runtime.checkpoint.remote import shard_name, write_under
 from graphflow.runtime.host.host import Host
 from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.program.program import has_committed_at_once
+from graphflow.runtime.program.program import has_called_commit
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.wire.messages import Parcel, StepResult
 
@@ -200,13 +200,13 @@ class LocalHosts:
         except BaseException:
             self._host.abort("", step)
             raise
-        with uninterrupted() if self._host.changes("") else nullcontext():
+        with defer_signals() if self._host.changes("") else nullcontext():
             self._host.commit("", step)
             self._committed = step
         return StepResult(dict(computed.fetches), [*computed.spans], dict(computed.peak))
 
     def has_committed(self, step: int, error: BaseException) -> bool:
-        return self._committed == step or has_committed_at_once(error)
+        return self._committed == step or has_called_commit(error)
 
     def meet_clocks(self) -> None:
         pass  # there is one clock
@@ -244,10 +244,10 @@ class LocalHosts:
                 return None
             host.set_deadline("", deadline)
             values = compiled.run(feeds, step, draws)
-            if compiled.commits_at_once:
+            if compiled.commits_in_one_call:
                 compiled.commit()
             elif compiled.commits:
-                with uninterrupted():
+                with defer_signals():
                     compiled.commit()
                     self._committed = step
             return values

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.interrupts import defer_signals
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.memory_pages import Private
+from graphflow.base.memory_pages import PrivatePages
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
 from graphflow.frontend.pytree import symbols_of
 from graphflow.ir.device_name import DeviceName
-from graphflow.runtime.collectives.exchanges import Exchanges, Part
+from graphflow.runtime.collectives.exchanges import ProgramCollectives, SessionCollectives
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.host.edge_channel import Ends, meets_others
 from graphflow.runtime.memory.arenas import Arena, Arenas
-from graphflow.runtime.memory.backend import Backend, Keep
-from graphflow.runtime.partitioning.partition import FORMS, Partition
+from graphflow.runtime.memory.backend import Backend, ResultExporter
+from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
 from graphflow.runtime.program.program import Program, Span
 from graphflow.runtime.wire.messages import Computed, Parcel, Usage, step_of
 from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
@@ -46,7 +46,7 @@ _ENDS = ("send", "recv", "collective_start")
 
 _WORD = np.zeros(0, np.uint8)
 
-MEETING = FORMS[0]
+MEETING = SPECIALISATION_LIMITS[0]
 """Combinations of sizes of a program for which a device keeps the ways that it agreed on with those
 of other workers, each of which takes file descriptors: not more than it keeps compiled at least."""
 
@@ -84,7 +84,7 @@ class SessionState:
         outbox: Callable[[Parcel], None],
     ) -> None:
         self.mail = TensorMailbox(worker)
-        self.exchanges = Exchanges(name, worker, self.mail, outbox)
+        self.exchanges = SessionCollectives(name, worker, self.mail, outbox)
         self._name = name
         self._worker = worker
         self._backends = backends
@@ -92,7 +92,7 @@ class SessionState:
         self._outbox = outbox
         self._programs: dict[str, _Loaded] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
-        self._private = Private()
+        self._private = PrivatePages()
         self._computed: dict[int, list[Program]] = {}  # steps that are not settled
         self._failed = 0  # steps, when exchanges last agreed on their ways
         self._stuck = False  # a step failed here, which the coordinator has not decided yet
@@ -108,10 +108,10 @@ class SessionState:
                 initializer=partial(note_thread, self.computing),
             )  # fmt: skip
 
-    def keep_by(self, keep: Keep | None) -> None:
+    def keep_by(self, keep: ResultExporter | None) -> None:
         """Where results go, those of steps and of `read`."""
         for backend in self._backends.values():
-            backend.keep = keep
+            backend.export_result = keep
 
     def close(self) -> None:
         self.mail.cancel(2**62, SessionError("the session was closed"))
@@ -122,7 +122,7 @@ class SessionState:
         for backend in self._backends.values():
             backend.close()
         self._variables.clear()
-        self._private = Private()
+        self._private = PrivatePages()
         self._computed.clear()
 
     def add(self, program: str, partitions: Sequence[Partition]) -> None:
@@ -178,7 +178,7 @@ class SessionState:
             self.exchanges.abort()
             for met in [met for each in self._programs.values() for met in each.met.values()]:
                 while met:
-                    met.popitem()[1].rest()
+                    met.popitem()[1].forget_agreements()
         if self._stuck:  # who waits for what the failed one did not send would take this one's
             raise SessionError(
                 f"step {step_of(step)} was not run, because the one before it failed"
@@ -202,7 +202,7 @@ class SessionState:
         if not trace:
             self._departures = self.mail.arrivals = None
             fetches = self._run(programs, step, draws, feeds, None)
-            self.exchanges.settle(step)
+            self.exchanges.finish_handshakes(step)
             self._computed[step], self._committed, self._traced = programs, [], False
             return Computed(fetches)
         departures: list[tuple[int, int]] = []
@@ -210,7 +210,7 @@ class SessionState:
         self._departures, self.mail.arrivals = departures, arrivals
         spans: list[Span] = []
         fetches = self._run(programs, step, draws, feeds, spans)
-        self.exchanges.settle(step)
+        self.exchanges.finish_handshakes(step)
         spans += self._committed
         spans += [("departure", str(edge), at, at) for edge, at in departures]
         spans += [("arrival", str(edge), at, at) for edge, at in arrivals]
@@ -240,7 +240,7 @@ class SessionState:
         loaded = self._loaded(program)
         self._last = None  # the next step says anew which program was used last, on all workers
         for device in loaded.partitions:
-            self._specialised(loaded, device, bindings).rehearse()
+            self._specialised(loaded, device, bindings).warm_up()
 
     def _loaded(self, program: str) -> _Loaded:
         if program not in self._programs:
@@ -258,7 +258,9 @@ class SessionState:
         if program is None:
             self._last = None
             partition = loaded.partitions[device]
-            while len(kept) >= partition.forms:  # let go of the memory before taking more
+            while (
+                len(kept) >= partition.max_specialisations
+            ):  # let go of the memory before taking more
                 kept.pop(next(iter(kept))).free()
             backend = self._backends[device]
             part = self._part(loaded.name, device, key)
@@ -273,14 +275,16 @@ class SessionState:
             met.pop(key, None)
             met[key] = program
             if len(met) > MEETING:
-                met.pop(next(iter(met))).rest()
+                met.pop(next(iter(met))).forget_agreements()
         return program
 
-    def _part(self, program: str, device: str, sizes: Sequence[tuple[str, int]]) -> Part:
+    def _part(
+        self, program: str, device: str, sizes: Sequence[tuple[str, int]]
+    ) -> ProgramCollectives:
         """What a device does in the exchanges of a program, for some sizes: without their symbols,
         which have names of the user's."""
         told = ",".join(str(size) for _, size in sizes)
-        return self.exchanges.part(f"{program}({told})", device)
+        return self.exchanges.for_program(f"{program}({told})", device)
 
     def _run(
         self,
@@ -308,7 +312,7 @@ class SessionState:
 
         futures: list[Future[dict[str, Array]]] = []
         try:
-            with uninterrupted():  # the executor's own locks would stay taken
+            with defer_signals():  # the executor's own locks would stay taken
                 futures += [self._threads.submit(one, program) for program in programs[:-1]]
             fetches = one(programs[-1])  # on this thread: one hand-over less
             wait(futures)
@@ -327,7 +331,7 @@ class SessionState:
         if self._departures is not None:
             self._departures.append((edge, monotonic_ns()))
         if target.worker == self._worker:
-            self.mail.put(step, edge, backend.handed(array, target.kind or "cpu"))
+            self.mail.put(step, edge, backend.hand_over(array, target.kind or "cpu"))
         else:
             # The layout keeps a sent buffer until the step ends, and by then its receiver has it.
             host = array if isinstance(array, np.ndarray) else backend.to_host(array)
@@ -346,11 +350,11 @@ class SessionState:
 
     def passed(self, step: int, edge: int, passage: ShmEdgeReceiver) -> Array | None:
         """A tensor that comes through memory that its sender sees; None if it does not."""
-        array = passage.take(step, edge)
+        array = passage.receive(step, edge)
         if array is None:
             return None
         if self.mail.arrivals is not None:
-            self.mail.arrivals.append((edge, passage.arrived(edge)))
+            self.mail.arrivals.append((edge, passage.arrival_time(edge)))
         if self.mail.carried is not None:
             self.mail.carried("received", passage.peer, edge, array.nbytes)
         return array
@@ -389,7 +393,7 @@ class SessionState:
         for loaded in list(self._programs.values()):
             for device, compiled in list(loaded.compiled.items()):
                 used[device].update(p.arena for p in list(compiled.values()) if p.arena is not None)
-        arenas = {device: sum(arena.taken for arena in mine) for device, mine in used.items()}
+        arenas = {device: sum(arena.used_bytes for arena in mine) for device, mine in used.items()}
         variables = {
             device: sum(value.nbytes for value in list(mine.values()))
             for device, mine in self._variables.items()
@@ -401,7 +405,7 @@ class SessionState:
     def read(self, variable: str) -> Array:
         device, value = self._find(variable)
         backend = self._backends[device]
-        return backend.to_hosts((value,), backend.keep)[0]
+        return backend.to_hosts((value,), backend.export_result)[0]
 
     def snapshot(self) -> dict[str, Array]:
         return {

@@ -29,7 +29,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.interrupts import defer_signals
 from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.runtime.diagnostics.oom_detection import stand_in
 from graphflow.runtime.launch import child
@@ -278,7 +278,7 @@ class ForkServer:
         streams: list[Any] = []
         given: list[int] = []
         try:
-            with uninterrupted():  # else nobody would close them
+            with defer_signals():  # else nobody would close them
                 (stdin, to), (out, stdout), (err, stderr) = [os.pipe() for _ in range(3)]
                 given += stdin, stdout, stderr
                 streams += os.fdopen(to, "wb", 0), os.fdopen(out, "rb"), os.fdopen(err, "rb")

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import IO, TextIO
 
-from graphflow.base.interrupts import uninterrupted
+from graphflow.base.interrupts import defer_signals
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.user_modules import folders
+from graphflow.base.user_modules import module_folders
 from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.placement.clusters.host_facts import shares_of_cores
 from graphflow.runtime.diagnostics.crash_recorder import OUT_OF_MEMORY, Recorder
@@ -82,7 +82,7 @@ class LocalWorker:
             command += ["--host", host]
         for name in ops:
             command += ["--allow-ops", name]
-        for folder in folders(ops):
+        for folder in module_folders(ops):
             command += ["--ops-path", folder]
         if checkpoints is not None:
             command += ["--checkpoints", checkpoints]
@@ -267,7 +267,7 @@ class LocalWorkers:
 
     def _start(self, index: int, until: float) -> LocalWorker:
         if can_fork() and not (self._nurseries and self._nurseries[-1].alive):
-            with uninterrupted():  # else nobody would end one that is not in the list
+            with defer_signals():  # else nobody would end one that is not in the list
                 self._nurseries.append(ForkServer(self._environment))
         return self._one(
             index, nursery=self._nurseries[-1] if self._nurseries else None, until=until
@@ -321,7 +321,7 @@ class LocalWorkers:
 def _end_all(workers: list[LocalWorker], nurseries: list[ForkServer], owner: int) -> None:
     if os.getpid() != owner:  # a fork that ends
         return
-    with uninterrupted():  # it is called once: after a Ctrl-C, nobody would end the rest
+    with defer_signals():  # it is called once: after a Ctrl-C, nobody would end the rest
         for worker in workers:
             worker.terminate()
         until = time.monotonic() + _GRACE

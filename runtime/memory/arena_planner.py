@@ -13,11 +13,11 @@ from heapq import heappop, heappush
 from math import inf
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ops.kernels.jit.array_address import aligned
+from graphflow.ops.kernels.jit.array_address import align_up
 
 
 @dataclass(frozen=True)
-class Block:
+class BufferLifetime:
     """Memory needed from position `birth` to `death`, both included, in a straight-line program."""
 
     birth: int
@@ -26,14 +26,14 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Arena:
+class ArenaPlan:
     """Byte offset of each block, and the arena's size in bytes."""
 
     offsets: tuple[int, ...]
     nbytes: int
 
 
-def plan_arena(blocks: Sequence[Block]) -> Arena:
+def plan_arena(blocks: Sequence[BufferLifetime]) -> ArenaPlan:
     """Offsets such that blocks alive at the same time never overlap.
 
     First fit in order of birth: O(b · (gaps + log b)), and gaps that touch become one, so that a
@@ -49,18 +49,18 @@ def plan_arena(blocks: Sequence[Block]) -> Arena:
         block = blocks[i]
         while live and live[0][0] < block.birth:
             _, start, end = heappop(live)
-            _release(gaps, start, end)
-        size = aligned(max(block.nbytes, 1))
+            _add_gap(gaps, start, end)
+        size = align_up(max(block.nbytes, 1))
         at = next(k for k, (start, end) in enumerate(gaps) if end - start >= size)
         offset, limit = gaps[at]
         gaps[at : at + 1] = [(offset + size, limit)] if offset + size < limit else []
         heappush(live, (block.death, offset, offset + size))
         offsets[i] = offset
         total = max(total, offset + size)
-    return Arena(tuple(offsets), total)
+    return ArenaPlan(tuple(offsets), total)
 
 
-def _release(gaps: list[tuple[int, float]], start: int, end: float) -> None:
+def _add_gap(gaps: list[tuple[int, float]], start: int, end: float) -> None:
     """Add a gap, and join it to those it touches."""
     at = bisect(gaps, (start, end))
     first, last = at, at

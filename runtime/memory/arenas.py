@@ -37,7 +37,7 @@ class Arena:
 
     memory: Any
     segment: Segment | None = None
-    taken: int = 0
+    used_bytes: int = 0
 
 
 class Arenas:
@@ -48,7 +48,7 @@ class Arenas:
         self._on_host = backend.xp is np  # a GPU's memory no other process maps
         self._newest: Callable[[], Arena | None] = lambda: None
 
-    def of(self, nbytes: int, shared: bool) -> Arena:
+    def reserve(self, nbytes: int, shared: bool) -> Arena:
         """One for a program of so many bytes.
 
         Args:
@@ -61,12 +61,12 @@ class Arenas:
         arena = self._newest()
         if arena is None or not _has_room(arena, nbytes, shared):
             grown = 0 if arena is None else int(arena.memory.nbytes * _GROWTH)
-            arena = self._made(nbytes, grown, shared)
+            arena = self._create(nbytes, grown, shared)
             self._newest = weakref.ref(arena)
-        arena.taken = max(arena.taken, nbytes)
+        arena.used_bytes = max(arena.used_bytes, nbytes)
         return arena
 
-    def _made(self, nbytes: int, grown: int, shared: bool) -> Arena:
+    def _create(self, nbytes: int, grown: int, shared: bool) -> Arena:
         if shared:
             with suppress(TransportError):
                 segment = Segment.create(max(nbytes, grown, 1), empty=True)

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.errors import DeviceError, DeviceOutOfMemory
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.spec import BFLOAT16
-from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, fresh
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, empty_aligned
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Keep = Callable[[Array], Array | None]
+ResultExporter = Callable[[Array], Array | None]
 """Copies an array to where another process sees it; None where it belongs to its own."""
 
 
@@ -31,7 +31,7 @@ class Backend(Protocol):
 
     xp: Any
     threads: int
-    keep: Keep | None
+    export_result: ResultExporter | None
 
     def empty(self, nbytes: int) -> Any: ...
 
@@ -39,12 +39,14 @@ class Backend(Protocol):
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]: ...
 
-    def to_hosts(self, arrays: Sequence[Any], keep: Keep | None = None) -> list[Array]: ...
+    def to_hosts(
+        self, arrays: Sequence[Any], keep: ResultExporter | None = None
+    ) -> list[Array]: ...
 
     def write(self, memory: Any, value: Any) -> None:
         """Fill an array of the device."""
 
-    def handed(self, array: Any, kind: str) -> Any:
+    def hand_over(self, array: Any, kind: str) -> Any:
         """An array for another device of this process, of that kind."""
 
     def synchronize(self) -> None: ...
@@ -60,7 +62,7 @@ class CpuBackend:
     xp: Any = np
 
     def __init__(self, threads: int = 1) -> None:
-        self.keep: Keep | None = None
+        self.export_result: ResultExporter | None = None
         self._pool = Pool(threads)
         self.threads = self._pool.threads
 
@@ -73,7 +75,7 @@ class CpuBackend:
         """
         for is_last in (False, True):
             try:
-                return fresh(nbytes)
+                return empty_aligned(nbytes)
             except (MemoryError, ValueError):  # numpy's word for more than any address reaches
                 if is_last:
                     break
@@ -97,15 +99,15 @@ class CpuBackend:
         """A copy that the caller owns."""
         return np.array(array, order="C")
 
-    def to_hosts(self, arrays: Sequence[Any], keep: Keep | None = None) -> list[Array]:
+    def to_hosts(self, arrays: Sequence[Any], keep: ResultExporter | None = None) -> list[Array]:
         """Copies that the caller owns, or that `keep` makes."""
-        return [kept_or_copied(array, keep) for array in arrays]
+        return [export_or_copy(array, keep) for array in arrays]
 
     def write(self, memory: Any, value: Any) -> None:
         """Fill an array."""
         memory[...] = value
 
-    def handed(self, array: Any, kind: str) -> Any:
+    def hand_over(self, array: Any, kind: str) -> Any:
         """The array itself: its buffer keeps until the step ends, and by then it was read."""
         return array if isinstance(array, np.ndarray) else np.array(array)
 
@@ -113,36 +115,36 @@ class CpuBackend:
         """Nothing to wait for."""
 
     def active(self) -> Any:
-        return _Active(self._pool)
+        return _ActiveCpu(self._pool)
 
     def close(self) -> None:
         """End the threads; what still runs goes on without them."""
         self._pool.close()
 
 
-def kept_or_copied(array: Array, keep: Keep | None) -> Array:
+def export_or_copy(array: Array, keep: ResultExporter | None) -> Array:
     """A copy of an array of this host's memory."""
     kept = None if keep is None else keep(array)
     return np.array(array, order="C") if kept is None else kept
 
 
-class _Active:
+class _ActiveCpu:
     """While a program runs on a CPU. A class, because a generator takes twice as long to enter."""
 
     def __init__(self, pool: Pool) -> None:
-        self._using = using(pool)
+        self._using = use_pool(pool)
 
     def __enter__(self) -> None:
-        one_thread().__enter__()
+        one_blas_thread().__enter__()
         try:
             self._using.__enter__()
         except BaseException:  # Ctrl-C
-            one_thread().__exit__()
+            one_blas_thread().__exit__()
             raise
 
     def __exit__(self, *exception: Any) -> None:
         self._using.__exit__(*exception)
-        one_thread().__exit__()
+        one_blas_thread().__exit__()
 
 
 def backend_for(device: DeviceName, threads: int) -> Backend:

@@ -12,29 +12,32 @@ from typing import Any
 
 from graphflow.base.environment import setting
 
-_TRIM, _MAP = -1, -3  # what mallopt calls these thresholds
-_HEEDED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")  # what a user says of the same
-_MAPPED_FROM = 32 << 20  # bytes: the most that glibc takes for itself
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+_USER_SETTINGS = (
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+)  # what a user says of the same
+_MMAP_THRESHOLD_BYTES = 32 << 20  # bytes: the most that glibc takes for itself
 
 
-def keep_freed_memory() -> None:
+def raise_trim_threshold() -> None:
     """Keeps up to 64 MB, as glibc would by itself once it has freed an array of 32 MB; elsewhere,
     and where the environment says what to do, nothing changes."""
-    library = _library()
-    if library is not None and not any(map(setting, _HEEDED)):
-        library.mallopt(_MAP, _MAPPED_FROM)
-        library.mallopt(_TRIM, 2 * _MAPPED_FROM)
+    library = _glibc()
+    if library is not None and not any(map(setting, _USER_SETTINGS)):
+        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, 2 * _MMAP_THRESHOLD_BYTES)
 
 
-def give_back_freed_memory() -> None:
+def trim_heap() -> None:
     """Gives all of it back to the system."""
-    library = _library()
+    library = _glibc()
     if library is not None:
         library.malloc_trim(0)
 
 
 @cache
-def _library() -> Any:
+def _glibc() -> Any:
     """glibc; None where there is another one."""
     library = ctypes.CDLL(None)
     return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None

@@ -13,31 +13,31 @@ from graphflow.ir.graph import Body, Graph, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, is_inexact, nbytes
 from graphflow.ops.control_flow.control import cond, scan, while_loop
-from graphflow.ops.kernels.codegen.elementwise_emitter import attributes
-from graphflow.ops.kernels.fusion.fusion import Fused, plan_regions, roots_of
-from graphflow.ops.kernels.fusion.region_kernels import SHARED, enabled
-from graphflow.ops.kernels.jit.array_address import aligned
-from graphflow.ops.kernels.jit.compiler import Task
-from graphflow.runtime.memory.arena_planner import Arena, Block, plan_arena
+from graphflow.ops.kernels.codegen.elementwise_emitter import freeze_attributes
+from graphflow.ops.kernels.fusion.fusion import FusedRegion, plan_regions, roots_of
+from graphflow.ops.kernels.fusion.region_kernels import THREADING_NANOSECONDS, is_jit_enabled
+from graphflow.ops.kernels.jit.array_address import align_up
+from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.runtime.memory.arena_planner import ArenaPlan, BufferLifetime, plan_arena
 from graphflow.runtime.native_calls.branch_parallelism import (
-    Stretch,
-    Unit,
+    ParallelSection,
+    ScheduledKernel,
+    find_parallel_sections,
     plan_branches,
-    stretch_at,
-    stretches,
+    section_at,
 )
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.nonfinite_check import EVERY
 
-_ELSEWHERE = ("constant", "placeholder", "variable", "recv", "send")
+_OUTSIDE_ARENA = ("constant", "placeholder", "variable", "recv", "send")
 """Ops whose value is not in the arena (or that have none)."""
 
-_ENDS = ("send", "recv", "collective_finish")
+_SYNCHRONISING = ("send", "recv", "collective_finish")
 """Ops that wait for other devices, or hand over to them."""
 
 
 @dataclass(frozen=True)
-class Inner:
+class BodyLayout:
     """What the bodies of a node need while it runs.
 
     Attributes:
@@ -47,14 +47,14 @@ class Inner:
         nbytes: of it all.
     """
 
-    parts: tuple[tuple[Partition, Layout], ...]
-    places: tuple[int, ...]
-    carried: tuple[tuple[TensorSpec, int], ...]
+    parts: tuple[tuple[Partition, MemoryLayout], ...]
+    offsets: tuple[int, ...]
+    loop_state: tuple[tuple[TensorSpec, int], ...]
     nbytes: int
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """Decisions about a partition's memory.
 
     Attributes:
@@ -74,13 +74,13 @@ class Layout:
     specs: Mapping[Tensor, TensorSpec]
     roots: Mapping[Tensor, Tensor]
     blocks: Mapping[Tensor, int]
-    arena: Arena
-    regions: Mapping[Node, Fused]
+    arena: ArenaPlan
+    regions: Mapping[Node, FusedRegion]
     deferred: Mapping[Node, Tensor]
     staged: frozenset[Node]
     commits: tuple[Node, ...]
-    inner: Mapping[Node, Inner]
-    tasks: Mapping[Node, Task]
+    body_layouts: Mapping[Node, BodyLayout]
+    tasks: Mapping[Node, KernelTask]
     scratch: Mapping[Node, int]
 
     def offset(self, tensor: Tensor) -> int:
@@ -89,7 +89,7 @@ class Layout:
         return self.arena.offsets[self.blocks[owner]]
 
 
-def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
+def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> MemoryLayout:
     """Lay a partition out for given sizes of its symbols."""
     graph = partition.graph
     specs = _bound_specs(graph, bindings)
@@ -100,7 +100,7 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     whole = partition.checks != EVERY  # else each node is a line of its own
     regions = plan_regions(graph, kind, wanted, specs, bindings, roots) if whole else {}
     # What is checked before it is committed cannot run straight into its variable.
-    deferred = {} if partition.checks else _deferred(partition, roots, commits, regions)
+    deferred = {} if partition.checks else _find_deferred(partition, roots, commits, regions)
     assigned = {assign.inputs[0] for assign in commits}
     staged = frozenset(
         a
@@ -109,23 +109,25 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> Layout:
     )
     position = {node: i for i, node in enumerate(graph.nodes)}
     position.update({node: position[fused.last] for node, fused in regions.items()})
-    inner = {n: _plan_inner(n, partition, bindings) for n in graph.holders}
-    tasks = _tasks(partition, specs, bindings, regions) if whole else {}
+    inner = {n: _plan_bodies(n, partition, bindings) for n in graph.holders}
+    tasks = _native_tasks(partition, specs, bindings, regions) if whole else {}
     needs = {node: need.nbytes for node, need in inner.items()}
     needs.update({node: task.scratch for node, task in tasks.items() if task.scratch})
     is_cpu = DeviceName.parse(partition.device).kind == "cpu"
     for fused in {id(f): f for f in regions.values() if f.region.over and is_cpu}.values():
         if need := fused.task.scratch:
             needs[fused.last] = need
-    until = _followed(partition, tasks, regions, position)
-    decided = _Decided(partition, specs, roots, regions, deferred, staged, position, needs, until)
+    until = _epilogue_positions(partition, tasks, regions, position)
+    decided = _PlanInputs(
+        partition, specs, roots, regions, deferred, staged, position, needs, until
+    )
     blocks, scratch, arena = _plan_memory(decided, ())
-    wide = stretches(_units(decided, tasks)) if is_cpu else ()
+    wide = find_parallel_sections(_scheduled_kernels(decided, tasks)) if is_cpu else ()
     if wide:
         spread = _plan_memory(decided, wide)
-        if spread[2].nbytes <= _GROWTH * arena.nbytes + _SMALL:
+        if spread[2].nbytes <= _BRANCH_GROWTH * arena.nbytes + _BRANCH_SLACK_BYTES:
             blocks, scratch, arena = spread
-    return Layout(
+    return MemoryLayout(
         specs, roots, blocks, arena, regions, deferred, staged, commits, inner, tasks, scratch
     )
 
@@ -144,7 +146,7 @@ def _bound_specs(graph: Graph, bindings: Mapping[str, int]) -> dict[Tensor, Tens
 
 
 @dataclass(frozen=True)
-class _Decided:
+class _PlanInputs:
     """What is known of a partition before its memory is planned.
 
     Attributes:
@@ -156,18 +158,18 @@ class _Decided:
     partition: Partition
     specs: Mapping[Tensor, TensorSpec]
     roots: Mapping[Tensor, Tensor]
-    regions: Mapping[Node, Fused]
+    regions: Mapping[Node, FusedRegion]
     deferred: Mapping[Node, Tensor]
     staged: frozenset[Node]
     position: Mapping[Node, int]
-    needs: Mapping[Node, int]
-    until: Mapping[Node, int]
+    scratch_bytes: Mapping[Node, int]
+    busy_until: Mapping[Node, int]
 
 
-def _followed(
+def _epilogue_positions(
     partition: Partition,
-    tasks: Mapping[Node, Task],
-    regions: Mapping[Node, Fused],
+    tasks: Mapping[Node, KernelTask],
+    regions: Mapping[Node, FusedRegion],
     position: Mapping[Node, int],
 ) -> dict[Node, int]:
     """Where the first region runs that reads the result of a task with blocks
@@ -182,46 +184,50 @@ def _followed(
 
 
 def _plan_memory(
-    decided: _Decided, wide: Sequence[Stretch]
-) -> tuple[dict[Tensor, int], dict[Node, int], Arena]:
+    decided: _PlanInputs, wide: Sequence[ParallelSection]
+) -> tuple[dict[Tensor, int], dict[Node, int], ArenaPlan]:
     """The block of each tensor and of what nodes work in, and where blocks are.
 
     Args:
         wide: stretches in which no two branches use the same memory, so that they can run at once.
     """
     specs, position = decided.specs, decided.position
-    shared, deaths = _lives(decided, wide)
+    shared, deaths = _live_ranges(decided, wide)
     blocks: dict[Tensor, int] = {}
     members: dict[Tensor, list[Tensor]] = {}
     for tensor in deaths:
         members.setdefault(shared.get(tensor, tensor), []).append(tensor)
-    lives: list[Block] = []
+    lives: list[BufferLifetime] = []
     for leader, tensors in members.items():
         for tensor in tensors:
             blocks[tensor] = len(lives)
         lives.append(
-            Block(position[leader.node], max(deaths[t] for t in tensors), nbytes(specs[leader]))
+            BufferLifetime(
+                position[leader.node], max(deaths[t] for t in tensors), nbytes(specs[leader])
+            )
         )
     scratch: dict[Node, int] = {}
-    for node, need in decided.needs.items():
+    for node, need in decided.scratch_bytes.items():
         scratch[node] = len(lives)
-        end = decided.until.get(node, position[node])
+        end = decided.busy_until.get(node, position[node])
         end = len(decided.partition.graph.nodes) if node in decided.deferred else end
-        lives.append(Block(position[node], end, need))
+        lives.append(BufferLifetime(position[node], end, need))
     return blocks, scratch, plan_branches(lives, wide) if wide else plan_arena(lives)
 
 
-_GROWTH, _SMALL = 1.25, 2 << 20
+_BRANCH_GROWTH, _BRANCH_SLACK_BYTES = 1.25, 2 << 20
 """Memory may grow by so much, and by so many bytes, for branches that run at once."""
 
 
-def _units(decided: _Decided, tasks: Mapping[Node, Task]) -> list[Unit | None]:
+def _scheduled_kernels(
+    decided: _PlanInputs, tasks: Mapping[Node, KernelTask]
+) -> list[ScheduledKernel | None]:
     """The kernels in order, each with those that it waits for; None for what is none."""
-    units: list[Unit | None] = []
+    units: list[ScheduledKernel | None] = []
     made: dict[Tensor, int] = {}
     for node in decided.partition.graph.nodes:
-        if node.op.alias or node.op.name in (*_ELSEWHERE, "assign", "group"):
-            if node.op.name in _ENDS or node in decided.staged:
+        if node.op.alias or node.op.name in (*_OUTSIDE_ARENA, "assign", "group"):
+            if node.op.name in _SYNCHRONISING or node in decided.staged:
                 units.append(None)
             continue
         fused = decided.regions.get(node)
@@ -233,32 +239,32 @@ def _units(decided: _Decided, tasks: Mapping[Node, Task]) -> list[Unit | None]:
         operands = node.inputs if fused is None else fused.operands
         for tensor in node.outputs if fused is None else fused.results:
             made[tensor] = len(units)
-        if task is None or task.nanoseconds > SHARED:
+        if task is None or task.nanoseconds > THREADING_NANOSECONDS:
             units.append(None)
             continue
         sources = {decided.roots[t] for t in operands}
         waits = tuple(made[t] for t in sources if t in made)
-        units.append(Unit(decided.position[node], task.nanoseconds, waits))
+        units.append(ScheduledKernel(decided.position[node], task.nanoseconds, waits))
     return units
 
 
-def _tasks(
+def _native_tasks(
     partition: Partition,
     specs: Mapping[Tensor, TensorSpec],
     bindings: Mapping[str, int],
-    regions: Mapping[Node, Fused],
-) -> dict[Node, Task]:
+    regions: Mapping[Node, FusedRegion],
+) -> dict[Node, KernelTask]:
     """The generated kernels of the nodes that have one of their own."""
-    if not enabled() or DeviceName.parse(partition.device).kind != "cpu":
+    if not is_jit_enabled() or DeviceName.parse(partition.device).kind != "cpu":
         return {}
-    known: dict[Any, Task | None] = {}
+    known: dict[Any, KernelTask | None] = {}
     tasks = {}
     for node in partition.graph.nodes:
         if node.op.native is None or node in regions:
             continue
         inputs = tuple([specs[t] for t in node.inputs])
         attrs = bind_attrs(node.attrs, bindings)
-        key = (node.op, inputs, attributes(attrs))
+        key = (node.op, inputs, freeze_attributes(attrs))
         if key not in known or key[2] is None:
             known[key] = node.op.native(*inputs, **attrs)
         task = known[key]
@@ -267,21 +273,21 @@ def _tasks(
     return tasks
 
 
-def _plan_inner(node: Node, outer: Partition, bindings: Mapping[str, int]) -> Inner:
+def _plan_bodies(node: Node, outer: Partition, bindings: Mapping[str, int]) -> BodyLayout:
     """Lay out the bodies of a node: one after the other, but only one branch of a cond runs."""
     parts, places, end = [], [], 0
     for body in bodies(node):
         part = _body_partition(body, outer)
         layout = plan_layout(part, bindings)
         places.append(0 if node.op is cond else end)
-        end = max(end, places[-1] + aligned(layout.arena.nbytes))
+        end = max(end, places[-1] + align_up(layout.arena.nbytes))
         parts.append((part, layout))
     carried = []
-    for tensor in _carried(node):
+    for tensor in _loop_state(node):
         spec = tensor.spec.bind(bindings)
         carried.append((spec, end))
-        end += 2 * aligned(nbytes(spec))
-    return Inner(tuple(parts), tuple(places), tuple(carried), end)
+        end += 2 * align_up(nbytes(spec))
+    return BodyLayout(tuple(parts), tuple(places), tuple(carried), end)
 
 
 def _body_partition(body: Body, outer: Partition) -> Partition:
@@ -292,7 +298,7 @@ def _body_partition(body: Body, outer: Partition) -> Partition:
     return Partition(outer.device, graph, feeds, results, outer.checks)
 
 
-def _carried(node: Node) -> tuple[Tensor, ...]:
+def _loop_state(node: Node) -> tuple[Tensor, ...]:
     if node.op is scan:
         return tuple(node.attrs["body"].outputs[: node.attrs["carries"]])
     if node.op is while_loop:
@@ -300,11 +306,11 @@ def _carried(node: Node) -> tuple[Tensor, ...]:
     return ()
 
 
-def _deferred(
+def _find_deferred(
     partition: Partition,
     roots: Mapping[Tensor, Tensor],
     commits: tuple[Node, ...],
-    regions: Mapping[Node, Fused],
+    regions: Mapping[Node, FusedRegion],
 ) -> dict[Node, Tensor]:
     """Nodes, elementwise or in place, that only an assign reads, and that read no variable this
     step changes but their own; of a region, all results are such or none is deferred."""
@@ -320,7 +326,9 @@ def _deferred(
         runs_late = fused is not None
         if fused is None:
             runs_late = node.op.into is not None and not node.op.random
-            runs_late = runs_late and (_is_safe(node) or _rewrites(node, variable, roots))
+            runs_late = runs_late and (
+                _cannot_fail(node) or _updates_in_place(node, variable, roots)
+            )
         if (
             runs_late
             and len(node.outputs) == 1
@@ -350,7 +358,7 @@ def _reads_only_its_own(
     candidates: Mapping[Node, Tensor],
     assigned: set[Tensor],
     roots: Mapping[Tensor, Tensor],
-    regions: Mapping[Node, Fused],
+    regions: Mapping[Node, FusedRegion],
 ) -> bool:
     """Whether what a node computes may be written to its variable at once, with all that its
     region writes: an element is read before it is written."""
@@ -372,13 +380,13 @@ def _reads_only_its_own(
     return len(own) == len(results) and all(roots[t] not in assigned or is_own(t) for t in operands)
 
 
-def _is_safe(node: Node) -> bool:
+def _cannot_fail(node: Node) -> bool:
     """Whether a node is elementwise and cannot fail, half way through a commit: numpy refuses some
     powers of integers."""
     return node.op.elementwise and is_inexact(node.outputs[0].dtype)
 
 
-def _rewrites(node: Node, variable: Tensor, roots: Mapping[Tensor, Tensor]) -> bool:
+def _updates_in_place(node: Node, variable: Tensor, roots: Mapping[Tensor, Tensor]) -> bool:
     """Whether a node changes some places of the variable, and reads it nowhere else."""
     return (
         node.op.in_place
@@ -387,8 +395,8 @@ def _rewrites(node: Node, variable: Tensor, roots: Mapping[Tensor, Tensor]) -> b
     )
 
 
-def _lives(
-    decided: _Decided, wide: Sequence[Stretch]
+def _live_ranges(
+    decided: _PlanInputs, wide: Sequence[ParallelSection]
 ) -> tuple[dict[Tensor, Tensor], dict[Tensor, int]]:
     """The first owner of the block that each in-place result takes over, and the last position that
     reads each arena tensor."""
@@ -399,14 +407,14 @@ def _lives(
     end = len(graph.nodes)
     last: dict[Tensor, int] = {}
     for node in graph.nodes:
-        at = decided.until.get(node, position[node])
+        at = decided.busy_until.get(node, position[node])
         for tensor in node.inputs:
             root = roots[tensor]
             if last.get(root, -1) < at:
                 last[root] = at
     if wide:  # what comes from before a stretch is read by any of its branches until its end
         for tensor, at in last.items():
-            home = stretch_at(wide, at)
+            home = section_at(wide, at)
             if home is not None and home.first > position[tensor.node]:
                 last[tensor] = home.last
     held = {roots[t] for t in partition.fetches.values()}
@@ -421,7 +429,7 @@ def _lives(
     for node in graph.nodes:
         if node in staged:
             deaths[node.outputs[0]] = end
-        if node.op.name in _ELSEWHERE or node.op.alias or node.op.name == "assign":
+        if node.op.name in _OUTSIDE_ARENA or node.op.alias or node.op.name == "assign":
             continue
         fused = regions.get(node)
         if node in deferred or (fused is not None and node is not fused.last):
@@ -432,21 +440,21 @@ def _lives(
             deaths[tensor] = end if tensor in held else last.get(tensor, at)
         if fused is not None or (node.op.elementwise and node.op.into is not None):
             operands = node.inputs if fused is None else fused.operands
-            _take_over(results, operands, fused, specs, roots, deaths, shared, at)
-        elif node.op.in_place and _only_first(node, roots):
-            _take_over(results, node.inputs[:1], None, specs, roots, deaths, shared, at)
+            _reuse_dying_inputs(results, operands, fused, specs, roots, deaths, shared, at)
+        elif node.op.in_place and _reads_memory_once(node, roots):
+            _reuse_dying_inputs(results, node.inputs[:1], None, specs, roots, deaths, shared, at)
     return shared, deaths
 
 
-def _only_first(node: Node, roots: Mapping[Tensor, Tensor]) -> bool:
+def _reads_memory_once(node: Node, roots: Mapping[Tensor, Tensor]) -> bool:
     """Whether the first input's memory is read by way of no other one."""
     return all(roots[t] is not roots[node.inputs[0]] for t in node.inputs[1:])
 
 
-def _take_over(
+def _reuse_dying_inputs(
     results: Sequence[Tensor],
     operands: Sequence[Tensor],
-    fused: Fused | None,
+    fused: FusedRegion | None,
     specs: Mapping[Tensor, TensorSpec],
     roots: Mapping[Tensor, Tensor],
     deaths: Mapping[Tensor, int],

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
-from graphflow.ir.half_precision import any_half
+from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node
 from graphflow.ir.spec import evaluate, is_half, nbytes, product
 from graphflow.placement.cost_model.memory_peaks import predict_by
-from graphflow.runtime.memory.memory_layout import Layout, plan_layout
-from graphflow.runtime.partitioning.partition import FREE, Partition, partition
+from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 
-_STANDING = (*FREE, "variable", "assign", "send", "recv", "collective_start")
+_KERNELLESS_OPS = (*UNPLACED_OPS, "variable", "assign", "send", "recv", "collective_start")
 """Ops that run no kernel."""
 
 
@@ -41,16 +41,16 @@ class MemoryUse:
     workspace: int = 0
 
     @property
-    def held(self) -> int:
+    def resident(self) -> int:
         """What lies at its place throughout a step."""
         return self.arena + self.constants + self.variables + self.feeds + self.recvs
 
     @property
     def peak(self) -> int:
-        return self.held + self.workspace
+        return self.resident + self.workspace
 
 
-def memory_use(part: Partition, layout: Layout) -> MemoryUse:
+def memory_use(part: Partition, layout: MemoryLayout) -> MemoryUse:
     """What the program of a partition takes."""
 
     def total(op: str) -> int:
@@ -66,25 +66,27 @@ def memory_use(part: Partition, layout: Layout) -> MemoryUse:
     )
 
 
-def _constants(part: Partition, layout: Layout) -> int:
+def _constants(part: Partition, layout: MemoryLayout) -> int:
     own = sum(int(n.attrs["value"].nbytes) for n in part.graph.of_op("constant"))
-    return own + sum(_constants(*each) for inner in layout.inner.values() for each in inner.parts)
+    return own + sum(
+        _constants(*each) for inner in layout.body_layouts.values() for each in inner.parts
+    )
 
 
-def _workspace(part: Partition, layout: Layout) -> int:
+def _workspace(part: Partition, layout: MemoryLayout) -> int:
     """The most that a line of the program takes for itself: one runs at a time."""
     most = max(
-        (_workspace(*each) for i in layout.inner.values() for each in i.parts),
+        (_workspace(*each) for i in layout.body_layouts.values() for each in i.parts),
         default=0,
     )
     for node in part.graph.nodes:
-        native = node in layout.regions or node in layout.tasks or node in layout.inner
-        if not (native or node.op.alias or node.op.name in _STANDING):
+        native = node in layout.regions or node in layout.tasks or node in layout.body_layouts
+        if not (native or node.op.alias or node.op.name in _KERNELLESS_OPS):
             most = max(most, kernel_workspace(node, layout))
     return most
 
 
-def kernel_workspace(node: Node, layout: Layout) -> int:
+def kernel_workspace(node: Node, layout: MemoryLayout) -> int:
     """Bytes that an op's plain kernel takes for itself."""
     op = node.op
     inputs = [layout.specs[t] for t in node.inputs]
@@ -93,7 +95,7 @@ def kernel_workspace(node: Node, layout: Layout) -> int:
     taken = 0
     if op.ufunc is None and (op.into is None or op.random or added):
         taken += sum(map(nbytes, outputs))
-    if not op.halves and any_half(inputs):
+    if not op.halves and has_half(inputs):
         wide = [s for s in (*inputs, *outputs) if is_half(s.dtype)]
         taken += sum(4 * evaluate(product(s.shape), {}) for s in wide)
     return taken
@@ -117,7 +119,7 @@ def footprints(
 predict_by(footprints)
 
 
-class Taken:
+class WorkspaceMeter:
     """Counts what kernels take for themselves; `tracemalloc` is on.
 
     Python traces the allocations of all threads, so that where several devices of one process run
@@ -125,17 +127,17 @@ class Taken:
     """
 
     def __init__(self) -> None:
-        self.most = 0
-        self._begin()
+        self.peak = 0
+        self._restart()
 
-    def _begin(self) -> None:
+    def _restart(self) -> None:
         self._base = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
 
-    def line(self, node: Node) -> None:
+    def record_line(self, node: Node) -> None:
         """A line of the program is done. What it leaves behind is a feed or an arrival, which are
         counted as such, or is not there for its kernel's sake."""
         peak = tracemalloc.get_traced_memory()[1]
-        if node.op.name not in _STANDING:
-            self.most = max(self.most, peak - self._base)
-        self._begin()
+        if node.op.name not in _KERNELLESS_OPS:
+            self.peak = max(self.peak, peak - self._base)
+        self._restart()

@@ -14,31 +14,31 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.compiler import KernelTask
 
 
-class Used(NamedTuple):
+class MemoryRange(NamedTuple):
     """A place in memory that a call reads or writes, and its bytes; None: what is fed."""
 
-    place: int | None
+    start: int | None
     nbytes: int
 
-    def overlaps(self, other: Used) -> bool:
-        if self.place is None or other.place is None:
+    def overlaps(self, other: MemoryRange) -> bool:
+        if self.start is None or other.start is None:
             return False
-        return self.place < other.place + other.nbytes and other.place < self.place + self.nbytes
+        return self.start < other.start + other.nbytes and other.start < self.start + self.nbytes
 
 
-class Work(NamedTuple):
+class KernelAccess(NamedTuple):
     """A kernel and what it works on: of what it writes, the first is its (first) result, and the
     last may be scratch memory."""
 
-    task: Task
-    reads: tuple[Used, ...]
-    writes: tuple[Used, ...]
+    task: KernelTask
+    reads: tuple[MemoryRange, ...]
+    writes: tuple[MemoryRange, ...]
 
 
-class Step(NamedTuple):
+class BlockCall(NamedTuple):
     """A part of one of some calls: its number, and its units from start to stop."""
 
     call: int
@@ -46,21 +46,21 @@ class Step(NamedTuple):
     stop: int
 
 
-def steps(works: Sequence[Work]) -> list[Step]:
+def interleave_epilogues(works: Sequence[KernelAccess]) -> list[BlockCall]:
     """The calls in order, each as a whole or by turns with the one that follows it."""
-    found: list[Step] = []
+    found: list[BlockCall] = []
     i = 0
     while i < len(works):
-        turns = _turns(works[i], works[i + 1], i) if i + 1 < len(works) else []
-        found += turns or [Step(i, 0, works[i].task.rows)]
+        turns = _interleave(works[i], works[i + 1], i) if i + 1 < len(works) else []
+        found += turns or [BlockCall(i, 0, works[i].task.rows)]
         i += 2 if turns else 1
     return found
 
 
-def _turns(product: Work, region: Work, number: int) -> list[Step]:
+def _interleave(product: KernelAccess, region: KernelAccess, number: int) -> list[BlockCall]:
     """A product and a region block by block; nothing where that cannot be."""
     blocks, row = product.task.blocks, region.task.row
-    if not blocks or not row or not _follows(product, region):
+    if not blocks or not row or not _can_interleave(product, region):
         return []
     rows = [done // row for _, done in blocks]
     if any(done % row for _, done in blocks) or rows[-1] != region.task.rows:
@@ -68,14 +68,14 @@ def _turns(product: Work, region: Work, number: int) -> list[Step]:
     turns = []
     units = [0, *(unit for unit, _ in blocks)]
     for (start, stop), (first, last) in zip(pairwise(units), pairwise([0, *rows]), strict=True):
-        turns += [Step(number, start, stop), Step(number + 1, first, last)]
+        turns += [BlockCall(number, start, stop), BlockCall(number + 1, first, last)]
     return turns
 
 
-def _follows(product: Work, region: Work) -> bool:
+def _can_interleave(product: KernelAccess, region: KernelAccess) -> bool:
     """Whether the region reads the product's result, element by element, and writes nothing that
     the product still needs."""
-    if not product.writes or product.writes[0].place is None:
+    if not product.writes or product.writes[0].start is None:
         return False
     made, *scratch = product.writes
     if made not in region.reads:

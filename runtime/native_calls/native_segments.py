@@ -18,24 +18,28 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.kernels.fusion.region_kernels import FREED
+from graphflow.ops.kernels.fusion.region_kernels import GIL_RELEASE_NANOSECONDS
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address
 from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
-from graphflow.ops.kernels.jit.compiler import Task, compiler
-from graphflow.runtime.native_calls.gemm_epilogues import Used, Work, steps
+from graphflow.ops.kernels.jit.compiler import KernelTask, compiler
+from graphflow.runtime.native_calls.gemm_epilogues import (
+    KernelAccess,
+    MemoryRange,
+    interleave_epilogues,
+)
 
-LONGEST = 5e6
+CANCEL_CHECK_NANOSECONDS = 5e6
 """Nanoseconds of work after which a program looks whether its step was given up."""
 
-Slot = Tensor | tuple[str, int]
+RuntimeOperand = Tensor | tuple[str, int]
 """What comes when the program runs, and says then where it is: a tensor that is fed or received; in
 a loop, what moves on with its iterations."""
-Place = int | Slot
+PointerSource = int | RuntimeOperand
 """An address, or what will say it."""
 
 
 @dataclass(frozen=True)
-class Call:
+class KernelCall:
     """A kernel and what it is called with.
 
     Attributes:
@@ -46,54 +50,60 @@ class Call:
     """
 
     node: Node
-    task: Task
-    places: tuple[Place, ...]
+    task: KernelTask
+    pointers: tuple[PointerSource, ...]
     nbytes: tuple[int, ...] = ()
-    written: int = 0
+    first_written: int = 0
 
     @property
-    def work(self) -> Work:
+    def access(self) -> KernelAccess:
         """What it reads and writes, as far as that is known."""
         used = [
-            Used(place if isinstance(place, int) else None, nbytes)
-            for place, nbytes in zip(self.places, self.nbytes, strict=False)
+            MemoryRange(place if isinstance(place, int) else None, nbytes)
+            for place, nbytes in zip(self.pointers, self.nbytes, strict=False)
         ]
-        return Work(self.task, tuple(used[: self.written]), tuple(used[self.written :]))
+        return KernelAccess(
+            self.task, tuple(used[: self.first_written]), tuple(used[self.first_written :])
+        )
 
 
-class Segment:
+class NativeSegment:
     """Calls that run one after the other.
 
     Attributes:
         slots: which pointers lead to what comes when the program runs.
     """
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[KernelCall]) -> None:
         self.calls = tuple(calls)
         self.nanoseconds = sum(call.task.nanoseconds for call in calls)
-        self.slots: dict[Slot, list[int]] = {}
+        self.runtime_pointers: dict[RuntimeOperand, list[int]] = {}
         places: list[int] = []
         starts: list[int] = []
         for call in calls:
             starts.append(len(places))
-            for place in call.places:
+            for place in call.pointers:
                 if not isinstance(place, int):
-                    self.slots.setdefault(place, []).append(len(places))
+                    self.runtime_pointers.setdefault(place, []).append(len(places))
                     place = 0
                 places.append(place)
         self.pointers = np.array(places, np.uint64)
-        self._sizes, first = _joined([call.task for call in calls])
-        self.entries = self._entries(starts, first)
-        self._turns = self._by_turns()
-        self._place = address(self._turns) if calls else 0
+        self._sizes, first = _pool_sizes([call.task for call in calls])
+        self.entries = self._make_entries(starts, first)
+        self._table = self._interleaved_entries()
+        self._table_address = address(self._table) if calls else 0
         function = driver().walk
-        self._walk = function.freed if self.nanoseconds > FREED else function.held
+        self._walk = (
+            function.releasing_gil
+            if self.nanoseconds > GIL_RELEASE_NANOSECONDS
+            else function.holding_gil
+        )
         self.run: Callable[[], None] = partial(
-            self._walk, ctypes.c_void_p(self._place), None, ctypes.c_int64(0),
-            ctypes.c_int64(len(self._turns) // WORDS),
+            self._walk, ctypes.c_void_p(self._table_address), None, ctypes.c_int64(0),
+            ctypes.c_int64(len(self._table) // WORDS),
         )  # fmt: skip
 
-    def _entries(self, starts: Sequence[int], first: Sequence[int]) -> np.ndarray[Any, Any]:
+    def _make_entries(self, starts: Sequence[int], first: Sequence[int]) -> np.ndarray[Any, Any]:
         native = compiler()
         where, sizes = address(self.pointers), address(self._sizes)
         words: list[int] = []
@@ -103,29 +113,29 @@ class Segment:
             words += (function, where + 8 * start, sizes + 8 * at, 0, task.rows)
         return np.array(words, np.uint64)
 
-    def _by_turns(self) -> np.ndarray[Any, Any]:
+    def _interleaved_entries(self) -> np.ndarray[Any, Any]:
         """The entries with epilogues block by block."""
         whole = self.entries.reshape(-1, WORDS)
-        found = steps([call.work for call in self.calls])
+        found = interleave_epilogues([call.access for call in self.calls])
         turns = whole[[step.call for step in found]]
         turns[:, 3:] = [(step.start, step.stop) for step in found]
         return turns.reshape(-1)
 
     @property
-    def freely(self) -> Callable[[], None]:
+    def run_without_gil(self) -> Callable[[], None]:
         """As `run`, but other threads go on meanwhile."""
-        return partial(driver().walk.freed, *self.run.args)  # type: ignore[attr-defined]
+        return partial(driver().walk.releasing_gil, *self.run.args)  # type: ignore[attr-defined]
 
-    def one(self, i: int) -> None:
+    def run_call(self, i: int) -> None:
         """Run one of the calls."""
         self._walk(address(self.entries), None, i, i + 1)
 
-    def slot(self, i: int) -> int:
+    def pointer_address(self, i: int) -> int:
         """The address at which a pointer is kept."""
         return address(self.pointers) + 8 * i
 
 
-def _joined(tasks: Iterable[Task]) -> tuple[np.ndarray[Any, Any], list[int]]:
+def _pool_sizes(tasks: Iterable[KernelTask]) -> tuple[np.ndarray[Any, Any], list[int]]:
     """The sizes of tasks in one array, equal tasks once, and where those of each begin."""
     sizes: list[int] = [0]  # an array of none has no address
     at: dict[int, int] = {}
@@ -139,7 +149,7 @@ def _joined(tasks: Iterable[Task]) -> tuple[np.ndarray[Any, Any], list[int]]:
     return np.array(sizes, np.int64), first
 
 
-class Fed:
+class FeedBinding:
     """Takes what is fed or received: on the device, where its segments look for it.
 
     Args:
@@ -151,31 +161,31 @@ class Fed:
     """
 
     def __init__(self, spec: TensorSpec, to_device: Callable[[Any], Any]) -> None:
-        self.read = False
+        self.is_read_by_python = False
         self._shape = spec.shape
         self._dtype = spec.dtype
         self._to_device = to_device
-        self._slots: list[tuple[Any, Any]] = []
+        self._bound: list[tuple[Any, Any]] = []
 
-    def lead(self, segment: Segment, slots: Sequence[int]) -> None:
+    def bind(self, segment: NativeSegment, slots: Sequence[int]) -> None:
         """Let these pointers of a segment lead to what comes."""
         which = slots[0] if len(slots) == 1 else np.array(slots)
-        self._slots.append((segment.pointers, which))
+        self._bound.append((segment.pointers, which))
 
     def __call__(self, given: Any) -> Any:
-        if not self._slots and self.read:
+        if not self._bound and self.is_read_by_python:
             return self._to_device(given)
         array = given
         if type(array) is not np.ndarray or not array.flags.c_contiguous:
             array = self._to_device(given)
         place = address(array)
-        if self.read and place % ALIGNMENT:
+        if self.is_read_by_python and place % ALIGNMENT:
             array = self._to_device(given)
             place = address(array)
         if array.shape != self._shape or array.dtype != self._dtype:
             raise ShapeError(
                 f"{self._dtype}{self._shape} is wanted, not {array.dtype}{array.shape}"
             )
-        for pointers, which in self._slots:
+        for pointers, which in self._bound:
             pointers[which] = place
         return array

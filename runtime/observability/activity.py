@@ -25,8 +25,8 @@ from graphflow.runtime.wire.messages import (
 if TYPE_CHECKING:
     from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 
-_RECENT = 64  # steps over which the rate is taken
-_CARRYING = {
+_RATE_WINDOW_STEPS = 64  # steps over which the rate is taken
+_TENSOR_METRICS = {
     "sent": ("graphflow_sent_bytes_total", "graphflow_sent_tensors_total"),
     "received": ("graphflow_received_bytes_total", "graphflow_received_tensors_total"),
 }
@@ -35,7 +35,7 @@ _log = Log("graphflow.worker")
 _coordinator_log = Log("graphflow.coordinator")
 
 
-class Activity:
+class WorkerActivity:
     """Told of each job's beginning and end by the thread that runs them; read by any.
 
     Args:
@@ -56,7 +56,7 @@ class Activity:
         self._addresses = addresses
         self._job: tuple[Any, int, float] | None = None  # what, of which step, since when
         self._programs: set[str] = set()
-        self._ends: deque[float] = deque(maxlen=_RECENT)
+        self._ends: deque[float] = deque(maxlen=_RATE_WINDOW_STEPS)
 
     def begin(self, job: Any, step: int) -> None:
         """A job starts."""
@@ -73,9 +73,9 @@ class Activity:
         self._job = None
         failed = isinstance(outcome, BaseException)
         if type(job) is Compute:
-            self._computed(step, seconds, outcome if failed else None, cancelled)
+            self._on_computed(step, seconds, outcome if failed else None, cancelled)
         elif type(job) is Commit and not failed:
-            self.commits(step)
+            self.on_commit(step)
         elif isinstance(job, Abort) and not failed:
             self._meters.add("graphflow_steps_total", 1, "aborted")
         elif isinstance(job, Load) and not failed:
@@ -83,23 +83,23 @@ class Activity:
         elif isinstance(job, Forget) and not failed:
             self._programs.difference_update(job.programs)
 
-    def commits(self, step: int) -> None:
+    def on_commit(self, step: int) -> None:
         """A step has committed."""
         self.committed += 1
         self.step = max(self.step, step_of(step) + 1)
         self._ends.append(time.monotonic())
-        self._meters.later(self._count_commits, None)
+        self._meters.add_later(self._count_commits, None)
 
     def _count_commits(self, commits: Sequence[None]) -> None:
         self._meters.add("graphflow_steps_total", len(commits), "committed")
 
-    def _computed(
+    def _on_computed(
         self, step: int, seconds: float, error: BaseException | None, cancelled: bool
     ) -> None:
         self.last_seconds = seconds
-        self._meters.later(self._count_computed, seconds)
+        self._meters.add_later(self._count_computed, seconds)
         if error is None:
-            if _log.hears("step.computed"):
+            if _log.is_enabled("step.computed"):
                 _log.tell(
                     "step.computed", session=self.session, step=step_of(step), seconds=seconds
                 )
@@ -115,18 +115,18 @@ class Activity:
     def _count_computed(self, seconds: Sequence[float]) -> None:
         self._meters.observe("graphflow_step_seconds", *seconds)
 
-    def carried(self, how: str, worker: int, edge: Key, nbytes: int) -> None:
+    def count_tensor(self, how: str, worker: int, edge: Key, nbytes: int) -> None:
         """A tensor was "sent" to another worker, or "received" from it."""
-        self._meters.later(self._count_carried, (how, worker, edge, nbytes))
+        self._meters.add_later(self._count_carried, (how, worker, edge, nbytes))
 
     def _count_carried(self, tensors: Sequence[tuple[str, int, Key, int]]) -> None:
         found: dict[tuple[str, int, Key], list[int]] = {}
         for how, worker, edge, nbytes in tensors:
             found.setdefault((how, worker, edge), []).append(nbytes)
         for (how, worker, edge), each in found.items():
-            total, count = _CARRYING[how]
+            total, count = _TENSOR_METRICS[how]
             told = {total: sum(each), count: len(each)}
-            self._meters.add_all(told, self._addresses[worker], _edge(edge))
+            self._meters.add_all(told, self._addresses[worker], _edge_label(edge))
 
     def report(self) -> dict[str, Any]:
         """Plain data for `status`; times are ages in seconds."""
@@ -143,12 +143,12 @@ class Activity:
             "committed": self.committed,
             "steps_per_second": rate,
             "last_step_seconds": self.last_seconds,
-            "doing": _named(job[0], job[1]) if job else "",
+            "doing": _describe_job(job[0], job[1]) if job else "",
             "doing_seconds": now - job[2] if job else 0.0,
         }
 
 
-def _named(job: Any, step: int) -> str:
+def _describe_job(job: Any, step: int) -> str:
     what = type(job).__name__.lower()
     return f"{what} step {step_of(step)}" if isinstance(job, Compute | Commit | Abort) else what
 
@@ -197,16 +197,16 @@ class SessionActivity:
         self.meters.watch("graphflow_round_trip_seconds", lambda: clocks(lambda c: c.round_trip))
         self.meters.watch("graphflow_clock_error_seconds", lambda: clocks(error))
 
-    def fed(self, nbytes: int) -> None:
+    def add_fed_bytes(self, nbytes: int) -> None:
         """A step, which has not ended yet, is fed so much."""
         self._fed += nbytes
 
-    def committed(self, step: int, seconds: float, fetched: int, fed: int = 0) -> None:
+    def on_commit(self, step: int, seconds: float, fetched: int, fed: int = 0) -> None:
         """A step is decided, and so many bytes of it were fetched, and `fed` besides what was
         told."""
         fed, self._fed = fed + self._fed, 0
-        self.meters.later(self._count, (seconds, fed, fetched))
-        if _coordinator_log.hears("step.committed"):
+        self.meters.add_later(self._count, (seconds, fed, fetched))
+        if _coordinator_log.is_enabled("step.committed"):
             _coordinator_log.tell(
                 "step.committed", session=self.session, step=step_of(step), seconds=seconds
             )
@@ -223,7 +223,7 @@ class SessionActivity:
             }
         )
 
-    def aborted(self, step: int, seconds: float, error: BaseException) -> None:
+    def on_abort(self, step: int, seconds: float, error: BaseException) -> None:
         """A step changed nothing."""
         self.meters.add("graphflow_steps_total", 1, "aborted")
         _coordinator_log.tell(
@@ -231,7 +231,7 @@ class SessionActivity:
             error=type(error).__name__, reason=str(error),
         )  # fmt: skip
 
-    def lost(self, workers: Mapping[int, str], addresses: Sequence[str]) -> None:
+    def on_workers_lost(self, workers: Mapping[int, str], addresses: Sequence[str]) -> None:
         """Which workers are lost by now, and why; each is told once."""
         for worker in workers.keys() - self._lost:
             self._lost.add(worker)
@@ -241,7 +241,7 @@ class SessionActivity:
                 reason=workers[worker],
             )  # fmt: skip
 
-    def ended(self) -> None:
+    def on_session_end(self) -> None:
         """The session is over."""
         _coordinator_log.tell(
             "session.ended", session=self.session, seconds=time.monotonic() - self.opened,
@@ -249,7 +249,7 @@ class SessionActivity:
         )  # fmt: skip
 
 
-def _edge(key: Key) -> str:
+def _edge_label(key: Key) -> str:
     """The name of an edge for meters: one for all its tensors in a loop, and one for all words of a
     kind, which are told anew for each combination of sizes."""
     if isinstance(key, int):

@@ -15,7 +15,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.plans.tables import Table
 
 if TYPE_CHECKING:
-    from graphflow.runtime.observability.trace import Event, Step
+    from graphflow.runtime.observability.trace import TraceEvent, TraceStep
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class EdgeTraffic:
         return self.bytes / self.latency if self.latency > 0 else math.inf
 
 
-class Traffic(tuple[EdgeTraffic, ...]):
+class EdgeTable(tuple[EdgeTraffic, ...]):
     """The edges of a trace, those first that were waited for longest. Print it."""
 
     __slots__ = ()
 
     @staticmethod
-    def of(steps: Iterable[Step]) -> Traffic:
+    def from_steps(steps: Iterable[TraceStep]) -> EdgeTable:
         """The edges over which something arrived in these steps."""
-        moved: dict[int, list[Event]] = {}
+        moved: dict[int, list[TraceEvent]] = {}
         busy: dict[tuple[str, int], list[float]] = {}
         errors: dict[int, float] = {}
         for step in steps:
@@ -73,8 +73,10 @@ class Traffic(tuple[EdgeTraffic, ...]):
                     errors[event.edge] = max(error, errors.get(event.edge, 0.0))
                 else:
                     busy.setdefault((event.kind, event.edge), []).append(took)
-        found = (_summed(edge, events, busy, errors[edge]) for edge, events in moved.items())
-        return Traffic(sorted(found, key=lambda each: (-each.waiting, -each.latency, each.edge)))
+        found = (
+            _summarise_edge(edge, events, busy, errors[edge]) for edge, events in moved.items()
+        )
+        return EdgeTable(sorted(found, key=lambda each: (-each.waiting, -each.latency, each.edge)))
 
     def table(self) -> Table:
         """A line for each edge."""
@@ -127,24 +129,24 @@ class ExchangeTraffic:
         return self.bytes / self.taking if self.taking > 0 else math.inf
 
 
-class Exchanges(tuple[ExchangeTraffic, ...]):
+class ExchangeTable(tuple[ExchangeTraffic, ...]):
     """The collectives of a trace, those first that took longest. Print it."""
 
     __slots__ = ()
 
     @staticmethod
-    def of(steps: Iterable[Step]) -> Exchanges:
+    def from_steps(steps: Iterable[TraceStep]) -> ExchangeTable:
         """The collectives in which all devices took part in these steps."""
-        runs: dict[int, list[tuple[Step, list[Event]]]] = {}
+        runs: dict[int, list[tuple[TraceStep, list[TraceEvent]]]] = {}
         for step in steps:
-            groups: dict[int, list[Event]] = {}
+            groups: dict[int, list[TraceEvent]] = {}
             for event in step.events:
                 if event.exchange is not None:
                     groups.setdefault(event.exchange.group, []).append(event)
             for group, events in groups.items():
                 runs.setdefault(group, []).append((step, events))
-        found = filter(None, (_exchanged(each) for each in runs.values()))
-        return Exchanges(sorted(found, key=lambda each: (-each.taking, each.name)))
+        found = filter(None, (_summarise_exchange(each) for each in runs.values()))
+        return ExchangeTable(sorted(found, key=lambda each: (-each.taking, each.name)))
 
     def table(self) -> Table:
         """A line for each collective."""
@@ -169,7 +171,7 @@ class Exchanges(tuple[ExchangeTraffic, ...]):
         return self.table().html() if self else "<p>no collective ran over several devices</p>"
 
 
-def _exchanged(runs: list[tuple[Step, list[Event]]]) -> ExchangeTraffic | None:
+def _summarise_exchange(runs: list[tuple[TraceStep, list[TraceEvent]]]) -> ExchangeTraffic | None:
     exchange = runs[0][1][0].exchange
     assert exchange is not None
     taking, apart, error, name = [], [], 0.0, ""
@@ -196,9 +198,9 @@ def _p95(times: list[float]) -> float:
     return sorted(times)[math.ceil(0.95 * len(times)) - 1]
 
 
-def _summed(
+def _summarise_edge(
     edge: int,
-    events: list[Event],
+    events: list[TraceEvent],
     busy: Mapping[tuple[str, int], list[float]],
     error: float,
 ) -> EdgeTraffic:

@@ -37,7 +37,7 @@ from graphflow.runtime.telemetry.metrics import (
     HISTOGRAM,
     Histogram,
     Meters,
-    Sample,
+    MetricSample,
 )
 
 REQUEST_CAP = 8192
@@ -47,7 +47,7 @@ REQUEST_SECONDS = 5.0
 CONNECTIONS = 8
 """Connections that are answered at a time; beyond them, who has asked for longest without an end
 makes room, or who takes longest to read."""
-_MAKE_ROOM = 0.5  # seconds for that; else who comes is closed at once
+_SLOT_SECONDS = 0.5  # seconds for that; else who comes is closed at once
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>\d{1,5}|\*)")
 _INSECURE = "insecure://"
@@ -64,7 +64,7 @@ _log = Log("graphflow.metrics")
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _HttpResponse:
     status: int
     kind: str
     body: bytes
@@ -76,14 +76,14 @@ class _Answer:
 
 
 @dataclass(frozen=True)
-class _Request:
+class _HttpRequest:
     method: str
     path: str
     headers: dict[str, str]
 
 
-def _refusal(status: int, reason: str) -> _Answer:
-    return _Answer(status, "text/plain; charset=utf-8", f"{reason}\n".encode())
+def _refusal(status: int, reason: str) -> _HttpResponse:
+    return _HttpResponse(status, "text/plain; charset=utf-8", f"{reason}\n".encode())
 
 
 class MetricsServer:
@@ -100,10 +100,10 @@ class MetricsServer:
     """
 
     def __init__(self, address: str, meters: Meters) -> None:
-        host, port = _parsed(address)
+        host, port = _parse_address(address)
         _check_library()
         self._meters = meters
-        self._socket = _listening(address, host, port)
+        self._socket = _listen(address, host, port)
         bound = self._socket.getsockname()
         self._is_open = not ipaddress.ip_address(bound[0]).is_loopback
         own = socket.gethostname().lower()
@@ -142,16 +142,16 @@ class MetricsServer:
                     if not self._stopping:
                         time.sleep(0.01)
                     continue
-                if not self._has_room():
+                if not self._acquire_slot():
                     connection.close()
                     continue
                 self._asking[connection] = None
                 threading.Thread(
-                    target=self._attend, args=(connection, str(peer[0])), name="metrics-request",
-                    daemon=True,
+                    target=self._serve_connection, args=(connection, str(peer[0])),
+                    name="metrics-request", daemon=True,
                 ).start()  # fmt: skip
 
-    def _has_room(self) -> bool:
+    def _acquire_slot(self) -> bool:
         """Takes a place for one more; who has been asking for longest makes room, or else who has
         been taking its answer for longest."""
         if self._slots.acquire(blocking=False):
@@ -160,17 +160,17 @@ class MetricsServer:
             told = oldest in self._answered
             with suppress(OSError):  # it has just said all, taken all, or hung up
                 oldest.shutdown(socket.SHUT_RDWR if told else socket.SHUT_RD)
-        return self._slots.acquire(timeout=_MAKE_ROOM)
+        return self._slots.acquire(timeout=_SLOT_SECONDS)
 
-    def _attend(self, connection: socket.socket, peer: str) -> None:
+    def _serve_connection(self, connection: socket.socket, peer: str) -> None:
         until = time.monotonic() + REQUEST_SECONDS
         try:
             with connection:
                 try:
-                    request = _read(connection, until)
+                    request = _read_request(connection, until)
                 finally:
                     self._asking.pop(connection, None)
-                answer = self._answer(request) if isinstance(request, _Request) else request
+                answer = self._answer(request) if isinstance(request, _HttpRequest) else request
                 if answer.status != 200:
                     reason = f"{answer.status}: {answer.body.decode().strip()}"
                     _log.tell("metrics.refused", peer=peer, reason=reason)
@@ -186,9 +186,9 @@ class MetricsServer:
         finally:
             self._slots.release()
 
-    def _answer(self, request: _Request) -> _Answer:
+    def _answer(self, request: _HttpRequest) -> _HttpResponse:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if not self._is_ours(host):
+        if not self._is_own_host(host):
             return _refusal(403, "this is not a name of this machine")
         if origin is not None and origin != f"http://{host}":
             return _refusal(403, "pages of other origins may not ask")
@@ -196,12 +196,12 @@ class MetricsServer:
             return _refusal(405, "only GET is answered")
         if request.path == "/metrics":
             text, kind = exposition(self._meters, request.headers.get("accept", ""))
-            return _Answer(200, kind, text)
+            return _HttpResponse(200, kind, text)
         if request.path == "/":
-            return _Answer(200, "text/html; charset=utf-8", page(self._meters).encode())
+            return _HttpResponse(200, "text/html; charset=utf-8", html_page(self._meters).encode())
         return _refusal(404, "there is / and /metrics")
 
-    def _is_ours(self, header: str) -> bool:
+    def _is_own_host(self, header: str) -> bool:
         """Whether a Host header names this machine by a number, or by a name of its own: any other
         name may be a stranger's."""
         with_port = header if header.rpartition("]")[2].count(":") else f"{header}:80"
@@ -212,7 +212,7 @@ class MetricsServer:
         return host in self._names or (self._is_open and _is_number(host))
 
 
-def _parsed(address: str) -> tuple[str, int]:
+def _parse_address(address: str) -> tuple[str, int]:
     bare = address.removeprefix(_INSECURE) if isinstance(address, str) else ""
     parts = _ADDRESS.fullmatch(bare)
     port = 0 if parts is None or parts["port"] == "*" else int(parts["port"])
@@ -236,7 +236,7 @@ def _parsed(address: str) -> tuple[str, int]:
     return host, port
 
 
-def _listening(address: str, host: str, port: int) -> socket.socket:
+def _listen(address: str, host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -265,7 +265,7 @@ def _is_number(host: str) -> bool:
     return True
 
 
-def _read(connection: socket.socket, until: float) -> _Request | _Answer:
+def _read_request(connection: socket.socket, until: float) -> _HttpRequest | _HttpResponse:
     """A request within its caps, or what to answer to what is none."""
     data = b""
     while b"\r\n\r\n" not in data:
@@ -293,7 +293,7 @@ def _read(connection: socket.socket, until: float) -> _Request | _Answer:
         if not separator or name in headers:  # twice is once too often: which would count?
             return _refusal(400, "a header is not valid")
         headers[name] = value.strip()
-    return _Request(words[0], words[1].partition("?")[0], headers)
+    return _HttpRequest(words[0], words[1].partition("?")[0], headers)
 
 
 # What is answered -------------------------------------------------------------------------------
@@ -312,14 +312,14 @@ def exposition(meters: Meters, accept: str = "") -> tuple[bytes, str]:
     from prometheus_client.exposition import choose_encoder
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(meters))
+    registry.register(_PrometheusCollector(meters))
     # Not the header itself: the library would write a stranger's words into its answer.
     wanted = "application/openmetrics-text"
     encode, kind = choose_encoder(wanted if wanted in accept else "")
     return encode(registry), kind
 
 
-class _Collector:
+class _PrometheusCollector:
     """The samples as `prometheus_client` has them."""
 
     def __init__(self, meters: Meters) -> None:
@@ -329,7 +329,7 @@ class _Collector:
         return map(_family, self._meters.samples())
 
 
-def _family(sample: Sample) -> Any:
+def _family(sample: MetricSample) -> Any:
     from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
@@ -353,7 +353,7 @@ def _family(sample: Sample) -> Any:
     return family
 
 
-def page(meters: Meters) -> str:
+def html_page(meters: Meters) -> str:
     """The same for eyes."""
     rows = []
     for sample in meters.samples():
@@ -361,7 +361,9 @@ def page(meters: Meters) -> str:
             named = ", ".join(
                 f"{name}={each}" for name, each in zip(sample.metric.labels, labels, strict=True)
             )
-            rows.append((sample.name, sample.metric.meaning, named, _shown(sample.name, value)))
+            rows.append(
+                (sample.name, sample.metric.meaning, named, _format_value(sample.name, value))
+            )
     table = Table("", ("metric", "what it is", "of", "now"), tuple(rows), left=3)
     title = "graphflow metrics"
     style = "body{font:14px/1.5 system-ui,sans-serif;margin:2em;color-scheme:light dark}"
@@ -372,7 +374,7 @@ def page(meters: Meters) -> str:
     )
 
 
-def _shown(name: str, value: float | Histogram) -> str:
+def _format_value(name: str, value: float | Histogram) -> str:
     if isinstance(value, Histogram):
         count = sum(value.counts)
         mean = show_seconds(value.total / count) if count else "–"

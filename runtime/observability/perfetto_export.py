@@ -13,21 +13,21 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphflow.runtime.observability.trace import Event, Step
+    from graphflow.runtime.observability.trace import TraceEvent, TraceStep
 
 LINKS = 1_000_000  # the process number of the track group that holds the links
 
 
-_NEVER = -(1 << 63)  # before all times
+_BEFORE_ALL = -(1 << 63)  # before all times
 
 Place = tuple[int, int]  # process, thread
 
 
-def trace_events(steps: Iterable[Step]) -> dict[str, Any]:
+def trace_events(steps: Iterable[TraceStep]) -> dict[str, Any]:
     """The steps as one JSON object: times in µs from the start of the first."""
     steps = tuple(steps)
     origin = min((step.start for step in steps), default=0)
-    lanes = _Lanes({event.track for step in steps for event in step.events})
+    lanes = _ThreadAssignment({event.track for step in steps for event in step.events})
     events: list[dict[str, Any]] = []
     for step in steps:
         known = {str(w): round(e * 1e6, 3) for w, e in step.errors.items() if math.isfinite(e)}
@@ -47,7 +47,7 @@ def trace_events(steps: Iterable[Step]) -> dict[str, Any]:
     return {"traceEvents": [*lanes.names(), *events], "displayTimeUnit": "ms"}
 
 
-class _Lanes:
+class _ThreadAssignment:
     """Where slices are drawn. Those of one thread may not overlap: where they do, as two tensors on
     one link, the track gets another thread of the same name."""
 
@@ -57,7 +57,7 @@ class _Lanes:
         self._ends: dict[str, list[list[int]]] = {track: [] for track in self._tracks}
         self._threads = 0
         for track in sorted(self._tracks, key=self._tracks.__getitem__):
-            self.place(track, _NEVER, _NEVER)  # each has its first thread, in order
+            self.place(track, _BEFORE_ALL, _BEFORE_ALL)  # each has its first thread, in order
 
     def place(self, track: str, start: int, end: int) -> Place:
         """A place for a slice of a track."""
@@ -97,11 +97,11 @@ def _process(track: str) -> int:
     """A process for each worker, one for all links, one for the steps."""
     if not track:
         return 0
-    worker = number(track.removeprefix("/worker:").partition("/")[0])
+    worker = parse_number(track.removeprefix("/worker:").partition("/")[0])
     return LINKS if "→" in track or worker < 0 else worker + 1
 
 
-def number(text: str) -> int:
+def parse_number(text: str) -> int:
     """A number that a worker has told, which may be any text; -1 where it is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
@@ -130,7 +130,7 @@ def _complete(
     }
 
 
-def _slice(event: Event, step: Step, place: Place, origin: int) -> dict[str, Any]:
+def _slice(event: TraceEvent, step: TraceStep, place: Place, origin: int) -> dict[str, Any]:
     args: dict[str, Any] = {"step": step.number}
     if event.edge is not None:
         args |= {
@@ -144,10 +144,10 @@ def _slice(event: Event, step: Step, place: Place, origin: int) -> dict[str, Any
 
 
 def _arrow(
-    event: Event,
+    event: TraceEvent,
     name: str,
-    lanes: _Lanes,
-    slices: Mapping[tuple[str, int | None, int], tuple[Event, Place]],
+    lanes: _ThreadAssignment,
+    slices: Mapping[tuple[str, int | None, int], tuple[TraceEvent, Place]],
     origin: int,
 ) -> list[dict[str, Any]]:
     """From the source's track to the target's. Its ends lie in the slices that send and receive:

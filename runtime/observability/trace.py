@@ -23,12 +23,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from graphflow.base.formatting import counted, show_seconds
+from graphflow.base.formatting import show_count, show_seconds
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, SessionError
-from graphflow.runtime.observability.edge_traffic import Exchanges, Traffic
-from graphflow.runtime.observability.perfetto_export import number, trace_events
+from graphflow.runtime.observability.edge_traffic import EdgeTable, ExchangeTable
+from graphflow.runtime.observability.perfetto_export import parse_number, trace_events
 from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Event:
+class TraceEvent:
     """Something that took time: computing a node, sending a tensor, waiting for one, its way.
 
     Args:
@@ -81,7 +81,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """One traced step; events are ordered by start.
 
     Attributes:
@@ -91,7 +91,7 @@ class Step:
     number: int
     start: int
     end: int
-    events: tuple[Event, ...]
+    events: tuple[TraceEvent, ...]
     peak: Mapping[str, int]
     errors: Mapping[int, float] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class Trace:
     """The traced steps of a session, in the order they ran. Print it for what travelled."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[TraceStep] = []
 
     def add_step(
         self,
@@ -136,45 +136,45 @@ class Trace:
         uses: Counter[tuple[str, int]] = Counter()
         for track, name, start, end in spans:
             if track in (DEPARTURE, ARRIVAL):
-                (left if track == DEPARTURE else came)[number(name)] = start
+                (left if track == DEPARTURE else came)[parse_number(name)] = start
             elif end <= start_ns:
-                before.append(Event(track, name, "compute", start, end))
+                before.append(TraceEvent(track, name, "compute", start, end))
             else:
                 exchange = exchanges.get((track, f"start/{name.removeprefix('start/')}"))
                 if exchange is not None:
                     events.append(
-                        Event(track, name, "compute", start, end, None, exchange.bytes,
+                        TraceEvent(track, name, "compute", start, end, None, exchange.bytes,
                               exchange=exchange)
                     )  # fmt: skip
                 else:
-                    events.append(_event(track, name, start, end, edges, uses))
+                    events.append(_device_event(track, name, start, end, edges, uses))
         for key in left.keys() & came.keys():
             edge, use = key & (2**EDGE_BITS - 1), key >> EDGE_BITS
             if edge in edges:
-                events.append(_transfer(edge, use, edges[edge], left[key], came[key]))
+                events.append(_transfer_event(edge, use, edges[edge], left[key], came[key]))
         if before and self.steps and self.steps[-1].start <= before[0].start:
             last = self.steps[-1]
-            self.steps[-1] = replace(last, events=tuple(_sorted((*last.events, *before))))
-        events = _sorted(events)
+            self.steps[-1] = replace(last, events=tuple(_sort_events((*last.events, *before))))
+        events = _sort_events(events)
         self.steps.append(
-            Step(step, start_ns, end_ns, tuple(events), dict(peak or {}), dict(errors or {}))
+            TraceStep(step, start_ns, end_ns, tuple(events), dict(peak or {}), dict(errors or {}))
         )
 
     @property
-    def edges(self) -> Traffic:
+    def edges(self) -> EdgeTable:
         """For each cut edge: bytes, latency (median and 95 %), rate, and how long its reader
         waited; those first that were waited for longest."""
-        return Traffic.of(self.steps)
+        return EdgeTable.from_steps(self.steps)
 
     @property
-    def exchanges(self) -> Exchanges:
+    def exchanges(self) -> ExchangeTable:
         """For each collective over several devices: bytes, and how long it took once all took
         part; those first that took longest."""
-        return Exchanges.of(self.steps)
+        return ExchangeTable.from_steps(self.steps)
 
-    def _parts(self) -> list[Traffic | Exchanges]:
+    def _parts(self) -> list[EdgeTable | ExchangeTable]:
         """What there is to show; that there was nothing is said once."""
-        found: list[Traffic | Exchanges] = [self.edges] if self.steps else []
+        found: list[EdgeTable | ExchangeTable] = [self.edges] if self.steps else []
         if self.exchanges:
             found = [*(part for part in found if part), self.exchanges]
         return found
@@ -201,7 +201,7 @@ class Trace:
         if worst:
             bound = "unknown bounds" if math.isinf(worst) else f"± {show_seconds(worst)}"
             clocks = f", times of workers on one clock to {bound}"
-        return f"{counted(count, 'traced step')}, median {show_seconds(took)}{clocks}"
+        return f"{show_count(count, 'traced step')}, median {show_seconds(took)}{clocks}"
 
     def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
         """The traced steps as a plan shows them: the median step, its timeline from its own start.
@@ -265,7 +265,7 @@ class Trace:
             raise
 
 
-def check_target(path: str | os.PathLike[str]) -> None:
+def check_writable(path: str | os.PathLike[str]) -> None:
     """Find out before steps run whether their trace can be written to a file.
 
     Raises:
@@ -304,44 +304,44 @@ def _umask() -> int:
     return mask
 
 
-def link(source: str, target: str) -> str:
+def link_track(source: str, target: str) -> str:
     """Name of the track of a link."""
     return f"{source} → {target}"
 
 
-def _sorted(events: Iterable[Event]) -> list[Event]:
+def _sort_events(events: Iterable[TraceEvent]) -> list[TraceEvent]:
     return sorted(events, key=lambda event: (event.start, event.end, event.track, event.name))
 
 
-def _event(
+def _device_event(
     track: str,
     name: str,
     start: int,
     end: int,
     edges: Mapping[int, Edge],
     uses: Counter[tuple[str, int]],
-) -> Event:
+) -> TraceEvent:
     """A span on a device; one that sends or waits knows of which edge."""
     kind = "wait" if name.startswith(WAIT) else "send" if name.startswith(SEND) else "compute"
-    edge = number(name.rpartition("/")[2])
+    edge = parse_number(name.rpartition("/")[2])
     if kind == "compute" or edge not in edges:
-        return Event(track, name, "compute" if kind == "send" else kind, start, end)
+        return TraceEvent(track, name, "compute" if kind == "send" else kind, start, end)
     tensor, source, target, size = edges[edge]
     if name.count("/") == 1:  # in a loop, where only numbers are known
         name = f"{name.partition('/')[0]}/{tensor}/{edge}"
     use = uses[kind, edge]
     uses[kind, edge] += 1
-    return Event(track, name, kind, start, end, edge, size, source, target, use)
+    return TraceEvent(track, name, kind, start, end, edge, size, source, target, use)
 
 
-def _transfer(number: int, use: int, edge: Edge, left: int, came: int) -> Event:
+def _transfer_event(number: int, use: int, edge: Edge, left: int, came: int) -> TraceEvent:
     tensor, source, target, size = edge
-    return Event(
-        link(source, target), tensor, "transfer", left, max(left, came),
+    return TraceEvent(
+        link_track(source, target), tensor, "transfer", left, max(left, came),
         number, size, source, target, use,
     )  # fmt: skip
 
 
 def _worker(device: str) -> int:
     """The index in "/worker:1/cpu:0"; -1 for what is not on a worker."""
-    return number(device.removeprefix("/worker:").partition("/")[0])
+    return parse_number(device.removeprefix("/worker:").partition("/")[0])

@@ -22,14 +22,14 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.control_flow.control import FREE, cond, scan
-from graphflow.passes.bodies import spread as is_spread
+from graphflow.ops.control_flow.control import UNPLACED_OPS, cond, scan
+from graphflow.passes.bodies import spans_devices as is_spread
 
 FIRST_EDGE = 1 << 24
 """Edges inside bodies have numbers from here on, those of the graph below."""
 
 
-class Spread(NamedTuple):
+class BodyPartition(NamedTuple):
     """A graph of nodes that are on one device each, whatever they hold; devices, and order."""
 
     graph: Graph
@@ -37,13 +37,13 @@ class Spread(NamedTuple):
     order: list[Node]
 
 
-def spread_bodies(
+def partition_bodies(
     graph: Graph,
     devices: Mapping[Node, str],
     order: Sequence[Node],
     available: Sequence[str],
-    pinned: Meaning,
-) -> Spread:
+    pinned: ResolvePin,
+) -> BodyPartition:
     """Cut the nodes whose bodies are pinned to several devices.
 
     Args:
@@ -53,18 +53,18 @@ def spread_bodies(
     Raises:
         DeviceError: a pin in a body matches no device.
     """
-    cutter = _Cutter([DeviceName.parse(name) for name in available], pinned)
+    cutter = _BodyPartitioner([DeviceName.parse(name) for name in available], pinned)
     placed = cutter.expand(graph, devices, order)
     outputs = [placed.mapped[t] for t in graph.outputs]
     if placed.effects:
         effects = tuple(t for _, t in placed.effects)
-        group = _node(REGISTRY["group"], effects, {}, effects[0].node)
+        group = _make_node(REGISTRY["group"], effects, {}, effects[0].node)
         outputs.append(group.outputs[0])
         placed.names[group] = "bodies"
-    return Spread(Graph(outputs, placed.names), placed.devices, list(placed.devices))
+    return BodyPartition(Graph(outputs, placed.names), placed.devices, list(placed.devices))
 
 
-Meaning = Callable[[DeviceName], DeviceName]
+ResolvePin = Callable[[DeviceName], DeviceName]
 """What the user's pins mean on a cluster, see `Cluster.pinned`."""
 
 
@@ -79,7 +79,7 @@ class _Expanded:
     names: dict[Node, str] = field(default_factory=dict)
 
 
-def _node(op: Any, inputs: tuple[Tensor, ...], attrs: dict[str, Any], like: Node) -> Node:
+def _make_node(op: Any, inputs: tuple[Tensor, ...], attrs: dict[str, Any], like: Node) -> Node:
     specs = op.infer(*(t.spec for t in inputs), **attrs)
     return Node(
         op, inputs, attrs, (specs,) if isinstance(specs, TensorSpec) else specs, name=like.name,
@@ -88,30 +88,30 @@ def _node(op: Any, inputs: tuple[Tensor, ...], attrs: dict[str, Any], like: Node
 
 
 @dataclass
-class _Side:
+class _DeviceBody:
     """What of a body one device computes, while it grows."""
 
     body: Body
     twins: dict[Tensor, Tensor] = field(default_factory=dict)
     sends: list[Tensor] = field(default_factory=list)
-    coming: dict[Tensor, dict[str, Any]] = field(default_factory=dict)
+    recv_attrs: dict[Tensor, dict[str, Any]] = field(default_factory=dict)
 
-    def local(self, tensor: Tensor) -> Tensor:
+    def local_tensor(self, tensor: Tensor) -> Tensor:
         """A tensor's twin here; parameters and constants are everywhere.
 
         It is received where it is first read: before that, this device may have its own part in
         the making of it.
         """
-        if tensor.node.op.name in FREE:
+        if tensor.node.op.name in UNPLACED_OPS:
             return tensor
         if tensor not in self.twins:
-            recv = _node(REGISTRY["recv"], (), self.coming[tensor], tensor.node)
+            recv = _make_node(REGISTRY["recv"], (), self.recv_attrs[tensor], tensor.node)
             self.twins[tensor] = recv.outputs[0]
         return self.twins[tensor]
 
-    def result(self, wanted: Sequence[Tensor], parameters: Sequence[Node]) -> Body:
+    def build(self, wanted: Sequence[Tensor], parameters: Sequence[Node]) -> Body:
         """A body with some results, and the sends for their effect."""
-        outputs = [self.local(t) for t in wanted]
+        outputs = [self.local_tensor(t) for t in wanted]
         return Body(
             tuple(parameters), Graph([*outputs, *self.sends]), len(outputs),
             bindings=self.body.bindings,
@@ -119,18 +119,18 @@ class _Side:
 
 
 @dataclass(frozen=True, eq=False)
-class _Placed:
+class _PlacedBody:
     """A body whose nodes are on one device each."""
 
     body: Body
-    places: Mapping[Node, str]
+    devices: Mapping[Node, str]
     effects: Sequence[tuple[str, Tensor]]
 
 
-class _Cutter:
+class _BodyPartitioner:
     """Cuts nodes; numbers the edges inside bodies."""
 
-    def __init__(self, available: Sequence[DeviceName], pinned: Meaning) -> None:
+    def __init__(self, available: Sequence[DeviceName], pinned: ResolvePin) -> None:
         self._available = available
         self._pinned = pinned
         self._edges: Iterator[int] = itertools.count(FIRST_EDGE)
@@ -148,7 +148,7 @@ class _Cutter:
             inputs = tuple(result.mapped[t] for t in node.inputs)
             home = devices.get(node, "")
             if home and bodies(node) and is_spread(node):
-                parts = self._parts(node, inputs, home)
+                parts = self._split_node(node, inputs, home)
             else:
                 same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
                 parts = {home: node if same else node.with_inputs(inputs)}
@@ -161,33 +161,33 @@ class _Cutter:
             result.mapped.update(zip(node.outputs, parts[home].outputs, strict=True))
         return result
 
-    def _parts(self, node: Node, inputs: tuple[Tensor, ...], home: str) -> dict[str, Node]:
+    def _split_node(self, node: Node, inputs: tuple[Tensor, ...], home: str) -> dict[str, Node]:
         """Device -> its part of the node, the home first. Other parts yield a token at least."""
         placed = {
-            name: self._place(value, home)
+            name: self._place_body(value, home)
             for name, value in node.attrs.items()
             if isinstance(value, Body)
         }
-        used = (d for p in placed.values() for d in p.places.values())
+        used = (d for p in placed.values() for d in p.devices.values())
         devices = list(dict.fromkeys((home, *used)))
         if node.op is cond:
-            return self._cond(node, inputs, home, placed, devices)
-        return self._loop(node, inputs, home, placed, devices)
+            return self._split_cond(node, inputs, home, placed, devices)
+        return self._split_loop(node, inputs, home, placed, devices)
 
-    def _place(self, body: Body, home: str) -> _Placed:
+    def _place_body(self, body: Body, home: str) -> _PlacedBody:
         """Choose a device for each node of a body; what it holds in turn may be spread, too."""
         chosen = {
-            inner: self._matching(inner, home)
+            inner: self._choose_device(inner, home)
             for inner in body.graph.nodes
-            if inner.op.name not in FREE
+            if inner.op.name not in UNPLACED_OPS
         }
         expanded = self.expand(body.graph, chosen, tuple(chosen))
         outputs = [expanded.mapped[t] for t in body.outputs]
         everything = Graph([*outputs, *(t for _, t in expanded.effects)], expanded.names)
         inner = Body(body.inputs, everything, len(outputs), bindings=body.bindings)
-        return _Placed(inner, expanded.devices, expanded.effects)
+        return _PlacedBody(inner, expanded.devices, expanded.effects)
 
-    def _matching(self, node: Node, home: str) -> str:
+    def _choose_device(self, node: Node, home: str) -> str:
         """The home if the pin allows it, else the first device that it does."""
         pin = self._pinned(node.device)
         if pin.matches(DeviceName.parse(home)):
@@ -201,62 +201,66 @@ class _Cutter:
             f"{', '.join(map(str, self._available))}"
         )
 
-    def _sides(self, placed: _Placed, wanted: Mapping[str, Sequence[Tensor]]) -> dict[str, _Side]:
+    def _split_body(
+        self, placed: _PlacedBody, wanted: Mapping[str, Sequence[Tensor]]
+    ) -> dict[str, _DeviceBody]:
         """Cut a body so that each device has the results that are wanted there."""
-        sides = {device: _Side(placed.body) for device in wanted}
+        sides = {device: _DeviceBody(placed.body) for device in wanted}
         readers: dict[Tensor, dict[str, None]] = {}
-        for node, device in placed.places.items():
+        for node, device in placed.devices.items():
             for tensor in node.inputs:
                 readers.setdefault(tensor, {})[device] = None
         for device, tensors in wanted.items():
             for tensor in tensors:
                 readers.setdefault(tensor, {})[device] = None
-        for node, device in placed.places.items():
+        for node, device in placed.devices.items():
             side = sides[device]
-            twin = node.with_inputs(tuple(side.local(t) for t in node.inputs))
+            twin = node.with_inputs(tuple(side.local_tensor(t) for t in node.inputs))
             side.twins.update(zip(node.outputs, twin.outputs, strict=True))
             for tensor in node.outputs:
                 for target in readers.get(tensor, ()):
                     if target != device:
-                        self._cross(tensor, side, device, sides[target], target)
+                        self._add_edge(tensor, side, device, sides[target], target)
         for device, tensor in placed.effects:
-            sides[device].sends.append(sides[device].local(tensor))
+            sides[device].sends.append(sides[device].local_tensor(tensor))
         return sides
 
-    def _cross(self, tensor: Tensor, source: _Side, here: str, target: _Side, there: str) -> None:
+    def _add_edge(
+        self, tensor: Tensor, source: _DeviceBody, here: str, target: _DeviceBody, there: str
+    ) -> None:
         edge = next(self._edges)
         like = tensor.node
-        send = _node(
+        send = _make_node(
             REGISTRY["send"], (source.twins[tensor],), {"edge": edge, "target": there}, like
         )
         attrs = {
             "edge": edge, "source": here, "shape": tensor.shape, "dtype": tensor.dtype.name
         }  # fmt: skip
         source.sends.append(send.outputs[0])
-        target.coming[tensor] = attrs
+        target.recv_attrs[tensor] = attrs
 
-    def _cond(
+    def _split_cond(
         self,
         node: Node,
         inputs: tuple[Tensor, ...],
         home: str,
-        placed: Mapping[str, _Placed],
+        placed: Mapping[str, _PlacedBody],
         devices: Sequence[str],
     ) -> dict[str, Node]:
         made: dict[str, dict[str, Body]] = {device: {} for device in devices}
         for name, each in placed.items():
             body = each.body
-            wanted = {d: body.outputs if d == home else (_token(node),) for d in devices}
-            for device, side in self._sides(each, wanted).items():
-                made[device][name] = side.result(wanted[device], body.inputs)
-        return {d: _trimmed(node, inputs, made[d], kept=1, lead=1) for d in devices}
+            wanted = {d: body.outputs if d == home else (_make_token(node),) for d in devices}
+            for device, side in self._split_body(each, wanted).items():
+                made[device][name] = side.build(wanted[device], body.inputs)
+        return {d: _drop_unread_operands(node, inputs, made[d], kept=1, lead=1) for d in devices}
 
-    def _loop(
+    def _split_loop(
         self,
         node: Node,
         inputs: tuple[Tensor, ...],
         home: str,
-        placed: Mapping[str, _Placed],
+        placed: Mapping[str, _PlacedBody],
         devices: Sequence[str],
     ) -> dict[str, Node]:
         """Each device carries the states that it reads, or that pass through one it reads."""
@@ -264,40 +268,40 @@ class _Cutter:
         counter = "carries" if node.op is scan else "states"
         count: int = node.attrs[counter]
         stacks = node.op is scan or node.attrs["limit"] is not None
-        states = {d: _states(placed, d, count) for d in devices}
+        states = {d: _states_read_by(placed, d, count) for d in devices}
         states[home] = list(range(count))
         wanted: dict[str, Sequence[Tensor]] = {
-            d: [body.outputs[i] for i in states[d]] or [_token(node)] * stacks for d in devices
+            d: [body.outputs[i] for i in states[d]] or [_make_token(node)] * stacks for d in devices
         }
         wanted[home] = body.outputs
-        sides = self._sides(placed["body"], wanted)
-        verdicts: dict[str, _Side] = {}
+        sides = self._split_body(placed["body"], wanted)
+        verdicts: dict[str, _DeviceBody] = {}
         if test is not None:
-            verdicts = self._sides(test, dict.fromkeys(devices, test.body.outputs))
+            verdicts = self._split_body(test, dict.fromkeys(devices, test.body.outputs))
         lead = int(bool(node.attrs.get("counted")))
         parts: dict[str, Node] = {}
         for device in devices:
             held = states[device]
             attrs: dict[str, Any] = {counter: len(held)}
-            part = sides[device].result(wanted[device], body.inputs)
-            attrs["body"] = _kept_parameters(part, held, count)
+            part = sides[device].build(wanted[device], body.inputs)
+            attrs["body"] = _select_states(part, held, count)
             if test is not None:
-                verdict = verdicts[device].result(test.body.outputs, test.body.inputs)
-                attrs["test"] = _kept_parameters(verdict, held, count)
+                verdict = verdicts[device].build(test.body.outputs, test.body.inputs)
+                attrs["test"] = _select_states(verdict, held, count)
             operands = (*inputs[:lead], *(inputs[lead + i] for i in held), *inputs[lead + count :])
-            parts[device] = _trimmed(
+            parts[device] = _drop_unread_operands(
                 node, operands, attrs, kept=lead + len(held), lead=lead,
                 items=node.attrs.get("items", 0),
             )  # fmt: skip
         return parts
 
 
-def _states(placed: Mapping[str, _Placed], device: str, count: int) -> list[int]:
+def _states_read_by(placed: Mapping[str, _PlacedBody], device: str, count: int) -> list[int]:
     """Indices of the states that a device carries."""
     needed: set[int] = set()
     for each in placed.values():
         numbers = {p.outputs[0]: i for i, p in enumerate(each.body.inputs[:count])}
-        for inner, at in each.places.items():
+        for inner, at in each.devices.items():
             if at == device:
                 needed.update(numbers[t] for t in inner.inputs if t in numbers)
         if "test" in placed:  # every device computes or receives the verdict, perhaps a state
@@ -312,12 +316,12 @@ def _states(placed: Mapping[str, _Placed], device: str, count: int) -> list[int]
         needed |= further
 
 
-def _kept_parameters(body: Body, states: Sequence[int], count: int) -> Body:
+def _select_states(body: Body, states: Sequence[int], count: int) -> Body:
     inputs = (*(body.inputs[i] for i in states), *body.inputs[count:])
     return Body(inputs, body.graph, body.results, bindings=body.bindings)
 
 
-def _trimmed(
+def _drop_unread_operands(
     node: Node,
     operands: tuple[Tensor, ...],
     changed: Mapping[str, Any],
@@ -347,10 +351,10 @@ def _trimmed(
             attrs[name] = Body(inputs, value.graph, value.results, bindings=value.bindings)
     if node.op is scan:
         attrs["items"] = sum(kept <= i < kept + items for i in keep)
-    return _node(node.op, tuple(operands[i] for i in keep), attrs, node)
+    return _make_node(node.op, tuple(operands[i] for i in keep), attrs, node)
 
 
-def _token(node: Node) -> Tensor:
+def _make_token(node: Node) -> Tensor:
     """Something for a part to return that has no result."""
     value = np.zeros((), np.bool_)
-    return _node(REGISTRY["constant"], (), {"value": value}, node).outputs[0]
+    return _make_node(REGISTRY["constant"], (), {"value": value}, node).outputs[0]

@@ -24,15 +24,15 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ops.communication.collectives import groups_of, own_inputs
-from graphflow.runtime.partitioning.body_partition import Meaning, spread_bodies
+from graphflow.runtime.partitioning.body_partition import ResolvePin, partition_bodies
 
-FREE = ("constant", "placeholder", "group")
+UNPLACED_OPS = ("constant", "placeholder", "group")
 """Ops that are not placed: values are wherever they are read, and a group only holds nodes
 together."""
 
-FORMS = range(16, 1025)
+SPECIALISATION_LIMITS = range(16, 1025)
 """The numbers of combinations of sizes for which a program may be kept compiled."""
-_KEPT_NODES = 1 << 18
+_MAX_COMPILED_NODES = 1 << 18
 """Nodes of all that is kept compiled of a program on a device, which take about 1 KB each."""
 
 
@@ -55,18 +55,21 @@ class Partition:
     feeds: tuple[str, ...]
     fetches: Mapping[str, Tensor]
     checks: str = ""
-    forms: int = FORMS.start
+    max_specialisations: int = SPECIALISATION_LIMITS.start
 
 
-def forms(partitions: Iterable[Partition]) -> int:
+def specialisation_limit(partitions: Iterable[Partition]) -> int:
     """For how many combinations of sizes the devices of a program keep it compiled: all for as
     many, since they meet in them."""
     largest = max((sum(1 for _ in p.graph.walk()) for p in partitions), default=1)
-    return min(max(_KEPT_NODES // max(largest, 1), FORMS[0]), FORMS[-1])
+    return min(
+        max(_MAX_COMPILED_NODES // max(largest, 1), SPECIALISATION_LIMITS[0]),
+        SPECIALISATION_LIMITS[-1],
+    )
 
 
 @dataclass
-class _Builder:
+class _PartitionBuilder:
     """A partition while it grows: the local twin of each tensor, and the outputs so far."""
 
     device: DeviceName
@@ -83,7 +86,7 @@ def partition(
     order: Sequence[Node] | None = None,
     variables: Mapping[Node, str] | None = None,
     available: Sequence[str] | None = None,
-    pinned: Meaning = lambda pin: pin,
+    pinned: ResolvePin = lambda pin: pin,
 ) -> dict[str, Partition]:
     """Cut a graph along a placement.
 
@@ -102,47 +105,49 @@ def partition(
     Raises:
         PlacementError: an assignment is not where its variable is.
     """
-    _check_homes(graph, devices)
-    order = [n for n in (graph.nodes if order is None else order) if n.op.name not in FREE]
+    _check_assignments(graph, devices)
+    order = [n for n in (graph.nodes if order is None else order) if n.op.name not in UNPLACED_OPS]
     if graph.holders:
         places = available or sorted(set(devices.values()))
-        graph, devices, order = spread_bodies(graph, devices, order, places, pinned)
-    builders = {name: _Builder(DeviceName.parse(name)) for name in dict.fromkeys(devices.values())}
-    exchanges = _Exchanges(graph, order, devices, builders)
-    targets = _targets(order, devices, exchanges)
+        graph, devices, order = partition_bodies(graph, devices, order, places, pinned)
+    builders = {
+        name: _PartitionBuilder(DeviceName.parse(name)) for name in dict.fromkeys(devices.values())
+    }
+    exchanges = _CollectiveGroups(graph, order, devices, builders)
+    targets = _reading_devices(order, devices, exchanges)
     edges: dict[tuple[Tensor, str], int] = {}
     cut = bool(targets or exchanges.groups)
 
-    def local(tensor: Tensor, here: _Builder) -> Tensor:
-        return _local(graph, tensor, here, devices, edges, exchanges)
+    def local(tensor: Tensor, here: _PartitionBuilder) -> Tensor:
+        return _local_twin(graph, tensor, here, devices, edges, exchanges)
 
     for node in order:
         here = builders[devices[node]]
         if node in exchanges.groups:
-            exchanges.meet(node, local)
+            exchanges.start_group(node, local)
             for device in targets.get(node.outputs[0], ()):
                 local(node.outputs[0], here)
                 edges[node.outputs[0], device] = len(edges)
-                _send(graph, node.outputs[0], here, device, edges[node.outputs[0], device])
+                _add_send(graph, node.outputs[0], here, device, edges[node.outputs[0], device])
             continue
         twins = here.twins
         inputs = tuple([twins[t] if t in twins else local(t, here) for t in node.inputs])
-        _rebuild(graph, node, inputs, here, variables or {})
+        _add_twin(graph, node, inputs, here, variables or {})
         if not cut:
             continue
         for tensor in node.outputs:  # a send follows its node at once, a recv waits for its reader
             for device in targets.get(tensor, ()):
                 edges[tensor, device] = len(edges)
-                _send(graph, tensor, here, device, edges[tensor, device])
-            exchanges.made(tensor, local)
+                _add_send(graph, tensor, here, device, edges[tensor, device])
+            exchanges.start_members_reading(tensor, local)
     exchanges.finish_all()
     for group in graph.of_op("group"):
         for tensor in group.inputs:
-            if tensor.node.op.name not in FREE:
+            if tensor.node.op.name not in UNPLACED_OPS:
                 here = builders[devices[tensor.node]]
                 here.outputs.append(here.twins[tensor])
     for i, output in enumerate(graph.outputs):
-        if output.node.op.name in FREE:
+        if output.node.op.name in UNPLACED_OPS:
             continue  # the client has it already
         here = builders[devices[output.node]]
         here.fetches[str(i)] = here.twins[output]
@@ -156,7 +161,7 @@ def partition(
     }
 
 
-def _check_homes(graph: Graph, devices: Mapping[Node, str]) -> None:
+def _check_assignments(graph: Graph, devices: Mapping[Node, str]) -> None:
     for node in graph.of_op("assign"):
         variable = node.inputs[0].node
         if devices[node] != devices[variable]:
@@ -167,14 +172,14 @@ def _check_homes(graph: Graph, devices: Mapping[Node, str]) -> None:
             )
 
 
-def _rebuild(
+def _add_twin(
     graph: Graph,
     node: Node,
     inputs: tuple[Tensor, ...],
-    here: _Builder,
+    here: _PartitionBuilder,
     variables: Mapping[Node, str],
 ) -> None:
-    twin = node.local(inputs, variables.get(node, node.name), here.device)
+    twin = node.copy_to_run(inputs, variables.get(node, node.name), here.device)
     here.names[twin] = graph.names[node]
     if len(node.outputs) == 1:
         here.twins[node.outputs[0]] = twin.outputs[0]
@@ -184,7 +189,7 @@ def _rebuild(
         here.outputs.append(twin.outputs[0])
 
 
-class _Exchanges:
+class _CollectiveGroups:
     """The complete groups of collectives on several devices, while the graph is cut.
 
     Attributes:
@@ -196,13 +201,13 @@ class _Exchanges:
         graph: Graph,
         order: Sequence[Node],
         devices: Mapping[Node, str],
-        builders: Mapping[str, _Builder],
+        builders: Mapping[str, _PartitionBuilder],
     ) -> None:
         self._graph = graph
         self._devices = devices
         self._builders = builders
         self.groups: dict[Node, list[Node]] = {}
-        self._waiting: dict[Tensor, list[Node]] = {}
+        self._members_by_input: dict[Tensor, list[Node]] = {}
         self._numbers: dict[Node, int] = {}
         self._started: dict[Node, Node] = {}
         place = {node: i for i, node in enumerate(order)}
@@ -212,20 +217,22 @@ class _Exchanges:
                 self.groups[node] = group
                 self._numbers[node] = number
                 for tensor in own_inputs(node):
-                    self._waiting.setdefault(tensor, []).append(node)
+                    self._members_by_input.setdefault(tensor, []).append(node)
 
-    def made(self, tensor: Tensor, local: Callable[[Tensor, _Builder], Tensor]) -> None:
+    def start_members_reading(
+        self, tensor: Tensor, local: Callable[[Tensor, _PartitionBuilder], Tensor]
+    ) -> None:
         """Start the parts whose tensor has just been made on their device."""
-        for node in self._waiting.get(tensor, ()):
+        for node in self._members_by_input.get(tensor, ()):
             if self._devices[node] == self._devices[tensor.node]:
                 self._start(node, local)
 
-    def meet(self, node: Node, local: Callable[[Tensor, _Builder], Tensor]) -> None:
+    def start_group(self, node: Node, local: Callable[[Tensor, _PartitionBuilder], Tensor]) -> None:
         """Start the parts of a group that have not started: its first node's turn has come."""
         for each in self.groups[node]:
             self._start(each, local)
 
-    def _start(self, node: Node, local: Callable[[Tensor, _Builder], Tensor]) -> None:
+    def _start(self, node: Node, local: Callable[[Tensor, _PartitionBuilder], Tensor]) -> None:
         if node in self._started:
             return
         here, group = self._builders[self._devices[node]], self.groups[node]
@@ -235,16 +242,16 @@ class _Exchanges:
             "devices": tuple(self._devices[each] for each in group),
             "shapes": tuple(t.shape for t in node.inputs), "dtype": node.inputs[0].dtype.name,
         }  # fmt: skip
-        start = _end("collective_start", inputs, attrs, node.outputs[0], here.device)
+        start = _make_edge_node("collective_start", inputs, attrs, node.outputs[0], here.device)
         here.names[start] = f"start/{self._graph.names[node]}"
         self._started[node] = start
 
-    def finished(self, tensor: Tensor, here: _Builder) -> Tensor:
+    def add_finish(self, tensor: Tensor, here: _PartitionBuilder) -> Tensor:
         """The result of a group on the device that has it."""
         start = self._started[tensor.node]
         inputs = (*start.outputs, *start.inputs)
         attrs = {"group": self._numbers[tensor.node]}
-        finish = _end("collective_finish", inputs, attrs, tensor, here.device)
+        finish = _make_edge_node("collective_finish", inputs, attrs, tensor, here.device)
         here.names[finish] = self._graph.names[tensor.node]
         here.twins[tensor] = finish.outputs[0]
         return here.twins[tensor]
@@ -254,60 +261,64 @@ class _Exchanges:
         for node in self._started:
             here = self._builders[self._devices[node]]
             if node.outputs[0] not in here.twins:
-                self.finished(node.outputs[0], here)
+                self.add_finish(node.outputs[0], here)
 
 
-def _targets(
-    order: Sequence[Node], devices: Mapping[Node, str], exchanges: _Exchanges
+def _reading_devices(
+    order: Sequence[Node], devices: Mapping[Node, str], exchanges: _CollectiveGroups
 ) -> dict[Tensor, tuple[str, ...]]:
     """The other devices that read each tensor, in order of their first reader."""
     targets: dict[Tensor, dict[str, None]] = {}
     for node in order:
         for tensor in own_inputs(node) if node in exchanges.groups else node.inputs:
-            if tensor.node.op.name not in FREE and devices[tensor.node] != devices[node]:
+            if tensor.node.op.name not in UNPLACED_OPS and devices[tensor.node] != devices[node]:
                 targets.setdefault(tensor, {})[devices[node]] = None
     return {tensor: tuple(found) for tensor, found in targets.items()}
 
 
-def _local(
+def _local_twin(
     graph: Graph,
     tensor: Tensor,
-    here: _Builder,
+    here: _PartitionBuilder,
     devices: Mapping[Node, str],
     edges: Mapping[tuple[Tensor, str], int],
-    exchanges: _Exchanges,
+    exchanges: _CollectiveGroups,
 ) -> Tensor:
     """A tensor's twin in a partition: made there, copied there, fed there, exchanged, or
     received."""
     if tensor not in here.twins:
         if tensor.node in exchanges.groups and devices[tensor.node] == str(here.device):
-            return exchanges.finished(tensor, here)
-        if tensor.node.op.name in FREE:
-            _rebuild(graph, tensor.node, (), here, {})
+            return exchanges.add_finish(tensor, here)
+        if tensor.node.op.name in UNPLACED_OPS:
+            _add_twin(graph, tensor.node, (), here, {})
             if tensor.node.op.name == "placeholder":
                 here.feeds.append(graph.names[tensor.node])
         else:
             edge = edges[tensor, str(here.device)]
-            here.twins[tensor] = _recv(graph, tensor, here, devices[tensor.node], edge)
+            here.twins[tensor] = _add_recv(graph, tensor, here, devices[tensor.node], edge)
     return here.twins[tensor]
 
 
-def _send(graph: Graph, tensor: Tensor, source: _Builder, target: str, edge: int) -> None:
-    send = _end(
+def _add_send(
+    graph: Graph, tensor: Tensor, source: _PartitionBuilder, target: str, edge: int
+) -> None:
+    send = _make_edge_node(
         "send", (source.twins[tensor],), {"edge": edge, "target": target}, tensor, source.device
     )
     source.names[send] = f"send/{_name(graph, tensor)}/{edge}"
     source.outputs.append(send.outputs[0])
 
 
-def _recv(graph: Graph, tensor: Tensor, target: _Builder, source: str, edge: int) -> Tensor:
+def _add_recv(
+    graph: Graph, tensor: Tensor, target: _PartitionBuilder, source: str, edge: int
+) -> Tensor:
     attrs = {"edge": edge, "source": source, "shape": tensor.shape, "dtype": tensor.dtype.name}
-    recv = _end("recv", (), attrs, tensor, target.device)
+    recv = _make_edge_node("recv", (), attrs, tensor, target.device)
     target.names[recv] = f"recv/{_name(graph, tensor)}/{edge}"
     return recv.outputs[0]
 
 
-def _end(
+def _make_edge_node(
     op: str, inputs: tuple[Tensor, ...], attrs: dict[str, Any], tensor: Tensor, device: DeviceName
 ) -> Node:
     """One end of a cut edge; counts as made where the tensor was."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from graphflow.errors import ModuleNotAllowed
-from graphflow.ir.op import Node, owner
-from graphflow.ops.host_calls.host_call import foreign_functions
+from graphflow.ir.op import Node, owner_module
+from graphflow.ops.host_calls.host_call import host_functions
 from graphflow.runtime.partitioning.partition import Partition
 
 
-def check_modules(partitions: Mapping[int, Sequence[Partition]], ops: Collection[str]) -> None:
+def require_user_modules(
+    partitions: Mapping[int, Sequence[Partition]], ops: Collection[str]
+) -> None:
     """Refuse what workers cannot run: users' ops and functions whose modules they do not import.
 
     Args:
@@ -25,31 +27,31 @@ def check_modules(partitions: Mapping[int, Sequence[Partition]], ops: Collection
                 _check(node, ops)
 
 
-def is_foreign(node: Node) -> bool:
+def runs_user_code(node: Node) -> bool:
     """Whether a node runs the user's own code."""
-    return owner(node.op) is not None or bool(foreign_functions(node.attrs))
+    return owner_module(node.op) is not None or bool(host_functions(node.attrs))
 
 
 def _check(node: Node, ops: Collection[str]) -> None:
-    module = owner(node.op)
+    module = owner_module(node.op)
     if module is not None and module not in ops:
-        raise ModuleNotAllowed(f"{node.op.name} {_place(node)} is an op of {_remedy(module)}")
-    for function in foreign_functions(node.attrs):
+        raise ModuleNotAllowed(f"{_describe_node(node)} is an op of {_remedy(module)}")
+    for function in host_functions(node.attrs):
         if function.module is None:
             raise ModuleNotAllowed(
-                f"{node.op.name} {_place(node)} calls {function.name}, which is in this process "
-                "only, and the cluster's devices are in others: put the function into a module of "
-                "its own and give that to the session, gf.Session(cluster, ops=[...]), or compute "
-                "the value before the step and feed it"
+                f"{_describe_node(node)} calls {function.name}, which is in this process only, and "
+                "the cluster's devices are in others: put the function into a module of its own "
+                "and give that to the session, gf.Session(cluster, ops=[...]), or compute the "
+                "value before the step and feed it"
             )
         if function.module not in ops:
             raise ModuleNotAllowed(
-                f"{node.op.name} {_place(node)} calls {function.name} of {_remedy(function.module)}"
+                f"{_describe_node(node)} calls {function.name} of {_remedy(function.module)}"
             )
 
 
-def _place(node: Node) -> str:
-    return f"{node.name!r} (made at {node.location})"
+def _describe_node(node: Node) -> str:
+    return f"{node.op.name} {node.name!r} (made at {node.location})"
 
 
 def _remedy(module: str) -> str:

@@ -11,33 +11,33 @@ from typing import Any, Protocol
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node
-from graphflow.ops.control_flow.control import call, cond, folded, indices, scan
+from graphflow.ops.control_flow.control import call, cond, fold_in, iteration_indices, scan
 
-Routine = Callable[[Sequence[Any], int, int], Sequence[Any]]
+BodyFunction = Callable[[Sequence[Any], int, int], Sequence[Any]]
 """(arrays, step, draws) -> results."""
 
 
-class Proceed(Protocol):
+class CheckCancelled(Protocol):
     """Ends a loop whose step was given up: (step, which loop, iterations done, of how many)."""
 
     def __call__(self, step: int, loop: str, done: int, of: str) -> None: ...
 
 
 @dataclass(frozen=True)
-class Carried:
+class LoopBuffers:
     """The two sets of buffers of what a loop carries."""
 
-    here: tuple[Any, ...]
-    there: tuple[Any, ...]
+    first: tuple[Any, ...]
+    second: tuple[Any, ...]
 
 
-def runner(
+def make_body_runner(
     node: Node,
     attrs: Mapping[str, Any],
-    routines: Sequence[Routine],
-    carried: Carried,
+    routines: Sequence[BodyFunction],
+    carried: LoopBuffers,
     copyto: Callable[[Any, Any], None],
-    proceed: Proceed,
+    proceed: CheckCancelled,
 ) -> Callable[..., None]:
     """The node as a function (outs, *arrays, step, draws) that fills its outputs.
 
@@ -46,12 +46,12 @@ def runner(
         routines: of its bodies, in the order of its attributes.
     """
     if node.op is call:
-        return _calling(routines[0], copyto)
+        return _make_call_runner(routines[0], copyto)
     if node.op is cond:
-        return _branching(routines[0], routines[1], copyto)
+        return _make_cond_runner(routines[0], routines[1], copyto)
     if node.op is scan:
-        return _scanning(node, attrs, routines[0], carried, copyto, proceed)
-    return _looping(node, attrs, routines, carried, copyto, proceed)
+        return _make_scan_runner(node, attrs, routines[0], carried, copyto, proceed)
+    return _make_while_runner(node, attrs, routines, carried, copyto, proceed)
 
 
 def _fill(outs: Sequence[Any], values: Sequence[Any], copyto: Callable[[Any, Any], None]) -> None:
@@ -59,29 +59,29 @@ def _fill(outs: Sequence[Any], values: Sequence[Any], copyto: Callable[[Any, Any
         copyto(out, value)
 
 
-def _calling(routine: Routine, copyto: Any) -> Callable[..., None]:
+def _make_call_runner(routine: BodyFunction, copyto: Any) -> Callable[..., None]:
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         _fill(outs, routine(arrays, step, draws), copyto)
 
     return run
 
 
-def _branching(then: Routine, orelse: Routine, copyto: Any) -> Callable[..., None]:
+def _make_cond_runner(then: BodyFunction, orelse: BodyFunction, copyto: Any) -> Callable[..., None]:
     def run(outs: Sequence[Any], pred: Any, *arrays: Any, step: int, draws: int) -> None:
         _fill(outs, (then if bool(pred) else orelse)(arrays, step, draws), copyto)
 
     return run
 
 
-def _scanning(
+def _make_scan_runner(
     node: Node,
     attrs: Mapping[str, Any],
-    routine: Routine,
-    carried: Carried,
+    routine: BodyFunction,
+    carried: LoopBuffers,
     copyto: Any,
-    proceed: Proceed,
+    proceed: CheckCancelled,
 ) -> Callable[..., None]:
-    loop = told(node)
+    loop = describe_loop(node)
     carries, items = attrs["carries"], attrs["items"]
     length, reverse, counted = attrs["length"], attrs["reverse"], attrs["counted"]
 
@@ -91,16 +91,16 @@ def _scanning(
         state: Sequence[Any] = given[:carries]
         rows, captures = given[carries : carries + items], given[carries + items :]
         stacks = outs[carries:]
-        order = indices(length, count, reverse)
+        order = iteration_indices(length, count, reverse)
         of = f" of {len(order)}"
         if len(order) < length:
             for stack in stacks:
                 stack[...] = 0
-        free, held = carried.here, carried.there
+        free, held = carried.first, carried.second
         for done, i in enumerate(order):
             proceed(step, loop, done, of)
             results = routine(
-                (*state, *[row[i] for row in rows], *captures), step, folded(draws, i)
+                (*state, *[row[i] for row in rows], *captures), step, fold_in(draws, i)
             )
             _fill(free, results[:carries], copyto)
             for stack, y in zip(stacks, results[carries:], strict=True):
@@ -111,27 +111,27 @@ def _scanning(
     return run
 
 
-def _looping(
+def _make_while_runner(
     node: Node,
     attrs: Mapping[str, Any],
-    routines: Sequence[Routine],
-    carried: Carried,
+    routines: Sequence[BodyFunction],
+    carried: LoopBuffers,
     copyto: Any,
-    proceed: Proceed,
+    proceed: CheckCancelled,
 ) -> Callable[..., None]:
     test, body = routines
-    loop = told(node)
+    loop = describe_loop(node)
     states, limit = attrs["states"], attrs["limit"]
 
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         state: Sequence[Any] = arrays[:states]
         captures = arrays[states:]
         stacks = outs[1 + states :]
-        free, held = carried.here, carried.there
+        free, held = carried.first, carried.second
         count = 0
         while limit is None or count < limit:
             proceed(step, loop, count, "")
-            inputs, drawn = (*state, *captures), folded(draws, count)
+            inputs, drawn = (*state, *captures), fold_in(draws, count)
             if not bool(test(inputs, step, drawn)[0]):
                 break
             results = body(inputs, step, drawn)
@@ -148,6 +148,6 @@ def _looping(
     return run
 
 
-def told(node: Node) -> str:
+def describe_loop(node: Node) -> str:
     """Which loop it is, for errors."""
     return f"{node.op.name} {node.name!r} (made at {node.location})"

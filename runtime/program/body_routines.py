@@ -8,13 +8,13 @@ from typing import Any
 
 from graphflow.ir.op import Node, Tensor
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
-from graphflow.runtime.native_calls.native_segments import Call, Place
-from graphflow.runtime.program.body_loops import Carried, runner
-from graphflow.runtime.program.generated_call_support import LOOPS, Channel, going_on
-from graphflow.runtime.program.native_loops import NativeBody, native_runner
+from graphflow.runtime.native_calls.native_segments import KernelCall, PointerSource
+from graphflow.runtime.program.body_loops import LoopBuffers, make_body_runner
+from graphflow.runtime.program.generated_call_support import LOOP_OPS, EdgeChannel, never_cancelled
+from graphflow.runtime.program.native_loops import NativeBody, make_native_runner
 
 
-class Routine:
+class CompiledBody:
     """A body, compiled: arrays in, results out, which are good until it runs again.
 
     Args:
@@ -26,23 +26,23 @@ class Routine:
         self, run: Callable[..., Any], explained: Callable[[Exception], Exception]
     ) -> None:
         self._run = run
-        self._explained = explained
+        self._annotate_error = explained
 
     def __call__(self, arrays: Sequence[Any], step: int, draws: int) -> Any:
         try:
             return self._run(arrays, step, draws)
         except Exception as error:
-            raise self._explained(error) from error
+            raise self._annotate_error(error) from error
 
 
-def running(
+def make_node_runner(
     node: Node,
     attrs: Mapping[str, Any],
     natives: Sequence[NativeBody | None],
-    routines: Callable[[], Sequence[Routine]],
-    carried: Carried,
+    routines: Callable[[], Sequence[CompiledBody]],
+    carried: LoopBuffers,
     copyto: Callable[[Any, Any], None],
-    channel: Channel,
+    channel: EdgeChannel,
 ) -> Callable[..., None]:
     """What a line calls to run a node of bodies.
 
@@ -50,26 +50,30 @@ def running(
         natives: the bodies as native calls, where they are.
         routines: the bodies by Python, if it comes to that.
     """
-    proceed = channel.proceed if node.op.name in LOOPS else going_on
+    proceed = channel.check_cancelled if node.op.name in LOOP_OPS else never_cancelled
     known = [native for native in natives if native is not None]
-    if node.op.name in LOOPS and len(known) == len(natives):
-        return native_runner(node, attrs, known, carried, copyto, proceed)
-    return runner(node, attrs, routines(), carried, copyto, proceed)
+    if node.op.name in LOOP_OPS and len(known) == len(natives):
+        return make_native_runner(node, attrs, known, carried, copyto, proceed)
+    return make_body_runner(node, attrs, routines(), carried, copyto, proceed)
 
 
-def inlined(node: Node, body: NativeBody, place: Callable[[Tensor], Place]) -> list[Call]:
+def inline_body(
+    node: Node, body: NativeBody, place: Callable[[Tensor], PointerSource]
+) -> list[KernelCall]:
     """The calls of a body with what it is called with in place of its parameters."""
     given = {
         parameter.outputs[0]: place(tensor)
         for parameter, tensor in zip(body.body.inputs, node.inputs, strict=True)
     }
 
-    def placed(place: Place) -> Place:
+    def resolve(place: PointerSource) -> PointerSource:
         return place if isinstance(place, int) else given[place]  # type: ignore[index]
 
-    calls = [Call(node, each.task, tuple(placed(p) for p in each.places)) for each in body.calls]
+    calls = [
+        KernelCall(node, each.task, tuple(resolve(p) for p in each.pointers)) for each in body.calls
+    ]
     calls += [
-        Call(node, copy_task(size), (placed(source), place(tensor)))
+        KernelCall(node, copy_task(size), (resolve(source), place(tensor)))
         for tensor, source, size in zip(node.outputs, body.results, body.nbytes, strict=True)
     ]
     return [each for each in calls if each.task.rows]

@@ -18,39 +18,49 @@ import numpy as np
 
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, bind_attrs, bodies
-from graphflow.ir.half_precision import any_half
+from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.control_flow.control import call
-from graphflow.ops.kernels.fusion.multi_tensor_updates import Sweep
-from graphflow.ops.kernels.fusion.region_kernels import SHARED, Launch, enabled, kernel_of
+from graphflow.ops.kernels.fusion.multi_tensor_updates import MultiTensorUpdate
+from graphflow.ops.kernels.fusion.region_kernels import (
+    THREADING_NANOSECONDS,
+    KernelLaunch,
+    is_jit_enabled,
+    kernel_of,
+)
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.memory.backend import Backend, require_dtype
-from graphflow.runtime.memory.memory_layout import Layout
-from graphflow.runtime.native_calls.native_segments import Call, Fed, Place, Segment
-from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.program.body_routines import Routine, inlined, running
-from graphflow.runtime.program.generated_call_support import (
-    Arrival,
-    Channel,
-    carried_buffers,
-    compile_ahead,
-    explained,
-    writing,
+from graphflow.runtime.memory.memory_layout import MemoryLayout
+from graphflow.runtime.native_calls.native_segments import (
+    FeedBinding,
+    KernelCall,
+    NativeSegment,
+    PointerSource,
 )
-from graphflow.runtime.program.loop_edge_flow_control import InLoops
+from graphflow.runtime.partitioning.partition import Partition
+from graphflow.runtime.program.body_routines import CompiledBody, inline_body, make_node_runner
+from graphflow.runtime.program.generated_call_support import (
+    EdgeChannel,
+    ReceivedTensorCheck,
+    annotate_error,
+    compile_kernels,
+    loop_buffers,
+    out_kernel,
+)
+from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
 from graphflow.runtime.program.native_loops import NativeBody
-from graphflow.runtime.program.nonfinite_check import EVERY, RESULTS, Results, Watch
-from graphflow.runtime.program.operand_table import Operands
-from graphflow.runtime.program.program_part import Line, Part
-from graphflow.runtime.program.source_text import Text
+from graphflow.runtime.program.nonfinite_check import EVERY, RESULTS, NodeCheck, ResultCheck
+from graphflow.runtime.program.operand_table import OperandTable
+from graphflow.runtime.program.program_part import Line, ProgramSection
+from graphflow.runtime.program.source_text import ProgramSource
 
 _EDGES = ("send", "recv")
 
 
-class Code:
+class CpuCode:
     """A program of a partition: its lines, over names bound to buffers and kernels.
 
     Args:
@@ -67,108 +77,112 @@ class Code:
         self,
         partition: Partition,
         bindings: Mapping[str, int],
-        layout: Layout,
+        layout: MemoryLayout,
         variables: Mapping[str, Any],
         backend: Backend,
-        channel: Channel,
+        channel: EdgeChannel,
         memory: Any,
-        loops: InLoops | None = None,
+        loops: LoopEdgeChannel | None = None,
         keys: Mapping[Node, int] | None = None,
     ) -> None:
         self.partition = partition
         self.device = DeviceName.parse(partition.device)
-        self.inside = loops is not None
+        self.is_body = loops is not None
         self.channel = channel
-        self.loops = loops if loops is not None else InLoops(channel)
-        ends: Any = self.loops if self.inside else channel
+        self.loops = loops if loops is not None else LoopEdgeChannel(channel)
+        ends: Any = self.loops if self.is_body else channel
         self.graph = partition.graph
         self.layout = layout
         self.backend = backend
         self.bindings = bindings
-        self.plain = not enabled()
+        self.plain = not is_jit_enabled()
         self.scope: dict[str, Any] = {
             "send": ends.send, "recv": ends.recv, "copy": backend.xp.copy,
             "copyto": backend.xp.copyto, "kept": {},
         }  # fmt: skip
         self.numbers = {node: i for i, node in enumerate(self.graph.nodes)}
-        threads = 1 if self.inside else backend.threads
-        self.compute = Part(threads)
-        self.commit = Part(threads)
-        self._swept: list[tuple[Node, Task, Sequence[Place]]] = []
+        threads = 1 if self.is_body else backend.threads
+        self.compute = ProgramSection(threads)
+        self.commit = ProgramSection(threads)
+        self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
         self._sizes: dict[int, int] = {}  # bytes, by the id of a spec of the layout's
         self._dtypes: set[np.dtype[Any]] = set()  # which the backend has
         self.variables: dict[str, Any] = {}
-        self.alone: list[Node] = []
-        self.codes: list[Code] = []
+        self.plain_kernel_nodes: list[Node] = []
+        self.body_codes: list[CpuCode] = []
         self.assigned = {assign.inputs[0] for assign in layout.commits}
         self._feeds: list[Line] = []
         self._keys = keys
-        if not self.inside:
-            compile_ahead(layout)
+        if not self.is_body:
+            compile_kernels(layout)
         self.memory = memory
-        self._operands = Operands(
-            layout, backend, self.memory, self.scope, self.numbers, self.compute.line
+        self._operands = OperandTable(
+            layout, backend, self.memory, self.scope, self.numbers, self.compute.add_line
         )
         every = partition.checks == EVERY
-        watch = Watch(backend.xp, partition.device, layout.specs, self.inside) if every else None
+        watch = (
+            NodeCheck(backend.xp, partition.device, layout.specs, self.is_body) if every else None
+        )
         # An update may write straight to a variable that is made after it: variables come first.
         for node in sorted(self.graph.nodes, key=lambda n: n.op.name != "variable"):
-            self._add(node, variables)
-            if watch is not None and watch.watches(node):
-                self._look(node, watch.looking(node), watch.watches(node))
-        if partition.checks == RESULTS and not self.inside:
-            self._look_at_results()
+            self._emit_node(node, variables)
+            if watch is not None and watch.checked_outputs(node):
+                self._emit_finite_check(node, watch.make_check(node), watch.checked_outputs(node))
+        if partition.checks == RESULTS and not self.is_body:
+            self._emit_result_check()
         self.compute.flush()
         for assign in layout.commits if watch is None else ():
-            self._commit_line(assign)
-        self._sweep()
+            self._emit_commit(assign)
+        self._emit_sweep()
         self.commit.flush()
-        self._lead()
+        self._bind_runtime_pointers()
 
     # Nodes --------------------------------------------------------------------------------------
 
-    def _add(self, node: Node, variables: Mapping[str, Any]) -> None:
+    def _emit_node(self, node: Node, variables: Mapping[str, Any]) -> None:
         number = self.numbers[node]
         for spec in node.specs:
             if spec.dtype not in self._dtypes:
                 require_dtype(self.backend.xp, spec.dtype)
                 self._dtypes.add(spec.dtype)
         if node in self.layout.regions:  # most are
-            self._member(node, number)
+            self._emit_region(node, number)
             return
         match node.op.name:
             case "constant":
                 self._operands.bind(node.outputs[0], self.backend.to_device(node.attrs["value"]))
             case "variable":
                 value = variables[node.name]
-                self._operands.check(node, value)
+                self._operands.check_variable(node, value)
                 self._operands.bind(node.outputs[0], value)
                 self.variables[node.name] = value
             case "placeholder":
-                self._feed(node, number)
+                self._emit_feed(node, number)
             case "recv":
-                self._receive(node, number)
+                self._emit_receive(node, number)
             case "send":
-                self._send(node, number)
+                self._emit_send(node, number)
             case "collective_start":
-                self._exchange(node, number)
+                self._emit_collective(node, number)
             case "collective_finish":
                 member = f"m{self.numbers[node.inputs[0].node]}"
-                self._line(node, f"{member}.finish(step)")
+                self._emit_line(node, f"{member}.finish(step)")
             case "assign":
-                self._stage(node)
+                self._emit_staging_copy(node)
             case "group":
                 pass
             case _ if node.op.alias:
                 pass  # an array where a line reads it
-            case _ if node in self.layout.inner:
-                self._bodies(node, number)
+            case _ if node in self.layout.body_layouts:
+                self._emit_bodies(node, number)
             case _:
-                self._kernel(node, number)
+                self._emit_kernel(node, number)
 
-    def _feed(self, node: Node, number: int) -> None:
+    def _emit_feed(self, node: Node, number: int) -> None:
         tensor = node.outputs[0]
-        fed = self._operands.fed[tensor] = Fed(self.layout.specs[tensor], self.backend.to_device)
+        fed = self._operands.feeds[tensor] = FeedBinding(
+            self.layout.specs[tensor], self.backend.to_device
+        )
         self.scope[f"k{number}"] = fed
         name = self._operands.names[tensor] = f"b{number}_0"
         if self._keys is None:
@@ -178,52 +192,54 @@ class Code:
             key = str(self._keys[node])
         self._feeds.append((node, f"{name} = k{number}(feeds[{key}])"))
 
-    def _receive(self, node: Node, number: int) -> None:
+    def _emit_receive(self, node: Node, number: int) -> None:
         tensor = node.outputs[0]
         spec = self.layout.specs[tensor]
-        fed = self._operands.fed[tensor] = Fed(spec, self.backend.to_device)
+        fed = self._operands.feeds[tensor] = FeedBinding(spec, self.backend.to_device)
         self.scope[f"k{number}"] = fed
-        self.scope[f"a{number}"] = Arrival(node, spec)
+        self.scope[f"a{number}"] = ReceivedTensorCheck(node, spec)
         name = self._operands.names[tensor] = f"b{number}_0"
         edge = int(node.attrs["edge"])
-        self._line(node, f"{name} = k{number}(a{number}(recv(step, {edge})))")
+        self._emit_line(node, f"{name} = k{number}(a{number}(recv(step, {edge})))")
 
-    def _send(self, node: Node, number: int) -> None:
+    def _emit_send(self, node: Node, number: int) -> None:
         target = str(node.attrs["target"])
         value = self._operands.name(node.inputs[0])
         near = DeviceName.parse(target).worker == self.device.worker
-        if self.inside:
+        if self.is_body:
             value = f"copy({value})"  # the next iteration writes its buffer
         elif near and self.layout.roots[node.inputs[0]] in self.assigned:
             value = f"copy({value})"  # handed over by reference, and its reader may commit after us
         self.scope[f"t{number}"] = target
-        self._line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
+        self._emit_line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
 
     # Checks -------------------------------------------------------------------------------------
 
-    def _look(self, node: Node, look: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+    def _emit_finite_check(
+        self, node: Node, look: Callable[..., None], tensors: Sequence[Tensor]
+    ) -> None:
         """A line that looks whether tensors are finite."""
         names = [self._operands.name(t) for t in tensors]
         self.scope[f"w{self.numbers[node]}"] = look
-        self._line(node, f"w{self.numbers[node]}({', '.join(names)})")
+        self._emit_line(node, f"w{self.numbers[node]}({', '.join(names)})")
 
-    def _look_at_results(self) -> None:
-        look = Results(self.backend.xp, self.partition, self.layout)
+    def _emit_result_check(self) -> None:
+        look = ResultCheck(self.backend.xp, self.partition, self.layout)
         if look.tensors:
-            self._look(look.tensors[-1].node, look, look.tensors)
+            self._emit_finite_check(look.tensors[-1].node, look, look.tensors)
 
-    def _exchange(self, node: Node, number: int) -> None:
+    def _emit_collective(self, node: Node, number: int) -> None:
         """Take part in an exchange, which goes on while other lines run."""
-        what = Collective.of(bind_attrs(node.attrs, self.bindings))
+        what = Collective.from_attrs(bind_attrs(node.attrs, self.bindings))
         name = f"{node.name.partition('/')[2]!r} (made at {node.location})"
-        self.scope[f"m{number}"] = self.channel.member(what, name)
-        fixed = all(isinstance(self._operands.place(t), int) for t in node.inputs)
+        self.scope[f"m{number}"] = self.channel.join_collective(what, name)
+        fixed = all(isinstance(self._operands.pointer_source(t), int) for t in node.inputs)
         given = self._operands.name(node.inputs[0]) if node.inputs else "None"
         result = self._operands.name(node.outputs[0])
         rank = int(node.attrs["rank"])
         following = islice(self.graph.nodes, number + 1, None)
         after = next((n.op.name for n in following if n.op.name != "collective_start"), "")
-        self._line(
+        self._emit_line(
             node,
             f"m{number}.start(step, {rank}, {given}, {result}, "
             f"fixed={fixed}, meanwhile={after != 'collective_finish'})",
@@ -231,73 +247,77 @@ class Code:
 
     # Bodies -------------------------------------------------------------------------------------
 
-    def _bodies(self, node: Node, number: int) -> None:
+    def _emit_bodies(self, node: Node, number: int) -> None:
         """A node of bodies, each over its part of the node's memory: where they are generated
         kernels throughout, as native calls; else as a line that runs routines."""
-        inner = self.layout.inner[node]
+        inner = self.layout.body_layouts[node]
         start = self.layout.arena.offsets[self.layout.scratch[node]]
         own = self.memory[start : start + inner.nbytes]
         codes = [
-            Code(
+            CpuCode(
                 part, self.bindings, layout, {}, self.backend, self.channel,
                 own[place : place + layout.arena.nbytes], self.loops,
                 {parameter: i for i, parameter in enumerate(body.inputs)},
             )
             for body, (part, layout), place in zip(
-                bodies(node), inner.parts, inner.places, strict=True
+                bodies(node), inner.parts, inner.offsets, strict=True
             )
         ]  # fmt: skip
-        self.codes += codes  # native calls have the addresses of their constants
-        natives = [code.native(body) for body, code in zip(bodies(node), codes, strict=True)]
+        self.body_codes += codes  # native calls have the addresses of their constants
+        natives = [
+            code.as_native_body(body) for body, code in zip(bodies(node), codes, strict=True)
+        ]
         if node.op is call and natives[0] is not None:
-            self.compute.add(inlined(node, natives[0], self._operands.place))
+            self.compute.add_calls(inline_body(node, natives[0], self._operands.pointer_source))
             return
-        self.scope[f"k{number}"] = running(
+        self.scope[f"k{number}"] = make_node_runner(
             node,
             bind_attrs(node.attrs, self.bindings),
             natives,
-            lambda: [Routine(code.computing("routine"), code.explained) for code in codes],
-            carried_buffers(inner, own),
+            lambda: [
+                CompiledBody(code.compile_compute("routine"), code.annotate_error) for code in codes
+            ],
+            loop_buffers(inner, own),
             self.backend.xp.copyto,
             self.channel,
         )
         outs = "".join(f"{self._operands.name(t)}, " for t in node.outputs)
         given = "".join(f"{self._operands.name(t)}, " for t in node.inputs)
-        self._line(node, f"k{number}(({outs}), {given}step=step, draws=draws)")
+        self._emit_line(node, f"k{number}(({outs}), {given}step=step, draws=draws)")
 
-    def native(self, body: Body) -> NativeBody | None:
+    def as_native_body(self, body: Body) -> NativeBody | None:
         """This code, of a body, as calls; None where it has lines of Python."""
-        if not all(isinstance(line, Segment) for line in self.compute.lines) or self.plain:
+        if not all(isinstance(line, NativeSegment) for line in self.compute.lines) or self.plain:
             return None
         if self.backend.xp is not np:
             return None
         return NativeBody(
             body,
             tuple(c for segment in self.compute.segments for c in segment.calls),
-            tuple(self._operands.place(t) for t in body.outputs),
+            tuple(self._operands.pointer_source(t) for t in body.outputs),
             tuple(nbytes(self.layout.specs[t]) for t in body.outputs),
         )
 
     # Kernels ------------------------------------------------------------------------------------
 
-    def _member(self, node: Node, number: int) -> None:
+    def _emit_region(self, node: Node, number: int) -> None:
         """A node of a region: the last one stands for all."""
         fused = self.layout.regions[node]
         if node.op.refuse is not None:
-            self._refusal(node, number)
+            self._emit_value_check(node, number)
         if node is not fused.last:
             return
         task = fused.task
         part = self.commit if node in self.layout.deferred else self.compute
         tensors = (*fused.operands, *fused.results)
-        if not self._is_shared(task):
-            self._call(part, node, task, tensors, len(fused.results))
+        if not self._is_split_over_threads(task):
+            self._emit_call(part, node, task, tensors, len(fused.results))
             return
-        places = [self._operands.place(t) for t in tensors]
-        if part is self.commit and not task.scratch and _stays(places):
-            self._swept.append((node, task, places))
+        places = [self._operands.pointer_source(t) for t in tensors]
+        if part is self.commit and not task.scratch and _are_fixed(places):
+            self._sweep_updates.append((node, task, places))
             return
-        launch = Launch(
+        launch = KernelLaunch(
             kernel_of(fused.region),
             fused.sizes,
             [p if isinstance(p, int) else None for p in places],
@@ -309,23 +329,23 @@ class Code:
             if not isinstance(p, int)
         ]
         if part is self.commit:
-            moving = [self._kept(node, name) for name in moving]
-        part.line(node, f"k{number}({', '.join(moving)})")
+            moving = [self._keep_for_commit(node, name) for name in moving]
+        part.add_line(node, f"k{number}({', '.join(moving)})")
 
-    def _sweep(self) -> None:
+    def _emit_sweep(self) -> None:
         """The updates of variables that are worth sharing, as one call a thread, together with
         the small ones."""
-        if not self._swept:
+        if not self._sweep_updates:
             return
-        small = [c for c in self.commit.calls if not c.task.scratch and _stays(c.places)]
+        small = [c for c in self.commit.calls if not c.task.scratch and _are_fixed(c.pointers)]
         taken = set(map(id, small))
         self.commit.calls = [c for c in self.commit.calls if id(c) not in taken]
-        calls: list[Any] = [(task, places) for _, task, places in self._swept]
-        calls += [(call.task, call.places) for call in small]
-        self.scope["sweep"] = Sweep(calls, self.backend.threads)
-        self.commit.line(self._swept[-1][0], "sweep()")
+        calls: list[Any] = [(task, places) for _, task, places in self._sweep_updates]
+        calls += [(call.task, call.pointers) for call in small]
+        self.scope["sweep"] = MultiTensorUpdate(calls, self.backend.threads)
+        self.commit.add_line(self._sweep_updates[-1][0], "sweep()")
 
-    def _refusal(self, node: Node, number: int) -> None:
+    def _emit_value_check(self, node: Node, number: int) -> None:
         """A line that looks for values that the op does not take: labels that are no class."""
         assert node.op.refuse is not None
         attrs = bind_attrs(node.attrs, self.bindings)
@@ -337,14 +357,19 @@ class Code:
             else:
                 arrays.append(self._operands.name(tensor))
         self.scope[f"c{number}"] = partial(node.op.refuse, self.backend.xp, **attrs)
-        self._line(node, f"c{number}({', '.join(arrays)})")
+        self._emit_line(node, f"c{number}({', '.join(arrays)})")
 
-    def _is_shared(self, task: Task) -> bool:
+    def _is_split_over_threads(self, task: KernelTask) -> bool:
         """Whether threads share the work of a task."""
-        return task.nanoseconds > SHARED and self.backend.threads > 1
+        return task.nanoseconds > THREADING_NANOSECONDS and self.backend.threads > 1
 
-    def _call(
-        self, part: Part, node: Node, task: Task, tensors: Sequence[Tensor], results: int
+    def _emit_call(
+        self,
+        part: ProgramSection,
+        node: Node,
+        task: KernelTask,
+        tensors: Sequence[Tensor],
+        results: int,
     ) -> None:
         """A call of a task with operands and, last of them, so many results."""
         if not task.rows:
@@ -352,14 +377,16 @@ class Code:
         if task.order:
             order = [*task.order, *range(len(task.order), len(tensors))]
             tensors = [tensors[i] for i in order]
-        places = [self._operands.place(t) for t in tensors]
+        places = [self._operands.pointer_source(t) for t in tensors]
         sizes = [self._nbytes(self.layout.specs[t]) for t in tensors]
         if task.scratch:
             places.append(
-                self._operands.base + self.layout.arena.offsets[self.layout.scratch[node]]
+                self._operands.base_address + self.layout.arena.offsets[self.layout.scratch[node]]
             )
             sizes.append(task.scratch)
-        part.add([Call(node, task, tuple(places), tuple(sizes), len(tensors) - results)])
+        part.add_calls(
+            [KernelCall(node, task, tuple(places), tuple(sizes), len(tensors) - results)]
+        )
 
     def _nbytes(self, spec: TensorSpec) -> int:
         """Bytes of a tensor; most specs of a layout are those of many tensors."""
@@ -368,119 +395,124 @@ class Code:
             known = self._sizes[id(spec)] = nbytes(spec)
         return known
 
-    def _kernel(self, node: Node, number: int) -> None:
+    def _emit_kernel(self, node: Node, number: int) -> None:
         """A line that runs the node's kernel into its buffers."""
         deferred = self.layout.deferred.get(node)
         task = self.layout.tasks.get(node)
-        if task is not None and deferred is None and not self._is_shared(task):
+        if task is not None and deferred is None and not self._is_split_over_threads(task):
             tensors = (*node.inputs, *node.outputs)
-            self._call(self.compute, node, task, tensors, len(node.outputs))
+            self._emit_call(self.compute, node, task, tensors, len(node.outputs))
             return
         inputs = [self._operands.name(t, native=task is not None) for t in node.inputs]
         if deferred is not None:
-            inputs = [self._kept(node, name) for name in inputs]
+            inputs = [self._keep_for_commit(node, name) for name in inputs]
         names = [self._operands.name(t) for t in node.outputs]
         attrs = bind_attrs(node.attrs, self.bindings)
         specs = [t.spec for t in node.inputs]
-        half = not node.op.halves and any_half(specs)
+        half = not node.op.halves and has_half(specs)
         if node.op.ufunc is not None and not attrs and not self.plain and not half:
             self.scope[f"k{number}"] = getattr(self.backend.xp, node.op.ufunc)
             line = f"k{number}({', '.join(inputs)}, out={names[0]})"
         else:
-            self.scope[f"k{number}"] = writing(node.op, self.backend.xp, specs, attrs, self.plain)
-            self.alone.append(node)
+            self.scope[f"k{number}"] = out_kernel(
+                node.op, self.backend.xp, specs, attrs, self.plain
+            )
+            self.plain_kernel_nodes.append(node)
             out = names[0] if len(names) == 1 else f"({', '.join(names)})"
             step = ", step=draws" if node.op.random else ""
             line = f"k{number}({', '.join([out, *inputs])}{step})"
         if deferred is not None:
-            self.commit.line(node, line)
+            self.commit.add_line(node, line)
         else:
-            self._line(node, line)
+            self._emit_line(node, line)
 
     # The commit part ------------------------------------------------------------------------------
 
-    def _stage(self, node: Node) -> None:
+    def _emit_staging_copy(self, node: Node) -> None:
         """Copy a value that is another variable's memory, which this step's commits may change."""
-        if node in self.layout.staged and not self._copied(
+        if node in self.layout.staged and not self._emit_native_copy(
             self.compute, node, node.inputs[1], node.outputs[0]
         ):
             value = self._operands.name(node.inputs[1])
-            self._line(node, f"copyto({self._operands.name(node.outputs[0])}, {value})")
+            self._emit_line(node, f"copyto({self._operands.name(node.outputs[0])}, {value})")
 
-    def _commit_line(self, assign: Node) -> None:
+    def _emit_commit(self, assign: Node) -> None:
         variable, value = assign.inputs[0], assign.outputs[0]
         if assign.inputs[1].node in self.layout.deferred:
             return
-        if not self._copied(self.commit, assign, value, variable):
-            kept = self._kept(assign, self._operands.name(value))
-            self.commit.line(assign, f"copyto({self._operands.names[variable]}, {kept})")
+        if not self._emit_native_copy(self.commit, assign, value, variable):
+            kept = self._keep_for_commit(assign, self._operands.name(value))
+            self.commit.add_line(assign, f"copyto({self._operands.names[variable]}, {kept})")
 
-    def _copied(self, part: Part, node: Node, source: Tensor, target: Tensor) -> bool:
+    def _emit_native_copy(
+        self, part: ProgramSection, node: Node, source: Tensor, target: Tensor
+    ) -> bool:
         """Whether a value is copied as generated kernels are run."""
         size = nbytes(self.layout.specs[target])
         if self.plain or self.backend.xp is not np:
             return False
-        places = (self._operands.place(source), self._operands.place(target))
+        places = (self._operands.pointer_source(source), self._operands.pointer_source(target))
         if size:
-            part.add([Call(node, copy_task(size), places, (size, size), 1)])
+            part.add_calls([KernelCall(node, copy_task(size), places, (size, size), 1)])
         return True
 
-    def _kept(self, node: Node, name: str) -> str:
+    def _keep_for_commit(self, node: Node, name: str) -> str:
         """A name that the commit part can use: feeds, recvs and their aliases are local to the
         compute part."""
         if name in self.scope:
             return name
-        self._line(node, f"kept[{name!r}] = {name}")
+        self._emit_line(node, f"kept[{name!r}] = {name}")
         return f"kept[{name!r}]"
 
-    def _lead(self) -> None:
+    def _bind_runtime_pointers(self) -> None:
         """Let pointers lead to what comes; what the commit part reads is kept until then."""
         for part in (self.compute, self.commit):
             for segment in part.segments:
-                for slot, which in segment.slots.items():
+                for slot, which in segment.runtime_pointers.items():
                     assert isinstance(slot, Tensor)
-                    if slot in self._operands.fed:
-                        self._operands.fed[slot].lead(segment, which)
+                    if slot in self._operands.feeds:
+                        self._operands.feeds[slot].bind(segment, which)
                     if part is self.commit:
-                        self._kept(slot.node, self._operands.names[slot])
+                        self._keep_for_commit(slot.node, self._operands.names[slot])
 
     # The text -----------------------------------------------------------------------------------
 
-    def _line(self, node: Node, line: str) -> None:
-        self.compute.line(node, line)
+    def _emit_line(self, node: Node, line: str) -> None:
+        self.compute.add_line(node, line)
 
     @cached_property
-    def _text(self) -> Text:
+    def _source(self) -> ProgramSource:
         names = [self._operands.name(t) for t in self.partition.fetches.values()]
         result = "(" + "".join(f"{name}, " for name in names) + ")"  # may take lines for aliases
         lines = [*self._feeds, *self.compute.lines]
-        return Text(self.scope, lines, self.commit.lines, result)
+        return ProgramSource(self.scope, lines, self.commit.lines, result)
 
     @property
     def is_native(self) -> bool:
         """Whether it is generated kernels throughout, and edges."""
-        lines = (*self._text.lines[len(self._feeds) :], *self.commit.lines)
+        lines = (*self._source.lines[len(self._feeds) :], *self.commit.lines)
         return self.backend.xp is np and all(
-            isinstance(line, Segment) or (isinstance(line, tuple) and line[0].op.name in _EDGES)
+            isinstance(line, NativeSegment)
+            or (isinstance(line, tuple) and line[0].op.name in _EDGES)
             for line in lines
         )
 
-    def computing(self, name: str = "compute") -> Callable[..., Any]:
+    def compile_compute(self, name: str = "compute") -> Callable[..., Any]:
         """The compute part as a function (feeds, step, draws) -> fetched values."""
-        return self._text.computing(name)
+        return self._source.compile_compute(name)
 
-    def committing(self) -> Callable[[], None]:
+    def compile_commit(self) -> Callable[[], None]:
         """The commit part as a function."""
-        return self._text.committing()
+        return self._source.compile_commit()
 
-    def traced(self) -> tuple[Callable[..., Any], list[Node]]:
+    def compile_traced(self) -> tuple[Callable[..., Any], list[Node]]:
         """The compute part with a fourth argument, which is told after each node by the number of
         its line; and the node of each line."""
-        return self._text.traced()
+        return self._source.compile_traced()
 
-    def explained(self, error: BaseException) -> Exception:
+    def annotate_error(self, error: BaseException) -> Exception:
         """An error with the node of the failing line, unless it says already what went wrong."""
-        return explained(error, self._text.failed(error), self.layout, self.partition)
+        return annotate_error(error, self._source.failing_node(error), self.layout, self.partition)
 
     @property
     def commits(self) -> bool:
@@ -494,11 +526,11 @@ class Code:
 
     def release(self) -> None:
         """Let go of the buffers: the program does not run again."""
-        if not self.inside:
+        if not self.is_body:
             self.channel.close()
         self.scope.clear()  # its functions and itself refer to each other
 
 
-def _stays(places: Sequence[Place]) -> bool:
+def _are_fixed(places: Sequence[PointerSource]) -> bool:
     """Whether addresses are known before a program runs."""
     return all(isinstance(place, int) for place in places)

@@ -14,81 +14,81 @@ from graphflow.errors import (
     GraphflowError,
     OpError,
     ProtocolError,
-    told,
+    error_text,
 )
-from graphflow.ir.op import Node, Op, owner
+from graphflow.ir.op import Node, Op, owner_module
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.fusion.region_kernels import enabled
-from graphflow.ops.kernels.jit.array_address import aligned
-from graphflow.ops.kernels.jit.call_table_driver import copy_task, texts
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.jit.array_address import align_up
+from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
-from graphflow.runtime.collectives.exchanges import Member
+from graphflow.runtime.collectives.exchanges import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.memory.memory_layout import Inner, Layout
+from graphflow.runtime.memory.memory_layout import BodyLayout, MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.partitioning.user_code_check import is_foreign
-from graphflow.runtime.program.body_loops import Carried
+from graphflow.runtime.partitioning.user_code_check import runs_user_code
+from graphflow.runtime.program.body_loops import LoopBuffers
 from graphflow.runtime.transport.shared_memory import Segment
 
-LOOPS = ("scan", "while_loop")
+LOOP_OPS = ("scan", "while_loop")
 
 
-class Channel(Protocol):
+class EdgeChannel(Protocol):
     """Where a program's cut edges lead."""
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None: ...
 
     def recv(self, step: int, edge: int) -> Any: ...
 
-    def taken(self, step: int, edge: int, portion: int) -> None:
+    def grant_credit(self, step: int, edge: int, portion: int) -> None:
         """Tell who sends over an edge in a loop that this portion of its tensors was received."""
 
-    def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
+    def wait_for_credit(self, step: int, edge: int, portion: int, target: str) -> None:
         """Wait until that was told."""
 
-    def member(self, what: Collective, name: str) -> Member:
+    def join_collective(self, what: Collective, name: str) -> DeviceCollective:
         """The part of this device in an exchange."""
 
-    def shared(self, nbytes: int) -> Any:
+    def shared_memory(self, nbytes: int) -> Any:
         """Memory that other processes of this host can reach; None where there is none."""
 
-    def lie_in(self, segment: Segment) -> None:
+    def register_buffers(self, segment: Segment) -> None:
         """Where the program's buffers are, if others can reach them."""
 
-    def rest(self) -> None:
+    def forget_agreements(self) -> None:
         """Let go of what was agreed with others: it is agreed anew when the program runs again."""
 
     def close(self) -> None:
         """Let go of all of that: the program does not run again."""
 
-    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
+    def check_cancelled(self, step: int, loop: str, done: int, of: str) -> None:
         """Raise if the step was given up; `loop` has done so many iterations (of so many)."""
 
 
-def compile_ahead(layout: Layout) -> None:
+def compile_kernels(layout: MemoryLayout) -> None:
     """Compile all kernels of a program and its bodies that are missing, together."""
-    if not enabled():
+    if not is_jit_enabled():
         return
     wanted: dict[str, str] = {}
-    _collect(layout, wanted)
+    _collect_kernels(layout, wanted)
     if wanted:
-        compiler().functions({**texts(), **wanted})
+        compiler().functions({**driver_sources(), **wanted})
 
 
-def _collect(layout: Layout, wanted: dict[str, str]) -> None:
+def _collect_kernels(layout: MemoryLayout, wanted: dict[str, str]) -> None:
     for fused in {id(each): each for each in layout.regions.values()}.values():
         task = fused.task
         wanted[task.name] = task.text
     wanted.update({task.name: task.text for task in layout.tasks.values()})
-    if layout.inner or layout.commits:
+    if layout.body_layouts or layout.commits:
         copy = copy_task(0)
         wanted[copy.name] = copy.text
-    for inner in layout.inner.values():
+    for inner in layout.body_layouts.values():
         for _, body in inner.parts:
-            _collect(body, wanted)
+            _collect_kernels(body, wanted)
 
 
-def writing(
+def out_kernel(
     op: Op, xp: Any, inputs: Sequence[TensorSpec], attrs: Mapping[str, Any], plain: bool
 ) -> Callable[..., None]:
     """The kernel as a function (out, *arrays); `plain`: by way of a result of its own."""
@@ -96,25 +96,27 @@ def writing(
     if into is not None and not op.random and not plain:
         return partial(into, xp, **attrs) if attrs else partial(into, xp)
 
-    users = owner(op) is not None
+    users = owner_module(op) is not None
 
     def run(out: Any, *arrays: Any, step: int = 0) -> None:
         results = op.run(xp, arrays, attrs, step, plain=plain)
         outs = out if isinstance(out, tuple) else (out,)
         for buffer, result in zip(outs, results, strict=True):
             if users and xp.shape(result) != buffer.shape:  # else it would be repeated
-                raise OpError(f"its kernel gave {_kind(result)} for {_kind(buffer)}")
+                raise OpError(
+                    f"its kernel gave {_describe_array(result)} for {_describe_array(buffer)}"
+                )
             xp.copyto(buffer, result)
 
     return run
 
 
-def _kind(array: Any) -> str:
+def _describe_array(array: Any) -> str:
     return f"{getattr(array, 'dtype', type(array).__name__)}{getattr(array, 'shape', '')}"
 
 
-def explained(
-    error: BaseException, node: Node | None, layout: Layout, partition: Partition
+def annotate_error(
+    error: BaseException, node: Node | None, layout: MemoryLayout, partition: Partition
 ) -> Exception:
     """An error with the node that failed, unless it says already what went wrong. What a user's own
     code raises is always an op's: an error of graphflow's in it is none of this session's."""
@@ -123,11 +125,15 @@ def explained(
         kind = type(error)
     elif isinstance(error, MemoryError):
         kind = DeviceOutOfMemory
-    elif isinstance(error, GraphflowError) and (node is None or not is_foreign(node)):
+    elif isinstance(error, GraphflowError) and (node is None or not runs_user_code(node)):
         return error
     if isinstance(error, OpError) and error.explained:
         return error
-    text = told(error) if isinstance(error, OpError) else f"{type(error).__name__}: {told(error)}"
+    text = (
+        error_text(error)
+        if isinstance(error, OpError)
+        else f"{type(error).__name__}: {error_text(error)}"
+    )
     if node is None:
         return kind(f"a step failed on {partition.device}: {text}")
     if isinstance(error, MemoryError) and hasattr(error, "shape") and hasattr(error, "dtype"):
@@ -141,7 +147,9 @@ def explained(
     return whole
 
 
-def short(error: DeviceOutOfMemory, layout: Layout, partition: Partition) -> DeviceOutOfMemory:
+def out_of_memory_error(
+    error: DeviceOutOfMemory, layout: MemoryLayout, partition: Partition
+) -> DeviceOutOfMemory:
     """An error of a program whose memory cannot be had, with its largest tensors."""
     kept = [t for t in layout.blocks if layout.roots[t] is t]
     largest = sorted(kept, key=lambda t: -nbytes(layout.specs[t]))[:3]
@@ -156,24 +164,24 @@ def short(error: DeviceOutOfMemory, layout: Layout, partition: Partition) -> Dev
     )
 
 
-def carried_buffers(inner: Inner, own: Any) -> Carried:
+def loop_buffers(inner: BodyLayout, own: Any) -> LoopBuffers:
     """The two sets of buffers of what a loop carries, in the memory of its node."""
     here, there = (
         tuple(
             own[at : at + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
-            for spec, place in inner.carried
-            for at in [place + which * aligned(nbytes(spec))]
+            for spec, place in inner.loop_state
+            for at in [place + which * align_up(nbytes(spec))]
         )
         for which in range(2)
     )
-    return Carried(here, there)
+    return LoopBuffers(here, there)
 
 
-def going_on(step: int, loop: str, done: int, of: str) -> None:
+def never_cancelled(step: int, loop: str, done: int, of: str) -> None:
     """For what is no loop."""
 
 
-class Arrival:
+class ReceivedTensorCheck:
     """A tensor that came over an edge, checked to be what the program was compiled for.
 
     Raises:

@@ -14,21 +14,21 @@ import numpy as np
 from graphflow.ir.graph import bind_attrs
 from graphflow.ir.op import Node
 from graphflow.ir.spec import TensorSpec
-from graphflow.runtime.program.code_generator import Code
-from graphflow.runtime.program.generated_call_support import writing
+from graphflow.runtime.program.code_generator import CpuCode
+from graphflow.runtime.program.generated_call_support import out_kernel
 
 
-def rehearse(code: Code) -> None:
+def warm_up_kernels(code: CpuCode) -> None:
     """Run each kind of kernel that lines of Python run, and those of bodies, once."""
     done: set[str] = set()
-    for part, node in _kernels(code):
+    for part, node in _plain_kernels(code):
         inputs = [part.layout.specs[t] for t in node.inputs]
         attrs = bind_attrs(node.attrs, part.bindings)
         key = f"{node.op.name} {inputs} {sorted(attrs.items(), key=str)}"
         if key in done:
             continue
         done.add(key)
-        kernel = writing(node.op, np, inputs, attrs, part.plain)
+        kernel = out_kernel(node.op, np, inputs, attrs, part.plain)
         outs = tuple(_zeros(part.layout.specs[t]) for t in node.outputs)
         try:
             kernel(outs if len(outs) > 1 else outs[0], *map(_zeros, inputs))
@@ -36,12 +36,12 @@ def rehearse(code: Code) -> None:
             continue
 
 
-def _kernels(code: Code) -> Iterator[tuple[Code, Node]]:
-    for node in code.alone:
+def _plain_kernels(code: CpuCode) -> Iterator[tuple[CpuCode, Node]]:
+    for node in code.plain_kernel_nodes:
         if node.op.pure and not node.op.random and (node.op.into or node.op.kernel):
             yield code, node
-    for body in code.codes:
-        yield from _kernels(body)
+    for body in code.body_codes:
+        yield from _plain_kernels(body)
 
 
 def _zeros(spec: TensorSpec) -> np.ndarray[Any, Any]:

@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
 
-from graphflow.runtime.program.generated_call_support import Channel
+from graphflow.runtime.program.generated_call_support import EdgeChannel
 from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
 
-MOST_AHEAD = 64  # tensors of one edge that who sends may be ahead of who receives
-AHEAD_BYTES = 16 << 20  # and their bytes, but two tensors always
+MAX_TENSORS_AHEAD = 64  # tensors of one edge that who sends may be ahead of who receives
+MAX_BYTES_AHEAD = 16 << 20  # and their bytes, but two tensors always
 
 
-def portion_of(nbytes: int) -> int:
+def credit_size(nbytes: int) -> int:
     """How many tensors of an edge in a loop make a portion: half of what may be under way."""
-    return max(1, min(MOST_AHEAD, AHEAD_BYTES // max(1, nbytes)) // 2)
+    return max(1, min(MAX_TENSORS_AHEAD, MAX_BYTES_AHEAD // max(1, nbytes)) // 2)
 
 
-class InLoops:
+class LoopEdgeChannel:
     """The channel inside bodies, which may run often in a step: what an edge carries is numbered.
 
     Both ends run the same iterations, so the n-th that is sent is the n-th that is received. The
@@ -31,55 +31,55 @@ class InLoops:
     iterations before its own.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: EdgeChannel) -> None:
         self._channel = channel
         self._step = -1
         self._count: dict[int, int] = {}
-        self._portion: dict[int, int] = {}
-        self._told: Callable[[str, int], None] | None = None
+        self._credit_sizes: dict[int, int] = {}
+        self._report: Callable[[str, int], None] | None = None
 
     @contextmanager
-    def told(self, told: Callable[[str, int], None]) -> Iterator[None]:
+    def report_waits(self, told: Callable[[str, int], None]) -> Iterator[None]:
         """Meanwhile `told` hears of each send and wait that has ended: its name, and when it began,
         in ns of the monotonic clock."""
-        self._told = told
+        self._report = told
         try:
             yield
         finally:
-            self._told = None
+            self._report = None
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
-        told, start = self._told, monotonic_ns() if self._told is not None else 0
-        number = self._number(step, edge)
-        portion = self._portion_of(edge, array)
+        told, start = self._report, monotonic_ns() if self._report is not None else 0
+        number = self._next_number(step, edge)
+        portion = self._credit_size(edge, array)
         full, rest = divmod(number, portion)
         if full > 1 and not rest:
-            self._channel.await_taken(step, edge, full - 1, target)
+            self._channel.wait_for_credit(step, edge, full - 1, target)
         self._channel.send(step, edge | number << EDGE_BITS, target, array)
         if told is not None:
             told(f"{SEND}{edge}", start)
 
     def recv(self, step: int, edge: int) -> Any:
-        told, start = self._told, monotonic_ns() if self._told is not None else 0
-        number = self._number(step, edge)
+        told, start = self._report, monotonic_ns() if self._report is not None else 0
+        number = self._next_number(step, edge)
         array = self._channel.recv(step, edge | number << EDGE_BITS)
         if told is not None:
             told(f"{WAIT}{edge}", start)
-        full, rest = divmod(number + 1, self._portion_of(edge, array))
+        full, rest = divmod(number + 1, self._credit_size(edge, array))
         if not rest:
-            self._channel.taken(step, edge, full)
+            self._channel.grant_credit(step, edge, full)
         return array
 
-    def _number(self, step: int, edge: int) -> int:
+    def _next_number(self, step: int, edge: int) -> int:
         if step != self._step:
             self._step = step
             self._count.clear()
-            self._portion.clear()
+            self._credit_sizes.clear()
         number = self._count[edge] = self._count.get(edge, -1) + 1
         return number
 
-    def _portion_of(self, edge: int, array: Any) -> int:
-        found = self._portion.get(edge)
+    def _credit_size(self, edge: int, array: Any) -> int:
+        found = self._credit_sizes.get(edge)
         if found is None:
-            found = self._portion[edge] = portion_of(array.nbytes)
+            found = self._credit_sizes[edge] = credit_size(array.nbytes)
         return found

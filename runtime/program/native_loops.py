@@ -17,16 +17,22 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Body
 from graphflow.ir.op import Node
-from graphflow.ops.control_flow.control import indices, scan
-from graphflow.ops.kernels.fusion.region_kernels import FREED
+from graphflow.ops.control_flow.control import iteration_indices, scan
+from graphflow.ops.kernels.fusion.region_kernels import GIL_RELEASE_NANOSECONDS
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver, frame
-from graphflow.runtime.native_calls.native_segments import LONGEST, Call, Place, Segment, Slot
-from graphflow.runtime.program.body_loops import Carried, Proceed, told
+from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver, loop_frame
+from graphflow.runtime.native_calls.native_segments import (
+    CANCEL_CHECK_NANOSECONDS,
+    KernelCall,
+    NativeSegment,
+    PointerSource,
+    RuntimeOperand,
+)
+from graphflow.runtime.program.body_loops import CheckCancelled, LoopBuffers, describe_loop
 
-_MOST = 1 << 40
+_UNBOUNDED = 1 << 40
 """Iterations of a loop without a bound."""
-_CALL = 10.0
+_CALL_NANOSECONDS = 10.0
 """Nanoseconds that a call takes beside its work."""
 
 
@@ -41,27 +47,27 @@ class NativeBody:
     """
 
     body: Body
-    calls: tuple[Call, ...]
-    results: tuple[Place, ...]
+    calls: tuple[KernelCall, ...]
+    results: tuple[PointerSource, ...]
     nbytes: tuple[int, ...]
 
     @property
-    def parameters(self) -> list[Slot]:
+    def parameters(self) -> list[RuntimeOperand]:
         return [node.outputs[0] for node in self.body.inputs]
 
 
-def native_runner(
+def make_native_runner(
     node: Node,
     attrs: Mapping[str, Any],
     parts: Sequence[NativeBody],
-    carried: Carried,
+    carried: LoopBuffers,
     copyto: Callable[[Any, Any], None],
-    proceed: Proceed,
+    proceed: CheckCancelled,
 ) -> Callable[..., None]:
     """As `loops.runner`, of a scan or a while loop over native bodies."""
     if node.op is scan:
-        return _scanning(node, attrs, parts[0], carried, copyto, proceed)
-    return _looping(node, attrs, parts[0], parts[1], carried, copyto, proceed)
+        return _make_scan_runner(node, attrs, parts[0], carried, copyto, proceed)
+    return _make_while_runner(node, attrs, parts[0], parts[1], carried, copyto, proceed)
 
 
 class _Iterations:
@@ -72,26 +78,33 @@ class _Iterations:
         pred: where it is, if there is one.
     """
 
-    def __init__(self, calls: Sequence[Call], tests: int = 0, pred: Place | None = None) -> None:
-        self._segment = Segment(calls)
+    def __init__(
+        self, calls: Sequence[KernelCall], tests: int = 0, pred: PointerSource | None = None
+    ) -> None:
+        self._segment = NativeSegment(calls)
         self._pred = pred
         known = pred if isinstance(pred, int) else 0
-        self._frame = frame(address(self._segment.entries), tests, len(calls), 0, 0, known)
-        self._at = ctypes.c_void_p(address(self._frame))
-        self._work = max(1.0, self._segment.nanoseconds + _CALL * len(calls))
-        self._rounds = max(1, int(LONGEST / self._work))
+        self._frame = loop_frame(address(self._segment.entries), tests, len(calls), 0, 0, known)
+        self._frame_pointer = ctypes.c_void_p(address(self._frame))
+        self._work = max(1.0, self._segment.nanoseconds + _CALL_NANOSECONDS * len(calls))
+        self._rounds = max(1, int(CANCEL_CHECK_NANOSECONDS / self._work))
 
-    def lead(self, slot: Slot, place: int) -> None:
+    def bind(self, slot: RuntimeOperand, place: int) -> None:
         """Say where something is in all iterations."""
-        slots = self._segment.slots.get(slot)
+        slots = self._segment.runtime_pointers.get(slot)
         if slots is not None:
             self._segment.pointers[slots] = place
         if self._pred is slot:
             self._frame[5] = place
 
-    def moves(self, slot: Slot, first: int, stride: int) -> list[tuple[int, int, int]]:
+    def moving_pointers(
+        self, slot: RuntimeOperand, first: int, stride: int
+    ) -> list[tuple[int, int, int]]:
         """That something is elsewhere in each iteration, by so many bytes."""
-        return [(self._segment.slot(i), first, stride) for i in self._segment.slots.get(slot, ())]
+        return [
+            (self._segment.pointer_address(i), first, stride)
+            for i in self._segment.runtime_pointers.get(slot, ())
+        ]
 
     def run(
         self, count: int, moves: Sequence[tuple[int, int, int]], proceed: Callable[[int], None]
@@ -103,23 +116,23 @@ class _Iterations:
         while done < count:
             proceed(done)
             stop = min(count, done + self._rounds)
-            is_long = (stop - done) * self._work > FREED
-            function = driver().loop.freed if is_long else driver().loop.held
-            function(self._at, None, done, stop)
+            is_long = (stop - done) * self._work > GIL_RELEASE_NANOSECONDS
+            function = driver().loop.releasing_gil if is_long else driver().loop.holding_gil
+            function(self._frame_pointer, None, done, stop)
             done = int(self._frame[6])
             if done < stop:
                 break
         return done
 
 
-def _copies(node: Node, part: NativeBody, carried: Carried) -> list[Call]:
+def _carry_calls(node: Node, part: NativeBody, carried: LoopBuffers) -> list[KernelCall]:
     """Calls that stack what is stacked, and then carry the others over."""
 
-    def copy(k: int, source: Place, target: Place) -> Call:
-        return Call(node, copy_task(part.nbytes[k]), (source, target))
+    def copy(k: int, source: PointerSource, target: PointerSource) -> KernelCall:
+        return KernelCall(node, copy_task(part.nbytes[k]), (source, target))
 
-    count = len(carried.here)
-    here, there = ([address(a) for a in arrays] for arrays in (carried.here, carried.there))
+    count = len(carried.first)
+    here, there = ([address(a) for a in arrays] for arrays in (carried.first, carried.second))
     stacked = [
         copy(k, part.results[k], ("row", k - count)) for k in range(count, part.body.results)
     ]
@@ -131,90 +144,98 @@ def _copies(node: Node, part: NativeBody, carried: Carried) -> list[Call]:
     return [*stacked, *(copy(k, part.results[k], here[k]) for k in range(count))]
 
 
-def _rows(iterations: _Iterations, stacks: Sequence[Any], first: int, way: int) -> list[Any]:
+def _stack_pointers(
+    iterations: _Iterations, stacks: Sequence[Any], first: int, way: int
+) -> list[Any]:
     """Moves of the rows of stacks."""
     return [
         move
         for k, stack in enumerate(stacks)
         for step in [stack.nbytes // max(len(stack), 1)]
-        for move in iterations.moves(("row", k), address(stack) + first * step, way * step)
+        for move in iterations.moving_pointers(
+            ("row", k), address(stack) + first * step, way * step
+        )
     ]
 
 
-def _scanning(
+def _make_scan_runner(
     node: Node,
     attrs: Mapping[str, Any],
     part: NativeBody,
-    carried: Carried,
+    carried: LoopBuffers,
     copyto: Callable[[Any, Any], None],
-    proceed: Proceed,
+    proceed: CheckCancelled,
 ) -> Callable[..., None]:
-    loop = told(node)
+    loop = describe_loop(node)
     carries, items = attrs["carries"], attrs["items"]
     length, reverse, counted = attrs["length"], attrs["reverse"], attrs["counted"]
     way = -1 if reverse else 1
-    iterations = _Iterations([*part.calls, *_copies(node, part, carried)])
+    iterations = _Iterations([*part.calls, *_carry_calls(node, part, carried)])
     slots = part.parameters
-    for slot, array in zip(slots, carried.here, strict=False):
-        iterations.lead(slot, address(array))
+    for slot, array in zip(slots, carried.first, strict=False):
+        iterations.bind(slot, address(array))
 
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         given = arrays[counted:]
-        order = indices(length, int(arrays[0]) if counted else None, reverse)
+        order = iteration_indices(length, int(arrays[0]) if counted else None, reverse)
         count, first = len(order), order[0] if order else 0
         of = f" of {count}"
-        for held, value in zip(carried.here, given, strict=False):
+        for held, value in zip(carried.first, given, strict=False):
             copyto(held, value)
-        moves = _rows(iterations, outs[carries:], first, way)
+        moves = _stack_pointers(iterations, outs[carries:], first, way)
         for k in range(carries, len(given)):
             array = given[k]
             if k < carries + items:
                 size = array.nbytes // max(len(array), 1)
-                moves += iterations.moves(slots[k], address(array) + first * size, way * size)
+                moves += iterations.moving_pointers(
+                    slots[k], address(array) + first * size, way * size
+                )
             else:
-                iterations.lead(slots[k], address(array))
+                iterations.bind(slots[k], address(array))
         if count < length:
             for stack in outs[carries:]:
                 stack[...] = 0
         iterations.run(count, moves, lambda done: proceed(step, loop, done, of))
-        for out, value in zip(outs, carried.here, strict=False):
+        for out, value in zip(outs, carried.first, strict=False):
             copyto(out, value)
 
     return run
 
 
-def _looping(
+def _make_while_runner(
     node: Node,
     attrs: Mapping[str, Any],
     test: NativeBody,
     body: NativeBody,
-    carried: Carried,
+    carried: LoopBuffers,
     copyto: Callable[[Any, Any], None],
-    proceed: Proceed,
+    proceed: CheckCancelled,
 ) -> Callable[..., None]:
-    loop = told(node)
+    loop = describe_loop(node)
     states, limit = attrs["states"], attrs["limit"]
-    calls = [*test.calls, *body.calls, *_copies(node, body, carried)]
+    calls = [*test.calls, *body.calls, *_carry_calls(node, body, carried)]
     iterations = _Iterations(calls, len(test.calls), test.results[0])
     for part in (test, body):
-        for slot, array in zip(part.parameters, carried.here, strict=False):
-            iterations.lead(slot, address(array))
+        for slot, array in zip(part.parameters, carried.first, strict=False):
+            iterations.bind(slot, address(array))
 
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         stacks = outs[1 + states :]
-        for held, value in zip(carried.here, arrays, strict=False):
+        for held, value in zip(carried.first, arrays, strict=False):
             copyto(held, value)
         for part in (test, body):
             for slot, array in zip(part.parameters[states:], arrays[states:], strict=True):
-                iterations.lead(slot, address(array))
-        most = _MOST if limit is None else limit
+                iterations.bind(slot, address(array))
+        most = _UNBOUNDED if limit is None else limit
         count = iterations.run(
-            most, _rows(iterations, stacks, 0, 1), lambda done: proceed(step, loop, done, "")
+            most,
+            _stack_pointers(iterations, stacks, 0, 1),
+            lambda done: proceed(step, loop, done, ""),
         )
         outs[0][...] = count
         for stack in stacks:
             stack[count:] = 0
-        for out, value in zip(outs[1:], carried.here, strict=False):
+        for out, value in zip(outs[1:], carried.first, strict=False):
             copyto(out, value)
 
     return run

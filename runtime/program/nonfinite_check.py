@@ -18,7 +18,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, is_inexact
 
 if TYPE_CHECKING:
-    from graphflow.runtime.memory.memory_layout import Layout
+    from graphflow.runtime.memory.memory_layout import MemoryLayout
     from graphflow.runtime.partitioning.partition import Partition
 
 RESULTS = "results"
@@ -27,11 +27,11 @@ CHECKS = ("", RESULTS, EVERY)
 """What partitions may ask for; "" is nothing."""
 
 _INF, _NAN = 1, 2  # flaws, as bits
-_SOURCES = ("variable", "constant")
-_BROUGHT = ("placeholder", "recv")
+_STORED = ("variable", "constant")
+_INPUTS = ("placeholder", "recv")
 
 
-def flaws(xp: Any, array: Any) -> int:
+def nonfinite_flags(xp: Any, array: Any) -> int:
     """Whether an array holds infinities and NaNs, as bits.
 
     One sum tells of most arrays that they hold neither: what is not finite stays so in a sum.
@@ -43,7 +43,7 @@ def flaws(xp: Any, array: Any) -> int:
     return _INF * bool(xp.isinf(array).any()) + _NAN * bool(xp.isnan(array).any())
 
 
-class Results:
+class ResultCheck:
     """Looks at the results of a program.
 
     Attributes:
@@ -51,7 +51,7 @@ class Results:
             finite.
     """
 
-    def __init__(self, xp: Any, partition: Partition, layout: Layout) -> None:
+    def __init__(self, xp: Any, partition: Partition, layout: MemoryLayout) -> None:
         assigned = (assign.outputs[0] for assign in layout.commits)
         wanted = dict.fromkeys((*partition.fetches.values(), *assigned))
         self.tensors = [t for t in wanted if is_inexact(t.dtype) and layout.specs[t].size]
@@ -65,13 +65,13 @@ class Results:
             NonFiniteError: one is not finite; names it.
         """
         for tensor, array in zip(self.tensors, arrays, strict=True):
-            if flaws(self._xp, array):
-                raise NonFiniteError(
-                    f"{_named(tensor.node)} on {self._device} gave {_counted(self._xp, array)}"
-                )
+            if nonfinite_flags(self._xp, array):
+                found = _count_nonfinite(self._xp, array)
+                node = _describe_node(tensor.node)
+                raise NonFiniteError(f"{node} on {self._device} gave {found}")
 
 
-class Watch:
+class NodeCheck:
     """Follows, node by node, where values that are not finite come from.
 
     Args:
@@ -82,10 +82,10 @@ class Watch:
         self._xp = xp
         self._device = device
         self._specs = specs
-        self._inside = inside
+        self._is_body = inside
         self._known: dict[Tensor, int] = {}
 
-    def watches(self, node: Node) -> list[Tensor]:
+    def checked_outputs(self, node: Node) -> list[Tensor]:
         """The outputs of a node that are to be looked at when it has run."""
         if node.op.name == "collective_finish":
             return [node.inputs[0]] if is_inexact(node.inputs[0].dtype) else []
@@ -93,35 +93,35 @@ class Watch:
             return []
         return [t for t in node.outputs if is_inexact(t.dtype) and self._specs[t].size]
 
-    def looking(self, node: Node) -> Callable[..., None]:
+    def make_check(self, node: Node) -> Callable[..., None]:
         """What looks at these outputs."""
-        tensors = self.watches(node)
+        tensors = self.checked_outputs(node)
 
         def look(*arrays: Any) -> None:
             before = 0
             for tensor in node.inputs:
-                before |= self._known.get(_origin(tensor), 0)
+                before |= self._known.get(_alias_source(tensor), 0)
             for tensor, array in zip(tensors, arrays, strict=True):
-                found = self._known[tensor] = flaws(self._xp, array)
-                if self._blames(node, found, before):
-                    raise NonFiniteError(self._told(node, array))
+                found = self._known[tensor] = nonfinite_flags(self._xp, array)
+                if self._is_origin(node, found, before):
+                    raise NonFiniteError(self._error_message(node, array))
 
         return look
 
-    def _blames(self, node: Node, found: int, before: int) -> bool:
+    def _is_origin(self, node: Node, found: int, before: int) -> bool:
         """Whether a node is where it began. Infinities that are given may be meant: masks."""
-        if node.op.name == "recv" or (self._inside and node.op.name == "placeholder"):
+        if node.op.name == "recv" or (self._is_body and node.op.name == "placeholder"):
             return False
         if node.op.name == "collective_finish":  # a NaN came from a rank, where it is blamed
             return found != 0 and not found & _NAN
-        if node.op.name in (*_SOURCES, *_BROUGHT):
+        if node.op.name in (*_STORED, *_INPUTS):
             return bool(found & _NAN)
         return bool(found & _NAN & ~before) or (found != 0 and before == 0)
 
-    def _told(self, node: Node, array: Any) -> str:
-        found = _counted(self._xp, array)
-        where = f"{_named(node)} on {self._device}"
-        if node.op.name in (*_SOURCES, *_BROUGHT):
+    def _error_message(self, node: Node, array: Any) -> str:
+        found = _count_nonfinite(self._xp, array)
+        where = f"{_describe_node(node)} on {self._device}"
+        if node.op.name in (*_STORED, *_INPUTS):
             return f"{where} holds {found} already as the step begins; the step was undone"
         specs = ", ".join(str(self._specs[t]) for t in node.inputs)
         return (
@@ -130,19 +130,19 @@ class Watch:
         )
 
 
-def _origin(tensor: Tensor) -> Tensor:
+def _alias_source(tensor: Tensor) -> Tensor:
     """The tensor whose values an alias shows."""
     while tensor.node.op.alias:
         tensor = tensor.node.inputs[0]
     return tensor
 
 
-def _named(node: Node) -> str:
+def _describe_node(node: Node) -> str:
     name = node.name.rpartition("/")[2] if node.op.name == "recv" else node.name
     return f"{node.op.name} {name!r} (made at {node.location})"
 
 
-def _counted(xp: Any, array: Any) -> str:
+def _count_nonfinite(xp: Any, array: Any) -> str:
     nans, infinities = (int(look(array).sum()) for look in (xp.isnan, xp.isinf))
     found = [f"{n} {what}" for n, what in ((nans, "NaN"), (infinities, "infinity")) if n]
     return f"{' and '.join(found)} among {array.size} values"

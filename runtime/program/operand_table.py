@@ -16,15 +16,15 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.runtime.memory.backend import Backend
-from graphflow.runtime.memory.memory_layout import Layout
-from graphflow.runtime.native_calls.native_segments import Fed, Place
+from graphflow.runtime.memory.memory_layout import MemoryLayout
+from graphflow.runtime.native_calls.native_segments import FeedBinding, PointerSource
 from graphflow.runtime.program.generated_call_support import Reshaped
 
-_COMING = ("placeholder", "recv")
+_RUNTIME_OPS = ("placeholder", "recv")
 """Ops whose value is elsewhere in each step."""
 
 
-class Operands:
+class OperandTable:
     """Places and names of tensors.
 
     Args:
@@ -41,16 +41,16 @@ class Operands:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: MemoryLayout,
         backend: Backend,
         memory: Any,
         scope: dict[str, Any],
         numbers: Mapping[Node, int],
         line: Callable[[Node, str], None],
     ) -> None:
-        self.base = address(memory) if backend.xp is np else 0
+        self.base_address = address(memory) if backend.xp is np else 0
         self.names: dict[Tensor, str] = {}
-        self.fed: dict[Tensor, Fed] = {}
+        self.feeds: dict[Tensor, FeedBinding] = {}
         self.scope = scope
         self._layout = layout
         self._memory = memory
@@ -65,21 +65,21 @@ class Operands:
         self.names[tensor] = name
         return name
 
-    def place(self, tensor: Tensor) -> Place:
+    def pointer_source(self, tensor: Tensor) -> PointerSource:
         """Where a tensor is: an address, or what will say it."""
         deferred = self._layout.deferred.get(tensor.node)
         if deferred is not None:
             tensor = deferred
         root = tensor if tensor in self._layout.blocks else self._layout.roots[tensor]
         kind = root.node.op.name
-        if kind in _COMING:
+        if kind in _RUNTIME_OPS:
             return root
         if kind in ("constant", "variable"):
             place = self._places.get(root)
             if place is None:
                 place = self._places[root] = address(self.scope[self.names[root]])
             return place
-        return self.base + self._layout.offset(root)
+        return self.base_address + self._layout.offset(root)
 
     def name(self, tensor: Tensor, native: bool = False) -> str:
         """The name of an array, for a line of Python that reads it; `native`: by a generated kernel
@@ -88,8 +88,8 @@ class Operands:
         if deferred is not None:
             return self.names[deferred]
         root = tensor if tensor in self._layout.blocks else self._layout.roots[tensor]
-        if root in self.fed and not native:
-            self.fed[root].read = True
+        if root in self.feeds and not native:
+            self.feeds[root].is_read_by_python = True
         known = self.names.get(tensor)
         if known is not None:
             return known
@@ -99,7 +99,7 @@ class Operands:
         kind = root.node.op.name
         if kind in ("constant", "variable"):
             return self.bind(tensor, self.scope[self.names[root]].reshape(shape))
-        if kind in _COMING:
+        if kind in _RUNTIME_OPS:
             number = self._numbers[tensor.node]
             self.scope[f"k{number}"] = Reshaped(shape)
             name = self.names[tensor] = f"b{number}_0"
@@ -112,7 +112,7 @@ class Operands:
         offset = self._layout.offset(tensor)
         return self._memory[offset : offset + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
 
-    def check(self, node: Node, array: Any) -> None:
+    def check_variable(self, node: Node, array: Any) -> None:
         """A native function trusts its pointers, so a variable must be what the graph says."""
         spec = self._layout.specs[node.outputs[0]]
         if array.shape != spec.shape or array.dtype != spec.dtype or not array.flags.c_contiguous:

@@ -28,16 +28,16 @@ from graphflow.errors import DeviceOutOfMemory
 from graphflow.ir.graph import bind_attrs
 from graphflow.ir.op import Node
 from graphflow.placement.calibration.roofline import work
-from graphflow.runtime.collectives.shared_memory_transport import any_mapped
+from graphflow.runtime.collectives.shared_memory_transport import has_mapped_collectives
 from graphflow.runtime.diagnostics.crash_recorder import is_generated
 from graphflow.runtime.memory.arenas import Arena, Arenas
 from graphflow.runtime.memory.backend import Backend
 from graphflow.runtime.memory.memory_layout import plan_layout
-from graphflow.runtime.memory.memory_use import Taken, memory_use
+from graphflow.runtime.memory.memory_use import WorkspaceMeter, memory_use
 from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.program.code_generator import Code
-from graphflow.runtime.program.generated_call_support import Channel, short
-from graphflow.runtime.program.kernel_warmup import rehearse
+from graphflow.runtime.program.code_generator import CpuCode
+from graphflow.runtime.program.generated_call_support import EdgeChannel, out_of_memory_error
+from graphflow.runtime.program.kernel_warmup import warm_up_kernels
 
 Span = tuple[str, str, int, int]
 """Track, name, start and end in nanoseconds of the monotonic clock."""
@@ -67,7 +67,7 @@ class Program:
         bindings: Mapping[str, int],
         variables: Mapping[str, Any],
         backend: Backend,
-        channel: Channel,
+        channel: EdgeChannel,
         arenas: Arenas | None = None,
     ) -> None:
         self.partition = partition
@@ -77,29 +77,29 @@ class Program:
         self._bindings = bindings
         self._layout = plan_layout(partition, bindings)
         self._fetched = tuple(partition.fetches)
-        write = Code if backend.xp is np else _gpu_code()
+        write = CpuCode if backend.xp is np else _gpu_code_class()
         try:
-            arena = (arenas or Arenas(backend)).of(
-                self._layout.arena.nbytes, any_mapped(partition.graph, bindings)
+            arena = (arenas or Arenas(backend)).reserve(
+                self._layout.arena.nbytes, has_mapped_collectives(partition.graph, bindings)
             )
             if arena.segment is not None:
-                channel.lie_in(arena.segment)
+                channel.register_buffers(arena.segment)
             code = write(
                 partition, bindings, self._layout, variables, backend, channel, arena.memory
             )
         except DeviceOutOfMemory as error:
-            raise short(error, self._layout, partition) from None
+            raise out_of_memory_error(error, self._layout, partition) from None
         self.arena: Arena | None = arena
         self.memory = memory_use(partition, self._layout)
-        self._taken = 0  # most that kernels were seen to take
+        self._measured_workspace = 0  # most that kernels were seen to take
         self._code = code
-        self._compute = code.computing()
-        self._commit = code.committing()
+        self._compute = code.compile_compute()
+        self._commit = code.compile_commit()
         self._to_hosts = backend.to_hosts
         self._is_native = code.is_native
         self.commits = code.commits
-        self.commits_at_once = (
-            isinstance(code, Code) and code.is_native and len(code.commit.lines) == 1
+        self.commits_in_one_call = (
+            isinstance(code, CpuCode) and code.is_native and len(code.commit.lines) == 1
         )
         self.is_free = False
 
@@ -107,12 +107,12 @@ class Program:
     def peak(self) -> int:
         """Bytes of its device's memory that it needs, and that ops took besides: as they were
         counted, else as they are known to."""
-        taken = max(self._taken, self._code.workspace)
-        return self.memory.held + (taken or self.memory.workspace)
+        taken = max(self._measured_workspace, self._code.workspace)
+        return self.memory.resident + (taken or self.memory.workspace)
 
     @cached_property
     def _traced(self) -> tuple[Callable[..., Any], list[Node]]:
-        return self._code.traced()
+        return self._code.compile_traced()
 
     def compute(
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None = None
@@ -134,11 +134,11 @@ class Program:
     ) -> list[np.ndarray[Any, Any]]:
         """As `compute`; the fetches without their names."""
         if self._is_native and spans is None:  # nothing in it that numpy or BLAS would do
-            return self._values(feeds, step, draws, None)
+            return self._run_compute(feeds, step, draws, None)
         with self._backend.active(), np.errstate(all="ignore"):
-            return self._values(feeds, step, draws, spans)
+            return self._run_compute(feeds, step, draws, spans)
 
-    def _values(
+    def _run_compute(
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None
     ) -> list[np.ndarray[Any, Any]]:
         try:
@@ -149,8 +149,8 @@ class Program:
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            raise self._code.explained(error) from error
-        return self._to_hosts(values, self._backend.keep)
+            raise self._code.annotate_error(error) from error
+        return self._to_hosts(values, self._backend.export_result)
 
     def commit(self, spans: list[Span] | None = None) -> None:
         """Run the assignments, in place; `spans` get what each node's share of it took."""
@@ -165,9 +165,9 @@ class Program:
                 self._commit()
         if spans is not None:
             self._backend.synchronize()
-            spans += self._divided(start, now(), self._late)
+            spans += self._split_span(start, now(), self._commit_shares)
 
-    def _divided(self, start: int, end: int, shares: Sequence[tuple[Node, float]]) -> list[Span]:
+    def _split_span(self, start: int, end: int, shares: Sequence[tuple[Node, float]]) -> list[Span]:
         """A time as spans of several nodes, one after the other."""
         spans, at = [], start
         for node, share in shares:
@@ -177,7 +177,7 @@ class Program:
         return spans
 
     @cached_property
-    def _late(self) -> Sequence[tuple[Node, float]]:
+    def _commit_shares(self) -> Sequence[tuple[Node, float]]:
         """The nodes that the commit part runs, and about how much of its time is each one's."""
         layout = self._layout
         late: dict[Node, None] = {}
@@ -185,17 +185,17 @@ class Program:
             fused = layout.regions.get(node)
             late |= dict.fromkeys((node,) if fused is None else fused.nodes)
         late |= {a: None for a in layout.commits if a.inputs[1].node not in layout.deferred}
-        return self._by_flops(list(late))
+        return self._flop_shares(list(late))
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Let kernels that compile something when they first run do so now."""
-        if isinstance(self._code, Code):
+        if isinstance(self._code, CpuCode):
             with self._backend.active(), np.errstate(all="ignore"):
-                rehearse(self._code)
+                warm_up_kernels(self._code)
 
-    def rest(self) -> None:
+    def forget_agreements(self) -> None:
         """Let go of what it has in common with other workers; they agree anew when it runs."""
-        self._channel.rest()
+        self._channel.forget_agreements()
 
     def free(self) -> None:
         """Let go of the buffers at once; the program does not run again."""
@@ -208,7 +208,7 @@ class Program:
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span]
     ) -> Any:
         traced, nodes = self._traced
-        taken = Taken() if tracemalloc.is_tracing() else None
+        taken = WorkspaceMeter() if tracemalloc.is_tracing() else None
         now = clock.get()
         start = now()
 
@@ -216,26 +216,26 @@ class Program:
             nonlocal start
             self._backend.synchronize()
             if taken is not None:
-                taken.line(nodes[line])
-                self._taken = max(self._taken, taken.most)
+                taken.record_line(nodes[line])
+                self._measured_workspace = max(self._measured_workspace, taken.peak)
             end = now()
-            spans.extend(self._divided(start, end, self._shares(nodes[line])))
+            spans.extend(self._split_span(start, end, self._line_shares(nodes[line])))
             start = end
 
         def inside(name: str, began: int) -> None:
             spans.append((self.partition.device, name, began, monotonic_ns()))
 
-        with self._code.loops.told(inside):
+        with self._code.loops.report_waits(inside):
             return traced(feeds, step, draws, mark)
 
-    def _shares(self, node: Node) -> Sequence[tuple[Node, float]]:
+    def _line_shares(self, node: Node) -> Sequence[tuple[Node, float]]:
         """The nodes that a line runs, and about how much of its time is each one's."""
         fused = self._layout.regions.get(node)
         if fused is None or len(fused.nodes) == 1:
             return ((node, 1.0),)
-        return self._by_flops(fused.nodes)
+        return self._flop_shares(fused.nodes)
 
-    def _by_flops(self, nodes: Sequence[Node]) -> Sequence[tuple[Node, float]]:
+    def _flop_shares(self, nodes: Sequence[Node]) -> Sequence[tuple[Node, float]]:
         specs = self._layout.specs
         flops = [
             work(n.op, [specs[t] for t in n.inputs], [specs[t] for t in n.outputs],
@@ -245,14 +245,14 @@ class Program:
         return [(n, f / max(sum(flops), 1.0)) for n, f in zip(nodes, flops, strict=True)]
 
 
-def _gpu_code() -> Any:
+def _gpu_code_class() -> Any:
     """The twin of `Code`, which only a GPU needs."""
     from graphflow.runtime.program.gpu_program import GpuCode
 
     return GpuCode
 
 
-def has_committed_at_once(error: BaseException) -> bool:
+def has_called_commit(error: BaseException) -> bool:
     """Return True if an interrupt came when the one native call of a commit part had been made:
     nothing stops that in its midst, and the trace tells whether it had begun."""
     trace = error.__traceback__

@@ -8,12 +8,12 @@ from typing import Any
 
 from graphflow.ir.op import Node
 from graphflow.runtime.diagnostics.crash_recorder import is_generated, named
-from graphflow.runtime.native_calls.branch_parallelism import Strands
-from graphflow.runtime.native_calls.native_segments import Segment
+from graphflow.runtime.native_calls.branch_parallelism import ParallelBranches
+from graphflow.runtime.native_calls.native_segments import NativeSegment
 from graphflow.runtime.program.program_part import Line
 
 
-class Text:
+class ProgramSource:
     """The functions of a program.
 
     Args:
@@ -31,19 +31,19 @@ class Text:
         self._commit = commit
         self._result = result
 
-    def computing(self, name: str = "compute") -> Callable[..., Any]:
+    def compile_compute(self, name: str = "compute") -> Callable[..., Any]:
         """The compute part as a function (feeds, step, draws) -> fetched values."""
-        lines = [self._text(line) for line in self.lines]
-        of = (_told(line) for line in self.lines)
-        return self._function(name, "feeds, step, draws", lines, self._result, of)
+        lines = [self._line_source(line) for line in self.lines]
+        of = (_describe_line(line) for line in self.lines)
+        return self._compile(name, "feeds, step, draws", lines, self._result, of)
 
-    def committing(self) -> Callable[[], None]:
+    def compile_commit(self) -> Callable[[], None]:
         """The commit part as a function."""
-        lines = [self._text(line) for line in self._commit]
-        of = (_told(line) for line in self._commit)
-        return self._function("commit", "", lines, "None", of)
+        lines = [self._line_source(line) for line in self._commit]
+        of = (_describe_line(line) for line in self._commit)
+        return self._compile("commit", "", lines, "None", of)
 
-    def traced(self) -> tuple[Callable[..., Any], list[Node]]:
+    def compile_traced(self) -> tuple[Callable[..., Any], list[Node]]:
         """The compute part with a fourth argument, which is told after each node by the number of
         its line; and the node of each line."""
         lines: list[str] = []
@@ -57,23 +57,23 @@ class Text:
             nodes.extend((node, node))
 
         for line in self.lines:
-            if isinstance(line, Segment | Strands):
-                name = self._text(line, "one")
+            if isinstance(line, NativeSegment | ParallelBranches):
+                name = self._line_source(line, "run_call")
                 for i, each in enumerate(line.calls):
                     add(each.node, f"{name}({i})")
             else:
                 add(*line)
-        of = (_named(node) for node in nodes)
-        return self._function("traced", "feeds, step, draws, mark", lines, self._result, of), nodes
+        of = (_describe_node(node) for node in nodes)
+        return self._compile("traced", "feeds, step, draws, mark", lines, self._result, of), nodes
 
-    def _text(self, line: Line, how: str = "run") -> str:
-        if not isinstance(line, Segment | Strands):
+    def _line_source(self, line: Line, method: str = "run") -> str:
+        if not isinstance(line, NativeSegment | ParallelBranches):
             return line[1]
-        name = f"{how}_{id(line)}"
-        self._scope[name] = getattr(line, how)
-        return f"{name}()" if how == "run" else name
+        name = f"{method}_{id(line)}"
+        self._scope[name] = getattr(line, method)
+        return f"{name}()" if method == "run" else name
 
-    def _function(
+    def _compile(
         self, name: str, arguments: str, lines: list[str], result: str, of: Iterable[str]
     ) -> Callable[..., Any]:
         source = "\n ".join([f"def {name}({arguments}):", *lines, f"return {result}"])
@@ -82,7 +82,7 @@ class Text:
         function: Callable[..., Any] = self._scope[name]
         return function
 
-    def failed(self, error: BaseException) -> Node | None:
+    def failing_node(self, error: BaseException) -> Node | None:
         """The node of the line that raised an error."""
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f for f in frames if is_generated(f.filename)]
@@ -90,20 +90,21 @@ class Text:
             return None
         at = lines[0].lineno - 2
         if lines[0].filename.startswith("<traced"):
-            return self.traced()[1][at]
+            return self.compile_traced()[1][at]
         line = self.lines[at]
         return line[0] if isinstance(line, tuple) else line.calls[0].node
 
 
-def _told(line: Line) -> str:
+def _describe_line(line: Line) -> str:
     """What a line is of, for whoever reads of a crash in it."""
     if isinstance(line, tuple):
-        return _named(line[0])
+        return _describe_node(line[0])
     nodes = list(dict.fromkeys(call.node for call in line.calls))
     if len(nodes) == 1:
-        return _named(nodes[0])
-    return f"one of {len(nodes)} kernels, from {_named(nodes[0])} to {_named(nodes[-1])}"
+        return _describe_node(nodes[0])
+    first, last = _describe_node(nodes[0]), _describe_node(nodes[-1])
+    return f"one of {len(nodes)} kernels, from {first} to {last}"
 
 
-def _named(node: Node) -> str:
+def _describe_node(node: Node) -> str:
     return f"{node.op.name} {node.name!r} (made at {node.location})"

@@ -26,15 +26,15 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError, DeviceOutOfMemory
 from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec, is_half, kind
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy, name_of
+from graphflow.ops.kernels.cuda.cupy_module import gpu_name, import_cupy
 from graphflow.runtime.gpu.cuda_graphs import graphs_enabled
-from graphflow.runtime.program.generated_call_support import writing
+from graphflow.runtime.program.generated_call_support import out_kernel
 from graphflow.runtime.telemetry.logs import Log
 
 _log = Log("graphflow.gpu")
-_SIXTEEN = ("float16", "bfloat16")
-_told: set[tuple[str, str]] = set()
-_MODULE = "module"  # among a GPU's kernels, what those written for numpy are given
+_HALF_DTYPES = ("float16", "bfloat16")
+_logged: set[tuple[str, str]] = set()
+_MODULE_KEY = "module"  # among a GPU's kernels, what those written for numpy are given
 Kernel = Callable[..., None]
 """(out or outs, *arrays)."""
 
@@ -54,28 +54,28 @@ class Libraries:
 def libraries() -> Libraries:
     """What is installed here."""
     wanted = is_on("GRAPHFLOW_GPU_LIBRARIES")
-    return Libraries(wanted and _is_there("nvmath"), wanted and _is_there("cudnn"))
+    return Libraries(wanted and _is_installed("nvmath"), wanted and _is_installed("cudnn"))
 
 
-def gpu_lines() -> list[str]:
+def describe_gpus() -> list[str]:
     """What is said of each of this machine's GPUs: its name, and what computes on it; nothing where
     CuPy sees none."""
     try:
-        cupy = imported_cupy()
+        cupy = import_cupy()
         runtime = cupy.cuda.runtime
         found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
     except Exception:  # no CuPy, no driver, no device: CuPy's own errors
         return []
     graphs = "on" if graphs_enabled() else "off"
     return [
-        f"gpu:{i} is {name_of(each)}, compute capability {each['major']}.{each['minor']}; "
+        f"gpu:{i} is {gpu_name(each)}, compute capability {each['major']}.{each['minor']}; "
         f"CuPy {cupy.__version__}, CUDA graphs {graphs}; {libraries()}"
         for i, each in enumerate(found)
     ]
 
 
 @cache
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
@@ -90,12 +90,12 @@ def library_kernel(
         return None
     key = op.name, tuple(specs), repr(sorted(attrs.items()))
     if key not in backend.kernels:  # nodes that are alike share one, and what it works in
-        backend.kernels[key] = _made(make, backend, op, specs, attrs)
+        backend.kernels[key] = _build_kernel(make, backend, op, specs, attrs)
     found: Kernel | None = backend.kernels[key]
     return found
 
 
-def _made(
+def _build_kernel(
     make: Callable[..., Kernel | None],
     backend: Any,
     op: Op,
@@ -108,39 +108,39 @@ def _made(
         kernel = make(backend, specs, results, attrs)
         if kernel is not None:
             with suppress(DeviceOutOfMemory):  # which kernel it is depends on sizes, not on room
-                _agree(backend, op, specs, results, attrs, kernel)
+                _check_agreement(backend, op, specs, results, attrs, kernel)
     except Exception as error:  # of any library, for any reason: there is our own kernel
-        _tell(backend, op.name, ", ".join(map(str, specs)), error)
+        _log_fallback(backend, op.name, ", ".join(map(str, specs)), error)
         return None
     return kernel
 
 
-def _tell(backend: Any, op: str, shapes: str, error: Exception) -> None:
+def _log_fallback(backend: Any, op: str, shapes: str, error: Exception) -> None:
     """That a library is left, once for a reason."""
     key = (op, type(error).__name__)
-    if key not in _told:
-        _told.add(key)
+    if key not in _logged:
+        _logged.add(key)
         _log.tell(
             "gpu.fallback", device=f"gpu:{backend.index}", op=op, shapes=shapes,
             error=type(error).__name__, reason=str(error),
         )  # fmt: skip
 
 
-def kernels_module(backend: Any) -> Any:
+def array_module(backend: Any) -> Any:
     """What kernels that are written for numpy are given: CuPy, with products of cuBLAS's own, which
     can be captured, where nvmath-python is there."""
     if not libraries().nvmath:
         return backend.xp
-    if _MODULE not in backend.kernels:
+    if _MODULE_KEY not in backend.kernels:
         try:
-            backend.kernels[_MODULE] = backend.cublas.module()
+            backend.kernels[_MODULE_KEY] = backend.cublas.module()
         except Exception as error:
-            _tell(backend, "matmul", "any", error)
-            backend.kernels[_MODULE] = backend.xp
-    return backend.kernels[_MODULE]
+            _log_fallback(backend, "matmul", "any", error)
+            backend.kernels[_MODULE_KEY] = backend.xp
+    return backend.kernels[_MODULE_KEY]
 
 
-def _agree(
+def _check_agreement(
     backend: Any,
     op: Op,
     specs: Sequence[TensorSpec],
@@ -156,10 +156,10 @@ def _agree(
     """
     xp = backend.xp
     with backend.active():
-        block = xp.asarray(np.random.default_rng(0).normal(size=_BLOCK).astype("float32"))
-        arrays = [_filled(backend, s, block) for s in specs]
+        block = xp.asarray(np.random.default_rng(0).normal(size=_RANDOM_BLOCK).astype("float32"))
+        arrays = [_random_array(backend, s, block) for s in specs]
         found = []
-        for run in (writing(op, xp, specs, attrs, False), kernel):
+        for run in (out_kernel(op, xp, specs, attrs, False), kernel):
             outs = [_buffer(backend, s) for s in results]
             run(outs[0] if len(outs) == 1 else tuple(outs), *arrays)
             found.append(outs)
@@ -172,15 +172,15 @@ def _agree(
                 raise CompileError(f"the library's {spec} is off by {off:.1e} of its largest value")
 
 
-_BLOCK = 99_991  # a prime: no row is like another
+_RANDOM_BLOCK = 99_991  # a prime: no row is like another
 
 
-def _filled(backend: Any, spec: TensorSpec, block: Any) -> Any:
+def _random_array(backend: Any, spec: TensorSpec, block: Any) -> Any:
     """An array of random numbers, the same ones again and again."""
     array = _buffer(backend, spec)
     flat = array.reshape(-1)
-    for start in range(0, flat.size, _BLOCK):
-        backend.xp.copyto(flat[start : start + _BLOCK], block[: flat.size - start])
+    for start in range(0, flat.size, _RANDOM_BLOCK):
+        backend.xp.copyto(flat[start : start + _RANDOM_BLOCK], block[: flat.size - start])
     return array
 
 
@@ -240,7 +240,7 @@ def _accumulate(
 # cuDNN ------------------------------------------------------------------------------------------
 
 
-_ROUNDING = (
+_IMPRECISE_NOTES = (
     "TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD",
     "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13",
 )  # fmt: skip
@@ -311,7 +311,7 @@ class _CudnnGraph:
             graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
             notes, refused = cudnn.numerical_note, ["NONDETERMINISTIC"]
             if specs[0].dtype == np.float32:
-                refused += _ROUNDING
+                refused += _IMPRECISE_NOTES
             graph.deselect_numeric_notes([getattr(notes, n) for n in refused if hasattr(notes, n)])
             graph.check_support()
             graph.build_plans()
@@ -338,7 +338,9 @@ def _convolution(name: str, first: str, second: str) -> Callable[..., Kernel | N
         results: Sequence[TensorSpec],
         attrs: Mapping[str, Any],
     ) -> Kernel | None:
-        fits = specs[0].dtype.name in (*_SIXTEEN, "float32") and specs[0].dtype == specs[1].dtype
+        fits = (
+            specs[0].dtype.name in (*_HALF_DTYPES, "float32") and specs[0].dtype == specs[1].dtype
+        )
         if not fits or specs[0].rank != 4 or attrs.get("groups", 1) != 1:
             return None
         before, after = ([pair[side] for pair in attrs["padding"]] for side in (0, 1))
@@ -367,7 +369,7 @@ def _attention(
     if len(specs) != 3 or not plain or attrs["right"] not in (None, 0):
         return None
     q, k, _ = specs
-    if q.rank != 4 or q.dtype.name not in _SIXTEEN or _sizes(q)[1] != _sizes(k)[1]:
+    if q.rank != 4 or q.dtype.name not in _HALF_DTYPES or _sizes(q)[1] != _sizes(k)[1]:
         return None
 
     def node(graph: Any, q: Any, k: Any, v: Any) -> Sequence[Any]:

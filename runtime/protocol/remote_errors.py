@@ -5,7 +5,14 @@ from __future__ import annotations
 import traceback
 
 from graphflow import errors
-from graphflow.errors import GraphflowError, OpError, StepTimeout, sendable, told, unbroken
+from graphflow.errors import (
+    GraphflowError,
+    OpError,
+    StepTimeout,
+    error_text,
+    escape_surrogates,
+    escape_unprintable,
+)
 from graphflow.runtime.wire.messages import Failed
 from graphflow.runtime.wire.msgpack_codec import TEXT_CAP
 
@@ -14,8 +21,8 @@ def failed(request: int, error: BaseException) -> Failed:
     """The message that tells a coordinator of an error."""
     known = isinstance(error, GraphflowError) and hasattr(errors, type(error).__name__)
     kind = type(error).__name__ if known else OpError.__name__
-    text = told(error) if known else f"{type(error).__name__}: {told(error)}"
-    trace = sendable("".join(traceback.format_exception(error)))
+    text = error_text(error) if known else f"{type(error).__name__}: {error_text(error)}"
+    trace = escape_surrogates("".join(traceback.format_exception(error)))
     awaits = error.worker if isinstance(error, StepTimeout) else None
     return Failed(
         request, kind, text[:TEXT_CAP], trace[-TEXT_CAP:], -1 if awaits is None else awaits
@@ -42,4 +49,4 @@ def raised(message: Failed, where: str) -> GraphflowError:
 
 def harmless(text: str) -> str:
     """A text of another process, line by line without what does not print."""
-    return "\n".join(map(unbroken, text.split("\n")))
+    return "\n".join(map(escape_unprintable, text.split("\n")))

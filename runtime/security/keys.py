@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from graphflow.base.environment import home, own_folder
+from graphflow.base.environment import folder_setting, home_folder
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import KeyFileError
 
@@ -106,8 +106,8 @@ def keys_folder() -> Path:
     Raises:
         ArgumentError: it is in the home of a user who is not there.
     """
-    own, base = own_folder("GRAPHFLOW_KEYS"), own_folder("XDG_CONFIG_HOME")
-    return own or (base or home() / ".config") / "graphflow" / "keys"
+    own, base = folder_setting("GRAPHFLOW_KEYS"), folder_setting("XDG_CONFIG_HOME")
+    return own or (base or home_folder() / ".config") / "graphflow" / "keys"
 
 
 def lacks_descriptors(error: KeyFileError) -> bool:

@@ -20,24 +20,24 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from graphflow.base.environment import word
+from graphflow.base.environment import choice_setting
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.errors import ArgumentError, unbroken
+from graphflow.errors import ArgumentError, escape_unprintable
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 TEXT_CAP = 4000
 """Characters of a field; what is longer is cut."""
 
-_WINDOW = 10.0  # seconds in which an event with a limit is told that many times for a peer
-_PEERS = 1000  # peers whose counts are kept
-_SHOWN = 16  # digits of keys, tokens and names of sessions
+_WINDOW_SECONDS = 10.0  # seconds in which an event with a limit is told that many times for a peer
+_MAX_PEERS = 1000  # peers whose counts are kept
+_SHOWN_DIGITS = 16  # digits of keys, tokens and names of sessions
 _DIGITS = re.compile(r"[0-9a-fA-F]{32,}")
 _BARE = re.compile(r"[^\s\"=\\]+")
 
 
 @dataclass(frozen=True)
-class Event:
+class LogEvent:
     """What an event tells.
 
     Attributes:
@@ -52,13 +52,13 @@ class Event:
     limit: int = 0
 
 
-def _event(level: int, meaning: str, fields: str, limit: int = 0) -> Event:
-    return Event(level, meaning, tuple(fields.split()), limit)
+def _event(level: int, meaning: str, fields: str, limit: int = 0) -> LogEvent:
+    return LogEvent(level, meaning, tuple(fields.split()), limit)
 
 
 _D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 
-EVENTS: Mapping[str, Event] = {
+EVENTS: Mapping[str, LogEvent] = {
     # Workers
     "worker.listening": _event(_I, "a worker serves", "address devices version pid key"),
     "worker.stopped": _event(_I, "a worker has ended", "address seconds"),
@@ -159,7 +159,7 @@ class Log:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
-    def hears(self, event: str) -> bool:
+    def is_enabled(self, event: str) -> bool:
         """Whether anybody listens to an event: for those whose fields cost something."""
         return self._logger.isEnabledFor(EVENTS[event].level)
 
@@ -175,55 +175,65 @@ class Log:
         if not self._logger.isEnabledFor(told.level):
             return
         if told.limit:
-            mine = _LIMITS.silenced(event, str(fields.get(told.fields[0])), told.limit)
-            silenced = _LIMITS.silenced(event, "", 10 * told.limit) if mine is not None else None
+            mine = _RATE_LIMITER.count_suppressed(
+                event, str(fields.get(told.fields[0])), told.limit
+            )
+            silenced = (
+                _RATE_LIMITER.count_suppressed(event, "", 10 * told.limit)
+                if mine is not None
+                else None
+            )
             if mine is None or silenced is None:
                 return
             fields["silenced"] = mine + silenced or None
         order = (*told.fields, "silenced")
-        kept = {name: _plain(fields[name]) for name in order if fields.get(name) not in (None, "")}
+        kept = {
+            name: _to_json_value(fields[name])
+            for name in order
+            if fields.get(name) not in (None, "")
+        }
         self._logger.log(
-            told.level, "%s", Told(event, kept), exc_info=raised, extra={"event": event},
+            told.level, "%s", EmittedEvent(event, kept), exc_info=raised, extra={"event": event},
             stacklevel=2,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Told:
+class EmittedEvent:
     """An event that happened, as the argument of a record: its text is one line."""
 
     event: str
     fields: Mapping[str, Any]
 
     def __str__(self) -> str:
-        return " ".join([self.event, *(f"{k}={quoted(v)}" for k, v in self.fields.items())])
+        return " ".join([self.event, *(f"{k}={quote_value(v)}" for k, v in self.fields.items())])
 
 
-class _Limits:
+class _RateLimiter:
     """How often events with a limit were told, by event and peer. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: OrderedDict[tuple[str, str], tuple[float, int, int]] = OrderedDict()
 
-    def silenced(self, event: str, peer: str, limit: int) -> int | None:
+    def count_suppressed(self, event: str, peer: str, limit: int) -> int | None:
         """How many were not told since the last that was; None if this one is not, either."""
         now = time.monotonic()
         with self._lock:
             since, told, silent = self._seen.pop((event, peer), (now, 0, 0))
-            if now - since >= _WINDOW:
+            if now - since >= _WINDOW_SECONDS:
                 since, told = now, 0
             tells = told < limit
             self._seen[event, peer] = (since, told + tells, 0 if tells else silent + 1)
-            while len(self._seen) > _PEERS:
+            while len(self._seen) > _MAX_PEERS:
                 self._seen.popitem(last=False)
         return silent if tells else None
 
 
-_LIMITS = _Limits()
+_RATE_LIMITER = _RateLimiter()
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """A value as JSON has it, without what must not be known: long runs of hexadecimal digits,
     which are keys, tokens and names of sessions, are cut to their first."""
     if isinstance(value, bool | int) or value is None:
@@ -231,12 +241,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    text = _DIGITS.sub(lambda found: found[0][:_SHOWN] + "…", str(value))
+        return [_to_json_value(item) for item in value]
+    text = _DIGITS.sub(lambda found: found[0][:_SHOWN_DIGITS] + "…", str(value))
     return text if len(text) <= TEXT_CAP else text[:TEXT_CAP] + "…"
 
 
-def quoted(value: Any) -> str:
+def quote_value(value: Any) -> str:
     """A field's value in a line of text: bare where it can be, else quoted, with every character
     escaped that could end the line, move the cursor or turn the direction of writing."""
     if isinstance(value, list):
@@ -245,7 +255,7 @@ def quoted(value: Any) -> str:
     if text.isprintable() and _BARE.fullmatch(text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + unbroken(escaped) + '"'
+    return '"' + escape_unprintable(escaped) + '"'
 
 
 class TextFormat(logging.Formatter):
@@ -253,18 +263,22 @@ class TextFormat(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_when(record)} {record.levelname.lower()} {record.name} "
-        told = _told(record)
+        told = _emitted_event(record)
         # What other code logs under our name is no event: all of it is one field's value.
-        line += str(told) if told is not None else f"message text={quoted(record.getMessage())}"
+        line += (
+            str(told) if told is not None else f"message text={quote_value(record.getMessage())}"
+        )
         trace = _traceback(record)
-        return f"{line} traceback={quoted(trace)}" if trace else line
+        return f"{line} traceback={quote_value(trace)}" if trace else line
 
 
 class JsonFormat(logging.Formatter):
     """One JSON object a line: time, level, logger, event, and the event's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = _told(record) or Told("message", {"text": _plain(record.getMessage())})
+        told = _emitted_event(record) or EmittedEvent(
+            "message", {"text": _to_json_value(record.getMessage())}
+        )
         line = {
             "time": _when(record),
             "level": record.levelname.lower(),
@@ -277,9 +291,9 @@ class JsonFormat(logging.Formatter):
         return json.dumps(line, ensure_ascii=True, allow_nan=True)
 
 
-def _told(record: logging.LogRecord) -> Told | None:
+def _emitted_event(record: logging.LogRecord) -> EmittedEvent | None:
     arguments = record.args
-    if isinstance(arguments, tuple) and arguments and isinstance(arguments[0], Told):
+    if isinstance(arguments, tuple) and arguments and isinstance(arguments[0], EmittedEvent):
         return arguments[0]
     return None
 
@@ -294,7 +308,7 @@ def _traceback(record: logging.LogRecord) -> str:
     if not record.exc_info:
         return ""
     text = logging.Formatter().formatException(record.exc_info)
-    return str(_plain(text[-TEXT_CAP:]))
+    return str(_to_json_value(text[-TEXT_CAP:]))
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -343,7 +357,7 @@ def configure_by_environment(format: str | None = None, level: str | None = None
     Raises:
         ArgumentError: another format or level; it says where it came from.
     """
-    told = word("GRAPHFLOW_LOG", FORMATS) if format is None else format
-    wanted = word("GRAPHFLOW_LOG_LEVEL", LEVELS) if level is None else level
+    told = choice_setting("GRAPHFLOW_LOG", FORMATS) if format is None else format
+    wanted = choice_setting("GRAPHFLOW_LOG_LEVEL", LEVELS) if level is None else level
     if told is not None or wanted is not None:
         configure(told or "text", wanted or "info")

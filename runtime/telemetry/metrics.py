@@ -29,9 +29,9 @@ BUCKETS = (
     1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0,
 )  # fmt: skip
 """Upper bounds of the histograms' buckets, in seconds."""
-LATE = 64
+MAX_PENDING = 64
 """Counts that may wait for somebody to ask."""
-SERIES = 500
+MAX_SERIES = 500
 """Combinations of labels that a metric keeps; what comes later is counted as "other"."""
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
@@ -103,7 +103,7 @@ Values = float | Mapping[tuple[str, ...], float]
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricSample:
     """One metric's values at a moment, by their labels."""
 
     name: str
@@ -119,20 +119,20 @@ class Meters:
         self._values: dict[str, dict[tuple[str, ...], float]] = {}
         self._histograms: dict[str, Histogram] = {}
         self._watched: dict[str, Callable[[], Values]] = {}
-        self._late: deque[tuple[Callable[[list[Any]], None], Any]] = deque()
+        self._pending: deque[tuple[Callable[[list[Any]], None], Any]] = deque()
 
-    def later(self, count: Callable[[list[Any]], None], what: Any) -> None:
+    def add_later(self, count: Callable[[list[Any]], None], what: Any) -> None:
         """Let `count` have something, together with its like, when somebody asks, or after many
         others: for who counts where somebody waits for what is done."""
-        self._late.append((count, what))
-        if len(self._late) >= LATE:
-            self._catch_up()
+        self._pending.append((count, what))
+        if len(self._pending) >= MAX_PENDING:
+            self._process_pending()
 
-    def _catch_up(self) -> None:
+    def _process_pending(self) -> None:
         found: dict[Callable[[list[Any]], None], list[Any]] = {}
         with suppress(IndexError):
             while True:
-                count, what = self._late.popleft()
+                count, what = self._pending.popleft()
                 found.setdefault(count, []).append(what)
         for count, all_of_it in found.items():
             count(all_of_it)
@@ -148,10 +148,10 @@ class Meters:
             if series is not None and labels in series:  # nearly always: each step comes by here
                 series[labels] += value
                 return
-        _declared(name, COUNTER, labels)
+        _check_declared(name, COUNTER, labels)
         with self._lock:
             series = self._values.setdefault(name, {})
-            if labels not in series and len(series) >= SERIES:
+            if labels not in series and len(series) >= MAX_SERIES:
                 labels = ("other",) * len(labels)
             series[labels] = series.get(labels, 0) + value
 
@@ -175,7 +175,7 @@ class Meters:
         Raises:
             ArgumentError: no such metric, or other labels.
         """
-        _declared(name, GAUGE, labels)
+        _check_declared(name, GAUGE, labels)
         with self._lock:
             self._values.setdefault(name, {})[labels] = value
 
@@ -187,7 +187,7 @@ class Meters:
         """
         found = self._histograms.get(name)
         if found is None:
-            _declared(name, HISTOGRAM, ())
+            _check_declared(name, HISTOGRAM, ())
             with self._lock:
                 empty = Histogram([0] * (len(BUCKETS) + 1))
                 found = self._histograms.setdefault(name, empty)
@@ -203,26 +203,26 @@ class Meters:
         Raises:
             ArgumentError: no such metric.
         """
-        _declared(name, None, None)
+        _check_declared(name, None, None)
         with self._lock:
             self._watched[name] = read
 
     def value(self, name: str, *labels: str) -> float:
         """What was counted so far, over all labels where none are given."""
-        self._catch_up()
+        self._process_pending()
         with self._lock:
             series = self._values.get(name, {})
             return series.get(labels, 0) if labels else sum(series.values())
 
     def series(self, name: str) -> dict[tuple[str, ...], float]:
         """What was counted so far, by labels."""
-        self._catch_up()
+        self._process_pending()
         with self._lock:
             return dict(self._values.get(name, {}))
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """All that there is now, in the order of `METRICS`."""
-        self._catch_up()
+        self._process_pending()
         with self._lock:
             values: dict[str, dict[tuple[str, ...], float | Histogram]] = {
                 name: dict(series) for name, series in self._values.items()
@@ -236,10 +236,10 @@ class Meters:
                 values[name] = {(): now} if isinstance(now, int | float) else dict(now)
         for name, metric in METRICS.items():
             if values.get(name):
-                yield Sample(name, metric, values[name])
+                yield MetricSample(name, metric, values[name])
 
 
-def _declared(name: str, kind: str | None, labels: tuple[str, ...] | None) -> None:
+def _check_declared(name: str, kind: str | None, labels: tuple[str, ...] | None) -> None:
     metric = METRICS.get(name)
     if metric is None or (kind is not None and metric.kind != kind):
         raise ArgumentError(f"{name} is no {kind or 'metric'} in METRICS")
@@ -253,22 +253,22 @@ def watch_process(meters: Meters, role: str, address: str) -> None:
     labels = (role, address, __version__, platform.python_version())
     meters.set("graphflow_info", 1, *labels)
     meters.watch("graphflow_uptime_seconds", lambda: time.monotonic() - started)
-    meters.watch("graphflow_resident_bytes", resident)
-    meters.watch("graphflow_resident_peak_bytes", resident_peak)
+    meters.watch("graphflow_resident_bytes", resident_bytes)
+    meters.watch("graphflow_resident_peak_bytes", peak_resident_bytes)
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Bytes of memory of this process now; its most where the system does not tell."""
-    return _resident() or resident_peak()
+    return _statm_bytes() or peak_resident_bytes()
 
 
-def resident_peak() -> int:
+def peak_resident_bytes() -> int:
     """The most bytes of memory that this process had, of which the kernel tells a little late."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return max(most if sys.platform == "darwin" else most << 10, _resident())
+    return max(most if sys.platform == "darwin" else most << 10, _statm_bytes())
 
 
-def _resident() -> int:
+def _statm_bytes() -> int:
     """Bytes of memory now; 0 where the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])

@@ -27,7 +27,7 @@ from typing import Any
 import xxhash
 
 from graphflow.errors import ProtocolError, TransportError
-from graphflow.ops.kernels.jit.array_address import fresh
+from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.runtime.transport.tcp import check
 from graphflow.runtime.transport.unix_socket import Beside
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP
@@ -188,7 +188,7 @@ class Pipe(Beside):
         self._frames, self._pieces = [head], [[memoryview(head)]]
         self._seal = xxhash.xxh3_64()
         if two:
-            data = fresh(second).data
+            data = empty_aligned(second).data
             self._frames.append(data)
             self._pieces[0].append(data[:_PIECE])
             self._pieces += [[data[at : at + _PIECE]] for at in range(_PIECE, second, _PIECE)]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import compiler, named
+from graphflow.ops.kernels.jit.compiler import compiler, name_module
 from graphflow.placement.clusters.host_facts import cache_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -145,8 +145,8 @@ def _native() -> Any:
 
 
 def _compiled(sources: Sequence[str], vector: str, lines: Sequence[str]) -> Any:
-    name, text = named(_text(sources, vector, lines), "")
-    return compiler().function(name, f"{text}!0 = !{{i32 1}}\n").freed
+    name, text = name_module(_text(sources, vector, lines), "")
+    return compiler().function(name, f"{text}!0 = !{{i32 1}}\n").releasing_gil
 
 
 def _text(sources: Sequence[str], vector: str, lines: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
-from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, fresh
+from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, empty_aligned
 from graphflow.runtime.wire.frame_codec import (
     BUDGET,
     CHUNK_BYTES,
@@ -178,7 +178,7 @@ class ChunkAssembler:
         try:
             memory = _given(chunk, data)
             filled = 0 if memory is None else chunk.nbytes
-            memory = fresh(chunk.nbytes) if memory is None else memory
+            memory = empty_aligned(chunk.nbytes) if memory is None else memory
         except MemoryError:
             raise MessageTooLarge(f"no memory for an array of {chunk.nbytes} bytes") from None
         array = memory.view(dtype).reshape([chunk.shape[axis] for axis in chunk.axes])

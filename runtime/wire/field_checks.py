@@ -15,7 +15,7 @@ from operator import attrgetter, itemgetter
 from types import UnionType
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.errors import ProtocolError
 
 Check = Callable[[Any, str], Any]
@@ -74,7 +74,7 @@ class MessageSchema(Generic[T]):
     def from_map(self, body: Mapping[str, Any]) -> T:
         """The value with the fields that a map names; raises as `build`."""
         if set(body) != set(self.names):
-            raise self._unlike(f"the fields {shown(sorted(body), 200)}")
+            raise self._unlike(f"the fields {format_value(sorted(body), 200)}")
         return self.build(tuple(body[name] for name in self.names))
 
     def _checked(self, values: Sequence[Any]) -> list[Any]:
@@ -153,7 +153,7 @@ def check_of(hint: Any) -> Check:
 
 
 def _wrong(value: Any, name: str, expected: str) -> ProtocolError:
-    return ProtocolError(f"field {name} is {shown(value, 80)}, not {expected}")
+    return ProtocolError(f"field {name} is {format_value(value, 80)}, not {expected}")
 
 
 def _check_exactly(kind: type) -> Check:

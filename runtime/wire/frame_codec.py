@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import MessageTooLarge, ProtocolError
-from graphflow.ops.kernels.jit.array_address import fresh
+from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.runtime.wire.field_checks import END, MessageSchema, check_of, made
 from graphflow.runtime.wire.messages import (
     KINDS,
@@ -145,7 +145,7 @@ def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
         raise ProtocolError("a control frame holds a kind, an envelope and a body")
     kind, head, body = parts
     if type(kind) is not str or kind not in KINDS:
-        raise ProtocolError(f"unknown kind of message {shown(kind, 40)}")
+        raise ProtocolError(f"unknown kind of message {format_value(kind, 40)}")
     known = _FIELDS[kind]
     if type(head) is not tuple:
         raise ProtocolError(f"the envelope of a {kind} message is malformed")
@@ -289,7 +289,7 @@ def array_of(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
     found: Array = np.ndarray(shape, dtype, sent, end)
     if not aligned:
         return name, found.copy()
-    array: Array = np.ndarray(shape, dtype, fresh(nbytes))
+    array: Array = np.ndarray(shape, dtype, empty_aligned(nbytes))
     array[...] = found
     return name, array
 

@@ -17,21 +17,21 @@ import msgpack
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.user_modules import admitted_function
+from graphflow.base.user_modules import allowed_function
 from graphflow.errors import (
     GraphError,
     GraphflowError,
     GraphLimitError,
     ProtocolError,
 )
-from graphflow.init import Initializer, Part
+from graphflow.init import Initializer, InitialShard
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Location, Node, Tensor
 from graphflow.ir.spec import Dim, TensorSpec, as_dtype
 from graphflow.ops.host_calls.host_call import HostFunction
 from graphflow.placement.clusters.host_facts import host_memory
-from graphflow.runtime.partitioning.partition import FORMS, Partition
+from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
 from graphflow.runtime.program.nonfinite_check import CHECKS
 from graphflow.runtime.wire.frame_codec import BUDGET
 from graphflow.runtime.wire.graph_limits import MOST_ITERATIONS, Limits
@@ -86,7 +86,7 @@ def _encode_partition(partition: Partition, buffers: list[np.ndarray[Any, Any]])
         "feeds": list(partition.feeds),
         "fetches": {name: reference(t) for name, t in partition.fetches.items()},
         "checks": partition.checks,
-        "forms": partition.forms,
+        "forms": partition.max_specialisations,
     }
 
 
@@ -132,7 +132,7 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
         return value
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
-    if isinstance(value, Part):
+    if isinstance(value, InitialShard):
         value = value()
     if isinstance(value, np.ndarray):
         buffers.append(value)
@@ -152,8 +152,8 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
         return value.item()
     if isinstance(value, Body):
         return {"body": _encode_body(value, buffers)}
-    if isinstance(value, HostFunction) and value.place is not None:
-        return {"host": value.place}
+    if isinstance(value, HostFunction) and value.import_path is not None:
+        return {"host": value.import_path}
     raise GraphError(f"an attribute of type {type(value).__name__} cannot be sent to a worker")
 
 
@@ -241,10 +241,10 @@ def _decode_partition(header: Header, wire: _Wire) -> Partition:
     if header["checks"] not in CHECKS:
         raise ProtocolError(f"a graph from the wire asks for unknown checks {header['checks']!r}")
     forms = header["forms"]
-    if type(forms) is not int or forms not in FORMS:
+    if type(forms) is not int or forms not in SPECIALISATION_LIMITS:
         raise ProtocolError(
             f"a graph from the wire is to be kept for {forms!r} combinations of sizes; they are "
-            f"{FORMS[0]} to {FORMS[-1]}"
+            f"{SPECIALISATION_LIMITS[0]} to {SPECIALISATION_LIMITS[-1]}"
         )
     return Partition(str(device), graph, feeds, fetches, header["checks"], forms)
 
@@ -437,7 +437,7 @@ def _unpack(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
         case "init":
             return _initializer(*content)
         case "host":
-            return HostFunction(admitted_function(_text(content)), content)
+            return HostFunction(allowed_function(_text(content)), content)
         case "complex":
             return complex(*map(float, content))
     raise ProtocolError(f"an attribute from the wire is of an unknown kind {kind!r}")

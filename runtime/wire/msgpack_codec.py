@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from graphflow.base.argument_checks import shown
+from graphflow.base.argument_checks import format_value
 from graphflow.errors import ProtocolError
 
 TEXT_CAP = 1 << 16  # characters of an error's text or traceback
@@ -62,7 +62,9 @@ def read(data: bytes | memoryview, bytes_cap: int = 0) -> Any:
     except msgpack.ExtraData:
         raise ProtocolError("bytes follow the end of a control frame") from None
     except Exception as error:  # msgpack raises a dozen kinds of its own and of the interpreter's
-        raise ProtocolError(f"a control frame is not valid msgpack: {shown(error, 200)}") from error
+        raise ProtocolError(
+            f"a control frame is not valid msgpack: {format_value(error, 200)}"
+        ) from error
 
 
 def _dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:

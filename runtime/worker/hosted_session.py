@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.base.user_modules import admit
+from graphflow.base.user_modules import import_allowed
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, TransportError
 from graphflow.runtime.checkpoint.remote import write_under
 from graphflow.runtime.diagnostics.crash_recorder import computing
-from graphflow.runtime.observability.activity import Activity
+from graphflow.runtime.observability.activity import WorkerActivity
 from graphflow.runtime.polling.io_driver import LINGER
 from graphflow.runtime.protocol.reliable_stream import Outbound
 from graphflow.runtime.protocol.worker_events import Beat, Cut, Finished, Heard, Offer, Outcome, Run
@@ -140,7 +140,7 @@ class HostedSession:
         self.is_trial = message.trial
         self.meters = meters if meters is not None and not message.trial else Meters()
         self._addresses = message.peers
-        self.activity = Activity(
+        self.activity = WorkerActivity(
             self._session, self._epoch, self._index, self.meters, self._addresses
         )
         self._listens = listens  # where, as this process knows it
@@ -198,7 +198,7 @@ class HostedSession:
         """Hands a tensor of another worker, `origin`, to the host."""
         if self._host is not None:
             self._host.deliver(self._session, step, edge, array)
-        self.activity.carried("received", origin, edge, array.nbytes)
+        self.activity.count_tensor("received", origin, edge, array.nbytes)
 
     @property
     def queued(self) -> int:
@@ -280,7 +280,7 @@ class HostedSession:
             if outcome is not None or type(job) not in _SILENT:
                 self._report(Finished(self._session, job, step, self._epoch, outcome))
             if self._uncounted is not None:
-                self.activity.commits(self._uncounted)
+                self.activity.on_commit(self._uncounted)
                 self._uncounted = None
             self.activity.end(job, step, outcome, cancelled=cancelled)
             self._done += 1
@@ -344,7 +344,7 @@ class HostedSession:
         return None
 
     def _open(self) -> None:
-        admit(self._ops, self._allowed)
+        import_allowed(self._ops, self._allowed)
         for worker, address in enumerate(self._addresses):
             if worker != self._index:
                 channel = transport_of(address).Channel(
@@ -359,7 +359,7 @@ class HostedSession:
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
         keep = self._loans.keep
-        self._host.attend(self._session, self._attend, self._wake, self.activity.carried, keep)
+        self._host.attend(self._session, self._attend, self._wake, self.activity.count_tensor, keep)
 
     def _close(self) -> None:
         self._echoes.close()
@@ -442,7 +442,7 @@ class HostedSession:
             "edge", parcel.step, parcel.edge, parcel.array, parcel.owned and self._lasts,
             partial(self._still_computes, parcel, self._until),
         )  # fmt: skip
-        self.activity.carried("sent", target, parcel.edge, parcel.array.nbytes)
+        self.activity.count_tensor("sent", target, parcel.edge, parcel.array.nbytes)
 
     def _still_computes(self, parcel: Parcel, until: float) -> bool:
         """Whether a tensor that another worker has no room for is still to be sent."""

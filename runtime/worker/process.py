@@ -26,7 +26,7 @@ from graphflow.errors import (
     TransportError,
 )
 from graphflow.placement.clusters.host_facts import host_memory
-from graphflow.runtime.memory.malloc_tuning import give_back_freed_memory
+from graphflow.runtime.memory.malloc_tuning import trim_heap
 from graphflow.runtime.polling.io_driver import SLICE, SocketDriverLock
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.clock_sync import identity
@@ -370,7 +370,7 @@ class WorkerProcess:
                 self._ending.pop(finished.session, None)
             self._handle(finished)
             if is_over:
-                give_back_freed_memory()
+                trim_heap()
 
     def _fail(self, lost: DeviceLost) -> None:
         """Ends the process: no later step could be computed here. That is all the answer that the

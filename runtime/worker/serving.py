@@ -21,7 +21,7 @@ from graphflow import _version
 from graphflow.errors import AddressInUse, GraphflowError, TransportError
 from graphflow.placement.clusters.host_facts import keep_to
 from graphflow.runtime.diagnostics.crash_recorder import record
-from graphflow.runtime.memory.malloc_tuning import keep_freed_memory
+from graphflow.runtime.memory.malloc_tuning import raise_trim_threshold
 from graphflow.runtime.observability.metrics_endpoint import MetricsServer
 from graphflow.runtime.protocol.worker import ExitReport
 from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
@@ -86,7 +86,7 @@ def serve(
         KeyFileError: the key cannot.
     """
     factory = host_factory or partial(default_factory, limits=limits)
-    keep_freed_memory()
+    raise_trim_threshold()
     started = time.monotonic()
     ring = Keyring(keys)
     worker = _bound(

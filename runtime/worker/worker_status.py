@@ -33,7 +33,7 @@ from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import CLIENT, KeyPair, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
 from graphflow.runtime.security.receive_accounting import UNDER_WAY
-from graphflow.runtime.telemetry.metrics import Meters, resident, resident_peak
+from graphflow.runtime.telemetry.metrics import Meters, peak_resident_bytes, resident_bytes
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.tcp import ENDED, unknown
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
@@ -104,8 +104,8 @@ def report(
         "pid": os.getpid(),
         "devices": list(devices),
         "uptime": time.monotonic() - started,
-        "resident": resident(),
-        "resident_peak": resident_peak(),
+        "resident": resident_bytes(),
+        "resident_peak": peak_resident_bytes(),
         "refused": int(
             meters.value("graphflow_refused_messages_total")
             + meters.value("graphflow_forbidden_messages_total")

@@ -10,7 +10,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import GraphflowError
-from graphflow.ir.numpy_interop import SESSIONS_ELSEWHERE
+from graphflow.ir.numpy_interop import SESSION_HINTS
 
 X = gf.placeholder("float32", (2,), name="x")
 W = gf.variable(np.ones(2, "float32"))
@@ -54,7 +54,7 @@ def test_an_argument_that_is_called_otherwise_here_is_told_its_name(
 
 def test_attributes_of_other_sessions_are_told_what_to_use() -> None:
     with gf.Session() as s:
-        for name, told in SESSIONS_ELSEWHERE.items():
+        for name, told in SESSION_HINTS.items():
             with pytest.raises(AttributeError) as caught:
                 getattr(s, name)
             assert str(caught.value).endswith(f"no attribute {name!r}; use {told}")

@@ -8,7 +8,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import graphflow as gf
-from graphflow.base.blas_threads import one_thread
+from graphflow.base.blas_threads import one_blas_thread
 from graphflow.frontend.interpreter import evaluate
 from graphflow.passes.constants import FoldConstants
 
@@ -19,7 +19,7 @@ def _threads() -> set[int]:
 
 @pytest.fixture(autouse=True)
 def two_threads() -> Any:
-    one_thread.cache_clear()  # it knows the libraries of its first use; other tests bring more
+    one_blas_thread.cache_clear()  # it knows the libraries of its first use; other tests bring more
     with threadpool_limits(2, "blas"):
         if _threads() != {2}:
             pytest.skip("BLAS has one thread only, or its threads are not known")
@@ -27,8 +27,8 @@ def two_threads() -> Any:
 
 
 def test_whoever_is_inside_has_one_thread_until_the_last_one_leaves() -> None:
-    with one_thread():
-        with one_thread():
+    with one_blas_thread():
+        with one_blas_thread():
             assert _threads() == {1}
         assert _threads() == {1}
     assert _threads() == {2}
@@ -61,7 +61,7 @@ def test_a_handler_that_comes_in_between_waits_for_nobody_and_changes_no_number(
     seen = []
 
     def handler(*_: Any) -> None:
-        with one_thread():
+        with one_blas_thread():
             seen.append(_threads())
         signal.setitimer(signal.ITIMER_REAL, 1e-3)
 
@@ -69,7 +69,7 @@ def test_a_handler_that_comes_in_between_waits_for_nobody_and_changes_no_number(
     signal.setitimer(signal.ITIMER_REAL, 1e-3)
     try:
         while len(seen) < 200:
-            with one_thread():
+            with one_blas_thread():
                 pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

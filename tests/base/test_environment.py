@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 import graphflow as gf
-from graphflow.base.environment import SWITCHES, home, is_on, own_folder, setting, word
+from graphflow.base.environment import (
+    SWITCHES,
+    choice_setting,
+    folder_setting,
+    home_folder,
+    is_on,
+    setting,
+)
 from graphflow.errors import ArgumentError
 from graphflow.runtime.security.keys import Keyring
 
@@ -39,7 +46,7 @@ def test_an_empty_setting_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_of_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHFLOW_LOG_LEVEL", "loud")
     with pytest.raises(ArgumentError, match="is one of info, warning, error, not 'loud'"):
-        word("GRAPHFLOW_LOG_LEVEL", ("info", "warning", "error"))
+        choice_setting("GRAPHFLOW_LOG_LEVEL", ("info", "warning", "error"))
 
 
 def test_a_folder_in_a_home_is_found_and_one_in_nobodys_home_is_refused(
@@ -47,10 +54,10 @@ def test_a_folder_in_a_home_is_found_and_one_in_nobodys_home_is_refused(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GRAPHFLOW_CACHE", "~/kept")
-    assert own_folder("GRAPHFLOW_CACHE") == home() / "kept" == tmp_path / "kept"
+    assert folder_setting("GRAPHFLOW_CACHE") == home_folder() / "kept" == tmp_path / "kept"
     monkeypatch.setenv("GRAPHFLOW_CACHE", "~nobody-of-that-name/kept")
     with pytest.raises(ArgumentError, match="GRAPHFLOW_CACHE in the environment is '~nobody-of"):
-        own_folder("GRAPHFLOW_CACHE")
+        folder_setting("GRAPHFLOW_CACHE")
 
 
 def test_a_user_without_a_home_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:

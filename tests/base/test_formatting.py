@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import graphflow as gf
-from graphflow.base.formatting import counted, show_bytes, show_memory, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_memory, show_seconds
 from graphflow.placement import Problem
 
 
@@ -20,7 +20,7 @@ def test_bytes_have_three_digits_and_what_is_compared_with_a_limit_four() -> Non
 
 
 def test_one_thing_is_not_things() -> None:
-    assert [counted(n, "node") for n in (0, 1, 1234)] == ["0 nodes", "1 node", "1,234 nodes"]
+    assert [show_count(n, "node") for n in (0, 1, 1234)] == ["0 nodes", "1 node", "1,234 nodes"]
 
 
 def test_public_objects_are_short_in_a_prompt() -> None:

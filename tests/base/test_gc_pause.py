@@ -7,13 +7,13 @@ import gc
 import pytest
 
 import graphflow as gf
-from graphflow.base.gc_pause import uncollected, without_collection
+from graphflow.base.gc_pause import gc_paused, without_collection
 
 
 def test_the_collector_rests_in_a_block_and_goes_on_after_the_last_of_nested_ones() -> None:
     assert gc.isenabled()
-    with uncollected():
-        with uncollected():
+    with gc_paused():
+        with gc_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -33,7 +33,7 @@ def test_an_error_in_a_block_leaves_the_collector_on() -> None:
 def test_a_collector_that_was_off_stays_off() -> None:
     gc.disable()
     try:
-        with uncollected():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     finally:

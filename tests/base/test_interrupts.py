@@ -20,7 +20,12 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.base.interrupts import HeldBack, is_interrupt, passing_interrupts, uninterrupted
+from graphflow.base.interrupts import (
+    DeferredSignals,
+    defer_signals,
+    is_interrupt,
+    passing_interrupts,
+)
 from graphflow.runtime.observability.trace import Trace
 from tests.faults.running import ROOT, Worker, cluster_file
 
@@ -328,15 +333,15 @@ def test_handlers_that_are_held_back_run_afterwards(raised: list[BaseException])
     done = []
 
     def act() -> None:
-        with uninterrupted():
+        with defer_signals():
             signal.raise_signal(signal.SIGALRM)
-            assert isinstance(signal.getsignal(signal.SIGALRM), HeldBack)
+            assert isinstance(signal.getsignal(signal.SIGALRM), DeferredSignals)
             done.append(1)
 
     with pytest.raises(BaseException) as told:
         act()
     assert told.value is raised[0] and done
-    assert not isinstance(signal.getsignal(signal.SIGALRM), HeldBack)
+    assert not isinstance(signal.getsignal(signal.SIGALRM), DeferredSignals)
 
 
 @pytest.mark.parametrize("inherited", [False, True])

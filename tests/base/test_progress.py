@@ -9,7 +9,7 @@ import time
 import pytest
 
 from graphflow.base import progress
-from graphflow.base.progress import telling, waiting
+from graphflow.base.progress import show_progress, show_wait
 
 
 class Terminal(io.StringIO):
@@ -22,7 +22,7 @@ def told(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, nodes: int, silen
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(progress, "SILENT", silent)
     monkeypatch.setenv("TERM", "xterm")
-    with telling("placing", nodes):
+    with show_progress("placing", nodes):
         deadline = time.monotonic() + (10.0 if silent == 0 else 0.05)
         while not stream.getvalue() and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -52,7 +52,7 @@ def test_nothing_is_told_otherwise(
 
 def test_an_error_ends_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with pytest.raises(KeyError), telling("placing", 100_000):
+    with pytest.raises(KeyError), show_progress("placing", 100_000):
         raise KeyError("no")
 
 
@@ -64,7 +64,7 @@ def test_a_wait_tells_what_it_still_waits_for_each_second_until_it_is_over(
     monkeypatch.setattr(progress, "SILENT", 0.01)
     monkeypatch.setenv("TERM", "xterm")
     until = time.monotonic() + 20.0
-    with waiting(lambda s: "waiting for [worker 2] at tcp://h:1", heard.append):
+    with show_wait(lambda s: "waiting for [worker 2] at tcp://h:1", heard.append):
         while (len(heard) < 2 or "[worker 2]" not in stream.getvalue()) and (
             time.monotonic() < until
         ):
@@ -77,7 +77,7 @@ def test_a_wait_tells_what_it_still_waits_for_each_second_until_it_is_over(
 def test_a_short_wait_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     heard = list[float]()
-    with waiting(lambda s: "never", heard.append):
+    with show_wait(lambda s: "never", heard.append):
         pass
     assert heard == []
 
@@ -87,7 +87,7 @@ def test_without_a_terminal_only_the_listener_hears(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(progress, "SILENT", 0.01)
     until = time.monotonic() + 20.0
-    with waiting(lambda s: "x", heard.append):
+    with show_wait(lambda s: "x", heard.append):
         while not heard and time.monotonic() < until:
             time.sleep(0.01)
     assert heard and stream.getvalue() == ""

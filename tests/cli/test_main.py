@@ -244,7 +244,7 @@ def test_devices_lists_this_machine_and_a_cluster_file(
     monkeypatch.setenv("COLUMNS", "40")  # names are not shortened for a narrow terminal
     code, out, _ = run(capsys, "devices")
     assert code == 0 and "/worker:0/cpu:0  this process" in out
-    seen = "graphflow.runtime.program.vendor_libraries.gpu_lines"
+    seen = "graphflow.runtime.program.vendor_libraries.describe_gpus"
     monkeypatch.setattr(seen, lambda: ["gpu:0 is imaginary"])
     code, out, _ = run(capsys, "devices")
     assert code == 0 and "gpu:0 is imaginary\nsessions compute on cpu:0 unless" in out

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import graphflow as gf
 from graphflow.cli.main import main
-from graphflow.cli.status import age, shown
+from graphflow.cli.status import render_answers, show_age
 from graphflow.parallel.search import CandidateResult
 from graphflow.parallel.searching.measurement import measure_best
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
@@ -232,7 +232,7 @@ def test_all_that_is_told_is_shown_on_terminals_of_any_width(width: int, host: s
     workers = (f"tcp://{host}:7001", f"tcp://{host}:7002")
     waits = "edge 3 from /worker:1/cpu:0 ('decoder/block_11/attention/matmul', made at model.py:7)"
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(shown(told_by(workers, waits)))
+    console.print(render_answers(told_by(workers, waits)))
     text = console.export_text()
     assert all(len(line) <= width for line in text.splitlines()) and "…" not in text
     values = [
@@ -250,7 +250,7 @@ def test_what_there_is_room_for_is_a_table_and_else_some_lines_for_each() -> Non
     told = {}
     for width in (80, 180):
         console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-        console.print(shown(answers))
+        console.print(render_answers(answers))
         told[width] = console.export_text()
     assert "session: 3f1c2a90  worker: 0 at 127.0.0.1:7001\n  age: 1 h 1 min  epoch: 41" in told[80]
     assert told[80].count("steps/s: ") == 2
@@ -263,7 +263,7 @@ def test_what_a_worker_says_cannot_steer_the_terminal() -> None:
         "uptime": 1.0, "resident": 1, "resident_peak": 1, "refused": 0, "links": [], "sessions": [],
     }  # fmt: skip
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(shown([(Address("tcp://127.0.0.1:1"), report)]))
+    console.print(render_answers([(Address("tcp://127.0.0.1:1"), report)]))
     text = console.export_text()
     assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text and "[red]h" in text
 
@@ -273,7 +273,7 @@ def test_what_a_worker_says_cannot_steer_the_terminal() -> None:
     [(0.4, "0 s"), (59.9, "59 s"), (60, "1 min"), (3700, "1 h 1 min"), (200_000, "2 d 7 h")],
 )
 def test_ages_are_short(seconds: float, text: str) -> None:
-    assert age(seconds) == text
+    assert show_age(seconds) == text
 
 
 @pytest.mark.parametrize(

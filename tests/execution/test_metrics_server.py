@@ -11,8 +11,8 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, InsecureAddress, NonFiniteError
-from graphflow.execution.metrics_server import MeteredSteps
-from graphflow.execution.step_executor import Steps
+from graphflow.execution.metrics_server import MeteredStepExecutor
+from graphflow.execution.step_executor import StepExecutor
 
 pytest.importorskip("prometheus_client")
 
@@ -52,9 +52,9 @@ def test_steps_in_this_process_are_counted_by_what_became_of_them() -> None:
 
 def test_what_nobody_asks_for_is_not_counted_at_all() -> None:
     with gf.Session() as session:
-        assert type(session._steps) is Steps and session._life.server is None
+        assert type(session._steps) is StepExecutor and session._life.server is None
     with gf.Session(metrics="127.0.0.1:*") as session:
-        assert type(session._steps) is MeteredSteps
+        assert type(session._steps) is MeteredStepExecutor
 
 
 def test_over_workers_steps_bytes_clocks_and_checkpoints_are_counted(tmp_path: Path) -> None:

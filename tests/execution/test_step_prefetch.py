@@ -52,7 +52,7 @@ class Model:
 def begun_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """However quick these small steps are, they are begun ahead, but where a test is of others."""
     if "quick" not in request.fixturenames:
-        monkeypatch.setattr(streaming, "QUICK", 0.0)
+        monkeypatch.setattr(streaming, "QUICK_STEP_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ def quick(session: gf.Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(steps, name, noted)
 
-    for name in ("begin", "run", "routed"):
+    for name in ("begin", "run", "run_cached"):
         told(name)
-    monkeypatch.setattr(streaming, "QUICK", 1e9)
+    monkeypatch.setattr(streaming, "QUICK_STEP_SECONDS", 1e9)
     return ways
 
 
@@ -122,7 +122,7 @@ def test_what_a_step_takes_that_was_begun_ahead_is_not_the_time_that_it_was_wait
     session: gf.Session, model: Model
 ) -> None:
     looped(session, model, model.feeds(4))
-    took = session._compiled[(id(model.update),)].took
+    took = session._compiled[(id(model.update),)].recent_seconds
     before = [*took]
     assert len(before) >= 3
     for _ in session.run(model.update, model.feeds(8), steps=8):
@@ -141,7 +141,7 @@ def test_quick_steps_have_the_bits_of_steps_one_by_one_and_none_is_begun_ahead(
     quick.clear()
     values = [each.tobytes() for each in session.run(model.update, iter(feeds), steps=12)]
     assert [*values, session.get(model.state).tobytes()] == expected
-    short = "routed" if session._short else "run"
+    short = "run_cached" if session._runs_cached else "run"
     assert quick == [short] * 12
 
 

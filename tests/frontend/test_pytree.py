@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from graphflow.errors import FeedError, FetchError, PlanError
 from graphflow.frontend.builders import placeholder
-from graphflow.frontend.pytree import bind, concerns, derived_from, flatten
+from graphflow.frontend.pytree import bind, depends_on_placeholder, flatten, placeholders_behind
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor
 from graphflow.ir.spec import Dim
@@ -127,8 +127,8 @@ def test_a_graph_that_only_counts_a_size_concerns_the_placeholder_that_has_it() 
     x, y, _ = _matrix_graph()
     (count,) = x.shape[:1]
     graph = Graph(FUNCTIONS["full"]((), count))
-    assert concerns(graph, x.node) and concerns(graph, y.node)
-    assert not concerns(graph, _tensor().node)
+    assert depends_on_placeholder(graph, x.node) and depends_on_placeholder(graph, y.node)
+    assert not depends_on_placeholder(graph, _tensor().node)
 
 
 def test_a_missing_placeholder_raises_the_error_asked_for() -> None:
@@ -197,7 +197,7 @@ def test_a_derivative_is_derived_from_all_that_its_function_reads() -> None:
     loss = FUNCTIONS["sum"](w * 2.0) + FUNCTIONS["sum"](x)
     (slope,) = gradients(loss, [w])
     assert Graph([slope]).placeholders == ()
-    assert derived_from(Graph([slope])) == {x.node, w.node}
+    assert placeholders_behind(Graph([slope])) == {x.node, w.node}
     (nothing,) = gradients(loss, [other])
-    assert derived_from(Graph([nothing])) == {x.node, w.node}
-    assert derived_from(Graph([x + 1.0])) == {x.node}
+    assert placeholders_behind(Graph([nothing])) == {x.node, w.node}
+    assert placeholders_behind(Graph([x + 1.0])) == {x.node}

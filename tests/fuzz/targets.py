@@ -36,10 +36,10 @@ from graphflow.errors import (
     TransportError,
 )
 from graphflow.ir.graph import Graph
-from graphflow.ops.kernels.jit.object_cache import Store
+from graphflow.ops.kernels.jit.object_cache import ObjectCache
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration import trace_corrections as learned
-from graphflow.placement.clusters import cluster_file
+from graphflow.placement.clusters import table_reader
 from graphflow.placement.plans import plan_file
 from graphflow.runtime import checkpoint
 from graphflow.runtime.checkpoint import shard
@@ -487,11 +487,11 @@ switches = [{ devices = ["gpu:0", "gpu:1"], uplink = "pcie4" }]
 def cluster(data: bytes) -> None:
     path = folder() / "cluster.toml"
     path.write_bytes(data)
-    most, cluster_file.MOST = cluster_file.MOST, 32  # the time grows with its square
+    most, table_reader.MOST = table_reader.MOST, 32  # the time grows with its square
     try:
-        cluster_file.read(path)
+        gf.Cluster.load(path)
     finally:
-        cluster_file.MOST = most
+        table_reader.MOST = most
 
 
 @functools.cache
@@ -564,7 +564,7 @@ def status_report(data: bytes) -> None:
     if (wrong := status.misfit(told)) is not None:
         raise ProtocolError(wrong)
     answers = [(status.Address("tcp://127.0.0.1:1"), told)]
-    Console(file=io.StringIO(), width=180).print(cli_status.shown(answers))
+    Console(file=io.StringIO(), width=180).print(cli_status.render_answers(answers))
     json.dumps(told, allow_nan=False)
 
 
@@ -635,14 +635,14 @@ def profile_seed() -> bytes:
 
 def kernel(data: bytes) -> None:
     """Object code, as it is kept in a file: whatever is not as it was written is not there."""
-    store = Store(folder() / "cache")
+    store = ObjectCache(folder() / "cache")
     store.put("key", b"code")
     store._path("key").write_bytes(data)
     assert store.get("key") in (None, b"code")
 
 
 def kernel_seed() -> bytes:
-    store = Store(folder() / "cache")
+    store = ObjectCache(folder() / "cache")
     store.put("key", b"code")
     return store._path("key").read_bytes()
 
@@ -678,7 +678,7 @@ HTTP = b"GET /metrics?x=1 HTTP/1.1\r\nHost: localhost:9100\r\nAccept: text/plain
 
 def http(data: bytes) -> None:
     """A request for metrics, and whether it is for this machine."""
-    request: Any = endpoint._read(Heard(data), float("inf"))  # type: ignore[arg-type]
+    request: Any = endpoint._read_request(Heard(data), float("inf"))  # type: ignore[arg-type]
     server: Any = endpoint.MetricsServer.__new__(endpoint.MetricsServer)
     server._names, server._is_open = {"localhost", "127.0.0.1"}, True
     for header in getattr(request, "headers", {}).values():

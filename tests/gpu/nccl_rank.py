@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from graphflow.errors import StepTimeout
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
+from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 from graphflow.runtime.collectives import nccl
-from graphflow.runtime.collectives.nccl import Communicator, Nccl
+from graphflow.runtime.collectives.nccl import Communicator, NcclCollective
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.gpu.gpu_backend import GpuBackend
 from tests.runtime.collectives.test_exchanges import collective
@@ -63,21 +63,21 @@ def _met(folder: Path, backend: GpuBackend, count: int, rank: int) -> Communicat
         time.sleep(0.01)
     unique = json.loads(name.read_text())
     group = Communicator(backend)
-    assert group.meet(count, unique, rank, lambda: _until(end))
+    assert group.connect(count, unique, rank, lambda: _until(end))
     return group
 
 
 def exchange(folder: Path, count: int, rank: int) -> None:
     """All examples, twice each: the second result is kept."""
-    backend = GpuBackend(rank % imported_cupy().cuda.runtime.getDeviceCount())
+    backend = GpuBackend(rank % import_cupy().cuda.runtime.getDeviceCount())
     group = _met(folder, backend, count, rank)
     results = []
     for what, xs in examples(count):
-        way, spec = Nccl(what, rank, group), what.result(rank)
+        way, spec = NcclCollective(what, rank, group), what.result_spec(rank)
         x = backend.to_device(xs[rank]) if rank < len(xs) else None
         y = backend.empty(nbytes(spec)).view(spec.dtype).reshape(spec.shape)
         for _ in range(2):
-            way.made()
+            way.record_ready()
             end = time.monotonic() + _SECONDS
             way.run(x, y, lambda end=end: _until(end))  # type: ignore[misc]
         results.append(np.frombuffer(backend.to_host(y).tobytes(), np.uint8))
@@ -87,7 +87,7 @@ def exchange(folder: Path, count: int, rank: int) -> None:
 
 def leave(folder: Path, count: int, rank: int) -> None:
     """Rank 0 is left alone in an exchange and gives up; its GPU goes on with other things."""
-    backend = GpuBackend(rank % imported_cupy().cuda.runtime.getDeviceCount())
+    backend = GpuBackend(rank % import_cupy().cuda.runtime.getDeviceCount())
     group = _met(folder, backend, count, rank)
     if rank:
         (folder / f"left-{rank}").touch()
@@ -97,9 +97,9 @@ def leave(folder: Path, count: int, rank: int) -> None:
     specs = (TensorSpec((1 << 20,), np.dtype("float32")),) * count
     attrs = {"reduction": "sum", "algorithm": "ring", "hosts": None}
     devices = tuple(f"/worker:{i}/gpu:0" for i in range(count))
-    way = Nccl(Collective("all_reduce", 0, devices, specs, attrs), 0, group)
+    way = NcclCollective(Collective("all_reduce", 0, devices, specs, attrs), 0, group)
     x, y = (backend.to_device(np.ones(1 << 20, "f4")) for _ in range(2))
-    way.made()
+    way.record_ready()
     began = time.monotonic()
     try:
         way.run(x, y, lambda: _until(began + 1.0))

@@ -14,9 +14,14 @@ import graphflow.ops  # noqa: F401 - fills the registry
 from graphflow.errors import GraphflowError
 from graphflow.ir.op import REGISTRY, Op
 from graphflow.ir.spec import TensorSpec, as_dtype
-from graphflow.ops.kernels.codegen.elementwise_emitter import Applied, Operand, Region, attributes
-from graphflow.ops.kernels.fusion.cuda_expression_trace import traced
-from graphflow.ops.kernels.fusion.row_ops import form_of
+from graphflow.ops.kernels.codegen.elementwise_emitter import (
+    Operand,
+    Region,
+    RegionOp,
+    freeze_attributes,
+)
+from graphflow.ops.kernels.fusion.cuda_expression_trace import trace_op
+from graphflow.ops.kernels.fusion.row_ops import collapsed_form
 
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "bfloat16", "float32", "float64")  # fmt: skip
@@ -36,14 +41,14 @@ class Single:
 
     def region(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Region, tuple[int, ...]]:
         """The region of the op alone over operands of these shapes, and its sizes."""
-        form = form_of(self.op, shapes, dict(self.attrs))
+        form = collapsed_form(self.op, shapes, dict(self.attrs))
         assert form is not None
         operands = tuple(Operand(d, a) for d, a in zip(self.dtypes, form.axes, strict=True))
         inputs = tuple((False, i) for i in range(len(operands)))
-        items = attributes(dict(self.attrs))
+        items = freeze_attributes(dict(self.attrs))
         assert items is not None
         whole = not form.over or self.result(shapes) == prod(form.sizes)
-        applied = Applied(self.op, items, inputs, whole)
+        applied = RegionOp(self.op, items, inputs, whole)
         return Region(len(form.sizes), operands, (applied,), (0,), form.over), form.sizes
 
     def result(self, shapes: Sequence[tuple[int, ...]]) -> int:
@@ -75,7 +80,7 @@ def singles() -> Iterator[Single]:
                     out = op.infer(*(TensorSpec((), as_dtype(n)) for n in names), **sample.attrs)
                 except GraphflowError:
                     continue
-                found = traced(op, [as_dtype(n) for n in names], sample.attrs)
+                found = trace_op(op, [as_dtype(n) for n in names], sample.attrs)
                 if found is not None and isinstance(out, TensorSpec) and found.dtype == out.dtype:
                     yield Single(op, tuple(sorted(sample.attrs.items())), names, out.dtype)
 
@@ -111,8 +116,8 @@ def along_rows() -> Iterator[tuple[Single, tuple[tuple[int, ...], ...]]]:
             continue
         for sample in op.samples:
             names = tuple(spec.dtype.name for spec in sample.inputs)
-            found = traced(op, [as_dtype(n) for n in names], sample.attrs)
-            if found is None or attributes(sample.attrs) is None:
+            found = trace_op(op, [as_dtype(n) for n in names], sample.attrs)
+            if found is None or freeze_attributes(sample.attrs) is None:
                 continue
             single = Single(op, tuple(sorted(sample.attrs.items())), names, found.dtype)
             for longer in (1, 37, 300):
@@ -121,7 +126,7 @@ def along_rows() -> Iterator[tuple[Single, tuple[tuple[int, ...], ...]]]:
                     tuple(_grown(int(n), longer if n == last else min(longer, 2)) for n in s.shape)  # type: ignore[arg-type]
                     for s in sample.inputs
                 )
-                form = form_of(op, shapes, sample.attrs) if prod(shapes[0]) < 5_000 else None
+                form = collapsed_form(op, shapes, sample.attrs) if prod(shapes[0]) < 5_000 else None
                 if form is not None and form.over:
                     yield single, shapes
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
-from graphflow.ops.kernels.cuda.scatter_rows import combining, multiplying
+from graphflow.ops.kernels.cuda.cupy_module import import_cupy
+from graphflow.ops.kernels.cuda.scatter_rows import combine_source, multiply_source
 from graphflow.ops.kernels.sparse.csr import matmul
 from graphflow.ops.kernels.sparse.scatter_rows import REDUCTIONS, combine_rows
 from tests.gpu import cuda_on_cpu, fake_cupy
@@ -23,7 +23,7 @@ def xp(monkeypatch: pytest.MonkeyPatch) -> Any:
     if (missing := cuda_on_cpu.missing()) is not None:
         pytest.skip(missing)
     fake_cupy.install(monkeypatch)
-    return imported_cupy()
+    return import_cupy()
 
 
 def _drawn(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -84,6 +84,6 @@ def test_their_sources_compile(tmp_path: Path) -> None:
     compile_ = compiler()
     assert compile_ is not None
     for dtype, reduction in CASES[1::3]:
-        compile_(combining(np.dtype(dtype), reduction), tmp_path)
+        compile_(combine_source(np.dtype(dtype), reduction), tmp_path)
     for dtype in ("int32", "float32"):
-        compile_(multiplying(np.dtype(dtype)), tmp_path)
+        compile_(multiply_source(np.dtype(dtype)), tmp_path)

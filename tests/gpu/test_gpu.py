@@ -18,8 +18,8 @@ from graphflow.errors import DeviceError, DeviceLost, DeviceOutOfMemory, OpError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
-from graphflow.runtime.gpu.gpu_backend import GpuBackend, Handed
+from graphflow.ops.kernels.cuda.cupy_module import import_cupy
+from graphflow.runtime.gpu.gpu_backend import DeviceCopy, GpuBackend
 from graphflow.runtime.memory.arenas import Arenas
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.program.gpu_program import GpuCode
@@ -35,7 +35,7 @@ X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")
 
 
 class Alone(NoChannel):
-    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
+    def check_cancelled(self, step: int, loop: str, done: int, of: str) -> None:
         """Go on."""
 
 
@@ -156,7 +156,7 @@ def test_what_takes_memory_is_captured_with_what_its_first_run_took(
     here = same(function)
     assert here.code.steps.graphs == 1
     assert world.violations == []
-    assert here.backend.memory().pool > 0
+    assert here.backend.memory_usage().pool > 0
 
 
 def test_one_step_that_takes_memory_is_a_graph(world: fake_cupy.World) -> None:
@@ -176,7 +176,7 @@ def test_nothing_else_is_given_the_memory_of_graphs(world: fake_cupy.World) -> N
     here = OnGpu(keeps(gf.placeholder("float32", (6, 40), name="x")))
     for run in range(4):
         value = here.backend.to_device(X)
-        handed = here.backend.handed(value, "gpu")
+        handed = here.backend.hand_over(value, "gpu")
         assert np.array_equal(here.step(x=X + run)[0], ((X + run) * 2.0 + 1.0) * 3.0)
         assert (here.backend.to_host(handed.array) == X).all()
     assert here.code.steps.graphs == 1 and world.violations == []
@@ -317,11 +317,11 @@ def test_pools_let_go_of_what_they_keep_before_memory_is_said_to_be_out(
     fake_cupy.install(monkeypatch, memory=10_000)
     backend = GpuBackend(0)
     with backend.active():
-        kept = backend._pool.malloc(6_000)
+        kept = backend._op_pool.malloc(6_000)
         del kept
-        assert len(backend._pool.held) == 1, "CuPy's pools keep what was freed"
-        there = backend._allocated(8_000)
-    assert backend._pool.held == [] and there.mem.size == 8_000
+        assert len(backend._op_pool.held) == 1, "CuPy's pools keep what was freed"
+        there = backend._allocate(8_000)
+    assert backend._op_pool.held == [] and there.mem.size == 8_000
 
 
 @pytest.mark.fault(42)
@@ -345,11 +345,11 @@ def test_graphs_keep_their_memory_where_there_is_none(world: fake_cupy.World) ->
     for run in range(3):
         assert (here.step(x=X + run)[0] == wanted[run]).all()
     assert here.code.steps.graphs == 1
-    held = len(here.backend._repeated.held)
+    held = len(here.backend._graph_pool.held)
     world.memory = world.taken
-    with here.backend.active(), here.backend.repeating(), pytest.raises(DeviceOutOfMemory):
+    with here.backend.active(), here.backend.graph_memory(), pytest.raises(DeviceOutOfMemory):
         here.backend.xp.empty((1 << 20,), np.uint8)
-    assert len(here.backend._repeated.held) == held > 0
+    assert len(here.backend._graph_pool.held) == held > 0
     assert (here.step(x=X + 3)[0] == wanted[3]).all()
 
 
@@ -363,21 +363,21 @@ def test_a_program_whose_memory_is_not_there_names_its_largest_tensors(
 
 
 def test_no_other_process_is_promised_the_memory_of_a_gpu(world: fake_cupy.World) -> None:
-    arena = Arenas(GpuBackend(0)).of(1000, shared=True)
+    arena = Arenas(GpuBackend(0)).reserve(1000, shared=True)
     assert arena.segment is None and isinstance(arena.memory, fake_cupy.ndarray)
 
 
 def test_memory_is_one_plain_allocation_and_comes_back(world: fake_cupy.World) -> None:
     here = OnGpu(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
-    before = here.backend.memory()
+    before = here.backend.memory_usage()
     assert before.plain == here.program.memory.arena + X.nbytes  # the place of the feed
     here.step(x=X)
-    assert here.backend.memory().pinned == 2 * 1024  # a power of two
+    assert here.backend.memory_usage().pinned == 2 * 1024  # a power of two
     here.program.free()
     del here.program
     world.kept.clear()
     gc.collect()
-    assert here.backend.memory().plain == 0
+    assert here.backend.memory_usage().plain == 0
 
 
 def test_a_gpu_that_is_not_there_is_refused(world: fake_cupy.World) -> None:
@@ -403,13 +403,13 @@ def test_a_tensor_handed_to_another_gpu_is_a_copy_that_waits_for_its_making(
     value = one.to_device(X)
     with one.active():
         one.xp.copyto(value, 3.0)
-    handed = one.handed(value, "gpu")
-    assert isinstance(handed, Handed)
+    handed = one.hand_over(value, "gpu")
+    assert isinstance(handed, DeviceCopy)
     with one.active():
         one.xp.copyto(value, 4.0)  # the next step's
-    inlet = other.inlet(TensorSpec(X.shape, X.dtype))
+    inlet = other.input_buffer(TensorSpec(X.shape, X.dtype))
     inlet(handed)
-    assert (other.to_host(inlet.buffer) == 3.0).all()
+    assert (other.to_host(inlet.array) == 3.0).all()
     assert world.crossings == ["in", "across", "out"]
 
 
@@ -463,13 +463,13 @@ def test_all_of_a_gpus_pools_in_the_process_let_go_where_one_session_lacks_memor
 ) -> None:
     world = fake_cupy.install(monkeypatch, devices=2, memory=10_000)
     backend, other, elsewhere = GpuBackend(0), GpuBackend(0), GpuBackend(1)
-    for pool in (other._pool, other._kept, world.pool, elsewhere._pool):
+    for pool in (other._op_pool, other._persistent_pool, world.pool, elsewhere._op_pool):
         pool.malloc(2_000)
     with backend.active():
-        there = backend._allocated(8_000)
+        there = backend._allocate(8_000)
     assert there.mem.size == 8_000
-    assert [len(p.held) for p in (other._pool, other._kept, world.pool)] == [0, 0, 0]
-    assert len(elsewhere._pool.held) == 1, "that is another GPU's memory"
+    assert [len(p.held) for p in (other._op_pool, other._persistent_pool, world.pool)] == [0, 0, 0]
+    assert len(elsewhere._op_pool.held) == 1, "that is another GPU's memory"
 
 
 def test_a_closed_gpu_lets_go_of_what_cupy_keeps_for_the_process(world: fake_cupy.World) -> None:
@@ -479,15 +479,15 @@ def test_a_closed_gpu_lets_go_of_what_cupy_keeps_for_the_process(world: fake_cup
         world.plans.append(backend.xp.empty(1000))
     world.pinned.malloc(1000)
     backend.close()
-    assert (world.plans, world.pinned.held, backend._pool.held) == ([], [], [])
+    assert (world.plans, world.pinned.held, backend._op_pool.held) == ([], [], [])
     assert world.taken == 0
 
 
 def test_pinned_memory_is_counted_as_the_pool_takes_it(world: fake_cupy.World) -> None:
     backend = GpuBackend(0)
     for size in (0, 1, 1000, 1024):
-        backend.inlet(TensorSpec((size,), np.dtype("uint8")))(np.zeros(size, "uint8"))
-    assert backend.memory().pinned == 2 * (0 + 1 + 1024 + 1024)
+        backend.input_buffer(TensorSpec((size,), np.dtype("uint8")))(np.zeros(size, "uint8"))
+    assert backend.memory_usage().pinned == 2 * (0 + 1 + 1024 + 1024)
 
 
 def test_a_tensor_that_was_handed_over_is_kept_until_it_has_been_read(
@@ -496,13 +496,13 @@ def test_a_tensor_that_was_handed_over_is_kept_until_it_has_been_read(
     """Its memory is the other GPU's again as soon as it is let go, whatever this one has read."""
     fake_cupy.install(monkeypatch, devices=2)
     one, other = GpuBackend(0), GpuBackend(1)
-    inlet, read = other.inlet(TensorSpec(X.shape, X.dtype)), []
+    inlet, read = other.input_buffer(TensorSpec(X.shape, X.dtype)), []
     for value in range(6):
         there = one.to_device(np.full_like(X, value))
-        inlet(one.handed(there, "gpu"))
+        inlet(one.hand_over(there, "gpu"))
         with other.active():
             read.append(other.empty(X.nbytes).view(X.dtype).reshape(X.shape))
-            other.xp.copyto(read[-1], inlet.buffer)
+            other.xp.copyto(read[-1], inlet.array)
     assert [other.to_host(each)[0, 0] for each in read] == [0, 1, 2, 3, 4, 5]
     assert len(inlet._unread) == 2, "no more are waited for, nor kept"
 
@@ -582,7 +582,7 @@ def test_a_feed_that_does_not_get_in_is_the_devices_failure_and_no_ops(
     def fail(size: int) -> None:
         raise fake_cupy.CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered: none to pin")
 
-    monkeypatch.setattr(imported_cupy().cuda, "alloc_pinned_memory", fail)
+    monkeypatch.setattr(import_cupy().cuda, "alloc_pinned_memory", fail)
     here = OnGpu(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
     with pytest.raises(DeviceError, match=r"gpu:0 failed: .*none to pin") as failure:
         here.step(x=X)
@@ -600,7 +600,7 @@ def test_a_program_of_a_gpu_that_is_lost_lets_go_of_its_memory(
     del here.program
     world.kept.clear()
     gc.collect()
-    assert here.backend.memory().plain == 0
+    assert here.backend.memory_usage().plain == 0
 
 
 def test_a_commit_on_a_gpu_that_is_lost_says_so(
@@ -622,11 +622,11 @@ def _without(what: str) -> Skipped:
 
     def bring(self: GpuBackend, buffer: Any, pinned: Any, size: int) -> None:
         if what != "readers before":
-            self._inward.wait_event(self._begun)
-        buffer.data.copy_from_host_async(pinned.ptr, size, self._inward)
-        self.arrived = self.recorded(self._inward)
+            self._upload_stream.wait_event(self._step_begun)
+        buffer.data.copy_from_host_async(pinned.ptr, size, self._upload_stream)
+        self.uploaded = self.record_event(self._upload_stream)
         if what != "arrival":
-            self.stream.wait_event(self.arrived)
+            self.stream.wait_event(self.uploaded)
 
     return bring
 
@@ -635,6 +635,6 @@ def _without(what: str) -> Skipped:
 def test_a_missing_event_is_seen_by_the_stand_in(
     world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(GpuBackend, "bring", _without(what))
+    monkeypatch.setattr(GpuBackend, "upload", _without(what))
     with pytest.raises(AssertionError):
         test_feeds_and_fetches_of_steps_in_flight_do_not_mix(world)

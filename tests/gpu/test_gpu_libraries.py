@@ -130,8 +130,8 @@ def cublas(monkeypatch: pytest.MonkeyPatch) -> _Cublas:
     nvmath.CudaDataType = types.SimpleNamespace(**{f"CUDA_{n}": i for i, n in enumerate(names)})
     monkeypatch.setitem(sys.modules, "nvmath", nvmath)
     monkeypatch.setitem(sys.modules, "nvmath.bindings", types.SimpleNamespace(cublas=found))
-    monkeypatch.setattr(gpu_libraries, "_is_there", lambda module: module == "nvmath")
-    monkeypatch.setattr(gpu_libraries, "_told", set())
+    monkeypatch.setattr(gpu_libraries, "_is_installed", lambda module: module == "nvmath")
+    monkeypatch.setattr(gpu_libraries, "_logged", set())
     return found
 
 

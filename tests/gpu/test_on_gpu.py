@@ -19,7 +19,7 @@ import graphflow as gf
 from graphflow.errors import GraphflowError
 from graphflow.ir.op import REGISTRY, Op, Sample
 from graphflow.ir.spec import TensorSpec
-from graphflow.runtime.gpu.gpu_backend import GpuBackend, Handed
+from graphflow.runtime.gpu.gpu_backend import DeviceCopy, GpuBackend
 from graphflow.transforms.op_testing import draw
 from tests.gpu.regions import Single, drawn, singles
 from tests.gpu.test_cuda import FORMS, same
@@ -160,7 +160,7 @@ def test_a_step_takes_the_memory_that_was_planned() -> None:
     here = OnGpu(gf.tanh(gf.tanh(x @ x) @ x))
     for _ in range(3):
         here.step(x=np.ones((1024, 1024), "float32"))
-    memory = here.backend.memory()
+    memory = here.backend.memory_usage()
     assert memory.plain == here.program.memory.arena + (4 << 20)  # the place of the feed
     assert memory.pool == 0
     assert here.code.steps.graphs == 1
@@ -174,9 +174,9 @@ def test_a_tensor_goes_from_one_gpu_to_another() -> None:
     one, other = GpuBackend(0), GpuBackend(1)
     x = np.random.default_rng(0).normal(size=(1000, 1000)).astype("float32")
     value = one.to_device(x)
-    handed = one.handed(value, "gpu")
-    assert isinstance(handed, Handed)
-    inlet = other.inlet(TensorSpec(x.shape, x.dtype))
+    handed = one.hand_over(value, "gpu")
+    assert isinstance(handed, DeviceCopy)
+    inlet = other.input_buffer(TensorSpec(x.shape, x.dtype))
     inlet(handed)
-    assert other.to_host(inlet.buffer).tobytes() == x.tobytes()
+    assert other.to_host(inlet.array).tobytes() == x.tobytes()
     np.testing.assert_allclose(_trained(["gpu:0", "gpu:1"]), _trained(["gpu:0"]), rtol=1e-4)

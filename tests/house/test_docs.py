@@ -85,10 +85,27 @@ def ran(code: str, folder: Path) -> str:
 
 
 def test_every_link_of_the_docs_leads_somewhere() -> None:
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in READ:
         for target in re.findall(r"\]\((?!http)([^)#\s]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
+
+def test_every_anchor_of_the_docs_is_a_heading() -> None:
+    for page in READ:
+        for target, anchor in re.findall(
+            r"\]\((?!http)([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")
+        ):
+            text = (page.parent / target if target else page).read_text(encoding="utf-8")
+            headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+            there = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert anchor in there, f"{page.name}: {target}#{anchor}"
+
+
+READ = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "SECURITY", "CHANGELOG")),
+]
+"""Every page that people read."""
 
 FOLDERS = "tests|benchmarks|examples|docs|graphflow|ops|placement|runtime"
 MADE = "benchmarks/results/"  # by whoever runs a benchmark
@@ -96,22 +113,56 @@ MADE = "benchmarks/results/"  # by whoever runs a benchmark
 
 def test_every_path_that_a_page_names_is_there() -> None:
     named = re.compile(rf"`((?:{FOLDERS})/[\w*./-]+)(?:::\w+)?`")
-    for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"]:
+    for page in READ:
         for path in named.findall(page.read_text(encoding="utf-8")):
             there = path.startswith(MADE) or any(ROOT.glob(path)) or (ROOT / f"{path}.py").exists()
             assert there, f"{page.name}: {path}"
 
 
-def test_the_architecture_names_every_folder_and_its_files() -> None:
+def test_the_architecture_names_every_folder() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([\w/]+)/` \| [^|]+ \| ([^|]*)\|$", text, re.MULTILINE)
-    named = {folder: set(files.split()) for folder, files in rows}
-    there: dict[str, set[str]] = {}
-    for source in sources():
-        path = source.path.relative_to(ROOT).with_suffix("").as_posix()
-        folder, _, name = re.sub("^graphflow/(ops|placement|runtime)", r"\1", path).rpartition("/")
-        there.setdefault(folder, set()).update([name] * (not name.startswith("__")))
+    named = re.findall(r"^\| `([\w/]+)/` \| [^|]+ \|$", text, re.MULTILINE)
+    folders = {source.path.relative_to(ROOT).parent.as_posix() for source in sources()}
+    there = {re.sub("^graphflow/(ops|placement|runtime)", r"\1", folder) for folder in folders}
     assert len(there) > 50
-    scripts = {p.name for p in (ROOT / "placement/view/page").glob("*.js")}
-    there["placement/view/page"] |= scripts
-    assert named == there
+    assert len(named) == len(set(named))
+    assert set(named) == there
+
+
+def _words(text: str) -> int:
+    """Count the words of a page: marks of tables and lists are none."""
+    return sum(bool(re.search(r"\w", word)) for word in text.split())
+
+
+def test_pages_that_everybody_reads_stay_short() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    unreleased = re.split(r"^## \[", changes, flags=re.MULTILINE)[1]
+    assert unreleased.startswith("Unreleased]")
+    assert 50 < _words(unreleased) <= 900
+    assert _words((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")) <= 2500
+
+
+def test_the_architecture_answers_where_things_are() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.split("## Where is …?")[1]
+    rows = re.findall(r"^\| (.+\?) \| `([\w/]+\.py)::(\w+)` \|$", section, re.MULTILINE)
+    assert len(rows) == section.count("? |") >= 30
+    files = {s.path.resolve(): s for s in sources()}
+    for question, path, name in rows:
+        source = files.get((ROOT / path).resolve())
+        assert source is not None, f"{question}: {path} is not there"
+        defined = {getattr(node, "name", None) for node in source.nodes}
+        assert name in defined, f"{question}: {path} defines no {name}"
+
+
+def test_the_glossary_is_short_and_sorted() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    terms = re.findall(r"^\| \*\*([^*]+)\*\* \| [^|]{10,} \|$", text, re.MULTILINE)
+    assert 30 <= len(terms) <= 60
+    assert terms == sorted(terms, key=str.lower)
+
+
+def test_every_design_page_is_listed() -> None:
+    folder = ROOT / "docs" / "design"
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(p.name for p in folder.glob("*.md") if p.name != "README.md")

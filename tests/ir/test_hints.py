@@ -13,7 +13,7 @@ import pytest
 import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.dtypes import DTYPES
-from graphflow.ir.numpy_interop import MODULES_ELSEWHERE
+from graphflow.ir.numpy_interop import FUNCTION_HINTS
 
 special = pytest.importorskip("scipy.special")
 
@@ -118,7 +118,7 @@ LISTS = ("matrices", "vectors")
 def _code(name: str) -> tuple[str, str]:
     """The expression of a hint, and what it calls z."""
     key, _, which = name.partition(" of ")
-    told = MODULES_ELSEWHERE[key.removesuffix(" a vector")].replace(", reshaped", "")
+    told = FUNCTION_HINTS[key.removesuffix(" a vector")].replace(", reshaped", "")
     first, _, second = told.partition(", or ")
     expression = second if which else first
     expression, _, z = expression.partition(", with z = ")
@@ -186,7 +186,7 @@ def test_a_hint_has_the_slopes_of_what_it_stands_for(name: str) -> None:
 def test_every_hint_for_a_function_of_numpy_or_scipy_is_tried() -> None:
     known = {
         name
-        for name in MODULES_ELSEWHERE
+        for name in FUNCTION_HINTS
         if callable(getattr(np, name, None)) or hasattr(special, name)
     }
     assert known - WORDS - CASES.keys() - set(DTYPES) == set()

@@ -13,7 +13,12 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, GraphError, GraphflowError
-from graphflow.ir.numpy_interop import ELSEWHERE, MODULES_CALLED, MODULES_ELSEWHERE, refusal
+from graphflow.ir.numpy_interop import (
+    ATTRIBUTE_HINTS,
+    FUNCTION_HINTS,
+    MODULE_CALL_HINTS,
+    unsupported_message,
+)
 
 OPERATORS = [
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
@@ -71,14 +76,16 @@ def test_every_remedy_is_there() -> None:
         for name in dir(part):
             function = getattr(part, name)
             if isinstance(function, np.ufunc | FunctionType):
-                for found in re.findall(r"use gf\.([\w.]+), or", refusal(function, "x")):
+                for found in re.findall(
+                    r"use gf\.([\w.]+), or", unsupported_message(function, "x")
+                ):
                     operator.attrgetter(found)(gf)
-    for told in (*ELSEWHERE.values(), *MODULES_ELSEWHERE.values()):
+    for told in (*ATTRIBUTE_HINTS.values(), *FUNCTION_HINTS.values()):
         for found in re.findall(r"gf\.([\w.]+)", told):
             operator.attrgetter(found)(gf)
 
 
-@pytest.mark.parametrize("name", MODULES_ELSEWHERE)
+@pytest.mark.parametrize("name", FUNCTION_HINTS)
 def test_a_name_that_modules_have_elsewhere_is_told_what_stands_for_it(name: str) -> None:
     for module in (gf, gf.nn):
         with pytest.raises(AttributeError, match=rf"'{name}'; it is .*") as caught:
@@ -107,7 +114,7 @@ def test_a_module_that_is_called_says_what_to_use() -> None:
             module(1, shape=2)  # type: ignore[operator]
     with pytest.raises(AttributeError, match=r"gf\.constant\(value\) makes a tensor"):
         gf.tensor([1.0])
-    for told in MODULES_CALLED.values():
+    for told in MODULE_CALL_HINTS.values():
         for each in re.findall(r"gf\.([\w.]+)", told):
             operator.attrgetter(each)(gf)
 
@@ -124,7 +131,7 @@ def test_a_name_with_a_slip_is_told_what_was_meant() -> None:
 
 def test_an_attribute_that_tensors_have_elsewhere_is_told_what_stands_for_it() -> None:
     x = gf.placeholder("float32", (2, 2), name="x")
-    for name, told in ELSEWHERE.items():
+    for name, told in ATTRIBUTE_HINTS.items():
         with pytest.raises(AttributeError, match=f"no attribute '{name}'; use {re.escape(told)}"):
             getattr(x, name)
     with pytest.raises(AttributeError, match=r"no attribute 'sumn'$"):

@@ -31,7 +31,7 @@ from graphflow.ir.op import (
     name_scope,
     next_stream,
     register,
-    seeded,
+    seed_scope,
 )
 
 HERE = Path(__file__).name
@@ -269,9 +269,9 @@ def test_name_scopes_nest_and_end() -> None:
 
 
 def test_streams_are_numbered_from_the_seed() -> None:
-    with seeded(7):
+    with seed_scope(7):
         first = [next_stream(), next_stream()]
-    with seeded(7):
+    with seed_scope(7):
         second = [next_stream(), next_stream()]
     assert first == second == [(7, 0), (7, 1)]
     assert next_stream() != next_stream()

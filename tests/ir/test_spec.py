@@ -30,7 +30,7 @@ from graphflow.ir.spec import (
     normalize_shape,
     product,
     promote,
-    recorded_equations,
+    record_equations,
     show_shape,
     spec,
     symbols,
@@ -130,11 +130,11 @@ def test_known_shapes_broadcast_as_numpys(a: tuple[int, ...], b: tuple[int, ...]
 
 
 def test_a_symbol_broadcasts_with_itself_or_one_and_else_is_equated() -> None:
-    with recorded_equations() as equations:
+    with record_equations() as equations:
         assert broadcast_shapes((N, 3), (1, 3)) == (N, 3)
         assert broadcast_shapes((N, 3), (N, 1)) == (N, 3)
     assert equations == []
-    with recorded_equations() as equations:
+    with record_equations() as equations:
         assert broadcast_shapes((N, 1), (M, 4)) == (N, 4)
         assert broadcast_shapes((N,), (7,)) == (7,)
     assert equations == [(N, M), (N, 7)]

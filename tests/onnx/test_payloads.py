@@ -14,7 +14,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 import graphflow as gf
 from graphflow.base.memory_pages import is_supported
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.payloads import Stored, split_off_large
+from graphflow.onnx.loading.payloads import ModelBytes, split_off_large
 from tests.onnx.models import info, model
 
 node = helper.make_node
@@ -56,7 +56,7 @@ def test_a_large_initializer_is_the_same_from_any_source(
 def test_every_plain_dtype_leaves_the_parsed_model(dtype: str) -> None:
     w = (np.arange(3000) % 7).astype(dtype)
     content = product(w).SerializeToString()
-    rest, large = split_off_large(Stored(content))
+    rest, large = split_off_large(ModelBytes(content))
     assert len(rest) < 400 and np.array_equal(large[0].view(dtype), w)
     parsed = onnx.ModelProto.FromString(rest)
     assert parsed.graph.initializer[0].name == "w" and not parsed.graph.initializer[0].raw_data
@@ -74,7 +74,7 @@ def test_a_model_of_unusual_form_is_parsed_whole() -> None:
         b"\xff" * 20,
         product(w, as_strings()).SerializeToString(),
     ):
-        rest, large = split_off_large(Stored(odd))
+        rest, large = split_off_large(ModelBytes(odd))
         assert rest == odd and not large
 
 

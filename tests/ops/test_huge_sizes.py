@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.ir.op import checked
+from graphflow.ir.op import validate_arguments
 
 HUGE = 10**12
 BUILT: dict[str, Callable[[], Any]] = {
@@ -50,4 +50,4 @@ def test_a_function_that_runs_out_of_memory_says_on_which_line() -> None:
         return gf.constant(np.zeros(size * 2**40))
 
     with pytest.raises(gf.errors.ArgumentError, match=r"builds at .*test_huge_sizes\.py.*PiB"):
-        checked(builds, "builds")(2**10)
+        validate_arguments(builds, "builds")(2**10)

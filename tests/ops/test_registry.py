@@ -11,7 +11,7 @@ import pytest
 import graphflow.ops  # noqa: F401 - fills the registry
 from graphflow.errors import DifferentiationError, GraphflowError
 from graphflow.frontend.builders import placeholder
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Op, Sample, owner
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Op, Sample, owner_module
 from graphflow.ir.spec import is_inexact
 from graphflow.transforms.op_testing import (
     check_cost,
@@ -43,7 +43,9 @@ CASES = [
 
 
 def test_every_op_has_samples_and_a_cost() -> None:
-    ours = [op for op in REGISTRY.values() if owner(op) is None]  # other tests register their own
+    ours = [
+        op for op in REGISTRY.values() if owner_module(op) is None
+    ]  # other tests register their own
     computing = [op for op in ours if op.name not in OF_THE_EXECUTOR | HOLD_BODIES]
     assert [op.name for op in computing if not op.samples] == []
     assert [op.name for op in ours if op.cost is None] == []

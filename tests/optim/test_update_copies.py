@@ -16,13 +16,13 @@ from graphflow.optim import update_copies
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the variables whose updates are copied from now on."""
     found: list[str] = []
-    original = update_copies.UpdateCopies._copied
+    original = update_copies.UpdateCopies._copy_pattern
 
     def noting(self: Any, pattern: Any, variable: gf.Tensor, gradient: gf.Tensor) -> Any:
         found.append(variable.name)
         return original(self, pattern, variable, gradient)
 
-    monkeypatch.setattr(update_copies.UpdateCopies, "_copied", noting)
+    monkeypatch.setattr(update_copies.UpdateCopies, "_copy_pattern", noting)
     return found
 
 

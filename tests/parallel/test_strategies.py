@@ -10,9 +10,9 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, ShardingError
-from graphflow.ir.spec import alone
+from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
-from graphflow.runtime.partitioning.partition import FREE, partition
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
 from tests.parallel.models import cnn, difference, gpt, mlp, undivided
 
 Data, Shard = gf.parallel.Data, gf.parallel.Shard
@@ -162,7 +162,7 @@ def test_each_replica_is_fed_its_share_of_the_batch_only() -> None:
     division = Data(3).report(model.fetches).division
     random = np.random.default_rng(0)
     arrays = {t.node: a for t, a in model.feeds(random, 7).items()}
-    sizes = {alone(n.specs[0].shape[0]): 7 for n in arrays}
+    sizes = {sole_symbol(n.specs[0].shape[0]): 7 for n in arrays}
     fed = division.feeds(arrays, division.bindings(sizes))
     assert sorted(a.shape[0] for a in fed.values()) == [2, 2, 2, 2, 3, 3]
     assert sum(a.nbytes for a in fed.values()) == sum(a.nbytes for a in arrays.values())
@@ -556,7 +556,7 @@ def test_sums_of_gradients_begin_before_the_backward_pass_ends() -> None:
     strategy = Data(2, bucket=1 << 14)
     train = gf.optim.SGD(0.1, momentum=0.9).minimize(gf.mean(h), strategy=strategy)
     graph = optimize(strategy.report(train, gf.Cluster.local(2)).division.graph)
-    devices = {n: str(n.device) for n in graph.nodes if n.op.name not in FREE}
+    devices = {n: str(n.device) for n in graph.nodes if n.op.name not in UNPLACED_OPS}
     for part in partition(graph, devices).values():
         ops = [n.op.name for n in part.graph.nodes]
         products = [i for i, name in enumerate(ops) if name == "matmul"]

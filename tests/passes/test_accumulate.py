@@ -10,12 +10,12 @@ import pytest
 
 import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ops.kernels.gemm.gemm import available
+from graphflow.ops.kernels.gemm.gemm import is_supported
 from graphflow.passes import AccumulateProducts, optimize
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.partitioning.partition import Partition
 
-pytestmark = pytest.mark.skipif(not available("float32"), reason="made for AVX2 and up")
+pytestmark = pytest.mark.skipif(not is_supported("float32"), reason="made for AVX2 and up")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,13 +11,13 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, OpError
-from graphflow.execution.compiled_fetches import Compiled
+from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
-from graphflow.ir.spec import alone
+from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.cost_model.trace_observations import lessons
-from graphflow.planning.profiling_run import agreed, may_be_tried, try_out
+from graphflow.planning.profiling_run import least_times, may_profile, profile_first_steps
 from graphflow.runtime.client.cluster_survey import Survey
 from graphflow.runtime.partitioning.partition import partition
 
@@ -33,29 +33,29 @@ def training() -> tuple[list[Any], gf.Tensor]:
     return [loss, gf.optim.SGD(0.1, momentum=0.9).minimize(loss)], x
 
 
-def compiled(fetches: list[Any]) -> Compiled:
+def compiled(fetches: list[Any]) -> CompiledFetches:
     graph = Graph(fetches)
-    return Compiled(tuple(fetches), graph, optimize(graph))
+    return CompiledFetches(tuple(fetches), graph, optimize(graph))
 
 
 def dims(fetches: list[Any], x: gf.Tensor, rows: int = 32) -> dict[str, int]:
-    return {alone(x.shape[0]): rows}
+    return {sole_symbol(x.shape[0]): rows}
 
 
 def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None:
     fetches, x = training()
     learned = Learned("a")
     made = compiled(fetches)
-    assert try_out(learned, TWO, Survey(), made, dims(fetches, x)) > 0
+    assert profile_first_steps(learned, TWO, Survey(), made, dims(fetches, x)) > 0
     assert len(learned) > 5
-    assert try_out(learned, TWO, Survey(), made, dims(fetches, x)) == 0
+    assert profile_first_steps(learned, TWO, Survey(), made, dims(fetches, x)) == 0
 
 
 def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fetches, x = training()
     many = dims(fetches, x, 4096)  # so that no node is as short as a look at the clock
     quiet, noisy = Learned("a"), Learned("a")
-    try_out(quiet, TWO, Survey(), compiled(fetches), many)
+    profile_first_steps(quiet, TWO, Survey(), compiled(fetches), many)
     random, taken = np.random.default_rng(0), 0
 
     def clock() -> int:
@@ -65,7 +65,7 @@ def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.Monk
         return time.thread_time_ns() + taken
 
     monkeypatch.setattr("graphflow.planning.profiling_run.thread_time_ns", clock)
-    try_out(noisy, TWO, Survey(), compiled(fetches), many)
+    profile_first_steps(noisy, TWO, Survey(), compiled(fetches), many)
     ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in quiet._nodes]
     assert len(ratios) > 5 and np.median(ratios) == pytest.approx(1.0, rel=0.5)
     assert max(ratios) < 10  # a slice is thousands of times what these nodes take
@@ -73,17 +73,19 @@ def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.Monk
 
 def test_the_least_of_some_steps_counts_once_for_each_that_agrees() -> None:
     steps = [{"a": 2.0, "b": 1.0}, {"a": 2.2, "b": 300.0}, {"a": 9.0, "b": 50.0}, {"a": 2.1}]
-    assert agreed(steps) == {"a": (2.0, 3), "b": (1.0, 1)}
+    assert least_times(steps) == {"a": (2.0, 3), "b": (1.0, 1)}
 
 
 def test_beside_a_neighbour_it_learns_of_busy_devices() -> None:
     fetches, x = training()
     learned = Learned("a")
     made = compiled(fetches)
-    assert try_out(learned, TWO, Survey(), made, dims(fetches, x), busy=True) > 0
+    assert profile_first_steps(learned, TWO, Survey(), made, dims(fetches, x), busy=True) > 0
     assert len(learned) > 5 and all(bucket.busy for bucket in learned._nodes)
-    assert try_out(learned, TWO, Survey(), made, dims(fetches, x), busy=True) == 0
-    assert try_out(learned, TWO, Survey(), made, dims(fetches, x)) == 0  # which tells of idle ones
+    assert profile_first_steps(learned, TWO, Survey(), made, dims(fetches, x), busy=True) == 0
+    assert (
+        profile_first_steps(learned, TWO, Survey(), made, dims(fetches, x)) == 0
+    )  # which tells of idle ones
 
 
 def test_a_session_gives_the_same_bits_with_and_without_it() -> None:
@@ -109,9 +111,9 @@ def test_graphs_that_touch_anything_outside_are_left_alone(
     printed = gf.debug.print(x * 2.0, "value")
     called = gf.host_call(outside, x, spec=gf.spec("float32", (4,)))
     for y in (printed, called):
-        assert not may_be_tried(TWO, optimize(Graph([y])), {})
-    assert may_be_tried(TWO, optimize(Graph([x * 2.0])), {})
-    assert not may_be_tried(gf.Cluster.hypothetical("8xh100"), optimize(Graph([x * 2.0])), {})
+        assert not may_profile(TWO, optimize(Graph([y])), {})
+    assert may_profile(TWO, optimize(Graph([x * 2.0])), {})
+    assert not may_profile(gf.Cluster.hypothetical("8xh100"), optimize(Graph([x * 2.0])), {})
     with gf.Session(TWO) as session:
         session.run([printed, called], {x: np.ones(4, "float32")})
     assert len(calls) == 1 and capsys.readouterr().out.count("value") == 1
@@ -154,7 +156,7 @@ def test_a_body_that_is_pinned_to_several_devices_is_not_tried_out_and_runs() ->
 
     _, ys = gf.scan(body, x, gf.placeholder("float32", (3, 4), name="xs"))
     made = compiled([ys])
-    assert try_out(Learned("a"), TWO, Survey(), made, {}) == 0
+    assert profile_first_steps(Learned("a"), TWO, Survey(), made, {}) == 0
 
 
 def test_the_first_plan_of_a_session_rests_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,10 +189,10 @@ def test_micro_batches_are_tried_out_in_their_turns(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("graphflow.planning.profiling_run.partition", noted)
     fetches, x = training()
     sizes = dims(fetches, x)
-    assert try_out(Learned("a"), TWO, Survey(), compiled(fetches), sizes) > 0
+    assert profile_first_steps(Learned("a"), TWO, Survey(), compiled(fetches), sizes) > 0
     cut = gf.parallel.Pipeline(2, microbatches=4).divide(Graph(fetches), TWO)
-    made = Compiled(tuple(cut.graph.outputs), cut.graph, optimize(cut.graph))
-    assert try_out(Learned("a"), TWO, Survey(), made, cut.bindings(sizes)) > 0
+    made = CompiledFetches(tuple(cut.graph.outputs), cut.graph, optimize(cut.graph))
+    assert profile_first_steps(Learned("a"), TWO, Survey(), made, cut.bindings(sizes)) > 0
     plain, turned = orders
     assert not plain and [t for t in turned if t >= 0] == sorted(t for t in turned if t >= 0)
     assert [n.turn for n in made.graph.nodes if n.turn >= 0] != [t for t in turned if t >= 0]

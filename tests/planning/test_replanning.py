@@ -17,14 +17,14 @@ from graphflow.execution.replan_policy import (
     WINDOW,
     Replanned,
     check_replan,
-    drifted,
-    window_at,
+    shows_drift,
+    window_position,
 )
 from graphflow.ir.op import Tensor
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.client import cluster_survey as survey
-from graphflow.runtime.observability.trace import Event, Step
+from graphflow.runtime.observability.trace import TraceEvent, TraceStep
 from tests.placement.speeds import profile
 
 EMBEDDED = Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
@@ -221,31 +221,31 @@ def test_a_closed_session_does_not_replan() -> None:
 
 
 def test_windows_come_at_twice_the_number_of_steps_each_time() -> None:
-    starts = [n for n in range(400) if window_at(n) == 0]
+    starts = [n for n in range(400) if window_position(n) == 0]
     assert starts == [FIRST * 2**k for k in range(6)]
-    assert [window_at(FIRST + i) for i in range(WINDOW + 1)] == [*range(WINDOW), None]
-    assert window_at(0) is None
+    assert [window_position(FIRST + i) for i in range(WINDOW + 1)] == [*range(WINDOW), None]
+    assert window_position(0) is None
 
 
-def traced(*seconds: float) -> list[Step]:
-    event = Event("/worker:0/cpu:0", "a", "compute", 0, 1)
-    return [Step(i, 0, round(s * 1e9), (event,), {}) for i, s in enumerate(seconds)]
+def traced(*seconds: float) -> list[TraceStep]:
+    event = TraceEvent("/worker:0/cpu:0", "a", "compute", 0, 1)
+    return [TraceStep(i, 0, round(s * 1e9), (event,), {}) for i, s in enumerate(seconds)]
 
 
 def test_drift_is_several_steps_off_to_the_same_side() -> None:
-    assert drifted(traced(1.2, 1.3, 1.15), 1.0, 0.0)
-    assert drifted(traced(0.5, 0.6, 1.0, 0.7), 1.0, 0.0)
-    assert not drifted(traced(1.2, 1.3, 1.05, 1.0, 0.99), 1.0, 0.0)
-    assert not drifted(traced(1.2, 0.5, 1.3, 0.6), 1.0, 0.0)
-    assert not drifted(traced(1.2, 1.2, 1.2), 1.0, 0.15)  # tracing itself took it
-    assert not drifted(traced(1.2, 1.2, 1.2), 0.0, 0.0)
+    assert shows_drift(traced(1.2, 1.3, 1.15), 1.0, 0.0)
+    assert shows_drift(traced(0.5, 0.6, 1.0, 0.7), 1.0, 0.0)
+    assert not shows_drift(traced(1.2, 1.3, 1.05, 1.0, 0.99), 1.0, 0.0)
+    assert not shows_drift(traced(1.2, 0.5, 1.3, 0.6), 1.0, 0.0)
+    assert not shows_drift(traced(1.2, 1.2, 1.2), 1.0, 0.15)  # tracing itself took it
+    assert not shows_drift(traced(1.2, 1.2, 1.2), 0.0, 0.0)
 
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that always count as drifted, and teach nothing: how long they really take here is a
     matter of what else runs on this machine."""
-    monkeypatch.setattr("graphflow.planning.migration.drifted", lambda *a: True)
+    monkeypatch.setattr("graphflow.planning.migration.shows_drift", lambda *a: True)
     monkeypatch.setattr(gf.Session, "_learn", lambda self: None)
     monkeypatch.setattr("graphflow.planning.planner.learn_steps", lambda *a: False)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.execution.compiled_fetches import Compiled
+from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.frontend.pytree import bind
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
@@ -19,8 +19,9 @@ from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration.calibrate import seconds_beyond
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.plan import Plan, devices_of, plan_graph
-from graphflow.planning.trace_feedback import idle, learn, mark_seconds, step_cost
+from graphflow.placement.plans.plan import Plan, devices_of
+from graphflow.placement.plans.planning import plan_graph
+from graphflow.planning.trace_feedback import idle_fetches, learn, span_overhead, step_cost
 from graphflow.runtime.client import cluster_survey as survey
 from graphflow.runtime.client.cluster_survey import Survey
 from tests.placement.speeds import profile
@@ -85,7 +86,7 @@ def traced(model: Callable[[], tuple[Tensor, list[Tensor]]], size: int, cluster:
     """A set of fetches whose traced steps took what the right profile says."""
     x, fetches = model()
     source = Graph(fetches)
-    compiled = Compiled(tuple(fetches), source, optimize(source))
+    compiled = CompiledFetches(tuple(fetches), source, optimize(source))
     shapes: dict[Node, tuple[int, ...]] = {
         x.node: (size, *(s for s in x.shape[1:] if isinstance(s, int)))
     }
@@ -94,7 +95,7 @@ def traced(model: Callable[[], tuple[Tensor, list[Tensor]]], size: int, cluster:
     truth = plan_graph(compiled.graph, cluster, shapes, bindings)
     compiled.devices = devices_of(truth, compiled.graph)
     spans = [
-        (n.device, n.name, round(n.start * 1e9), round(n.finish * 1e9 + mark_seconds() * 1e9))
+        (n.device, n.name, round(n.start * 1e9), round(n.finish * 1e9 + span_overhead() * 1e9))
         for n in truth.nodes
         if n.finish > n.start and n.op != "assign"
     ]
@@ -205,7 +206,7 @@ def test_a_second_worker_must_save_more_than_it_costs() -> None:
 
 
 def test_idle_steps_take_nothing_but_a_node_on_each_device() -> None:
-    compiled, node = idle(TWO.devices)
+    compiled, node = idle_fetches(TWO.devices)
     assert set(compiled.devices.values()) == set(TWO.devices)
     assert node.op.name == "placeholder"
 

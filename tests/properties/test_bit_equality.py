@@ -18,7 +18,7 @@ from graphflow.ir.op import Node
 from graphflow.passes import optimize
 from graphflow.runtime.host.host_interface import LocalHosts
 from graphflow.runtime.host.session_state import DRAWS
-from graphflow.runtime.partitioning.partition import FREE, Partition, partition
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from graphflow.runtime.wire.graph_codec import decode, encode
 from tests.properties.random_graphs import (
     Array,
@@ -43,7 +43,7 @@ def scattered(graph: Graph, devices: Sequence[str], seed: int) -> dict[Node, str
     for node in graph.nodes:
         if node.op.name == "assign":
             placement[node] = placement[node.inputs[0].node]
-        elif node.op.name not in FREE:
+        elif node.op.name not in UNPLACED_OPS:
             placement[node] = devices[int(rng.integers(len(devices)))]
     return placement
 

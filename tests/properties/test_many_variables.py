@@ -13,7 +13,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.ir.graph import Graph
-from graphflow.ir.scopes import seeded
+from graphflow.ir.scopes import seed_scope
 from graphflow.optim.optimizers import Optimizer
 from graphflow.passes import optimize
 
@@ -100,7 +100,7 @@ def test_shapes_are_inferred_for_what_users_write_and_not_for_each_update(
 def _trained(optimiser: Optimizer, strategy: Any) -> tuple[list[str], list[bytes]]:
     """The graphs of a step, as built and optimised; and the bits of variables, and of a number that
     is drawn from the next random stream, after some steps."""
-    with seeded(0):
+    with seed_scope(0):
         x, loss = _loss(5)
         weights = [gf.variable(np.linspace(-i, 1, 12).reshape(4, 3)) for i in range(2)]
         errors = x.astype("float64") @ weights[0] - gf.tanh(x.astype("float64") @ weights[1])
@@ -126,5 +126,5 @@ def test_copied_updates_are_those_that_are_built_one_by_one(
     optimiser: Optimizer, strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = _trained(optimiser, strategy)
-    monkeypatch.setattr(Optimizer, "_looks_at_specs_only", lambda *_: False)
+    monkeypatch.setattr(Optimizer, "_is_determined_by_specs", lambda *_: False)
     assert copied == _trained(optimiser, strategy)

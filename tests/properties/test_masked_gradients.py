@@ -18,7 +18,7 @@ from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY, Op, Sample, Tensor
 from graphflow.transforms.forward_mode import jvp
-from graphflow.transforms.op_testing import doubled, draw, is_differentiable, is_smooth
+from graphflow.transforms.op_testing import draw, is_differentiable, is_smooth, to_double
 from graphflow.transforms.reverse_mode import gradients
 
 Array = np.ndarray[Any, Any]
@@ -40,7 +40,7 @@ CASES = [
 
 @pytest.mark.parametrize("op, sample", CASES)
 def test_infinite_cotangents_and_tangents_stop_at_what_is_not_read(op: Op, sample: Sample) -> None:
-    sample = doubled(sample)
+    sample = to_double(sample)
     with np.errstate(all="ignore"):
         check_cut_off(lambda *xs: op(*xs, **sample.attrs), draw(sample, op.name), op.name)
 

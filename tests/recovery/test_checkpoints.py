@@ -28,9 +28,9 @@ from graphflow.errors import (
     StateLost,
     WorkerLost,
 )
-from graphflow.execution.variable_store import State
+from graphflow.execution.variable_store import VariableStore
 from graphflow.recovery import recoverer as recovery_module
-from graphflow.recovery.checkpoint_writer import Every
+from graphflow.recovery.checkpoint_writer import CheckpointInterval
 from graphflow.runtime.checkpoint import load
 from graphflow.runtime.checkpoint.folder import read_manifest
 from graphflow.runtime.host.host_interface import LocalHosts
@@ -60,14 +60,14 @@ def landed(s: gf.Session) -> None:
     [("10min", 600), ("30s", 30), ("2h", 7200), ("500ms", 0.5), ("1.5 h", 5400), (" 1d ", 86400)],
 )
 def test_a_time_has_a_unit(text: str, seconds: float) -> None:
-    assert Every.of(text) == Every(seconds=seconds)
+    assert CheckpointInterval.parse(text) == CheckpointInterval(seconds=seconds)
 
 
 def test_a_checkpoint_is_due_at_multiples_of_steps_or_after_a_time() -> None:
-    steps, times = Every.of(10), Every.of("5s")
-    assert [s for s in range(1, 25) if steps.due(s - 1, s, 0.0)] == [10, 20]
-    assert steps.due(8, 21, 0.0) and not steps.due(11, 19, 1e9)
-    assert times.due(3, 4, 5.0) and not times.due(3, 4, 4.9) and not times.due(4, 4, 9.0)
+    steps, times = CheckpointInterval.parse(10), CheckpointInterval.parse("5s")
+    assert [s for s in range(1, 25) if steps.is_due(s - 1, s, 0.0)] == [10, 20]
+    assert steps.is_due(8, 21, 0.0) and not steps.is_due(11, 19, 1e9)
+    assert times.is_due(3, 4, 5.0) and not times.is_due(3, 4, 4.9) and not times.is_due(4, 4, 9.0)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_going_back_by_hand_makes_what_follows_the_newest(tmp_path: Path) -> Non
 def crashed(s: gf.Session, root: Path) -> tuple[int, float]:
     """What a crash just now would leave to go on from: step, and value of the counter."""
     landed(s)
-    there = s._recovery.saver.store.newest(pytest.fail)  # type: ignore[union-attr]
+    there = s._recovery.writer.store.newest(pytest.fail)  # type: ignore[union-attr]
     assert there is not None and there[0].parent == root
     return there[1].step, float(there[1].variables["count"][0])
 
@@ -537,7 +537,7 @@ def test_ctrl_c_while_a_checkpoint_is_loaded_leaves_it_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, add = counting()
-    root, load_state = tmp_path / "c", State.load
+    root, load_state = tmp_path / "c", VariableStore.load
 
     def interrupted(*what: Any, **how: Any) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -549,7 +549,7 @@ def test_ctrl_c_while_a_checkpoint_is_loaded_leaves_it_the_newest(
         s.run(add)
         s.save()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(State, "load", interrupted)
+            patch.setattr(VariableStore, "load", interrupted)
             s.load(tmp_path / "best")
         assert s.step == 1 and crashed(s, root) == (1, 1.0)
 
@@ -688,7 +688,7 @@ def test_what_was_set_between_steps_is_set_again_in_its_place(
 def test_beyond_its_budget_a_checkpoint_is_written_early(
     losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery_module, "BUDGET", 10_000)
+    monkeypatch.setattr(recovery_module, "REPLAY_BYTES", 10_000)
     x = gf.placeholder("float32", (None,))
     total = gf.variable(0.0, name="total")
     step = gf.assign(total, total + gf.sum(x))
@@ -697,7 +697,7 @@ def test_beyond_its_budget_a_checkpoint_is_written_early(
         for number in range(40):
             losing.at = {35} if number == 30 else set()
             s.run(step, {x: np.ones(500, "float32")})
-            assert sum(each.nbytes for each in s._recovery._stretches) < 40_000
+            assert sum(each.nbytes for each in s._recovery._segments) < 40_000
         assert s.get(total) == 40 * 500 and losing.opened <= 1
         assert len(kept(tmp_path)) > 5
 
@@ -706,7 +706,7 @@ def test_with_a_full_disk_training_goes_on_without_a_way_back(
     losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(recovery_module, "BUDGET", 10_000)
+    monkeypatch.setattr(recovery_module, "REPLAY_BYTES", 10_000)
     x = gf.placeholder("float32", (None,))
     total = gf.variable(0.0, name="total")
     step = gf.assign(total, total + gf.sum(x))
@@ -723,7 +723,7 @@ def test_with_a_full_disk_training_goes_on_without_a_way_back(
         for _ in range(60):
             s.run(step, {x: np.ones(500, "float32")})
             landed(s)
-            assert sum(each.nbytes for each in s._recovery._stretches) < 60_000
+            assert sum(each.nbytes for each in s._recovery._segments) < 60_000
         assert s.checkpoint_error is not None
         assert any("recovery.lost" in r.getMessage() for r in caplog.records)
         losing.at = set(range(1000))
@@ -1021,4 +1021,4 @@ def test_the_log_tells_of_each_recovery(
 def test_a_callable_guard_asks_nothing_of_sessions_without_checkpoints() -> None:
     with gf.Session() as s:
         done: Callable[[], int] = lambda: 3  # noqa: E731
-        assert s._recovery.guarded(done) == 3 and s.checkpoint_error is None and s.step == 0
+        assert s._recovery.retry_on_loss(done) == 3 and s.checkpoint_error is None and s.step == 0

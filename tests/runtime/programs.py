@@ -10,7 +10,7 @@ import numpy as np
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.runtime.memory.backend import CpuBackend
-from graphflow.runtime.partitioning.partition import FREE, Partition, partition
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from graphflow.runtime.program.program import Program
 
 CPU = "/worker:0/cpu:0"
@@ -39,10 +39,10 @@ class Mailbox:
     def recv(self, step: int, edge: int) -> Any:
         return self.arrays.pop((step, edge))
 
-    def taken(self, step: int, edge: int, portion: int) -> None:
+    def grant_credit(self, step: int, edge: int, portion: int) -> None:
         """It has room for everything."""
 
-    def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
+    def wait_for_credit(self, step: int, edge: int, portion: int, target: str) -> None:
         """It has room for everything."""
 
 
@@ -51,7 +51,7 @@ def placed(graph: Graph, device: str = CPU, **others: str) -> dict[Node, str]:
     return {
         node: others.get(graph.names[node], device)
         for node in graph.nodes
-        if node.op.name not in FREE
+        if node.op.name not in UNPLACED_OPS
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import FeedError, FetchError, OpError, SessionError
-from graphflow.execution.compiled_fetches import ROUTES, Route
+from graphflow.execution.compiled_fetches import MAX_CACHED_STEPS, CachedStep
 from graphflow.ir.op import REGISTRY, Op, register
 from graphflow.planning import deployment
 
@@ -20,15 +20,15 @@ from graphflow.planning import deployment
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What each step that went the shorter way was fed."""
     found: list[Any] = []
-    named = Route.named
+    named = CachedStep.match_feeds
 
-    def noted(self: Route, given: Any) -> Any:
+    def noted(self: CachedStep, given: Any) -> Any:
         result = named(self, given)
         if result is not None:
             found.append(given)
         return result
 
-    monkeypatch.setattr(Route, "named", noted)
+    monkeypatch.setattr(CachedStep, "match_feeds", noted)
     return found
 
 
@@ -207,7 +207,7 @@ def test_a_closed_session_refuses_known_steps() -> None:
 def test_graphs_that_are_built_in_a_loop_are_told_of_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deployment, "_MANY", 3)
+    monkeypatch.setattr(deployment, "_WARN_AT", 3)
     x = gf.placeholder("float32", ())
     with gf.Session() as s, pytest.warns(RuntimeWarning, match="before the loop") as told:
         for i in range(2):
@@ -219,7 +219,7 @@ def test_graphs_that_are_built_in_a_loop_are_told_of_once(
 
 
 def test_many_graphs_of_many_lines_are_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployment, "_MANY", 3)
+    monkeypatch.setattr(deployment, "_WARN_AT", 3)
     x = gf.placeholder("float32", ())
     with gf.Session() as s, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -233,7 +233,7 @@ def test_so_many_sizes_have_a_shorter_way_and_no_more() -> None:
     x = gf.placeholder("float32", (None,), name="x")
     total = gf.sum(x)
     with gf.Session() as s:
-        for size in (*range(1, ROUTES + 4), 1, 2):
+        for size in (*range(1, MAX_CACHED_STEPS + 4), 1, 2):
             assert s.run(total, {x: np.ones(size, "float32")}) == size
-        compiled = s._deployment.known([total])
-        assert compiled is not None and len(compiled._routes) == ROUTES
+        compiled = s._deployment.find([total])
+        assert compiled is not None and len(compiled._cached_steps) == MAX_CACHED_STEPS

@@ -7,7 +7,7 @@ that body.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx import (
     IR_VERSION,
@@ -22,30 +22,26 @@ from onnx import (
 
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import Call
-from graphflow.onnx.loading.operator_registry import normal_domain
+from graphflow.onnx.loading.domains import normal_domain
+from graphflow.onnx.loading.node_call import ImportContext, NodeCall
+from graphflow.onnx.loading.segments import OnnxBody
 from graphflow.onnx.loading.value_kinds import Known, Value
 
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.importer import Body, Importer
 
-
-def inline(importer: Importer, body: Body, call: Call, index: int) -> list[Value | None]:
+def inline_function(importer: ImportContext, body: OnnxBody, call: NodeCall) -> list[Value | None]:
     """Read the body of a function in place of a call of it."""
-    from graphflow.onnx.loading.importer import Body
-
     nodes = with_attributes(body, call.proto)
-    bound = Body(nodes, body.inputs, body.outputs, body.opsets, body.initializers)
-    return importer.inline(bound, call.values, None, index)
+    bound = OnnxBody(nodes, body.inputs, body.outputs, body.opsets, body.initializers)
+    return importer.inline(bound, call.values, None, call.index)
 
 
-def with_attributes(body: Body, node: NodeProto) -> list[NodeProto]:
+def with_attributes(body: OnnxBody, node: NodeProto) -> list[NodeProto]:
     """The nodes of a function with the attributes of a call of it filled in."""
     given = {attribute.name: attribute for attribute in node.attribute}
-    return [_bound(n, {**body.defaults, **given}) for n in body.nodes]
+    return [_fill_attributes(n, {**body.defaults, **given}) for n in body.nodes]
 
 
-def _bound(node: NodeProto, given: dict[str, AttributeProto]) -> NodeProto:
+def _fill_attributes(node: NodeProto, given: dict[str, AttributeProto]) -> NodeProto:
     copy = NodeProto()
     copy.CopyFrom(node)
     del copy.attribute[:]
@@ -61,7 +57,7 @@ def _bound(node: NodeProto, given: dict[str, AttributeProto]) -> NodeProto:
         added = copy.attribute.add()
         added.CopyFrom(attribute)
         if attribute.type == AttributeProto.GRAPH:
-            inner = [_bound(n, given) for n in attribute.g.node]
+            inner = [_fill_attributes(n, given) for n in attribute.g.node]
             del added.g.node[:]
             added.g.node.extend(inner)
     return copy
@@ -71,12 +67,10 @@ def function_body(
     function: FunctionProto,
     opsets: Mapping[str, int] | None = None,
     defaults: Mapping[str, AttributeProto] | None = None,
-) -> Body:
+) -> OnnxBody:
     """A FunctionProto as a Body."""
-    from graphflow.onnx.loading.importer import Body
-
     imported = {normal_domain(o.domain): o.version for o in function.opset_import}
-    return Body(
+    return OnnxBody(
         list(function.node),
         tuple(function.input),
         tuple(function.output),
@@ -94,7 +88,7 @@ def schema_with_body(domain: str, name: str, version: int) -> Any:
     return schema if schema.has_function or schema.has_context_dependent_function else None
 
 
-def schema_body(call: Call, plain: bool) -> Body | None:
+def schema_body(call: NodeCall, plain: bool) -> OnnxBody | None:
     """The function that ONNX's schema gives for an operator, if any."""
     domain = normal_domain(call.proto.domain)
     schema = schema_with_body(domain, call.op_type, call.version)
@@ -105,7 +99,7 @@ def schema_body(call: Call, plain: bool) -> Body | None:
         versions = [v for v in schema.function_opset_versions if v <= call.scope.opsets.get("", 1)]
         content = schema.get_function_with_opset_version(max(versions)) if versions else b""
     elif plain:
-        content = _by_context(schema, call)
+        content = _context_dependent_body(schema, call)
     else:
         content = b""
     if not content:
@@ -119,7 +113,7 @@ def schema_body(call: Call, plain: bool) -> Body | None:
     return function_body(function, call.scope.opsets, attributes)
 
 
-def _by_context(schema: Any, call: Call) -> bytes:
+def _context_dependent_body(schema: Any, call: NodeCall) -> bytes:
     """A function whose body depends on the types of inputs and on attributes."""
     versions = [
         v
@@ -141,7 +135,7 @@ def _by_context(schema: Any, call: Call) -> bytes:
     return content
 
 
-def _context(call: Call) -> checker.C.CheckerContext:
+def _context(call: NodeCall) -> checker.C.CheckerContext:
     context = checker.C.CheckerContext()
     context.ir_version = IR_VERSION
     context.opset_imports = dict(call.scope.opsets)
@@ -160,4 +154,4 @@ def _type_of(value: Value | None) -> TypeProto:
     return TypeProto()
 
 
-__all__ = ["function_body", "inline", "schema_body", "with_attributes"]
+__all__ = ["function_body", "inline_function", "schema_body", "with_attributes"]

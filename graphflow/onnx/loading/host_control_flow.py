@@ -4,37 +4,34 @@ deadline of the run."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import TypeProto
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.host_nodes import Node, routine
+from graphflow.onnx.loading.host_nodes import HostNode, HostRun, host_routine
 from graphflow.onnx.loading.value_kinds import Array, onnx_dtype
 
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.segmented_program import Run
 
-
-def _subgraph(run: Run, node: Node, name: str) -> Any:
+def _subgraph(run: HostRun, node: HostNode, name: str) -> Any:
     graph = node.attr(name)
     if graph is None:
         raise OnnxError(f"{node.label}: attribute {name!r} is missing")
     for attribute in node.proto.attribute:
         if attribute.name == name:
             graph = attribute.g
-    return run.program(graph, run.importer.subgraph(graph, node.opsets))
+    return run.program_for(graph, run.importer.subgraph(graph, node.opsets))
 
 
-@routine("If")
-def _if(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("If")
+def _if(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     branch = "then_branch" if bool(np.asarray(inputs[0]).item()) else "else_branch"
     return _subgraph(run, node, branch).run(run, outer)
 
 
-@routine("Loop")
-def _loop(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("Loop")
+def _loop(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     body = _subgraph(run, node, "body")
     most = None if inputs[0] is None else int(np.asarray(inputs[0]).item())
     go = True if len(inputs) < 2 or inputs[1] is None else bool(np.asarray(inputs[1]).item())
@@ -53,10 +50,10 @@ def _loop(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any])
             rows.append(row)
         step += 1
     types = _types(node, 1 + len(state))
-    return [*state, *map(_stacked, scanned, types)]
+    return [*state, *map(_stack_rows, scanned, types)]
 
 
-def _stacked(rows: list[Array], kind: TypeProto) -> Array:
+def _stack_rows(rows: list[Array], kind: TypeProto) -> Array:
     """What iterations gave, along a new first axis; after none, as the body's type says."""
     if rows:
         return np.stack(rows)
@@ -64,13 +61,13 @@ def _stacked(rows: list[Array], kind: TypeProto) -> Array:
     return np.zeros((0, *sizes), onnx_dtype(kind.tensor_type.elem_type) or np.float32)
 
 
-def _types(node: Node, skip: int) -> list[TypeProto]:
+def _types(node: HostNode, skip: int) -> list[TypeProto]:
     """The types of a body's outputs after the first `skip`."""
     return [output.type for output in node.attr("body").output][skip:]
 
 
-@routine("Scan")
-def _scan(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("Scan")
+def _scan(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     """Since opset 9: scanned inputs last; each axis and direction its own."""
     body = _subgraph(run, node, "body")
     if node.version < 9:
@@ -83,7 +80,7 @@ def _scan(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any])
         np.moveaxis(x, axis, 0)[:: -1 if back else 1]
         for x, axis, back in zip(scanned, axes, backward, strict=True)
     ]
-    results = _scanned(run, node, body, state, rows, outer)
+    results = _run_scan(run, node, body, state, rows, outer)
     outputs = len(body.body.outputs) - len(state)
     axes = node.attr("scan_output_axes") or [0] * outputs
     backward = node.attr("scan_output_directions") or [0] * outputs
@@ -95,7 +92,7 @@ def _scan(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any])
 
 
 def _scan_8(
-    run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any], body: Any
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any], body: Any
 ) -> Any:
     """Opset 8: a batch axis first, lengths of sequences as input 0."""
     count = node.attr("num_scan_inputs")
@@ -106,12 +103,17 @@ def _scan_8(
         rows = one[len(one) - count :]
         if inputs[0] is not None:
             rows = [x[: int(inputs[0][b])] for x in rows]
-        batches.append(_scanned(run, node, body, one[: len(one) - count], rows, outer))
+        batches.append(_run_scan(run, node, body, one[: len(one) - count], rows, outer))
     return [np.stack(parts) for parts in zip(*batches, strict=True)]
 
 
-def _scanned(
-    run: Run, node: Node, body: Any, state: list[Any], rows: list[Any], outer: Mapping[str, Any]
+def _run_scan(
+    run: HostRun,
+    node: HostNode,
+    body: Any,
+    state: list[Any],
+    rows: list[Any],
+    outer: Mapping[str, Any],
 ) -> list[Any]:
     collected: list[list[Any]] = [[] for _ in range(len(body.body.outputs) - len(state))]
     kept = len(state)
@@ -123,11 +125,11 @@ def _scanned(
         state = results[:kept]
         for made, row in zip(collected, results[kept:], strict=True):
             made.append(row)
-    return [*state, *map(_stacked, collected, _types(node, kept))]
+    return [*state, *map(_stack_rows, collected, _types(node, kept))]
 
 
-@routine("SequenceMap")
-def _map(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("SequenceMap")
+def _map(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     """The body applied to the elements of the first sequence, and of others beside it."""
     body = _subgraph(run, node, "body")
     made: list[list[Any]] = [[] for _ in body.body.outputs]

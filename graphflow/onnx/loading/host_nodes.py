@@ -9,18 +9,20 @@ onnx's own reference implementation that runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 from onnx import NodeProto, ValueInfoProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, OpError
-from graphflow.onnx.loading.node_call import Call, attribute_value
-from graphflow.onnx.loading.operator_registry import ML, handler_of, normal_domain
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.segmented_program import Run
+from graphflow.onnx.loading.domains import ML, normal_domain
+from graphflow.onnx.loading.function_expansion import schema_body, with_attributes
+from graphflow.onnx.loading.node_call import ImportContext, NodeCall, attribute_value
+from graphflow.onnx.loading.operator_registry import handler_of
+from graphflow.onnx.loading.segments import OnnxBody, Scope
+from graphflow.onnx.loading.value_kinds import classify
 
 SHAPE = "the shape of its output depends on data"
 SEQUENCE = "sequences and optionals are no tensors"
@@ -28,7 +30,7 @@ STRINGS = "strings are no tensors"
 RANDOM = "the numbers it draws are those of numpy"
 
 # Why an operator always runs on the host.
-REASONS: dict[tuple[str, str], str] = {
+HOST_ONLY: dict[tuple[str, str], str] = {
     **{("", name): SHAPE for name in ("NonZero", "Unique", "Compress", "NonMaxSuppression")},
     ("", "ImageDecoder"): SHAPE,
     ("", "SequenceMap"): SEQUENCE,
@@ -49,7 +51,7 @@ REASONS: dict[tuple[str, str], str] = {
 }  # fmt: skip
 
 # Of these, onnx's reference implementation is what runs.
-REFERENCE = {
+REFERENCE_OPERATORS = {
     ("", "ImageDecoder"), ("", "RegexFullMatch"), ("", "StringConcat"),
     ("", "StringNormalizer"), ("", "StringSplit"), ("", "TfIdfVectorizer"),
     (ML, "DictVectorizer"),
@@ -57,7 +59,7 @@ REFERENCE = {
 
 
 @dataclass(frozen=True)
-class Node:
+class HostNode:
     """A node that runs on the host, the opsets it is meant in, and how to name it."""
 
     proto: NodeProto
@@ -80,51 +82,72 @@ class Node:
         return default
 
 
-Routine = Callable[["Run", Node, Sequence[Any], Mapping[str, Any]], Sequence[Any]]
-_ROUTINES: dict[tuple[str, str], Routine] = {}
+class BodyProgram(Protocol):
+    """A body that runs as a program of its own."""
+
+    body: OnnxBody
+
+    def run(self, run: Any, values: Mapping[str, Any]) -> list[Any]: ...
 
 
-def routine(*names: str, domain: str = "") -> Callable[[Routine], Routine]:
+class HostRun(Protocol):
+    """What host nodes may ask of the run of a model that they are part of."""
+
+    @property
+    def importer(self) -> ImportContext: ...
+
+    def check(self, what: str | None = None) -> None: ...
+
+    def program_for(self, owner: Any, body: OnnxBody) -> BodyProgram: ...
+
+
+HostRoutine = Callable[[HostRun, HostNode, Sequence[Any], Mapping[str, Any]], Sequence[Any]]
+_ROUTINES: dict[tuple[str, str], HostRoutine] = {}
+
+
+def host_routine(*names: str, domain: str = "") -> Callable[[HostRoutine], HostRoutine]:
     """Register (run, node, inputs, captured values) -> outputs, all of them plain values."""
 
-    def enter(function: Routine) -> Routine:
+    def enter(function: HostRoutine) -> HostRoutine:
         _ROUTINES.update(dict.fromkeys([(domain, name) for name in names], function))
         return function
 
     return enter
 
 
-def _key(call: Call) -> tuple[str, str]:
+def _key(call: NodeCall) -> tuple[str, str]:
     return (normal_domain(call.proto.domain), call.op_type)
 
 
-def only(call: Call) -> bool:
+def runs_only_on_host(call: NodeCall) -> bool:
     """Whether a node can never be part of a graph."""
-    return _key(call) in REASONS
+    return _key(call) in HOST_ONLY
 
 
-def can(call: Call) -> bool:
+def can_run_on_host(call: NodeCall) -> bool:
     """Whether a node can run on the host."""
-    return _key(call) in REASONS or _key(call) in REFERENCE or _key(call) in _ROUTINES
+    return _key(call) in HOST_ONLY or _key(call) in REFERENCE_OPERATORS or _key(call) in _ROUTINES
 
 
-def knows(domain: str, name: str) -> bool:
+def has_host_routine(domain: str, name: str) -> bool:
     """Whether an operator can run on the host."""
     key = (normal_domain(domain), name)
-    return key in REASONS or key in REFERENCE or key in _ROUTINES
+    return key in HOST_ONLY or key in REFERENCE_OPERATORS or key in _ROUTINES
 
 
-def reason(call: Call) -> str:
+def reason(call: NodeCall) -> str:
     """Why a node runs on the host."""
-    return f"{call.op_type}: {REASONS[_key(call)]}"
+    return f"{call.op_type}: {HOST_ONLY[_key(call)]}"
 
 
-def draws(call: Call) -> bool:
+def draws(call: NodeCall) -> bool:
     """Whether a node gives another value each time."""
     return call.op_type.startswith("Random") or call.op_type in ("Bernoulli", "Multinomial")
 
 
-def execute(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Sequence[Any]:
+def execute(
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+) -> Sequence[Any]:
     """Run one node on plain values.
 
     Raises:
@@ -134,14 +157,14 @@ def execute(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any
     try:
         function = run.importer.functions.get(node.key)
         if function is not None:
-            return _in_body(run, node, inputs, function)
+            return _run_body(run, node, inputs, function)
         found = _ROUTINES.get(node.key)
         if found is not None:
             return found(run, node, inputs, outer)
         body = _schema_body(run, node, inputs)
         if body is not None:
-            return _in_body(run, node, inputs, body)
-        return by_reference(run, node, inputs)
+            return _run_body(run, node, inputs, body)
+        return run_reference(run, node, inputs)
     except GraphflowError:
         raise
     except Exception as error:  # numpy's and onnx's complaints about values
@@ -149,32 +172,24 @@ def execute(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any
         raise OpError(f"{node.label} failed: {told}") from error
 
 
-def _in_body(run: Run, node: Node, inputs: Sequence[Any], body: Any) -> Sequence[Any]:
+def _run_body(run: HostRun, node: HostNode, inputs: Sequence[Any], body: Any) -> Sequence[Any]:
     """A function: its body is a program of its own."""
-    from dataclasses import replace
-
-    from graphflow.onnx.loading.function_expansion import with_attributes
-
     bound = replace(body, nodes=with_attributes(body, node.proto))
     values = {name: v for name, v in zip(body.inputs, inputs, strict=False) if v is not None}
-    return run.program(node.proto, bound).run(run, values)
+    return run.program_for(node.proto, bound).run(run, values)
 
 
-def _schema_body(run: Run, node: Node, inputs: Sequence[Any]) -> Any:
+def _schema_body(run: HostRun, node: HostNode, inputs: Sequence[Any]) -> Any:
     """The function body of an operator that has no translation."""
-    from graphflow.onnx.loading.function_expansion import schema_body
-    from graphflow.onnx.loading.importer import Scope
-    from graphflow.onnx.loading.value_kinds import classified
-
-    if handler_of(*node.key, node.version) is not None or node.key in REFERENCE:
+    if handler_of(*node.key, node.version) is not None or node.key in REFERENCE_OPERATORS:
         return None
-    values = [None if value is None else classified(value) for value in inputs]
+    values = [None if value is None else classify(value) for value in inputs]
     scope = Scope({}, node.opsets)
-    call = Call(node.proto, values, scope, node.label, run.importer)
+    call = NodeCall(node.proto, values, scope, node.label, run.importer)
     return schema_body(call, plain=False)
 
 
-def by_reference(run: Run, node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+def run_reference(run: HostRun, node: HostNode, inputs: Sequence[Any]) -> Sequence[Any]:
     """onnx's reference implementation of a node."""
     _, evaluator = run.importer.programs.setdefault(id(node.proto), (node.proto, _evaluator(node)))
     feeds = {n: v for n, v in zip(node.proto.input, inputs, strict=False) if n}
@@ -183,7 +198,7 @@ def by_reference(run: Run, node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [named.get(n) for n in node.proto.output]
 
 
-def _evaluator(node: Node) -> ReferenceEvaluator:
+def _evaluator(node: HostNode) -> ReferenceEvaluator:
     infos = [ValueInfoProto(name=n) for n in dict.fromkeys(node.proto.input) if n]
     outputs = [ValueInfoProto(name=n) for n in node.proto.output if n]
     graph = helper.make_graph([node.proto], "node", infos, outputs)

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.host_nodes import Node, routine
+from graphflow.onnx.loading.host_nodes import HostNode, HostRun, host_routine
 from graphflow.ops.images.nms import suppression_op
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.segmented_program import Run
 
 # Shapes that depend on data -------------------------------------------------------------------
 
 
-@routine("NonZero")
-def _nonzero(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("NonZero")
+def _nonzero(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     (x,) = inputs
     return [np.array(np.nonzero(np.atleast_1d(x)), np.int64).reshape(max(x.ndim, 1), -1)]
 
 
-@routine("Compress")
-def _compress(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("Compress")
+def _compress(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     x, condition = inputs
     return [np.compress(condition, x, axis=node.attr("axis"))]
 
 
-@routine("Unique")
-def _unique(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("Unique")
+def _unique(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     (x,) = inputs
     axis = node.attr("axis")
     values, first, inverse, counts = np.unique(
@@ -46,8 +43,10 @@ def _unique(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any
     return [values, *(a.astype(np.int64) for a in (first, inverse, counts))]
 
 
-@routine("NonMaxSuppression")
-def _suppression(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("NonMaxSuppression")
+def _suppression(
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+) -> Any:
     """As many rows as there are boxes left, where our own op has a stated number of them."""
     boxes, scores = np.asarray(inputs[0]), np.asarray(inputs[1])
     limits = [*inputs[2:], *(None,) * (5 - len(inputs))]
@@ -68,22 +67,24 @@ def _suppression(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str
 # Sequences and optionals ----------------------------------------------------------------------
 
 
-@routine("SequenceConstruct")
-def _construct(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("SequenceConstruct")
+def _construct(
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+) -> Any:
     return [list(inputs)]
 
 
-@routine("SequenceEmpty")
-def _empty(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("SequenceEmpty")
+def _empty(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     return [[]]
 
 
-@routine("SequenceLength")
-def _length(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("SequenceLength")
+def _length(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     return [np.array(len(inputs[0]), np.int64)]
 
 
-def _place(position: Any, count: int, node: Node) -> int:
+def _normalize_position(position: Any, count: int, node: HostNode) -> int:
     """A position counted from the front.
 
     Raises:
@@ -95,31 +96,33 @@ def _place(position: Any, count: int, node: Node) -> int:
     return at % count
 
 
-@routine("SequenceAt")
-def _at(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
-    return [inputs[0][_place(inputs[1], len(inputs[0]), node)]]
+@host_routine("SequenceAt")
+def _sequence_at(
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+) -> Any:
+    return [inputs[0][_normalize_position(inputs[1], len(inputs[0]), node)]]
 
 
-@routine("SequenceErase")
-def _erase(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("SequenceErase")
+def _erase(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     items = list(inputs[0])
     position = inputs[1] if len(inputs) > 1 and inputs[1] is not None else -1
-    del items[_place(position, len(items), node)]
+    del items[_normalize_position(position, len(items), node)]
     return [items]
 
 
-@routine("SequenceInsert")
-def _insert(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("SequenceInsert")
+def _insert(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     items = list(inputs[0])
     at = len(items)
     if len(inputs) > 2 and inputs[2] is not None:
         position = int(np.asarray(inputs[2]).item())
-        at = at if position == at else _place(position, len(items), node)
+        at = at if position == at else _normalize_position(position, len(items), node)
     return [[*items[:at], inputs[1], *items[at:]]]
 
 
-@routine("SplitToSequence")
-def _split(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("SplitToSequence")
+def _split(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     x, axis = inputs[0], node.attr("axis", 0)
     sizes = inputs[1] if len(inputs) > 1 else None
     if sizes is None:
@@ -137,30 +140,34 @@ def _split(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]
     return [list(np.split(x, bounds, axis))]
 
 
-@routine("ConcatFromSequence")
-def _concat(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("ConcatFromSequence")
+def _concat(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     axis = node.attr("axis", 0)
     join = np.stack if node.attr("new_axis", 0) else np.concatenate
     return [join(inputs[0], axis=axis)]
 
 
-@routine("Identity")
-def _identity(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("Identity")
+def _identity(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     return list(inputs)
 
 
-@routine("Optional")
-def _optional(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("Optional")
+def _optional(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
     return [inputs[0] if inputs else None]
 
 
-@routine("OptionalHasElement")
-def _has_element(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("OptionalHasElement")
+def _has_element(
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+) -> Any:
     return [np.array(bool(inputs) and inputs[0] is not None)]
 
 
-@routine("OptionalGetElement")
-def _get_element(run: Run, node: Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host_routine("OptionalGetElement")
+def _get_element(
+    run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+) -> Any:
     if inputs[0] is None:
         raise OnnxError(f"{node.label}: the optional holds nothing")
     return [inputs[0]]

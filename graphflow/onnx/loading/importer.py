@@ -8,108 +8,56 @@ this).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto
+from onnx import GraphProto, NodeProto
 
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, OnnxError, UnsupportedOnnxError
-from graphflow.frontend.builders import kept_variable
+from graphflow.frontend.builders import make_variable
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Location, Tensor, read_from
+from graphflow.ir.op import REGISTRY, Location, Tensor, source_scope
 from graphflow.ir.spec import Dim, nbytes
 from graphflow.onnx.loading import function_expansion as expansion
 from graphflow.onnx.loading import host_nodes as host
+from graphflow.onnx.loading.domains import normal_domain
 from graphflow.onnx.loading.node_call import (
-    Call,
     NeedsShapes,
     NeedsValue,
+    NodeCall,
     RunOnHost,
     Signal,
     constant_value,
     has_dim,
 )
-from graphflow.onnx.loading.operator_registry import handler_of, normal_domain
-from graphflow.onnx.loading.reader import array_of
+from graphflow.onnx.loading.operator_registry import handler_of
+from graphflow.onnx.loading.reader import tensor_to_array
+from graphflow.onnx.loading.segments import (
+    ImportedSegment,
+    OnnxBody,
+    Scope,
+    Stop,
+    captured_names,
+    concrete_value,
+)
 from graphflow.onnx.loading.shape_folding import fold
-from graphflow.onnx.loading.value_kinds import Array, Fixed, Known, OnHost, Value, classified, known
+from graphflow.onnx.loading.value_kinds import (
+    Array,
+    Fixed,
+    Known,
+    OnHost,
+    Value,
+    classify,
+    make_known,
+)
 
 _CONTROL = {"If", "Loop", "Scan"}
 
 SMALL = 1024
 """Elements of a known value that is computed at once while a model is read."""
-
-
-@dataclass(frozen=True)
-class Body:
-    """A list of nodes with names for what goes in and out: a graph, a subgraph or a function."""
-
-    nodes: Sequence[NodeProto]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    opsets: Mapping[str, int]
-    initializers: Mapping[str, Value] = field(default_factory=dict)
-    defaults: Mapping[str, AttributeProto] = field(default_factory=dict)  # of a function
-    main: bool = False  # the model's own graph
-
-
-@dataclass
-class Scope:
-    """Names in force while nodes are read, and the opsets they are meant in."""
-
-    values: dict[str, Value]
-    opsets: Mapping[str, int]
-    outer: Scope | None = None
-    main: bool = False  # of the model's own graph, whose names are those of the weights
-
-    def find(self, name: str) -> Value | None:
-        """What a name stands for, here or further out."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.values:
-                return scope.values[name]
-            scope = scope.outer
-        return None
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Why a pass ended before the last node.
-
-    kind: "host" (the node runs on the host), "value" (a computed value decides shapes), "input"
-    (the same for an input of the segment), "shapes" (symbolic sizes would have to be known), "rank"
-    (an input has none).
-    fed: inputs of ints whose values decide, so that giving them may avoid the stop.
-    sized: whether giving sizes may avoid the stop.
-    """
-
-    kind: str
-    index: int
-    why: str
-    name: str = ""
-    fed: tuple[str, ...] = ()
-    sized: bool = False
-
-
-Plan = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""What a graph is run for, and the placeholders that are fed to it, by name."""
-
-
-@dataclass
-class Segment:
-    """A graph made of the nodes from `start` to `stop`."""
-
-    start: int
-    inputs: dict[str, Tensor]  # placeholders
-    values: dict[str, Value]  # what names stand for where the pass ended
-    stop: Stop | None
-    given: dict[str, Value]  # what names stood for where the pass began
-    children: dict[Any, Segment] = field(default_factory=dict)
-    plan: Plan | None = None
 
 
 class Importer:
@@ -119,11 +67,20 @@ class Importer:
         self,
         file: str,
         folder: Path | None = None,
-        functions: Mapping[tuple[str, str], Body] | None = None,
+        functions: Mapping[tuple[str, str], OnnxBody] | None = None,
         weights: Mapping[str, bool] | None = None,
+        *,
+        start_run: Callable[[Importer], host.HostRun],
     ) -> None:
-        """`weights`: of each value that becomes a variable, whether training changes it."""
+        """Make an importer for the nodes of a file.
+
+        Args:
+            weights: of each value that becomes a variable, whether training changes it.
+            start_run: makes the run in which host nodes are computed while a model is read. (Runs
+                import further segments, so their module imports this one.)
+        """
         self.file = file
+        self._start_run = start_run
         self.folder = folder
         self.functions = dict(functions or {})
         self.weights = dict(weights or {})
@@ -133,7 +90,9 @@ class Importer:
 
     # A pass over nodes ------------------------------------------------------------------------
 
-    def segment(self, body: Body, start: int, given: Mapping[str, Value]) -> Segment:
+    def read_segment(
+        self, body: OnnxBody, start: int, given: Mapping[str, Value]
+    ) -> ImportedSegment:
         """Read nodes from `start` on.
 
         Raises:
@@ -155,7 +114,7 @@ class Importer:
                 missing.update(node.output)
                 continue
             try:
-                self.read(node, scope, index)
+                self.read_node(node, scope, index)
             except UnsupportedOnnxError as error:
                 unsupported.append(str(error))
                 missing.update(node.output)
@@ -169,9 +128,9 @@ class Importer:
                 break
         if unsupported:
             raise UnsupportedOnnxError("\n".join(dict.fromkeys(unsupported)))
-        return Segment(start, inputs, scope.values, stop, dict(given))
+        return ImportedSegment(start, inputs, scope.values, stop, dict(given))
 
-    def read(self, node: NodeProto, scope: Scope, index: int) -> None:
+    def read_node(self, node: NodeProto, scope: Scope, index: int) -> None:
         """Read one node: its outputs' names get values in the scope."""
         label = self.label(node, index)
         values: list[Value | None] = []
@@ -180,10 +139,10 @@ class Importer:
             if name and value is None:
                 raise OnnxError(f"{label} reads {name!r}, which nothing before it makes")
             values.append(value)
-        call = Call(node, values, scope, label, self, index)
+        call = NodeCall(node, values, scope, label, self, index)
         where = Location(self.file, index + 1)
         try:
-            with read_from(_identifier(node, index), where):
+            with source_scope(_node_name(node, index), where):
                 outputs = self._translate(call, index)
         except (Signal, OnnxError):
             raise
@@ -214,18 +173,18 @@ class Importer:
 
     # One node ---------------------------------------------------------------------------------
 
-    def _translate(self, call: Call, index: int) -> list[Value | None]:
+    def _translate(self, call: NodeCall, index: int) -> list[Value | None]:
         values = [value for value in call.values if value is not None]
         plain = all(isinstance(value, Tensor | Known) for value in values)
         if plain and all(isinstance(value, Known) for value in values):
             folded = fold(call)
             if folded is not None:
                 return [folded]
-        if host.only(call):
-            return self._at_once(call, host.reason(call))
+        if host.runs_only_on_host(call):
+            return self._run_on_host_now(call, host.reason(call))
         key = (normal_domain(call.proto.domain), call.op_type)
         if key in self.functions:
-            return expansion.inline(self, self.functions[key], call, index)
+            return expansion.inline_function(self, self.functions[key], call)
         handler = handler_of(*key, call.version)
         body = None
         if handler is None:
@@ -236,42 +195,40 @@ class Importer:
             if handler is not None:
                 outputs = handler(call)
             elif body is not None:
-                return expansion.inline(self, body, call, index)
-            elif host.can(call):
+                return expansion.inline_function(self, body, call)
+            elif host.can_run_on_host(call):
                 raise RunOnHost(f"{call.op_type} is computed on the host")
             else:
-                raise call.unsupported(
+                raise call.unsupported_error(
                     f"there is no translation under opset {call.version}; see docs/onnx.md"
                 )
         except RunOnHost as signal:
-            return self._at_once(call, str(signal))
+            return self._run_on_host_now(call, str(signal))
         listed = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
-        return [self._settled(output, values) for output in listed]
+        return [self._fold_small(output, values) for output in listed]
 
-    def _at_once(self, call: Call, why: str) -> list[Value | None]:
+    def _run_on_host_now(self, call: NodeCall, why: str) -> list[Value | None]:
         """A host node, run now if everything it reads is known."""
-        captured = [call.scope.find(name) for name in captures(call.proto)]
+        captured = [call.scope.find(name) for name in captured_names(call.proto)]
         everything = [*call.values, *captured]
         if not all(v is None or isinstance(v, Known | Fixed) for v in everything):
             raise RunOnHost(why)
         if any(isinstance(v, Known) and v.symbolic for v in everything) or host.draws(call):
             raise RunOnHost(why)
-        names = captures(call.proto)
-        outer = {n: concrete(v) for n, v in zip(names, captured, strict=True) if v is not None}
-        arguments = [None if v is None else concrete(v) for v in call.values]
-        from graphflow.onnx.loading.segmented_program import (
-            Run,  # the driver stands above this pass
-        )
+        names = captured_names(call.proto)
+        outer = {
+            n: concrete_value(v) for n, v in zip(names, captured, strict=True) if v is not None
+        }
+        arguments = [None if v is None else concrete_value(v) for v in call.values]
+        node = host.HostNode(call.proto, call.scope.opsets, call.label)
+        return [classify(v) for v in host.execute(self._start_run(self), node, arguments, outer)]
 
-        node = host.Node(call.proto, call.scope.opsets, call.label)
-        return [classified(v) for v in host.execute(Run(self), node, arguments, outer)]
-
-    def _settled(self, output: Any, inputs: Sequence[Value]) -> Value | None:
+    def _fold_small(self, output: Any, inputs: Sequence[Value]) -> Value | None:
         """What a translation returned, small known values computed."""
         if output is None or isinstance(output, Known | Fixed | OnHost):
             return output
         if not isinstance(output, Tensor):
-            return known(output)
+            return make_known(output)
         fixed = all(isinstance(v, Known) and v.parameter is None for v in inputs)
         if fixed and output.spec.is_concrete and nbytes(output.spec) <= SMALL * 8:
             array = constant_value(output)
@@ -282,27 +239,34 @@ class Importer:
     def as_tensor(self, value: Known) -> Tensor:
         """A known value as a tensor: a weight is a variable."""
         if value.parameter is not None:
-            return self.parameter(value)
+            return self.weight_variable(value)
         if value.symbolic:
             return value.tensor()
         entry = self._constants.get(id(value))
         if entry is None:
-            constant: Tensor = REGISTRY["constant"](value=_frozen(value.array))
+            constant: Tensor = REGISTRY["constant"](value=_freeze(value.array))
             entry = self._constants[id(value)] = (value, constant)
         return entry[1]
 
-    def parameter(self, value: Known) -> Tensor:
+    def weight_variable(self, value: Known) -> Tensor:
         """The variable that a weight becomes, made once."""
         name = value.parameter or ""
         if name not in self.variables:
-            self.variables[name] = kept_variable(_frozen(value.array), name, self.weights[name])
+            self.variables[name] = make_variable(_freeze(value.array), name, self.weights[name])
         return self.variables[name]
+
+    def expand_schema(self, call: NodeCall) -> list[Value | None]:
+        """The outputs of a node by the function body of ONNX's schema, read into the graph."""
+        body = expansion.schema_body(call, plain=True)
+        if body is None:
+            raise call.unsupported_error("ONNX's schema has no function body for this use")
+        return expansion.inline_function(self, body, call)
 
     # Subgraphs --------------------------------------------------------------------------------
 
-    def subgraph(self, graph: GraphProto, opsets: Mapping[str, int]) -> Body:
+    def subgraph(self, graph: GraphProto, opsets: Mapping[str, int]) -> OnnxBody:
         """A subgraph of If, Loop or Scan."""
-        return Body(
+        return OnnxBody(
             list(graph.node),
             tuple(i.name for i in graph.input),
             tuple(o.name for o in graph.output),
@@ -310,12 +274,12 @@ class Importer:
             {
                 init.name: Known(array, array.dtype)
                 for init in graph.initializer
-                for array in [array_of(init, self.file, self.folder)]
+                for array in [tensor_to_array(init, self.file, self.folder)]
             },
         )
 
     def inline(
-        self, body: Body, inputs: Sequence[Value | None], outer: Scope | None, index: int
+        self, body: OnnxBody, inputs: Sequence[Value | None], outer: Scope | None, index: int
     ) -> list[Value | None]:
         """The values of a body's outputs, its nodes read into the current graph."""
         values: dict[str, Value] = dict(body.initializers)
@@ -326,8 +290,8 @@ class Importer:
         )
         scope = Scope(values, body.opsets, outer)
         for node in body.nodes:
-            absent = _without_absent(node, scope, body)
-            self.read(absent, scope, index)
+            absent = _drop_absent_inputs(node, scope, body)
+            self.read_node(absent, scope, index)
         return [scope.find(name) if name else None for name in body.outputs]
 
 
@@ -356,7 +320,7 @@ def _looks_like_sizes(value: Value | None) -> bool:
     return isinstance(value, Tensor) and value.dtype.kind in "iu" and value.ndim < 2
 
 
-def _without_absent(node: NodeProto, scope: Scope, body: Body) -> NodeProto:
+def _drop_absent_inputs(node: NodeProto, scope: Scope, body: OnnxBody) -> NodeProto:
     """A function's node with the names of parameters that were left out made empty."""
     absent = [n for n in node.input if n in body.inputs and scope.find(n) is None]
     if not absent:
@@ -369,37 +333,11 @@ def _without_absent(node: NodeProto, scope: Scope, body: Body) -> NodeProto:
     return copy
 
 
-def concrete(value: Value) -> Any:
-    """The value of something known."""
-    if isinstance(value, Known):
-        return value.array
-    if isinstance(value, Fixed):
-        return value.value
-    raise OnnxError(f"{value!r} is not known before the model runs")
-
-
-def captures(node: NodeProto) -> list[str]:
-    """Names that the subgraphs of a node read from outside."""
-    names: dict[str, None] = {}
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            names.update(dict.fromkeys(_free_names(attribute.g)))
-    return list(names)
-
-
-def _free_names(graph: GraphProto) -> Iterator[str]:
-    inside = {i.name for i in graph.input} | {i.name for i in graph.initializer}
-    for node in graph.node:
-        yield from (n for n in [*node.input, *captures(node)] if n and n not in inside)
-        inside.update(node.output)
-    yield from (o.name for o in graph.output if o.name not in inside)
-
-
-def _identifier(node: NodeProto, index: int) -> str:
+def _node_name(node: NodeProto, index: int) -> str:
     return node.name or f"{node.op_type}_{index + 1}"
 
 
-def _frozen(array: Array) -> Array:
+def _freeze(array: Array) -> Array:
     """An array that nobody changes: itself if it is read only, else a copy."""
     if not array.flags.writeable and array.flags.c_contiguous and array.flags.aligned:
         return array
@@ -414,10 +352,4 @@ def _is_symbolic(value: Value | None) -> bool:
     return isinstance(value, Known) and value.symbolic
 
 
-def array_known(array: Array, parameter: str | None = None) -> Known:
-    return Known(np.ascontiguousarray(array).reshape(array.shape), array.dtype, parameter)
-
-
-__all__ = [
-    "Body", "Importer", "Plan", "Scope", "Segment", "Stop", "array_known", "captures", "concrete",
-]  # fmt: skip
+__all__ = ["SMALL", "Importer"]

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import show_shape
-from graphflow.onnx.loading.importer import Segment
+from graphflow.onnx.loading.segments import ImportedSegment
 from graphflow.onnx.loading.value_kinds import Known
 
 
-class Outputs(Mapping[str, Tensor]):
+class ModelOutputs(Mapping[str, Tensor]):
     """A model's outputs by name; one that is no tensor says why when it is asked for."""
 
-    def __init__(self, names: Sequence[str], segment: Segment, file: str) -> None:
+    def __init__(self, names: Sequence[str], segment: ImportedSegment, file: str) -> None:
         self._names = tuple(names)
         self._segment = segment
         self._file = file
@@ -47,7 +47,7 @@ class Outputs(Mapping[str, Tensor]):
         )
 
 
-def _remedy(segment: Segment) -> str:
+def _remedy(segment: ImportedSegment) -> str:
     """What the user can do for one graph, or without."""
     stop = segment.stop
     host = "use m.run, which takes the steps on the host as well"
@@ -66,4 +66,4 @@ def _remedy(segment: Segment) -> str:
     return ", ".join([" and ".join(options), f"or {host}"]) if options else host
 
 
-__all__ = ["Outputs"]
+__all__ = ["ModelOutputs"]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
-from onnx import AttributeProto, NodeProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
 from graphflow.errors import OnnxError, UnsupportedOnnxError
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Dim, Size, TensorSpec, nbytes
-from graphflow.onnx.loading.operator_registry import normal_domain
+from graphflow.onnx.loading.domains import normal_domain
+from graphflow.onnx.loading.segments import OnnxBody, Scope
 from graphflow.onnx.loading.value_kinds import (
     Array,
     Fixed,
@@ -24,10 +25,6 @@ from graphflow.onnx.loading.value_kinds import (
     is_native,
 )
 from graphflow.onnx.loading.value_kinds import onnx_dtype as dtype_of_code
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.importer import Importer, Scope
-
 
 LARGE = 1 << 28
 """Bytes of a tensor that is not computed while a model is read."""
@@ -53,7 +50,24 @@ class RunOnHost(Signal):
     """The node cannot be part of a graph: it runs on the host, between two graphs."""
 
 
-class Call:
+class ImportContext(Protocol):
+    """What the calls and the host nodes of a model may ask of its importer."""
+
+    functions: dict[tuple[str, str], OnnxBody]
+    programs: dict[int, tuple[Any, Any]]
+
+    def as_tensor(self, value: Known) -> Tensor: ...
+
+    def subgraph(self, graph: GraphProto, opsets: Mapping[str, int]) -> OnnxBody: ...
+
+    def inline(
+        self, body: OnnxBody, inputs: Sequence[Value | None], outer: Scope | None, index: int
+    ) -> list[Value | None]: ...
+
+    def expand_schema(self, call: NodeCall) -> list[Value | None]: ...
+
+
+class NodeCall:
     """A node, the values of its inputs, and its opset."""
 
     def __init__(
@@ -62,7 +76,7 @@ class Call:
         values: Sequence[Value | None],
         scope: Scope,
         label: str,
-        importer: Importer,
+        importer: ImportContext,
         index: int = 0,
     ) -> None:
         self.proto = proto
@@ -72,7 +86,7 @@ class Call:
         self.op_type = proto.op_type
         self.version = scope.opsets.get(normal_domain(proto.domain), 1)
         self._importer = importer
-        self._index = index
+        self.index = index
         self._attributes = {a.name: a for a in proto.attribute}
 
     # Inputs -----------------------------------------------------------------------------------
@@ -129,7 +143,7 @@ class Call:
     def rank(self, i: int) -> int:
         return self.spec(i).rank
 
-    def static(self, size: Size) -> int:
+    def static_size(self, size: Size) -> int:
         """A size as a plain int; the model is specialised by shapes if it must be."""
         if isinstance(size, Dim):
             raise NeedsShapes(f"{self.label} needs the size {size} as a number")
@@ -140,7 +154,7 @@ class Call:
         value = self.value(i)
         return isinstance(value, Known) and value.symbolic
 
-    def known(self, i: int) -> Array:
+    def known_array(self, i: int) -> Array:
         """The value of input i as an array of plain numbers.
 
         Signals NeedsValue where it depends on what is fed.
@@ -166,11 +180,11 @@ class Call:
             if any(not isinstance(x, Dim) and x != int(x) for x in items):
                 raise OnnxError(f"{self.label}: sizes are whole numbers, not {items}")
             return [x if isinstance(x, Dim) else int(x) for x in items]
-        return [int(x) for x in self.known(i).reshape(-1)]
+        return [int(x) for x in self.known_array(i).reshape(-1)]
 
     def scalar(self, i: int) -> Any:
         """The value of an input of one element as a Python number."""
-        return self.known(i).reshape(-1)[0].item()
+        return self.known_array(i).reshape(-1)[0].item()
 
     # Attributes -------------------------------------------------------------------------------
 
@@ -179,7 +193,7 @@ class Call:
         attribute = self._attributes.get(name)
         return default if attribute is None else attribute_value(attribute)
 
-    def required(self, name: str) -> Any:
+    def required_attr(self, name: str) -> Any:
         """An attribute without which there is no meaning.
 
         Raises:
@@ -207,19 +221,12 @@ class Call:
         for attribute in self.proto.attribute:
             if attribute.name == name:
                 body = self._importer.subgraph(attribute.g, self.scope.opsets)
-                return self._importer.inline(body, inputs, self.scope, self._index)
+                return self._importer.inline(body, inputs, self.scope, self.index)
         raise OnnxError(f"{self.label}: attribute {name!r} is missing")
 
-    def expanded(self) -> list[Value | None]:
+    def expand_schema_body(self) -> list[Value | None]:
         """The outputs by the function body of ONNX's schema, read into the current graph."""
-        from graphflow.onnx.loading import (
-            function_expansion as expansion,  # which reads bodies by calls like this one
-        )
-
-        body = expansion.schema_body(self, plain=True)
-        if body is None:
-            raise self.unsupported("ONNX's schema has no function body for this use")
-        return expansion.inline(self._importer, body, self, self._index)
+        return self._importer.expand_schema(self)
 
     # Outputs ----------------------------------------------------------------------------------
 
@@ -227,7 +234,7 @@ class Call:
         """Whether output i has a name that others may read."""
         return i < len(self.proto.output) and bool(self.proto.output[i])
 
-    def unsupported(self, what: str) -> UnsupportedOnnxError:
+    def unsupported_error(self, what: str) -> UnsupportedOnnxError:
         """The error for a use of an operator that has no translation."""
         return UnsupportedOnnxError(f"{self.label}: {what}")
 
@@ -279,6 +286,6 @@ def has_dim(node: Any) -> bool:
 
 
 __all__ = [
-    "LARGE", "Call", "NeedsShapes", "NeedsValue", "RunOnHost", "Signal", "attribute_value",
+    "LARGE", "NodeCall", "NeedsShapes", "NeedsValue", "RunOnHost", "Signal", "attribute_value",
     "constant_value", "has_dim",
 ]  # fmt: skip

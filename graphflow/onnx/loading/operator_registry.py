@@ -24,22 +24,18 @@ How to add an operator: write one function in its family's file in `graphflow/on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphflow.ir.op import Tensor
+from graphflow.onnx.loading.domains import normal_domain
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.value_kinds import Known
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.node_call import Call
 
 Output = Tensor | Known | Any
 Outputs = Output | Sequence[Output | None]
-Handler = Callable[["Call"], Outputs]
+Handler = Callable[[NodeCall], Outputs]
 
 _HANDLERS: dict[tuple[str, str], list[tuple[int, Handler]]] = {}
-
-ML = "ai.onnx.ml"
-TRAINING = "ai.onnx.preview.training"
 
 
 def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Handler], Handler]:
@@ -62,8 +58,3 @@ def handler_of(domain: str, name: str, version: int) -> Handler | None:
         if since <= version:
             found = handler
     return found
-
-
-def normal_domain(domain: str) -> str:
-    """The default domain has two names."""
-    return "" if domain == "ai.onnx" else domain

@@ -21,7 +21,7 @@ from graphflow.onnx.loading.value_kinds import Array
 LARGE = 1024
 """Bytes of a tensor that is read on its own."""
 
-PLAIN = {
+RAW_DTYPES = {
     int(code)
     for code in (
         TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
@@ -36,10 +36,10 @@ _BLOCK = 1 << 13
 _FIXED = {1: 8, 5: 4}  # bytes of the wire types of one size
 _GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
 _DATA_TYPE, _FLOATS, _RAW = 2, 4, 9  # fields of TensorProto
-_ELSEWHERE = {3, 13, 14}  # segment, external_data, data_location
+_UNUSUAL_FIELDS = {3, 13, 14}  # segment, external_data, data_location
 
 
-class Stored:
+class ModelBytes:
     """The bytes of a model, in memory or in an open file, of which parts are read."""
 
     def __init__(self, source: bytes | memoryview | int) -> None:
@@ -122,7 +122,7 @@ class _Field(NamedTuple):
     end: int
 
 
-def _fields(stored: Stored, start: int, end: int) -> Iterator[_Field]:
+def _fields(stored: ModelBytes, start: int, end: int) -> Iterator[_Field]:
     """The fields of a message, in order.
 
     Raises:
@@ -144,7 +144,7 @@ def _fields(stored: Stored, start: int, end: int) -> Iterator[_Field]:
         start = stop
 
 
-def split_off_large(stored: Stored) -> tuple[bytes, dict[int, Array]]:
+def split_off_large(stored: ModelBytes) -> tuple[bytes, dict[int, Array]]:
     """Split a model into itself without large initializers, and the bytes of each by its place.
 
     A model of any unusual form comes as it is: the parser says what is wrong.
@@ -157,7 +157,7 @@ def split_off_large(stored: Stored) -> tuple[bytes, dict[int, Array]]:
     return bytes(stored.read(0, stored.size)), {}
 
 
-def _split_off_large(stored: Stored) -> tuple[bytes, dict[int, Array]]:
+def _split_off_large(stored: ModelBytes) -> tuple[bytes, dict[int, Array]]:
     graphs = [f for f in _fields(stored, 0, stored.size) if f.number == _GRAPH]
     if len(graphs) != 1 or graphs[0].wire != 2:
         raise OnnxError("not one graph")
@@ -165,14 +165,14 @@ def _split_off_large(stored: Stored) -> tuple[bytes, dict[int, Array]]:
     inner, large = _without_large(stored, graph)
     parts = [
         stored.read(0, graph.start),
-        _delimited(_GRAPH, inner),
+        _encode_field(_GRAPH, inner),
         stored.read(graph.end, stored.size),
     ]
-    room = Room(sum(round_to_pages(count) for _, count in large.values()))
+    room = InitializerMemory(sum(round_to_pages(count) for _, count in large.values()))
     return b"".join(parts), {at: room.array(stored, *where) for at, where in large.items()}
 
 
-class Room:
+class InitializerMemory:
     """Memory for the bytes of initializers: pages, which sessions share, for all but small ones."""
 
     def __init__(self, nbytes: int = 1 << 26) -> None:
@@ -180,7 +180,7 @@ class Room:
         self._pages: Pages | None = None
         self._used = 0
 
-    def array(self, stored: Stored, start: int, count: int) -> Array:
+    def array(self, stored: ModelBytes, start: int, count: int) -> Array:
         """`count` bytes of a file or of given ones, which nobody changes.
 
         Raises:
@@ -196,7 +196,7 @@ class Room:
         return self._pages.view(at, count)
 
 
-def _without_large(stored: Stored, graph: _Field) -> tuple[bytes, dict[int, tuple[int, int]]]:
+def _without_large(stored: ModelBytes, graph: _Field) -> tuple[bytes, dict[int, tuple[int, int]]]:
     """A graph without its large initializers, and where in the file each lies."""
     parts: list[bytes | memoryview] = []
     large: dict[int, tuple[int, int]] = {}
@@ -204,29 +204,29 @@ def _without_large(stored: Stored, graph: _Field) -> tuple[bytes, dict[int, tupl
     for field in _fields(stored, graph.content, graph.end):
         if field.number != _INITIALIZER:
             continue
-        data = _data(stored, field) if field.end - field.content > LARGE else None
+        data = _raw_data_field(stored, field) if field.end - field.content > LARGE else None
         if data is not None:
             large[count] = (data.content, data.end - data.content)
             shell = [stored.read(field.content, data.start), stored.read(data.end, field.end)]
-            parts += [stored.read(kept, field.start), _delimited(_INITIALIZER, b"".join(shell))]
+            parts += [stored.read(kept, field.start), _encode_field(_INITIALIZER, b"".join(shell))]
             kept = field.end
         count += 1
     return b"".join([*parts, stored.read(kept, graph.end)]), large
 
 
-def _data(stored: Stored, tensor: _Field) -> _Field | None:
+def _raw_data_field(stored: ModelBytes, tensor: _Field) -> _Field | None:
     """The field of a tensor that holds all its elements as they lie in memory."""
     fields = list(_fields(stored, tensor.content, tensor.end))
     codes = [stored.varint(f.content, f.end)[0] for f in fields if f.number == _DATA_TYPE]
     data = [f for f in fields if f.number in (_FLOATS, _RAW)]
-    if len(codes) != 1 or len(data) != 1 or any(f.number in _ELSEWHERE for f in fields):
+    if len(codes) != 1 or len(data) != 1 or any(f.number in _UNUSUAL_FIELDS for f in fields):
         return None
     (found,) = data
-    plain = codes[0] in PLAIN if found.number == _RAW else codes[0] == TensorProto.FLOAT
+    plain = codes[0] in RAW_DTYPES if found.number == _RAW else codes[0] == TensorProto.FLOAT
     return found if plain and found.wire == 2 and found.end - found.content >= LARGE else None
 
 
-def _delimited(number: int, content: bytes) -> bytes:
+def _encode_field(number: int, content: bytes) -> bytes:
     """A field of a message or of bytes."""
     head, size = bytearray([number << 3 | 2]), len(content)
     while size > 127:
@@ -236,4 +236,4 @@ def _delimited(number: int, content: bytes) -> bytes:
     return bytes(head) + content
 
 
-__all__ = ["LARGE", "PLAIN", "Room", "Stored", "split_off_large"]
+__all__ = ["LARGE", "RAW_DTYPES", "InitializerMemory", "ModelBytes", "split_off_large"]

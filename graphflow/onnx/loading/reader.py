@@ -28,19 +28,24 @@ from onnx import (
 )
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.operator_registry import normal_domain
-from graphflow.onnx.loading.payloads import PLAIN, Room, Stored, split_off_large
+from graphflow.onnx.loading.domains import normal_domain
+from graphflow.onnx.loading.payloads import (
+    RAW_DTYPES,
+    InitializerMemory,
+    ModelBytes,
+    split_off_large,
+)
 from graphflow.onnx.loading.value_kinds import Array, onnx_dtype
 from graphflow.onnx.loading.value_kinds import dtype_name as name_of
 
 LIMIT = (1 << 31) - 1
 """Bytes of the largest file that is parsed: protobuf itself goes no further."""
 
-DEEPEST = 16
+MAX_DEPTH = 16
 """Subgraphs within subgraphs."""
 
 
-class Read(NamedTuple):
+class ParsedModel(NamedTuple):
     """A model that was read.
 
     large: the bytes of large initializers, by their place; the model is without them.
@@ -52,7 +57,7 @@ class Read(NamedTuple):
     folder: Path | None
 
 
-def read(source: Any, limit: int = LIMIT) -> Read:
+def read(source: Any, limit: int = LIMIT) -> ParsedModel:
     """The model in a file, in bytes or already parsed; how to name it, and its folder.
 
     Raises:
@@ -62,10 +67,10 @@ def read(source: Any, limit: int = LIMIT) -> Read:
         raise OnnxError(f"the limit is a number of bytes above 0, not {limit!r}")
     if isinstance(source, ModelProto):
         _check_text(source, "the model")
-        return Read(source, {}, "the model", None)
+        return ParsedModel(source, {}, "the model", None)
     if isinstance(source, bytes | bytearray | memoryview):
-        stored = Stored(memoryview(source).cast("B"))
-        return Read(*_parsed(stored, "the given bytes", limit), "the given bytes", None)
+        stored = ModelBytes(memoryview(source).cast("B"))
+        return ParsedModel(*_parse(stored, "the given bytes", limit), "the given bytes", None)
     if not isinstance(source, str | os.PathLike):
         raise OnnxError(f"a model is a path, bytes or a ModelProto, not {source!r}")
     path = Path(source)
@@ -73,12 +78,14 @@ def read(source: Any, limit: int = LIMIT) -> Read:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
             raise OnnxError(f"{path} is no file")
         with path.open("rb") as file:
-            return Read(*_parsed(Stored(file.fileno()), str(path), limit), path.name, path.parent)
+            return ParsedModel(
+                *_parse(ModelBytes(file.fileno()), str(path), limit), path.name, path.parent
+            )
     except OSError as error:
         raise OnnxError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _parsed(stored: Stored, what: str, limit: int) -> tuple[ModelProto, Mapping[int, Array]]:
+def _parse(stored: ModelBytes, what: str, limit: int) -> tuple[ModelProto, Mapping[int, Array]]:
     """The model in some bytes without its large initializers, and those."""
     if stored.size > limit:
         raise OnnxError(
@@ -113,7 +120,7 @@ def _check_text(model: ModelProto, what: str) -> None:
 # Checks ---------------------------------------------------------------------------------------
 
 
-def checked_opsets(model: ModelProto, file: str) -> dict[str, int]:
+def check_opsets(model: ModelProto, file: str) -> dict[str, int]:
     """The version of each domain that a model was written for.
 
     Raises:
@@ -147,8 +154,8 @@ def checked_opsets(model: ModelProto, file: str) -> dict[str, int]:
 
 
 def _all_nodes(graph: GraphProto, file: str, depth: int = 0) -> Iterable[NodeProto]:
-    if depth > DEEPEST:
-        raise OnnxError(f"{file}: subgraphs are nested more than {DEEPEST} deep")
+    if depth > MAX_DEPTH:
+        raise OnnxError(f"{file}: subgraphs are nested more than {MAX_DEPTH} deep")
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -164,24 +171,26 @@ def check_names(graph: GraphProto, file: str, outer: frozenset[str] = frozenset(
     """
     made: set[str] = set()
     for entry in graph.input:
-        _make(made, entry.name, f"{file}: two inputs are named {entry.name!r}")
+        _add_name(made, entry.name, f"{file}: two inputs are named {entry.name!r}")
     initial = [*(t.name for t in graph.initializer), *(_sparse_name(t) for t in _sparse(graph))]
     initialized: set[str] = set()
     for name in initial:
-        _make(initialized, name, f"{file}: two initializers are named {name!r}")
+        _add_name(initialized, name, f"{file}: two initializers are named {name!r}")
     made |= initialized
     later = {name for node in graph.node for name in node.output if name}
     for index, node in enumerate(graph.node):
         label = f"{node.op_type} {node.name!r} (node {index + 1} of {file})"
         for name in node.input:
             if name and name not in made and name not in outer:
-                raise OnnxError(f"{label} reads {name!r}, {_why_not(name, later, graph)}")
+                raise OnnxError(
+                    f"{label} reads {name!r}, {_missing_name_reason(name, later, graph)}"
+                )
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
                 check_names(attribute.g, file, outer | made)
         for name in node.output:
             if name:
-                _make(made, name, f"{label} makes {name!r}, which something before it makes")
+                _add_name(made, name, f"{label} makes {name!r}, which something before it makes")
     names = [entry.name for entry in graph.output]
     if len(set(names)) != len(names):
         raise OnnxError(f"{file}: two outputs have one name: {', '.join(sorted(names))}")
@@ -190,13 +199,13 @@ def check_names(graph: GraphProto, file: str, outer: frozenset[str] = frozenset(
             raise OnnxError(f"{file}: nothing makes the output {entry.name!r}")
 
 
-def _make(made: set[str], name: str, error: str) -> None:
+def _add_name(made: set[str], name: str, error: str) -> None:
     if name in made:
         raise OnnxError(f"{error}; every name is made once")
     made.add(name)
 
 
-def _why_not(name: str, later: set[str], graph: GraphProto) -> str:
+def _missing_name_reason(name: str, later: set[str], graph: GraphProto) -> str:
     if name not in later:
         return "which nothing makes"
     if _has_cycle(graph):
@@ -256,12 +265,12 @@ def _sparse_name(tensor: SparseTensorProto) -> str:
 # Tensors --------------------------------------------------------------------------------------
 
 
-def array_of(
+def tensor_to_array(
     tensor: TensorProto,
     file: str,
     folder: Path | None = None,
     large: Array | None = None,
-    room: Room | None = None,
+    room: InitializerMemory | None = None,
 ) -> Array:
     """The array in a TensorProto (of objects for strings), or in the bytes that were beside it.
 
@@ -285,8 +294,8 @@ def array_of(
         if dtype is None:
             raise OnnxError(f"{what} keeps strings outside of the file, which ONNX does not allow")
         wanted = _stored_bytes(tensor.data_type, dtype, count)
-        raw = _external(tensor, what, folder, wanted, room or Room())
-        return _from_raw(tensor.data_type, shape, raw)
+        raw = _read_external(tensor, what, folder, wanted, room or InitializerMemory())
+        return _decode_raw(tensor.data_type, shape, raw)
     if dtype is not None and (large is not None or tensor.HasField("raw_data")):
         wanted = _stored_bytes(tensor.data_type, dtype, count)
         have = len(tensor.raw_data) if large is None else large.size
@@ -295,7 +304,7 @@ def array_of(
                 f"{what} has {have} bytes, but {name_of(tensor.data_type)}{shape} takes {wanted}"
             )
     if large is not None:
-        return _from_raw(tensor.data_type, shape, large)
+        return _decode_raw(tensor.data_type, shape, large)
     try:
         array = np.asarray(numpy_helper.to_array(tensor))
     except Exception as error:  # whatever onnx stumbles over is in the file
@@ -314,10 +323,10 @@ def _stored_bytes(code: int, dtype: np.dtype[Any], count: int) -> int:
     return -(-count // per_byte) if per_byte else count * dtype.itemsize
 
 
-def _from_raw(code: int, shape: tuple[int, ...], raw: Array) -> Array:
+def _decode_raw(code: int, shape: tuple[int, ...], raw: Array) -> Array:
     """Bytes of which nobody else has a copy, as an array that nobody changes."""
     dtype = onnx_dtype(code)
-    if dtype is not None and code in PLAIN and sys.byteorder == "little":
+    if dtype is not None and code in RAW_DTYPES and sys.byteorder == "little":
         array = raw.view(dtype).reshape(shape)
     else:
         proto = TensorProto(data_type=code, dims=shape, raw_data=raw.tobytes())
@@ -326,15 +335,15 @@ def _from_raw(code: int, shape: tuple[int, ...], raw: Array) -> Array:
     return array
 
 
-def _external(
-    tensor: TensorProto, what: str, folder: Path | None, wanted: int, room: Room
+def _read_external(
+    tensor: TensorProto, what: str, folder: Path | None, wanted: int, room: InitializerMemory
 ) -> Array:
     """The bytes of a tensor outside of the model's file."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
         raise OnnxError(f"{what} is in the file {location!r}; give the model by its path")
-    path = _inside(folder, location, what)
+    path = _resolve_inside(folder, location, what)
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", wanted))
         size = path.stat().st_size
@@ -344,14 +353,14 @@ def _external(
                 f"{offset} on are named"
             )
         with path.open("rb") as file:
-            return room.array(Stored(file.fileno()), offset, wanted)
+            return room.array(ModelBytes(file.fileno()), offset, wanted)
     except (OSError, ValueError) as error:
         raise OnnxError(f"{what}: {location!r} cannot be read: {error}") from None
     except OnnxError as error:
         raise OnnxError(f"{what}: {location!r}: {error}") from None
 
 
-def _inside(folder: Path, location: str, what: str) -> Path:
+def _resolve_inside(folder: Path, location: str, what: str) -> Path:
     """The file at a relative path below a folder, no part of it a link."""
     parts = Path(location).parts
     if not parts or Path(location).is_absolute() or ".." in parts or "\0" in location:
@@ -372,8 +381,8 @@ def sparse_array(tensor: SparseTensorProto, file: str, folder: Path | None) -> A
     Raises:
         OnnxError: its parts do not fit each other, or it is too large.
     """
-    values = array_of(tensor.values, file, folder)
-    indices = array_of(tensor.indices, file, folder)
+    values = tensor_to_array(tensor.values, file, folder)
+    indices = tensor_to_array(tensor.indices, file, folder)
     shape = tuple(tensor.dims)
     what = f"{file}: sparse tensor {tensor.values.name!r}"
     size = math.prod(shape)
@@ -392,13 +401,13 @@ def sparse_array(tensor: SparseTensorProto, file: str, folder: Path | None) -> A
     return result.reshape(shape)
 
 
-def initializers(
+def read_initializers(
     graph: GraphProto, file: str, folder: Path | None, large: Mapping[int, Array]
 ) -> dict[str, Array]:
     """The arrays that a graph brings along, by name."""
-    room = Room()
+    room = InitializerMemory()
     arrays = {
-        t.name: array_of(t, file, folder, large.get(i), room)
+        t.name: tensor_to_array(t, file, folder, large.get(i), room)
         for i, t in enumerate(graph.initializer)
     }
     arrays.update((_sparse_name(t), sparse_array(t, file, folder)) for t in _sparse(graph))

@@ -16,20 +16,28 @@ import numpy as np
 from graphflow.errors import FeedError, OnnxError, StepTimeout
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
-from graphflow.frontend.pytree import concerns
+from graphflow.frontend.pytree import depends_on_placeholder
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Dim
 from graphflow.onnx.loading import host_nodes as host
-from graphflow.onnx.loading.importer import Body, Importer, Plan, Segment, Stop, captures, concrete
+from graphflow.onnx.loading.importer import Importer
+from graphflow.onnx.loading.segments import (
+    FetchPlan,
+    ImportedSegment,
+    OnnxBody,
+    Stop,
+    captured_names,
+    concrete_value,
+)
 from graphflow.onnx.loading.value_kinds import Known, OnHost, Value, is_native
 from graphflow.sessions.session import DEADLINE, Session
 
-MOST_CHILDREN = 64
+MAX_CHILDREN = 64
 """Specialisations of one segment that are kept."""
 
 
-class Run:
+class ModelRun:
     """One run of a model: its session, and until when it may last."""
 
     def __init__(
@@ -49,7 +57,7 @@ class Run:
                 f"{self._doing}: not done after {self.seconds} s; give a longer deadline="
             )
 
-    def values(self, tensors: Sequence[Tensor], feeds: Mapping[Tensor, Any]) -> list[Any]:
+    def evaluate(self, tensors: Sequence[Tensor], feeds: Mapping[Tensor, Any]) -> list[Any]:
         """The values of tensors, by the session, or (while a model is read) without one."""
         if self.session is None:
             return evaluate(tensors, feeds)
@@ -61,21 +69,23 @@ class Run:
             return self.session.get(tensor)
         return evaluate([tensor])[0]
 
-    def program(self, owner: Any, body: Body) -> Program:
+    def program_for(self, owner: Any, body: OnnxBody) -> SegmentedProgram:
         """The program of a subgraph or function, made once for each `owner`."""
-        entry = (owner, Program(self.importer, body))
-        program: Program = self.importer.programs.setdefault(id(owner), entry)[1]
+        entry = (owner, SegmentedProgram(self.importer, body))
+        program: SegmentedProgram = self.importer.programs.setdefault(id(owner), entry)[1]
         return program
 
 
-class Program:
+class SegmentedProgram:
     """A body, and the segments that it was read as so far."""
 
-    def __init__(self, importer: Importer, body: Body, first: Segment | None = None) -> None:
+    def __init__(
+        self, importer: Importer, body: OnnxBody, first: ImportedSegment | None = None
+    ) -> None:
         self.importer = importer
         self.body = body
         self._first = first
-        self._roots: dict[Any, Segment] = {}
+        self._roots: dict[Any, ImportedSegment] = {}
         self._reads = _last_reads(body)
 
     @property
@@ -83,7 +93,7 @@ class Program:
         """Whether the first segment goes to the end."""
         return self._first is not None and self._first.stop is None
 
-    def run(self, run: Run, values: Mapping[str, Any]) -> list[Any]:
+    def run(self, run: ModelRun, values: Mapping[str, Any]) -> list[Any]:
         """The values of the outputs.
 
         Args:
@@ -96,96 +106,106 @@ class Program:
         first = self._first
         ranked = first is not None and not (first.stop and first.stop.kind == "rank")
         defaults = self.body.initializers.keys().isdisjoint(values)
-        segment = first if first is not None and ranked and defaults else self._root(values)
+        segment = (
+            first if first is not None and ranked and defaults else self._first_segment(values)
+        )
         current = dict(values)
         while True:
             run.check()
             stop = segment.stop
             if stop is not None and stop.kind in ("input", "shapes"):
-                segment = self._specialised(segment, stop, current)
+                segment = self._specialize(segment, stop, current)
                 continue
             try:
                 self._compute(run, segment, current)
             except FeedError as error:  # two symbolic sizes are not equal: one of them is 1
-                if not any(_symbolic(tensor) for tensor in segment.inputs.values()):
+                if not any(_has_symbolic_shape(tensor) for tensor in segment.inputs.values()):
                     raise
                 segment.stop, segment.plan = Stop("shapes", 0, str(error)), None
                 continue
             if stop is None:
                 return [self._output(run, segment, name, current) for name in self.body.outputs]
             if stop.kind == "host":
-                self._host(run, segment, stop, current)
-            segment = self._next(segment, stop, self._live(segment), current)
+                self._run_host_node(run, segment, stop, current)
+            segment = self._next_segment(segment, stop, self._live_names(segment), current)
 
     # Steps ------------------------------------------------------------------------------------
 
-    def _root(self, values: Mapping[str, Any]) -> Segment:
-        key = tuple((name, _kind(value)) for name, value in values.items())
+    def _first_segment(self, values: Mapping[str, Any]) -> ImportedSegment:
+        key = tuple((name, _value_kind(value)) for name, value in values.items())
         if key not in self._roots:
             before = {} if self._first is None else self._first.given
             given: dict[str, Value] = {n: v for n, v in before.items() if isinstance(v, Known)}
-            given.update((name, _entry(name, value)) for name, value in values.items())
-            self._roots[key] = self.importer.segment(self.body, 0, given)
+            given.update((name, _placeholder_for(name, value)) for name, value in values.items())
+            self._roots[key] = self.importer.read_segment(self.body, 0, given)
         return self._roots[key]
 
-    def _live(self, segment: Segment) -> list[str]:
+    def _live_names(self, segment: ImportedSegment) -> list[str]:
         """Names that are read after the segment."""
         end = len(self.body.nodes) if segment.stop is None else segment.stop.index
         return [name for name in segment.values if self._reads.get(name, -1) >= end]
 
-    def _compute(self, run: Run, segment: Segment, current: dict[str, Any]) -> None:
+    def _compute(self, run: ModelRun, segment: ImportedSegment, current: dict[str, Any]) -> None:
         """Run the segment's graph for what is read after it."""
         if segment.plan is None:
-            segment.plan = _planned(segment, self._live(segment))
+            segment.plan = _plan_fetches(segment, self._live_names(segment))
         wanted, placeholders = segment.plan
         if wanted:
             feeds = {tensor: current[name] for name, tensor in placeholders.items()}
-            results = run.values(list(wanted.values()), feeds)
+            results = run.evaluate(list(wanted.values()), feeds)
             current.update(zip(wanted, results, strict=True))
 
-    def _host(self, run: Run, segment: Segment, stop: Stop, current: dict[str, Any]) -> None:
+    def _run_host_node(
+        self, run: ModelRun, segment: ImportedSegment, stop: Stop, current: dict[str, Any]
+    ) -> None:
         proto = self.body.nodes[stop.index]
-        node = host.Node(proto, self.body.opsets, self.importer.label(proto, stop.index), stop.why)
+        node = host.HostNode(
+            proto, self.body.opsets, self.importer.label(proto, stop.index), stop.why
+        )
         arguments = [self._output(run, segment, n, current) if n else None for n in proto.input]
-        outer = {n: self._output(run, segment, n, current) for n in captures(proto)}
+        outer = {n: self._output(run, segment, n, current) for n in captured_names(proto)}
         results = host.execute(run, node, arguments, outer)
         current.update((n, v) for n, v in zip(proto.output, results, strict=False) if n)
 
-    def _output(self, run: Run, segment: Segment, name: str, current: Mapping[str, Any]) -> Any:
+    def _output(
+        self, run: ModelRun, segment: ImportedSegment, name: str, current: Mapping[str, Any]
+    ) -> Any:
         if name in current:
             return current[name]
         value = segment.values.get(name)
         if isinstance(value, Known) and value.parameter is not None:
-            value = self.importer.parameter(value)
+            value = self.importer.weight_variable(value)
         if isinstance(value, Tensor):  # a constant or a variable, which every segment shares
             return run.read_shared(value)
         if value is None:
             return None
         if isinstance(value, OnHost):
             raise OnnxError(f"{self.importer.file}: {name!r} has no value")
-        return concrete(value)
+        return concrete_value(value)
 
     # The segment that follows -----------------------------------------------------------------
 
-    def _specialised(self, segment: Segment, stop: Stop, current: Mapping[str, Any]) -> Segment:
+    def _specialize(
+        self, segment: ImportedSegment, stop: Stop, current: Mapping[str, Any]
+    ) -> ImportedSegment:
         """The same segment read again with an input, or all shapes, known."""
         given = dict(segment.given)
         if stop.kind == "input":
-            key: Any = (stop.name, *_identity(current[stop.name]))
+            key: Any = (stop.name, *_content_key(current[stop.name]))
             array = np.asarray(current[stop.name])
             given[stop.name] = Known(array.copy(), array.dtype)
         else:
             shapes = {name: np.shape(current[name]) for name in segment.inputs}
             key = tuple(shapes.items())
             given.update(
-                (name, placeholder(tensor.dtype, shapes[name], name=_word(name)))
+                (name, placeholder(tensor.dtype, shapes[name], name=_placeholder_name(name)))
                 for name, tensor in segment.inputs.items()
             )
         return self._child(segment, key, segment.start, given)
 
-    def _next(
-        self, segment: Segment, stop: Stop, live: Sequence[str], current: dict[str, Any]
-    ) -> Segment:
+    def _next_segment(
+        self, segment: ImportedSegment, stop: Stop, live: Sequence[str], current: dict[str, Any]
+    ) -> ImportedSegment:
         """The segment after a host node, or with a computed value known."""
         start = stop.index + (stop.kind == "host")
         given: dict[str, Value] = {}
@@ -200,37 +220,39 @@ class Program:
                 if name == stop.name:
                     array = np.asarray(current[name])
                     given[name] = Known(array.copy(), array.dtype)
-                    key.append((name, *_identity(array)))
+                    key.append((name, *_content_key(array)))
                     continue
-                given[name] = _entry(name, current[name], value)
-                key.append((name, _kind(current[name])))
+                given[name] = _placeholder_for(name, current[name], value)
+                key.append((name, _value_kind(current[name])))
             elif value is not None:
                 given[name] = value
         for name in [n for n in current if self._reads.get(n, -1) < start]:
             del current[name]
         return self._child(segment, tuple(key), start, given)
 
-    def _child(self, segment: Segment, key: Any, start: int, given: Mapping[str, Value]) -> Segment:
+    def _child(
+        self, segment: ImportedSegment, key: Any, start: int, given: Mapping[str, Value]
+    ) -> ImportedSegment:
         child = segment.children.pop(key, None)
         if child is None:
-            child = self.importer.segment(self.body, start, given)
-            if len(segment.children) >= MOST_CHILDREN:
+            child = self.importer.read_segment(self.body, start, given)
+            if len(segment.children) >= MAX_CHILDREN:
                 del segment.children[next(iter(segment.children))]
         segment.children[key] = child
         return child
 
 
-def _last_reads(body: Body) -> dict[str, int]:
+def _last_reads(body: OnnxBody) -> dict[str, int]:
     """The last node that reads each name; outputs are read after the last one."""
     reads: dict[str, int] = {}
     for index, node in enumerate(body.nodes):
-        for name in (*node.input, *captures(node)):
+        for name in (*node.input, *captured_names(node)):
             reads[name] = index
     reads.update(dict.fromkeys(body.outputs, len(body.nodes)))
     return reads
 
 
-def _planned(segment: Segment, live: Sequence[str]) -> Plan:
+def _plan_fetches(segment: ImportedSegment, live: Sequence[str]) -> FetchPlan:
     """What a segment's graph is run for, and which of its placeholders that takes."""
     wanted: dict[str, Tensor] = {}
     for name in live:
@@ -239,49 +261,49 @@ def _planned(segment: Segment, live: Sequence[str]) -> Plan:
             value = value.tensor()
         if not isinstance(value, Tensor) or name in segment.inputs:
             continue
-        if segment.stop is None or not _carried(value):
+        if segment.stop is None or not _is_shared(value):
             wanted[name] = value
     if not wanted:
         return {}, {}
     graph = Graph(list(wanted.values()))
-    used = {name: t for name, t in segment.inputs.items() if concerns(graph, t.node)}
+    used = {name: t for name, t in segment.inputs.items() if depends_on_placeholder(graph, t.node)}
     return wanted, used
 
 
-def _carried(tensor: Tensor) -> bool:
+def _is_shared(tensor: Tensor) -> bool:
     """Whether later segments can read a tensor itself: a constant or a variable."""
     return tensor.node.op.name in ("constant", "variable")
 
 
-def _kind(value: Any) -> Any:
+def _value_kind(value: Any) -> Any:
     """What of a value a segment depends on, as long as nothing else is asked for."""
     if isinstance(value, np.ndarray | np.generic) and is_native(value.dtype):
         return (value.dtype.name, tuple(size == 1 for size in np.shape(value)))
     return "host"
 
 
-def _entry(name: str, value: Any, before: Value | None = None) -> Value:
+def _placeholder_for(name: str, value: Any, before: Value | None = None) -> Value:
     """What a name with a value at run time stands for in the next segment."""
-    if _kind(value) == "host":
+    if _value_kind(value) == "host":
         return OnHost("it is no tensor that a graph can hold")
     shape: list[Any] = [1 if size == 1 else None for size in np.shape(value)]  # 1 may broadcast
     if isinstance(before, Tensor):
         known = [size if isinstance(size, int) else None for size in before.shape]
         shape = [a if a is not None else b for a, b in zip(known, shape, strict=True)]
-    return placeholder(np.asarray(value).dtype, tuple(shape), name=_word(name))
+    return placeholder(np.asarray(value).dtype, tuple(shape), name=_placeholder_name(name))
 
 
-def _identity(array: Any) -> tuple[Any, ...]:
+def _content_key(array: Any) -> tuple[Any, ...]:
     array = np.ascontiguousarray(array)
     return (array.dtype.str, np.shape(array), array.tobytes())
 
 
-def _symbolic(tensor: Tensor) -> bool:
+def _has_symbolic_shape(tensor: Tensor) -> bool:
     return any(isinstance(size, Dim) for size in tensor.shape)
 
 
-def _word(name: str) -> str:
+def _placeholder_name(name: str) -> str:
     return name or "input"
 
 
-__all__ = ["Program", "Run"]
+__all__ = ["SegmentedProgram", "ModelRun"]

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import GraphflowError, OnnxError
-from graphflow.ir.spec import Dim, known_nonnegative, maximum, minimum
-from graphflow.onnx.loading.node_call import Call
+from graphflow.ir.spec import Dim, is_nonnegative, maximum, minimum
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.value_kinds import Array, Known, onnx_dtype
 
-MOST = 4096
+MAX_ELEMENTS = 4096
 """Elements of the largest value that is computed while a model is read."""
 
 _FOLDS: dict[str, Callable[..., Any]] = {}
 
 
-def folds(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def fold_rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register (call, *arrays) -> array, for operators on values that are known."""
 
     def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,13 +33,13 @@ def folds(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return enter
 
 
-def fold(call: Call) -> Known | None:
+def fold(call: NodeCall) -> Known | None:
     """The known output of an operator on known inputs; None where the graph has to do it."""
     rule = _FOLDS.get(call.op_type) if call.proto.domain in ("", "ai.onnx") else None
     values = [value for value in call.values if isinstance(value, Known)]
     if rule is None or len(values) != len(call.values) or not values:
         return None
-    if any(v.parameter is not None or v.array.size > MOST for v in values):
+    if any(v.parameter is not None or v.array.size > MAX_ELEMENTS for v in values):
         return None
     if not any(v.symbolic for v in values) and call.op_type not in _ALWAYS:
         return None
@@ -47,7 +47,7 @@ def fold(call: Call) -> Known | None:
         result = rule(call, *(v.array for v in values))
     except (TypeError, ValueError, IndexError, GraphflowError):
         return None
-    if result is None or np.size(result) > MOST:
+    if result is None or np.size(result) > MAX_ELEMENTS:
         return None
     dtype = _dtype(call, values)
     array = np.asarray(result)
@@ -58,7 +58,7 @@ def fold(call: Call) -> Known | None:
     return Known(array, np.dtype(dtype))
 
 
-def _dtype(call: Call, values: list[Known]) -> Any:
+def _dtype(call: NodeCall, values: list[Known]) -> Any:
     if call.op_type == "Cast":
         return onnx_dtype(call.attr("to"))
     if call.op_type == "Equal":
@@ -70,40 +70,40 @@ def _dtype(call: Call, values: list[Known]) -> Any:
 _ALWAYS = {"Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Identity", "Reshape"}
 
 
-@folds("Add")
-def _add(call: Call, a: Array, b: Array) -> Any:
-    return _whole(a) + _whole(b)
+@fold_rule("Add")
+def _add(call: NodeCall, a: Array, b: Array) -> Any:
+    return _floats_to_ints(a) + _floats_to_ints(b)
 
 
-@folds("Sub")
-def _subtract(call: Call, a: Array, b: Array) -> Any:
-    return _whole(a) - _whole(b)
+@fold_rule("Sub")
+def _subtract(call: NodeCall, a: Array, b: Array) -> Any:
+    return _floats_to_ints(a) - _floats_to_ints(b)
 
 
-@folds("Min")
-def _least(call: Call, *arrays: Array) -> Any:
-    return reduce(np.frompyfunc(minimum, 2, 1), map(_whole, arrays))
+@fold_rule("Min")
+def _least(call: NodeCall, *arrays: Array) -> Any:
+    return reduce(np.frompyfunc(minimum, 2, 1), map(_floats_to_ints, arrays))
 
 
-@folds("Max")
-def _most(call: Call, *arrays: Array) -> Any:
-    return reduce(np.frompyfunc(maximum, 2, 1), map(_whole, arrays))
+@fold_rule("Max")
+def _most(call: NodeCall, *arrays: Array) -> Any:
+    return reduce(np.frompyfunc(maximum, 2, 1), map(_floats_to_ints, arrays))
 
 
-@folds("Floor", "Ceil", "Round", "Abs")
-def _round(call: Call, a: Array) -> Any:
+@fold_rule("Floor", "Ceil", "Round", "Abs")
+def _round(call: NodeCall, a: Array) -> Any:
     """Sizes are whole, and not negative unless something is subtracted."""
-    if call.op_type == "Abs" and not all(known_nonnegative(x) for x in a.reshape(-1)):
+    if call.op_type == "Abs" and not all(is_nonnegative(x) for x in a.reshape(-1)):
         return None
     return a
 
 
-@folds("Mul")
-def _multiply(call: Call, a: Array, b: Array) -> Any:
-    return _whole(a) * _whole(b)
+@fold_rule("Mul")
+def _multiply(call: NodeCall, a: Array, b: Array) -> Any:
+    return _floats_to_ints(a) * _floats_to_ints(b)
 
 
-def _whole(a: Array) -> Array:
+def _floats_to_ints(a: Array) -> Array:
     """Whole floats as ints, by which sizes are multiplied; other floats raise OnnxError."""
     if a.dtype.kind != "f":
         return a
@@ -112,65 +112,65 @@ def _whole(a: Array) -> Array:
     return a.astype(np.int64)
 
 
-@folds("Div")
-def _divide(call: Call, a: Array, b: Array) -> Any:
+@fold_rule("Div")
+def _divide(call: NodeCall, a: Array, b: Array) -> Any:
     """Sizes are not negative, so that to round down is to round towards zero."""
     values = [v for v in call.values if isinstance(v, Known)]
     return a // b if all(v.dtype.kind in "iu" for v in values) else None
 
 
-@folds("Neg")
-def _negate(call: Call, a: Array) -> Any:
+@fold_rule("Neg")
+def _negate(call: NodeCall, a: Array) -> Any:
     return -a
 
 
-@folds("Identity")
-def _identity(call: Call, a: Array) -> Any:
+@fold_rule("Identity")
+def _identity(call: NodeCall, a: Array) -> Any:
     return a
 
 
-@folds("Cast")
-def _cast(call: Call, a: Array) -> Any:
+@fold_rule("Cast")
+def _cast(call: NodeCall, a: Array) -> Any:
     target = onnx_dtype(call.attr("to"))
     return a if target is not None and target.kind in "iuf" else None
 
 
-@folds("Concat")
-def _concat(call: Call, *arrays: Array) -> Any:
+@fold_rule("Concat")
+def _concat(call: NodeCall, *arrays: Array) -> Any:
     return np.concatenate([a.astype(object) for a in arrays], axis=call.attr("axis", 0))
 
 
-@folds("Gather")
-def _gather(call: Call, a: Array, indices: Array) -> Any:
+@fold_rule("Gather")
+def _gather(call: NodeCall, a: Array, indices: Array) -> Any:
     return np.take(a.astype(object), indices.astype(np.int64), axis=call.attr("axis", 0))
 
 
-@folds("Reshape")
-def _reshape(call: Call, a: Array, shape: Array) -> Any:
+@fold_rule("Reshape")
+def _reshape(call: NodeCall, a: Array, shape: Array) -> Any:
     wanted = [int(s) for s in shape]
     if not call.attr("allowzero", 0):
         wanted = [a.shape[i] if s == 0 else s for i, s in enumerate(wanted)]
     return a.reshape(wanted)
 
 
-def _axes(call: Call, axes: Array | None) -> list[int] | None:
+def _axes(call: NodeCall, axes: Array | None) -> list[int] | None:
     given = call.attr("axes") if axes is None else [int(x) for x in axes]
     return None if given is None else list(given)
 
 
-@folds("Unsqueeze")
-def _unsqueeze(call: Call, a: Array, axes: Array | None = None) -> Any:
+@fold_rule("Unsqueeze")
+def _unsqueeze(call: NodeCall, a: Array, axes: Array | None = None) -> Any:
     return np.expand_dims(a, tuple(_axes(call, axes) or ()))
 
 
-@folds("Squeeze")
-def _squeeze(call: Call, a: Array, axes: Array | None = None) -> Any:
+@fold_rule("Squeeze")
+def _squeeze(call: NodeCall, a: Array, axes: Array | None = None) -> Any:
     given = _axes(call, axes)
     return np.squeeze(a, None if given is None else tuple(given))
 
 
-@folds("Slice")
-def _slice(call: Call, a: Array, *rest: Array) -> Any:
+@fold_rule("Slice")
+def _slice(call: NodeCall, a: Array, *rest: Array) -> Any:
     if call.version < 10:
         starts, ends, axes = call.attr("starts"), call.attr("ends"), call.attr("axes")
         steps = None
@@ -188,16 +188,16 @@ def _slice(call: Call, a: Array, *rest: Array) -> Any:
     return a[tuple(index)]
 
 
-@folds("ReduceProd")
-def _product(call: Call, a: Array, *axes: Array) -> Any:
+@fold_rule("ReduceProd")
+def _product(call: NodeCall, a: Array, *axes: Array) -> Any:
     if a.ndim != 1:
         return None
     total = np.prod(a, axis=0)
     return np.array([total], dtype=object) if call.attr("keepdims", 1) else np.array(total, object)
 
 
-@folds("Equal")
-def _equal(call: Call, a: Array, b: Array) -> Any:
+@fold_rule("Equal")
+def _equal(call: NodeCall, a: Array, b: Array) -> Any:
     """Sizes are not negative, and equal to themselves."""
 
     def same(x: Any, y: Any) -> bool | None:
@@ -213,6 +213,6 @@ def _equal(call: Call, a: Array, b: Array) -> Any:
     return None if None in answers else np.array(answers).reshape(pairs[0].shape)
 
 
-@folds("Where")
-def _where(call: Call, condition: Array, a: Array, b: Array) -> Any:
+@fold_rule("Where")
+def _where(call: NodeCall, condition: Array, a: Array, b: Array) -> Any:
     return np.where(condition, a.astype(object), b.astype(object))

@@ -55,7 +55,7 @@ class Known:
         return reshape(stack(sizes), self.array.shape)
 
 
-def known(value: Any, dtype: Any = None) -> Known:
+def make_known(value: Any, dtype: Any = None) -> Known:
     """A `Known` from an array, or from sizes (nested lists of ints and Dims: int64)."""
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         return Known(value, value.dtype)
@@ -111,7 +111,7 @@ def dtype_name(code: int) -> str:
         return f"type {code}"
 
 
-def classified(value: Any) -> Value:
+def classify(value: Any) -> Value:
     """A value that a step on the host gave, as what the graph after it can use.
 
     Numeric arrays come as `Known`; whoever continues decides whether their values matter.

@@ -7,7 +7,7 @@ an initializer do, so each of its uses is looked at, also in subgraphs and in th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -15,13 +15,11 @@ from onnx import NodeProto, TensorProto
 from graphflow.base.source_location import user_location
 from graphflow.errors import OnnxError
 from graphflow.ir.spec import kind
+from graphflow.onnx.loading.domains import normal_domain
 from graphflow.onnx.loading.node_call import attribute_value
-from graphflow.onnx.loading.operator_registry import normal_domain
-from graphflow.onnx.loading.reader import array_of
+from graphflow.onnx.loading.reader import tensor_to_array
+from graphflow.onnx.loading.segments import OnnxBody
 from graphflow.onnx.loading.value_kinds import Array, is_native
-
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.importer import Body
 
 HUGE = 1e9
 """Numbers beyond this stand for infinity in masks."""
@@ -57,7 +55,7 @@ Uses = dict[str, set[str]]
 def weights(
     nodes: Sequence[NodeProto],
     arrays: Mapping[str, Array],
-    functions: Mapping[tuple[str, str], Body],
+    functions: Mapping[tuple[str, str], OnnxBody],
 ) -> dict[str, bool]:
     """The initializers of floats that are weights, and whether training changes each of them.
 
@@ -111,7 +109,7 @@ def _constant(name: Any, nodes: Sequence[NodeProto], file: str) -> Array:
             for attribute in node.attribute:
                 value = attribute_value(attribute)
                 if isinstance(value, TensorProto):
-                    return array_of(value, file)
+                    return tensor_to_array(value, file)
                 return np.asarray(value, "float32" if "float" in attribute.name else None)
     raise OnnxError(
         f"{file} at {user_location()}: {name!r} is neither an initializer nor a Constant of the "
@@ -132,7 +130,7 @@ def _is_mask(array: Array) -> bool:
 
 def _uses(
     nodes: Sequence[NodeProto],
-    functions: Mapping[tuple[str, str], Body],
+    functions: Mapping[tuple[str, str], OnnxBody],
     of_functions: dict[tuple[str, str], list[set[str]]],
 ) -> Uses:
     """How nodes, and those of subgraphs, use each name."""
@@ -156,7 +154,7 @@ def _use(
     i: int,
     uses: Uses,
     makers: Mapping[str, NodeProto],
-    functions: Mapping[tuple[str, str], Body],
+    functions: Mapping[tuple[str, str], OnnxBody],
     of_functions: dict[tuple[str, str], list[set[str]]],
 ) -> set[str]:
     """How a node uses its input i."""

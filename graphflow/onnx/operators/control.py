@@ -12,9 +12,9 @@ import numpy as np
 from graphflow.errors import GraphflowError
 from graphflow.frontend import control_flow as control
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import Call, RunOnHost, Signal
+from graphflow.onnx.loading.node_call import NodeCall, RunOnHost, Signal
 from graphflow.onnx.loading.operator_registry import Outputs, operator
-from graphflow.onnx.loading.value_kinds import Known, Value, known
+from graphflow.onnx.loading.value_kinds import Known, Value, make_known
 from graphflow.ops.tensors.creation import arange
 from graphflow.ops.tensors.shape import moveaxis, squeeze
 from graphflow.ops.tensors.slicing import flip
@@ -30,7 +30,7 @@ def _tensors(values: Sequence[Value | None]) -> list[Tensor]:
     return [v.tensor() if isinstance(v, Known) else v for v in values]  # type: ignore[misc]
 
 
-def _attempted(build: Callable[[], Outputs], otherwise: str) -> Outputs:
+def _try_build(build: Callable[[], Outputs], otherwise: str) -> Outputs:
     """What `build` gives; on the host if a body cannot be part of a graph."""
     try:
         return build()
@@ -39,12 +39,12 @@ def _attempted(build: Callable[[], Outputs], otherwise: str) -> Outputs:
 
 
 @operator("If")
-def _if(call: Call) -> Outputs:
+def _if(call: NodeCall) -> Outputs:
     """A known condition takes its branch now. Branches of equal shapes become a `cond`; other ones
     are chosen by the value of the condition."""
     condition = call.value(0)
     if not isinstance(condition, Tensor) or condition.ndim > 1:
-        taken = bool(call.known(0).reshape(-1)[0])
+        taken = bool(call.known_array(0).reshape(-1)[0])
         return call.inline("then_branch" if taken else "else_branch", [])
     pred = squeeze(condition) if condition.ndim else condition
     try:
@@ -54,18 +54,18 @@ def _if(call: Call) -> Outputs:
             lambda: _tensors(call.inline("else_branch", [])),
         )
     except (Signal, GraphflowError):
-        taken = bool(call.known(0).reshape(-1)[0])
+        taken = bool(call.known_array(0).reshape(-1)[0])
         return call.inline("then_branch" if taken else "else_branch", [])
     return list(chosen)
 
 
 @operator("Loop")
-def _loop(call: Call) -> Outputs:
+def _loop(call: NodeCall) -> Outputs:
     """A loop of a known number of iterations, whose condition stays true."""
-    return _attempted(lambda: _known_loop(call), "Loop: its body is run once per iteration")
+    return _try_build(lambda: _build_loop(call), "Loop: its body is run once per iteration")
 
 
-def _known_loop(call: Call) -> Outputs:
+def _build_loop(call: NodeCall) -> Outputs:
     count = int(call.scalar(0)) if call.has(0) else MOST_ITERATIONS + 1
     if not 0 < count <= MOST_ITERATIONS:
         raise RunOnHost("no number of iterations that is known")
@@ -74,7 +74,7 @@ def _known_loop(call: Call) -> Outputs:
     state = [call.tensor(i) for i in range(2, len(call.values))]
 
     def body(carry: Any, index: Any) -> Any:
-        results = call.inline("body", [index, known(np.array(True)), *carry])
+        results = call.inline("body", [index, make_known(np.array(True)), *carry])
         if not isinstance(results[0], Known) or not bool(results[0].array.reshape(-1)[0]):
             raise RunOnHost("its condition is computed")
         tensors = _tensors(results[1:])
@@ -85,19 +85,19 @@ def _known_loop(call: Call) -> Outputs:
 
 
 @operator("Scan", since=9)
-def _scan(call: Call) -> Outputs:
+def _scan(call: NodeCall) -> Outputs:
     """Scanned inputs come last; each has an axis and a direction of its own."""
-    return _attempted(lambda: _scanned(call), "Scan: its body is run once per step")
+    return _try_build(lambda: _build_scan(call), "Scan: its body is run once per step")
 
 
-def _scanned(call: Call) -> Outputs:
-    scanned = call.required("num_scan_inputs")
+def _build_scan(call: NodeCall) -> Outputs:
+    scanned = call.required_attr("num_scan_inputs")
     tensors = call.tensors()
     state, rows = tensors[: len(tensors) - scanned], tensors[len(tensors) - scanned :]
     axes = call.attr("scan_input_axes", [0] * scanned)
     backward = call.attr("scan_input_directions", [0] * scanned)
     rows = [
-        _turned(moveaxis(x, axis, 0), back)
+        _reverse_if(moveaxis(x, axis, 0), back)
         for x, axis, back in zip(rows, axes, backward, strict=True)
     ]
 
@@ -109,16 +109,16 @@ def _scanned(call: Call) -> Outputs:
     axes = call.attr("scan_output_axes", [0] * len(stacked))
     backward = call.attr("scan_output_directions", [0] * len(stacked))
     outputs = [
-        moveaxis(_turned(y, back), 0, axis)
+        moveaxis(_reverse_if(y, back), 0, axis)
         for y, axis, back in zip(stacked, axes, backward, strict=True)
     ]
     return [*carry, *outputs]
 
 
-def _turned(x: Tensor, back: int) -> Tensor:
+def _reverse_if(x: Tensor, back: int) -> Tensor:
     return flip(x, 0) if back else x
 
 
 @operator("Scan", since=8)
-def _scan_8(call: Call) -> Outputs:
+def _scan_8(call: NodeCall) -> Outputs:
     raise RunOnHost("Scan of opset 8, with lengths for each of a batch, runs on the host")

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import broadcast_shapes
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.ops.pointwise import arithmetic as elementwise
 from graphflow.ops.pointwise import bitwise, select, transcendental
@@ -18,7 +18,7 @@ from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims
 
 
-def _legacy(call: Call, a: Tensor, b: Tensor) -> Tensor:
+def _align_legacy(call: NodeCall, a: Tensor, b: Tensor) -> Tensor:
     """b shaped as opsets before 7 broadcast it: its axes lie along a's from `axis` on."""
     if call.version >= 7 or not call.attr("broadcast", 0):
         return b
@@ -28,20 +28,20 @@ def _legacy(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return expand_dims(b, tuple(range(b.ndim, b.ndim + trailing))) if trailing > 0 else b
 
 
-def _binary(name: str, function: Callable[[Any, Any], Tensor]) -> None:
+def _register_binary(name: str, function: Callable[[Any, Any], Tensor]) -> None:
     @operator(name)
-    def translate(call: Call) -> Outputs:
+    def translate(call: NodeCall) -> Outputs:
         a, b = call.tensor(0), call.tensor(1)
-        return function(a, _legacy(call, a, b))
+        return function(a, _align_legacy(call, a, b))
 
 
-def _unary(name: str, function: Callable[[Any], Tensor]) -> None:
+def _register_unary(name: str, function: Callable[[Any], Tensor]) -> None:
     @operator(name)
-    def translate(call: Call) -> Outputs:
+    def translate(call: NodeCall) -> Outputs:
         return function(call.tensor(0))
 
 
-def divided(a: Tensor, b: Tensor) -> Tensor:
+def divide(a: Tensor, b: Tensor) -> Tensor:
     """a / b; of ints towards zero."""
     if a.dtype.kind not in "iu":
         return elementwise.divide(a, b)
@@ -59,7 +59,7 @@ def divided(a: Tensor, b: Tensor) -> Tensor:
 
 _BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
     "Add": elementwise.add, "Sub": elementwise.subtract, "Mul": elementwise.multiply,
-    "Div": divided, "Equal": elementwise.equal, "Less": elementwise.less,
+    "Div": divide, "Equal": elementwise.equal, "Less": elementwise.less,
     "LessOrEqual": elementwise.less_equal, "Greater": elementwise.greater,
     "GreaterOrEqual": elementwise.greater_equal, "And": elementwise.logical_and,
     "Or": elementwise.logical_or, "Xor": elementwise.logical_xor,
@@ -67,7 +67,7 @@ _BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
     "BitwiseXor": bitwise.bitwise_xor,
 }  # fmt: skip
 for _name, _function in _BINARY.items():
-    _binary(_name, _function)
+    _register_binary(_name, _function)
 
 _UNARY: dict[str, Callable[[Any], Tensor]] = {
     "Neg": elementwise.negative, "Abs": elementwise.abs, "Sign": elementwise.sign,
@@ -82,19 +82,19 @@ _UNARY: dict[str, Callable[[Any], Tensor]] = {
     "Tanh": transcendental.tanh, "Erf": transcendental.erf,
 }  # fmt: skip
 for _name, _single in _UNARY.items():
-    _unary(_name, _single)
+    _register_unary(_name, _single)
 
 
 @operator("Identity")
-def _identity(call: Call) -> Outputs:
+def _identity(call: NodeCall) -> Outputs:
     return call.tensor(0)
 
 
 @operator("Pow")
-def _pow(call: Call) -> Outputs:
+def _pow(call: NodeCall) -> Outputs:
     """The result has the type of the base."""
     base, exponent = call.tensor(0), call.tensor(1)
-    exponent = _legacy(call, base, exponent)
+    exponent = _align_legacy(call, base, exponent)
     if base.dtype == exponent.dtype:
         return elementwise.pow(base, exponent)
     if "f" in (base.dtype.kind, exponent.dtype.kind):
@@ -104,46 +104,46 @@ def _pow(call: Call) -> Outputs:
 
 
 @operator("Mod")
-def _mod(call: Call) -> Outputs:
+def _mod(call: NodeCall) -> Outputs:
     function = bitwise.fmod if call.attr("fmod", 0) else elementwise.remainder
     return function(call.tensor(0), call.tensor(1))
 
 
 @operator("BitShift")
-def _shift(call: Call) -> Outputs:
-    left = call.required("direction") == "LEFT"
+def _shift(call: NodeCall) -> Outputs:
+    left = call.required_attr("direction") == "LEFT"
     function = bitwise.bitwise_left_shift if left else bitwise.bitwise_right_shift
     return function(call.tensor(0), call.tensor(1))
 
 
 @operator("BitCast")
-def _bitcast(call: Call) -> Outputs:
+def _bitcast(call: NodeCall) -> Outputs:
     return bitwise.bitcast(call.tensor(0), call.dtype("to"))
 
 
 @operator("Max")
-def _max(call: Call) -> Outputs:
+def _max(call: NodeCall) -> Outputs:
     return reduce(select.maximum, call.tensors())
 
 
 @operator("Min")
-def _min(call: Call) -> Outputs:
+def _min(call: NodeCall) -> Outputs:
     return reduce(select.minimum, call.tensors())
 
 
 @operator("Sum")
-def _sum(call: Call) -> Outputs:
+def _sum(call: NodeCall) -> Outputs:
     return reduce(elementwise.add, call.tensors())
 
 
 @operator("Mean")
-def _mean(call: Call) -> Outputs:
+def _mean(call: NodeCall) -> Outputs:
     tensors = call.tensors()
     return reduce(elementwise.add, tensors) / len(tensors)
 
 
 @operator("Where")
-def _where(call: Call) -> Outputs:
+def _where(call: NodeCall) -> Outputs:
     condition, a, b = call.tensors()
     if a.dtype.kind == "b":  # of bools there is no choice but by logic
         return elementwise.logical_or(
@@ -154,7 +154,7 @@ def _where(call: Call) -> Outputs:
 
 
 @operator("IsInf")
-def _isinf(call: Call) -> Outputs:
+def _isinf(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     result = elementwise.isinf(x)
     if not call.attr("detect_positive", 1):
@@ -165,7 +165,7 @@ def _isinf(call: Call) -> Outputs:
 
 
 @operator("Clip", since=11)
-def _clip(call: Call) -> Outputs:
+def _clip(call: NodeCall) -> Outputs:
     """The upper limit wins where the limits cross."""
     x, low, high = call.tensor(0), call.optional(1), call.optional(2)
     if low is not None:
@@ -174,21 +174,21 @@ def _clip(call: Call) -> Outputs:
 
 
 @operator("Clip")
-def _clip_1(call: Call) -> Outputs:
+def _clip_1(call: NodeCall) -> Outputs:
     return select.clip(call.tensor(0), call.attr("min"), call.attr("max"))
 
 
 @operator("Cast", since=6)
-def _cast(call: Call) -> Outputs:
+def _cast(call: NodeCall) -> Outputs:
     return astype(call.tensor(0), call.dtype("to"))
 
 
 @operator("CastLike")
-def _cast_like(call: Call) -> Outputs:
+def _cast_like(call: NodeCall) -> Outputs:
     return astype(call.tensor(0), call.spec(1).dtype)
 
 
 @operator("Expand")
-def _expand(call: Call) -> Outputs:
+def _expand(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     return broadcast_to(x, broadcast_shapes(x.shape, tuple(call.sizes(1))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.ordering.sort import top_k
@@ -18,13 +18,13 @@ from graphflow.ops.tensors.slicing import window
 
 
 @operator("Gather")
-def _gather(call: Call) -> Outputs:
+def _gather(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     return index.take(x, call.tensor(1), axis_of(call, 0, x.ndim))
 
 
 @operator("GatherElements")
-def _gather_elements(call: Call) -> Outputs:
+def _gather_elements(call: NodeCall) -> Outputs:
     x, places = call.tensor(0), call.tensor(1)
     axis = axis_of(call, 0, x.ndim)
     for i, (have, want) in enumerate(zip(x.shape, places.shape, strict=True)):
@@ -34,19 +34,19 @@ def _gather_elements(call: Call) -> Outputs:
 
 
 @operator("GatherND")
-def _gather_nd(call: Call) -> Outputs:
+def _gather_nd(call: NodeCall) -> Outputs:
     return scatter.gather_nd(call.tensor(0), call.tensor(1), call.attr("batch_dims", 0))
 
 
 @operator("ScatterND")
-def _scatter_nd(call: Call) -> Outputs:
+def _scatter_nd(call: NodeCall) -> Outputs:
     return scatter.scatter_nd(
         call.tensor(0), call.tensor(1), call.tensor(2), reduction=call.attr("reduction", "none")
     )
 
 
 @operator("ScatterElements", "Scatter")
-def _scatter_elements(call: Call) -> Outputs:
+def _scatter_elements(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     return scatter.scatter(
         x, call.tensor(1), call.tensor(2), axis_of(call, 0, x.ndim), call.attr("reduction", "none")
@@ -54,7 +54,7 @@ def _scatter_elements(call: Call) -> Outputs:
 
 
 @operator("OneHot")
-def _one_hot(call: Call) -> Outputs:
+def _one_hot(call: NodeCall) -> Outputs:
     """A class outside of the depth gives a row without a one."""
     indices = astype(call.tensor(0), "int64")
     (depth,) = call.sizes(1)
@@ -73,17 +73,17 @@ def _one_hot(call: Call) -> Outputs:
 
 
 @operator("TopK", since=10)
-def _top_k(call: Call) -> Outputs:
+def _top_k(call: NodeCall) -> Outputs:
     (k,) = call.sizes(1)
-    return _tops(call, call.static(k))
+    return _select_top(call, call.static_size(k))
 
 
 @operator("TopK")
-def _top_k_1(call: Call) -> Outputs:
-    return _tops(call, call.required("k"))
+def _top_k_1(call: NodeCall) -> Outputs:
+    return _select_top(call, call.required_attr("k"))
 
 
-def _tops(call: Call, k: int) -> list[Tensor]:
+def _select_top(call: NodeCall, k: int) -> list[Tensor]:
     x = call.tensor(0)
     axis = axis_of(call, -1, x.ndim)
     values, places = top_k(x, k, axis=axis, largest=bool(call.attr("largest", 1)))
@@ -91,32 +91,32 @@ def _tops(call: Call, k: int) -> list[Tensor]:
 
 
 @operator("ReverseSequence")
-def _reverse_sequence(call: Call) -> Outputs:
+def _reverse_sequence(call: NodeCall) -> Outputs:
     """The first `length` elements of each sequence, last first."""
     x, lengths = call.tensor(0), astype(call.tensor(1), "int64")
     time, batch = call.attr("time_axis", 0), call.attr("batch_axis", 1)
-    steps = reshape(arange(x.shape[time]), _along(x, time))
-    ends = reshape(lengths, _along(x, batch))
+    steps = reshape(arange(x.shape[time]), _axis_shape(x, time))
+    ends = reshape(lengths, _axis_shape(x, batch))
     places = select.where(elementwise.less(steps, ends), ends - 1 - steps, steps)
 
     return index.take_along_axis(x, broadcast_to(places, x.shape), time)
 
 
-def _along(x: Tensor, axis: int) -> tuple[int, ...]:
+def _axis_shape(x: Tensor, axis: int) -> tuple[int, ...]:
     return tuple(-1 if i == axis else 1 for i in range(x.ndim))
 
 
 @operator("TensorScatter")
-def _tensor_scatter(call: Call) -> Outputs:
+def _tensor_scatter(call: NodeCall) -> Outputs:
     """New keys or values written into a cache, for each of a batch from its own place on."""
     cache, update = call.tensor(0), call.tensor(1)
     axis = axis_of(call, -2, cache.ndim)
     size, count = cache.shape[axis], update.shape[axis]
-    steps = reshape(arange(count), _along(update, axis))
+    steps = reshape(arange(count), _axis_shape(update, axis))
     starts = call.optional(2)
     if starts is None:
         starts = astype(arange(cache.shape[0]) * 0, "int64")
-    places = reshape(astype(starts, "int64"), _along(update, 0)) + steps
+    places = reshape(astype(starts, "int64"), _axis_shape(update, 0)) + steps
     if call.attr("mode", "linear") == "circular":
         places = elementwise.remainder(places, size)
 

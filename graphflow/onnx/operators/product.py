@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.ops.matrices import matmul as linalg
 from graphflow.ops.matrices.determinant import det
@@ -11,35 +11,35 @@ from graphflow.ops.matrices.einsum import einsum
 
 
 @operator("MatMul")
-def _matmul(call: Call) -> Outputs:
+def _matmul(call: NodeCall) -> Outputs:
     return linalg.matmul(call.tensor(0), call.tensor(1))
 
 
 @operator("Gemm")
-def _gemm(call: Call) -> Outputs:
+def _gemm(call: NodeCall) -> Outputs:
     a, b = call.tensor(0), call.tensor(1)
     result: Tensor = linalg.matmul(
         a, b, transpose_a=bool(call.attr("transA", 0)), transpose_b=bool(call.attr("transB", 0))
     )
     alpha, beta = call.attr("alpha", 1.0), call.attr("beta", 1.0)
     if alpha != 1.0:
-        result = _scaled(result, alpha)
+        result = _scale(result, alpha)
     c = call.optional(2)
     if c is None:
         return result
-    return result + (c if beta == 1.0 else _scaled(c, beta))
+    return result + (c if beta == 1.0 else _scale(c, beta))
 
 
-def _scaled(x: Tensor, factor: float) -> Tensor:
+def _scale(x: Tensor, factor: float) -> Tensor:
     result: Tensor = x * (int(factor) if x.dtype.kind in "iu" else factor)
     return result
 
 
 @operator("Einsum")
-def _einsum(call: Call) -> Outputs:
-    return einsum(call.required("equation").replace(" ", ""), *call.tensors())
+def _einsum(call: NodeCall) -> Outputs:
+    return einsum(call.required_attr("equation").replace(" ", ""), *call.tensors())
 
 
 @operator("Det")
-def _det(call: Call) -> Outputs:
+def _det(call: NodeCall) -> Outputs:
     return det(call.tensor(0))

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Size, kind, show_shape
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.networks.convolution import padding_of, steps_of
 from graphflow.onnx.operators.shape import axis_of
@@ -29,7 +29,7 @@ from graphflow.ops.windows import conv
 # Scales and zero points -----------------------------------------------------------------------
 
 
-def _spread(call: Call, t: Tensor, x: Tensor) -> Tensor:
+def _broadcast_scale(call: NodeCall, t: Tensor, x: Tensor) -> Tensor:
     """A scale or zero point so that it broadcasts against x: one for all, for each element of an
     axis, or for each block along it."""
     if t.ndim == 0 or t.size == 1:
@@ -37,16 +37,18 @@ def _spread(call: Call, t: Tensor, x: Tensor) -> Tensor:
     axis, block = axis_of(call, 1, x.ndim), call.attr("block_size", 0)
     if not block:
         if t.ndim != 1:
-            raise call.unsupported(f"scales of shape {show_shape(t.shape)} without a block_size")
+            raise call.unsupported_error(
+                f"scales of shape {show_shape(t.shape)} without a block_size"
+            )
         return reshape(t, tuple(-1 if i == axis else 1 for i in range(x.ndim)))
     if block < 0 or t.ndim != x.ndim:
-        raise call.unsupported(
+        raise call.unsupported_error(
             f"blocks of {block}, scales {show_shape(t.shape)} for {show_shape(x.shape)}"
         )
     return window(repeat(t, block, axis), axis, 0, x.shape[axis])
 
 
-def saturated(y: Tensor, zero: Tensor | None, dtype: np.dtype[Any]) -> Tensor:
+def saturate(y: Tensor, zero: Tensor | None, dtype: np.dtype[Any]) -> Tensor:
     """Floats rounded (halves to even), moved by a zero point, limited to the ints of a dtype."""
     y = elementwise.round(y)
     if zero is not None:
@@ -56,106 +58,108 @@ def saturated(y: Tensor, zero: Tensor | None, dtype: np.dtype[Any]) -> Tensor:
 
 
 @operator("QuantizeLinear")
-def _quantize(call: Call) -> Outputs:
+def _quantize(call: NodeCall) -> Outputs:
     x, scale, zero = call.tensor(0), call.tensor(1), call.optional(2)
     code = call.attr("output_dtype", 0)
     if zero is not None:
         dtype = zero.dtype
         if code and call.dtype_of(code) != dtype:
-            raise call.unsupported(f"a zero point of {dtype} and another output_dtype")
+            raise call.unsupported_error(f"a zero point of {dtype} and another output_dtype")
     else:
         dtype = call.dtype_of(code) if code else np.dtype("uint8")
     if kind(dtype) != "int":
-        raise call.unsupported(f"quantisation to {dtype}")
+        raise call.unsupported_error(f"quantisation to {dtype}")
     precision = call.attr("precision", 0)
     how = call.dtype_of(precision) if precision else scale.dtype
     if kind(how) != "float":
         how = np.dtype("float32")
-    quotient = astype(x, how) / astype(_spread(call, scale, x), how)
+    quotient = astype(x, how) / astype(_broadcast_scale(call, scale, x), how)
     if how != np.dtype("float64"):
         quotient = astype(quotient, "float32")  # holds ints of 16 bits
-    return saturated(quotient, None if zero is None else _spread(call, zero, x), dtype)
+    return saturate(quotient, None if zero is None else _broadcast_scale(call, zero, x), dtype)
 
 
 @operator("DequantizeLinear")
-def _dequantize(call: Call) -> Outputs:
+def _dequantize(call: NodeCall) -> Outputs:
     x, scale, zero = call.tensor(0), call.tensor(1), call.optional(2)
     code = call.attr("output_dtype", 0)
     dtype = call.dtype_of(code) if code else scale.dtype
     values = astype(x, "int32")
     if zero is not None:
-        values = values - astype(_spread(call, zero, x), "int32")
-    return astype(astype(values, "float32") * astype(_spread(call, scale, x), "float32"), dtype)
+        values = values - astype(_broadcast_scale(call, zero, x), "int32")
+    return astype(
+        astype(values, "float32") * astype(_broadcast_scale(call, scale, x), "float32"), dtype
+    )
 
 
 # Products -------------------------------------------------------------------------------------
 
 
-def _exact(terms: Size) -> str:
+def _exact_dtype(terms: Size) -> str:
     """Floats in which the sum of so many products of 9-bit ints has no error."""
     return "float32" if isinstance(terms, int) and terms * 255 * 255 < 1 << 24 else "float64"
 
 
-def _centred(x: Tensor, zero: Tensor | None, dtype: str) -> Tensor:
+def _subtract_zero_point(x: Tensor, zero: Tensor | None, dtype: str) -> Tensor:
     """x - zero point, as floats."""
     x = astype(x, dtype)
     return x if zero is None else x - astype(zero, dtype)
 
 
-def _of_rows(t: Tensor | None, x: Tensor) -> Tensor | None:
+def _per_row(t: Tensor | None, x: Tensor) -> Tensor | None:
     """A vector with one entry for each row of x."""
     if t is None or t.ndim != 1 or t.shape[0] == 1 or x.ndim < 2:
         return t if t is None or t.size != 1 else reshape(t, ())
     return expand_dims(t, -1)
 
 
-def _product(call: Call, a: int, a_zero: int, b: int, b_zero: int) -> Tensor:
+def _product(call: NodeCall, a: int, a_zero: int, b: int, b_zero: int) -> Tensor:
     """The product of two quantised tensors, inputs of those numbers, as whole floats."""
     x, y = call.tensor(a), call.tensor(b)
-    floats = _exact(x.shape[-1])
-    left = _centred(x, _of_rows(call.optional(a_zero), x), floats)
-    return linalg.matmul(left, _centred(y, call.optional(b_zero), floats))
+    floats = _exact_dtype(x.shape[-1])
+    left = _subtract_zero_point(x, _per_row(call.optional(a_zero), x), floats)
+    return linalg.matmul(left, _subtract_zero_point(y, call.optional(b_zero), floats))
 
 
-def _whole(x: Tensor) -> Tensor:
+def _to_int32(x: Tensor) -> Tensor:
     """Whole floats as 32-bit ints, which wrap around."""
     return astype(astype(x, "int64"), "int32") if x.dtype == np.float64 else astype(x, "int32")
 
 
 @operator("MatMulInteger")
-def _matmul_integer(call: Call) -> Outputs:
-    return _whole(_product(call, 0, 2, 1, 3))
+def _matmul_integer(call: NodeCall) -> Outputs:
+    return _to_int32(_product(call, 0, 2, 1, 3))
 
 
 @operator("QLinearMatMul")
-def _matmul_quantised(call: Call) -> Outputs:
+def _matmul_quantised(call: NodeCall) -> Outputs:
     total = astype(_product(call, 0, 2, 3, 5), "float64")
-    left = _of_rows(call.tensor(1), call.tensor(0))
+    left = _per_row(call.tensor(1), call.tensor(0))
     factor = left * call.tensor(4) / call.tensor(6)
     zero = call.tensor(7)
-    return saturated(total * astype(factor, "float64"), zero, zero.dtype)
+    return saturate(total * astype(factor, "float64"), zero, zero.dtype)
 
 
-def _of_outputs(t: Tensor, rank: int) -> Tensor:
+def _per_channel(t: Tensor, rank: int) -> Tensor:
     """A vector with one entry for each output channel, against (outputs, ?, *space)."""
     if t.ndim == 0 or t.size == 1:
         return reshape(t, ())
     return reshape(t, (-1, *(1,) * (rank - 1)))
 
 
-def _convolved(
-    call: Call, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None
+def _convolve(
+    call: NodeCall, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None
 ) -> Tensor:
     """The convolution of quantised tensors, as whole floats."""
     rank = w.ndim - 2
-    floats = _exact(math.prod(call.static(n) for n in w.shape[1:]))
+    floats = _exact_dtype(math.prod(call.static_size(n) for n in w.shape[1:]))
     if w_zero is not None:
-        w_zero = _of_outputs(w_zero, w.ndim)
+        w_zero = _per_channel(w_zero, w.ndim)
     if x_zero is not None:
         x_zero = reshape(x_zero, ())
     y: Tensor = conv.conv(
-        _centred(x, x_zero, floats),
-        _centred(w, w_zero, floats),
+        _subtract_zero_point(x, x_zero, floats),
+        _subtract_zero_point(w, w_zero, floats),
         padding=padding_of(call, rank),
         groups=call.attr("group", 1),
         exact=True,
@@ -165,18 +169,18 @@ def _convolved(
 
 
 @operator("ConvInteger")
-def _conv_integer(call: Call) -> Outputs:
+def _conv_integer(call: NodeCall) -> Outputs:
     x, w = call.tensor(0), call.tensor(1)
-    return _whole(_convolved(call, x, w, call.optional(2), call.optional(3)))
+    return _to_int32(_convolve(call, x, w, call.optional(2), call.optional(3)))
 
 
 @operator("QLinearConv")
-def _conv_quantised(call: Call) -> Outputs:
+def _conv_quantised(call: NodeCall) -> Outputs:
     x, w = call.tensor(0), call.tensor(3)
-    total = astype(_convolved(call, x, w, call.tensor(2), call.tensor(5)), "float64")
+    total = astype(_convolve(call, x, w, call.tensor(2), call.tensor(5)), "float64")
     bias = call.optional(8)
     if bias is not None:
-        total = total + astype(_of_outputs(bias, w.ndim - 1), "float64")
-    factor = call.tensor(1) * _of_outputs(call.tensor(4), w.ndim - 1) / call.tensor(6)
+        total = total + astype(_per_channel(bias, w.ndim - 1), "float64")
+    factor = call.tensor(1) * _per_channel(call.tensor(4), w.ndim - 1) / call.tensor(6)
     zero = call.tensor(7)
-    return saturated(total * astype(factor, "float64"), zero, zero.dtype)
+    return saturate(total * astype(factor, "float64"), zero, zero.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Shape
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.ops.ordering.search import searchsorted
 from graphflow.ops.pointwise import arithmetic as elementwise
@@ -26,7 +26,7 @@ from graphflow.ops.tensors.shape import expand_dims, reshape
 from graphflow.ops.tensors.slicing import window
 
 
-def _seeded(call: Call) -> Any:
+def _seed_scope(call: NodeCall) -> Any:
     """The bits of the seed, a float, as one of ours; without one, the stream goes on."""
     seed = call.attr("seed")
     if seed is None:
@@ -34,42 +34,42 @@ def _seeded(call: Call) -> Any:
     return random.seed(int(struct.unpack("<I", struct.pack("<f", seed))[0]))
 
 
-def _uniform(call: Call, shape: Shape, dtype: Any) -> Tensor:
+def _uniform(call: NodeCall, shape: Shape, dtype: Any) -> Tensor:
     return random.uniform(shape, call.attr("low", 0.0), call.attr("high", 1.0), dtype)
 
 
-def _normal(call: Call, shape: Shape, dtype: Any) -> Tensor:
+def _normal(call: NodeCall, shape: Shape, dtype: Any) -> Tensor:
     return random.normal(shape, call.attr("mean", 0.0), call.attr("scale", 1.0), dtype)
 
 
-def _drawing(name: str, draw: Callable[[Call, Shape, Any], Tensor]) -> None:
+def _register_draw(name: str, draw: Callable[[NodeCall, Shape, Any], Tensor]) -> None:
     @operator(name)
-    def of_shape(call: Call) -> Outputs:
-        with _seeded(call):
-            return draw(call, tuple(call.required("shape")), call.dtype("dtype", 1))
+    def of_shape(call: NodeCall) -> Outputs:
+        with _seed_scope(call):
+            return draw(call, tuple(call.required_attr("shape")), call.dtype("dtype", 1))
 
     @operator(f"{name}Like")
-    def like(call: Call) -> Outputs:
+    def like(call: NodeCall) -> Outputs:
         code = call.attr("dtype")
         dtype = call.spec(0).dtype if code is None else call.dtype_of(code)
-        with _seeded(call):
+        with _seed_scope(call):
             return draw(call, call.spec(0).shape, dtype)
 
 
-_drawing("RandomUniform", _uniform)
-_drawing("RandomNormal", _normal)
+_register_draw("RandomUniform", _uniform)
+_register_draw("RandomNormal", _normal)
 
 
 @operator("Bernoulli")
-def _bernoulli(call: Call) -> Outputs:
+def _bernoulli(call: NodeCall) -> Outputs:
     p = call.tensor(0)
     code = call.attr("dtype")
-    with _seeded(call):
+    with _seed_scope(call):
         return astype(random.bernoulli(p), p.dtype if code is None else call.dtype_of(code))
 
 
 @operator("Multinomial")
-def _multinomial(call: Call) -> Outputs:
+def _multinomial(call: NodeCall) -> Outputs:
     """Classes drawn by where a uniform number falls among running sums of probabilities.
 
     The rows' sums are laid end to end, each in a unit of its own, and searched together; uniform
@@ -82,7 +82,7 @@ def _multinomial(call: Call) -> Outputs:
     sums = product.cumsum(softmax(checked, -1), 1)
     sums = sums / window(sums, 1, classes - 1, 1)
     unit = expand_dims(astype(arange(rows), "float64"), 1)
-    with _seeded(call):
+    with _seed_scope(call):
         drawn = astype(random.uniform((rows, count)), "float64")
     found = searchsorted(reshape(sums + unit, (-1,)), drawn + unit, side="right")
     chosen = elementwise.subtract(found, expand_dims(arange(rows) * classes, 1))

@@ -11,7 +11,7 @@ import numpy as np
 from graphflow.errors import ShapeError
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Dim, kind
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axes_of, axis_of
 from graphflow.ops.pointwise import arithmetic as elementwise
@@ -28,9 +28,9 @@ from graphflow.ops.tensors.shape import expand_dims
 _AXES_SINCE = {"ReduceSum": 13}
 
 
-def _reduction(name: str, function: Callable[..., Tensor]) -> None:
+def _register_reduction(name: str, function: Callable[..., Tensor]) -> None:
     @operator(name)
-    def translate(call: Call) -> Outputs:
+    def translate(call: NodeCall) -> Outputs:
         x = call.tensor(0)
         axes = axes_of(call, _AXES_SINCE.get(name, 18))
         if not axes:
@@ -41,7 +41,7 @@ def _reduction(name: str, function: Callable[..., Tensor]) -> None:
         return function(x, axis=tuple(axes), keepdims=keep)
 
 
-def _of_none(x: Tensor, axis: tuple[int, ...], keepdims: bool, value: Any) -> Tensor | None:
+def _reduce_empty(x: Tensor, axis: tuple[int, ...], keepdims: bool, value: Any) -> Tensor | None:
     """What a reduction without any elements gives, if x is known to have none."""
     if 0 not in (x.shape[a] for a in axis):
         return None
@@ -62,7 +62,7 @@ def _mean(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
     return reduce.mean(x, axis=axis, keepdims=keepdims)
 
 
-def _through_float(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _compute_in_float(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if x.dtype.kind in "iu":
         return astype(function(astype(x, "float64")), x.dtype)
     return function(x)
@@ -77,18 +77,18 @@ def _sum_square(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
 
 
 def _l2(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
-    return _through_float(lambda v: transcendental.sqrt(_sum_square(v, axis, keepdims)), x)
+    return _compute_in_float(lambda v: transcendental.sqrt(_sum_square(v, axis, keepdims)), x)
 
 
 def _log_sum(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
-    return _through_float(lambda v: transcendental.log(_total(v, axis, keepdims)), x)
+    return _compute_in_float(lambda v: transcendental.log(_total(v, axis, keepdims)), x)
 
 
 def _log_sum_exp(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
-    none = _of_none(x, axis, keepdims, -math.inf if kind(x.dtype) == "float" else 0)
+    none = _reduce_empty(x, axis, keepdims, -math.inf if kind(x.dtype) == "float" else 0)
     if none is not None:
         return none
-    return _through_float(lambda v: extrema.logsumexp(v, axis=axis, keepdims=keepdims), x)
+    return _compute_in_float(lambda v: extrema.logsumexp(v, axis=axis, keepdims=keepdims), x)
 
 
 def _product(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
@@ -111,8 +111,8 @@ def _greatest(dtype: np.dtype[Any]) -> Any:
 def _extremum(
     function: Callable[..., Tensor], neutral: Callable[[np.dtype[Any]], Any]
 ) -> Callable[..., Tensor]:
-    def reduced(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
-        none = _of_none(x, axis, keepdims, neutral(x.dtype))
+    def reduce_axes(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
+        none = _reduce_empty(x, axis, keepdims, neutral(x.dtype))
         if none is not None:
             return none
         if x.dtype.kind == "b":
@@ -120,7 +120,7 @@ def _extremum(
             return astype(small, "bool")
         return function(x, axis=axis, keepdims=keepdims)
 
-    return reduced
+    return reduce_axes
 
 
 for _name, _function in {
@@ -129,12 +129,12 @@ for _name, _function in {
     "ReduceL2": _l2, "ReduceLogSum": _log_sum, "ReduceLogSumExp": _log_sum_exp,
     "ReduceSumSquare": _sum_square,
 }.items():  # fmt: skip
-    _reduction(_name, _function)
+    _register_reduction(_name, _function)
 
 
-def _arg(name: str, function: Callable[..., Tensor]) -> None:
+def _register_arg(name: str, function: Callable[..., Tensor]) -> None:
     @operator(name)
-    def translate(call: Call) -> Outputs:
+    def translate(call: NodeCall) -> Outputs:
         x = call.tensor(0)
         axis = axis_of(call, 0, x.ndim)
         keep = bool(call.attr("keepdims", 1))
@@ -144,13 +144,13 @@ def _arg(name: str, function: Callable[..., Tensor]) -> None:
         return function(x, axis=axis, keepdims=keep)
 
 
-_arg("ArgMax", extrema.argmax)
-_arg("ArgMin", extrema.argmin)
+_register_arg("ArgMax", extrema.argmax)
+_register_arg("ArgMin", extrema.argmin)
 
 
-def _running(name: str, function: Callable[..., Tensor], neutral: int) -> None:
+def _register_running(name: str, function: Callable[..., Tensor], neutral: int) -> None:
     @operator(name)
-    def translate(call: Call) -> Outputs:
+    def translate(call: NodeCall) -> Outputs:
         x = call.tensor(0)
         axis = int(call.scalar(1)) % max(x.ndim, 1)
         backward = call.attr("reverse", 0)
@@ -164,7 +164,7 @@ def _running(name: str, function: Callable[..., Tensor], neutral: int) -> None:
         return window.flip(total, axis) if backward else total
 
 
-_running("CumSum", product.cumsum, 0)
+_register_running("CumSum", product.cumsum, 0)
 
 
 def _running_product(x: Tensor, axis: int) -> Tensor:
@@ -185,4 +185,4 @@ def _running_product(x: Tensor, axis: int) -> Tensor:
     return x
 
 
-_running("CumProd", _running_product, 1)
+_register_running("CumProd", _running_product, 1)

@@ -24,13 +24,13 @@ from onnx import (
 )
 
 from graphflow import _version
-from graphflow.base.argument_checks import meant, spelt
-from graphflow.base.formatting import counted
+from graphflow.base.argument_checks import checks_argument_names, did_you_mean
+from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.errors import ArgumentError, OnnxError, UnsupportedOnnxError
 from graphflow.frontend.feeds import convert
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Node, Tensor, located, user_location
+from graphflow.ir.op import Node, Tensor, error_location, user_location
 from graphflow.ir.spec import Dim, Size, is_fresh, substitute, symbols
 from graphflow.onnx.loading.reader import LIMIT
 from graphflow.onnx.loading.value_kinds import Array
@@ -176,7 +176,7 @@ class Export:
                 self.names.update((t, "") for t in node.outputs)
         if wrong:
             raise UnsupportedOnnxError(
-                f"{counted(len(wrong), 'node')} cannot be written as ONNX:\n" + "\n".join(wrong)
+                f"{show_count(len(wrong), 'node')} cannot be written as ONNX:\n" + "\n".join(wrong)
             )
         for name, tensor in outputs.items():
             self.nodes.append(helper.make_node("Identity", [self.names[tensor]], [name], name=name))
@@ -211,7 +211,7 @@ def _dim_name(size: Size) -> str:
     return str(substitute(size, names)).replace(" ", "")
 
 
-@spelt(OnnxError)
+@checks_argument_names(OnnxError)
 @passes_interrupts
 def save(
     path: str | os.PathLike[str] | None,
@@ -233,12 +233,12 @@ def save(
         UnsupportedOnnxError: lists every node that ONNX cannot say.
         OnnxError: an argument is wrong, or the model is larger than protobuf allows.
     """
-    with located("save"):
-        named = _named("output", outputs)
+    with error_location("save"):
+        named = _name_tensors("output", outputs)
         graph = Graph(list(named.values()))
-        given = _named("input", inputs) if inputs is not None else _placeholders(graph)
+        given = _name_tensors("input", inputs) if inputs is not None else _placeholders(graph)
         _check_inputs(graph, given)
-    export = Export(graph, _reader(values, graph))
+    export = Export(graph, _variable_reader(values, graph))
     infos = [export.input(tensor, name) for name, tensor in given.items()]
     made = export.write(named)
     proto = helper.make_graph(
@@ -256,11 +256,11 @@ def save(
         raise OnnxError(f"the model has {size} bytes, protobuf takes {LIMIT}")
     checker.check_model(model)
     if path is not None:
-        _store(Path(path), model.SerializeToString())
+        _write_file(Path(path), model.SerializeToString())
     return model
 
 
-def _named(what: str, tensors: Any) -> dict[str, Tensor]:
+def _name_tensors(what: str, tensors: Any) -> dict[str, Tensor]:
     if isinstance(tensors, Tensor):
         tensors = [tensors]
     if isinstance(tensors, Mapping):
@@ -270,7 +270,7 @@ def _named(what: str, tensors: Any) -> dict[str, Tensor]:
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
                 raise ArgumentError(f"an {what} is a tensor, not {tensor!r}")
-            named[_free(tensor.name.replace("/", "_"), named)] = tensor
+            named[_free_name(tensor.name.replace("/", "_"), named)] = tensor
     else:
         raise ArgumentError(f"{what}s are a tensor, a list or {{name: tensor}}, not {tensors!r}")
     for name, tensor in named.items():
@@ -279,7 +279,7 @@ def _named(what: str, tensors: Any) -> dict[str, Tensor]:
     return named
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
     free, number = name, 1
     while free in taken:
         free, number = f"{name}_{number}", number + 1
@@ -300,19 +300,21 @@ def _check_inputs(graph: Graph, given: Mapping[str, Tensor]) -> None:
         raise ArgumentError(f"the outputs also depend on placeholders {', '.join(missing)}")
 
 
-def _reader(values: Session | Mapping[Any, Any] | None, graph: Graph) -> Callable[[Tensor], Array]:
+def _variable_reader(
+    values: Session | Mapping[Any, Any] | None, graph: Graph
+) -> Callable[[Tensor], Array]:
     """Where the value of a variable comes from.
 
     Raises:
         OnnxError: a dict lacks variables of the graph.
     """
 
-    def initial(tensor: Tensor) -> Array:
+    def read_initial(tensor: Tensor) -> Array:
         start = tensor.node.attrs["initial"]
         return np.asarray(start() if callable(start) else start)
 
     if values is None:
-        return initial
+        return read_initial
     if isinstance(values, Session):
         return values.get
     if not isinstance(values, Mapping):
@@ -326,17 +328,17 @@ def _reader(values: Session | Mapping[Any, Any] | None, graph: Graph) -> Callabl
         unexpected = f"; no variable is named {some(spare)}" if spare else ""
         raise OnnxError(
             f"save at {user_location()}: values lack variables {some(lacking)}{unexpected}; give "
-            f"all of them. {meant(lacking[0], spare)}".rstrip()
+            f"all of them. {did_you_mean(lacking[0], spare)}".rstrip()
         )
 
-    def given(tensor: Tensor) -> Array:
+    def read_given(tensor: Tensor) -> Array:
         found = values[tensor] if tensor in values else values[tensor.name]
         return convert(tensor.node, found, OnnxError)
 
-    return given
+    return read_given
 
 
-def _store(path: Path, content: bytes) -> None:
+def _write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

@@ -44,7 +44,7 @@ def _gelu_tanh(e: Export, node: Node, inputs: list[str]) -> str:
 
 
 # Attributes of ours, and what ONNX calls them.
-_WITH = {
+_RENAMED_ATTRIBUTES = {
     "leaky_relu": ("LeakyRelu", {"slope": "alpha"}),
     "elu": ("Elu", {"alpha": "alpha"}),
     "celu": ("Celu", {"alpha": "alpha"}),
@@ -61,9 +61,9 @@ _WITH = {
 }
 
 
-@writes(*_WITH)
-def _with(e: Export, node: Node, inputs: list[str]) -> str:
-    name, attributes = _WITH[node.op.name]
+@writes(*_RENAMED_ATTRIBUTES)
+def _write_renamed(e: Export, node: Node, inputs: list[str]) -> str:
+    name, attributes = _RENAMED_ATTRIBUTES[node.op.name]
     if name == "GatherElements" or name == "Gather":
         inputs = [inputs[0], as_int64(e, node, inputs[1], 1)]
     return e.emit(name, inputs, **{theirs: node.attrs[ours] for ours, theirs in attributes.items()})
@@ -175,7 +175,7 @@ def _clip(e: Export, node: Node, inputs: list[str]) -> str:
 
 
 @writes("masked")
-def _masked(e: Export, node: Node, inputs: list[str]) -> str:
+def _mask_and_scale(e: Export, node: Node, inputs: list[str]) -> str:
     kept = e.emit("Mul", [inputs[0], cast(e, inputs[1], node.specs[0].dtype)])
     return e.emit("Mul", [kept, like(e, node, node.attrs["scale"])])
 

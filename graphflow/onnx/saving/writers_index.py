@@ -12,7 +12,7 @@ from graphflow.onnx.saving.export import Export, Unwritable, writes
 from graphflow.onnx.saving.writers import as_int64, cast, like
 
 
-def _places(e: Export, index: str, size: Size) -> str:
+def _normalize_indices(e: Export, index: str, size: Size) -> str:
     """Indices from 0, those from the end too."""
     zero, n = e.size(0), e.size(size)
     return e.emit("Where", [e.emit("Less", [index, zero]), e.emit("Add", [index, n]), index])
@@ -28,7 +28,7 @@ def _flat_rows(e: Export, node: Node, inputs: list[str]) -> str:
     numbers = e.emit("Reshape", [numbers, e.shape(alone)])
     numbers = e.emit("Expand", [numbers, e.shape(shape)])
     for i, n in enumerate(sizes[batch:]):
-        column = _places(e, e.emit("Gather", [indices, e.size(i)], axis=-1), n)
+        column = _normalize_indices(e, e.emit("Gather", [indices, e.size(i)], axis=-1), n)
         numbers = e.emit("Add", [e.emit("Mul", [numbers, e.size(n)]), column])
     return numbers
 
@@ -36,7 +36,7 @@ def _flat_rows(e: Export, node: Node, inputs: list[str]) -> str:
 @writes("flat_elements")
 def _flat_elements(e: Export, node: Node, inputs: list[str]) -> str:
     shape, axis = node.attrs["shape"], node.attrs["axis"]
-    numbers = _places(e, as_int64(e, node, inputs[0], 0), shape[axis])
+    numbers = _normalize_indices(e, as_int64(e, node, inputs[0], 0), shape[axis])
     numbers = e.emit("Mul", [numbers, e.size(product(shape[axis + 1 :]))])
     rank = len(shape)
     for i, n in enumerate(node.inputs[0].shape):
@@ -59,7 +59,7 @@ def _scatter_add(e: Export, node: Node, inputs: list[str]) -> str:
         inside = range(axis, axis + places)
         others = (i for i in range(moved + places) if i not in inside)
         updates = e.emit("Transpose", [updates], perm=[*inside, *others])
-    result = _scattered(e, x, as_int64(e, node, indices, 1), updates, "add")
+    result = _scatter_nd(e, x, as_int64(e, node, indices, 1), updates, "add")
     return e.emit("Transpose", [result], perm=np.argsort(before).tolist()) if axis else result
 
 
@@ -70,11 +70,11 @@ def _scatter_rows(e: Export, node: Node, inputs: list[str]) -> str:
     if axes != 1:
         x = e.emit("Reshape", [x, e.shape((product(shape[:axes]), *shape[axes:]))])
     rows = as_int64(e, node, rows, 1)
-    result = _scattered(e, x, rows, updates, node.attrs["reduction"])
+    result = _scatter_nd(e, x, rows, updates, node.attrs["reduction"])
     return e.emit("Reshape", [result, e.shape(shape)]) if axes != 1 else result
 
 
-def _scattered(e: Export, x: str, rows: str, updates: str, reduction: str) -> str:
+def _scatter_nd(e: Export, x: str, rows: str, updates: str, reduction: str) -> str:
     places = e.emit("Unsqueeze", [rows, e.ints([-1])])
     return e.emit("ScatterND", [x, places, updates], reduction=reduction)
 

@@ -14,7 +14,7 @@ from graphflow.onnx.saving.export import Export, Unwritable, writes
 from graphflow.onnx.saving.writers import cast, like
 
 
-def _swapped(e: Export, name: str, rank: int) -> str:
+def _swap_last_axes(e: Export, name: str, rank: int) -> str:
     """The last two axes exchanged."""
     return e.emit("Transpose", [name], perm=[*range(rank - 2), rank - 1, rank - 2])
 
@@ -23,9 +23,9 @@ def _swapped(e: Export, name: str, rank: int) -> str:
 def _matmul(e: Export, node: Node, inputs: list[str]) -> str:
     a, b = inputs
     if node.attrs.get("transpose_a"):
-        a = _swapped(e, a, len(node.inputs[0].shape))
+        a = _swap_last_axes(e, a, len(node.inputs[0].shape))
     if node.attrs.get("transpose_b"):
-        b = _swapped(e, b, len(node.inputs[1].shape))
+        b = _swap_last_axes(e, b, len(node.inputs[1].shape))
     return e.emit("MatMul", [a, b])
 
 
@@ -105,7 +105,7 @@ def _avg_pool(e: Export, node: Node, inputs: list[str]) -> str:
 # Norms ----------------------------------------------------------------------------------------
 
 
-def _standardized(e: Export, node: Node, x: str) -> str:
+def _emit_standardize(e: Export, node: Node, x: str) -> str:
     axes = e.ints(node.attrs["axis"])
     if node.attrs.get("centred", True):
         x = e.emit("Sub", [x, e.emit("ReduceMean", [x, axes], keepdims=1)])
@@ -116,7 +116,7 @@ def _standardized(e: Export, node: Node, x: str) -> str:
 
 @writes("standardize")
 def _standardize(e: Export, node: Node, inputs: list[str]) -> str:
-    return _standardized(e, node, inputs[0])
+    return _emit_standardize(e, node, inputs[0])
 
 
 @writes("affine_norm")
@@ -128,7 +128,7 @@ def _affine_norm(e: Export, node: Node, inputs: list[str]) -> str:
         return e.emit(
             "LayerNormalization", inputs, axis=rank - len(axis), epsilon=node.attrs["epsilon"]
         )
-    result = _standardized(e, node, inputs[0])
+    result = _emit_standardize(e, node, inputs[0])
     sizes = [node.inputs[0].shape[i] if i in along else 1 for i in range(rank)]
     result = e.emit("Mul", [result, e.emit("Reshape", [inputs[1], e.shape(sizes)])])
     if len(inputs) == 3:
@@ -167,14 +167,14 @@ def _attention(e: Export, node: Node, inputs: list[str]) -> list[str]:
     rank = len(node.inputs[0].shape)
     heads, shared = node.inputs[0].shape[-3], node.inputs[1].shape[-3]
     if heads != shared:
-        k, v = (_repeated(e, node, i) for i in (1, 2))
+        k, v = (_repeat_heads(e, node, i) for i in (1, 2))
     scaled = e.emit("Mul", [q, like(e, node, node.attrs["scale"])])
-    scores = e.emit("MatMul", [scaled, _swapped(e, k, rank)])
+    scores = e.emit("MatMul", [scaled, _swap_last_axes(e, k, rank)])
     cap = node.attrs["softcap"]
     if cap is not None:
         bounded = e.emit("Tanh", [e.emit("Div", [scores, like(e, node, cap)])])
         scores = e.emit("Mul", [bounded, like(e, node, cap)])
-    seen = _seen(e, node)
+    seen = _visible_keys(e, node)
     if len(inputs) == 4:
         if node.inputs[3].dtype == np.bool_:
             seen = inputs[3] if seen is None else e.emit("And", [seen, inputs[3]])
@@ -189,7 +189,7 @@ def _attention(e: Export, node: Node, inputs: list[str]) -> list[str]:
     return [result] + [""] * (len(node.outputs) - 1)
 
 
-def _repeated(e: Export, node: Node, i: int) -> str:
+def _repeat_heads(e: Export, node: Node, i: int) -> str:
     shape = node.inputs[i].shape
     heads, shared = node.inputs[0].shape[-3], shape[-3]
     if isinstance(heads, Dim) or isinstance(shared, Dim):
@@ -200,7 +200,7 @@ def _repeated(e: Export, node: Node, i: int) -> str:
     return e.emit("Reshape", [wide, e.shape([*shape[:-3], heads, *shape[-2:]])])
 
 
-def _seen(e: Export, node: Node) -> str | None:
+def _visible_keys(e: Export, node: Node) -> str | None:
     """Which keys each query sees, by its place; None: all."""
     left, right, offset = (node.attrs[key] for key in ("left", "right", "offset"))
     if left is None and right is None:

@@ -13,7 +13,7 @@ from functools import cache
 from math import ceil
 
 import graphflow.init as init
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ScheduleError
 from graphflow.frontend.builders import placeholder, variable
@@ -27,7 +27,7 @@ from graphflow.placement.plans.planning import outlook
 from graphflow.transforms.reverse_mode import gradients
 
 
-@checks(ArgumentError)
+@checks_arguments(ArgumentError)
 @dataclass(frozen=True)
 class GPT:
     """The sizes of a GPT.

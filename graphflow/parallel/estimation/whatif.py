@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isqrt
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, MemoryLimitError, ScheduleError
 from graphflow.ir.op import user_location
@@ -63,7 +63,7 @@ class WhatIf:
         return "\n".join([head, *(f"  {each}" for each in shown)])
 
 
-@checks(ArgumentError)
+@checks_arguments(ArgumentError)
 def what_if(
     model: GPT,
     hardware: str = "a100+half",

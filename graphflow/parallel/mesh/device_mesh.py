@@ -22,11 +22,11 @@ from graphflow.ir.spec import (
     Dim,
     Outer,
     Size,
-    alone,
     evaluate,
     is_fresh,
+    segment_count,
     show_symbol,
-    stretches,
+    sole_symbol,
     substitute,
 )
 
@@ -94,7 +94,7 @@ class AxisSplit:
     @property
     def rows(self) -> Size:
         """How many rows of length 1 there are."""
-        return stretches(self.outer)
+        return segment_count(self.outer)
 
     def drop_last(self) -> AxisSplit:
         return self.keep_first(len(self.axes) - 1)
@@ -235,7 +235,7 @@ class SizePartitioner:
         self._same = {
             symbol: other
             for size, other in (same or {}).items()
-            if (symbol := alone(size)) and (isinstance(other, int) or alone(other))
+            if (symbol := sole_symbol(size)) and (isinstance(other, int) or sole_symbol(other))
         }
         self.symbols: dict[str, tuple[str, ...]] = {}
         self._fed = fed or {}
@@ -295,7 +295,9 @@ class SizePartitioner:
         size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
         if split.outer != 1:  # the start is that in each row
             row = self.piece(size // self._canonical(split.rows), split.inner, place)
-            return ShardExtent(row.start, row.size * stretches(self.rows(size, split, place)), size)
+            return ShardExtent(
+                row.start, row.size * segment_count(self.rows(size, split, place)), size
+            )
         at = [(self.mesh.coordinate(place, a), self.mesh.sizes[a]) for a in split.axes]
         if isinstance(size, int):
             unit = evaluate(split.unit, {})

@@ -19,8 +19,17 @@ from typing import Any
 from graphflow.errors import ScheduleError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by, make_node
-from graphflow.ir.spec import Dim, Size, Span, alone, is_inexact, show_shape, substitute, symbols
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node, origin_scope
+from graphflow.ir.spec import (
+    Dim,
+    Size,
+    Span,
+    is_inexact,
+    show_shape,
+    sole_symbol,
+    substitute,
+    symbols,
+)
 from graphflow.parallel.mesh.device_mesh import MICRO, AxisSplit, Mesh, ShardExtent, SizePartitioner
 from graphflow.parallel.mesh.layouts import whole
 from graphflow.parallel.pipelining.flushing_pipeline import (
@@ -125,7 +134,7 @@ class _PipelineUnroller:
         """
         same = equal_sizes(self.graph)
         firsts: list[Size] = [t.shape[0] if t.ndim else 0 for t in self.batch]
-        plain = all(alone(d) for d in firsts)
+        plain = all(sole_symbol(d) for d in firsts)
         first = same.get(firsts[0], firsts[0]) if plain and firsts else None
         if not isinstance(first, Dim) or any(same.get(d, d) != first for d in firsts):
             told = ", ".join(f"{t.name!r} {show_shape(t.shape)}" for t in self.batch)
@@ -138,12 +147,12 @@ class _PipelineUnroller:
         every = dict.fromkeys([*firsts, *(d for d in same if same[d] == first)])
         for size in every:
             self.partitioner.can_split(size, _BATCH)
-        return [name for size in every if (name := alone(size))]
+        return [name for size in every if (name := sole_symbol(size))]
 
     def _variable(self, node: Node) -> ShardedVariable:
         if node in self.known:
             return self.known[node].check(node, self.mesh)
-        with made_by(node, "", self._device(node, 0)):
+        with origin_scope(node, "", self._device(node, 0)):
             name = f"{self.graph.names[node]}{self.mesh.tag((0,))}"
             twin = make_node(REGISTRY["variable"], (), {**node.attrs, "named": False}, name)
         all_of_it = tuple(Span(0, int(size)) for size in node.specs[0].shape)
@@ -166,7 +175,7 @@ class _PipelineUnroller:
             elif node in self.phases or (not node.inputs and node.op.name != "variable"):
                 inputs = tuple(self._read(t, mapped, i) for t in node.inputs)
                 task = Task(self.phases.get(node, "F"), self.where[node], i)
-                with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
+                with origin_scope(node, f"{MICRO}={i}/", self._device(node, i)):
                     made = renaming.node(node, inputs)
                 if node in self.phases:
                     made = made.with_inputs(inputs, turn=self.ranks[task])
@@ -184,14 +193,14 @@ class _PipelineUnroller:
 
     def _placeholder(self, node: Node, i: int) -> Tensor:
         (tensor,) = node.outputs
-        names = [alone(size) for size in tensor.shape]
+        names = [sole_symbol(size) for size in tensor.shape]
         if not any(name in self.symbols for name in names):
             return tensor
         pieces = tuple(
             self._piece(name, i) if name in self.symbols else ShardExtent(0, size, size)
             for name, size in zip(names, tensor.shape, strict=True)
         )
-        with made_by(node, f"{MICRO}={i}/", self._device(node, i)):
+        with origin_scope(node, f"{MICRO}={i}/", self._device(node, i)):
             own: Tensor = REGISTRY["placeholder"](
                 shape=tuple(p.size for p in pieces), dtype=tensor.dtype.name, name=node.name
             )
@@ -218,7 +227,7 @@ class _PipelineUnroller:
                 mapped[node.outputs[0]] = self._update_input(node.inputs[1], mapped, members, node)
             elif self._is_update(node):
                 inputs = tuple(self._update_input(t, mapped, members, node) for t in node.inputs)
-                with made_by(node, f"update={members[-1]}/", self._device(node, 0)):
+                with origin_scope(node, f"update={members[-1]}/", self._device(node, 0)):
                     made = renaming.node(node, inputs)
                 mapped.update(zip(node.outputs, made.outputs, strict=True))
         for node in self.graph.of_op("assign"):
@@ -263,7 +272,7 @@ class _PipelineUnroller:
         thing for all of them (a rate that is fed) as it is."""
         if tensor not in mapped:
             parts = list(dict.fromkeys(self.copies[i][tensor] for i in members))
-            with made_by(tensor.node, "mean/", self._device(reader, 0)):
+            with origin_scope(tensor.node, "mean/", self._device(reader, 0)):
                 mapped[tensor] = parts[-1] if len(parts) == 1 else self._average(tensor, parts)
         return mapped[tensor]
 
@@ -281,7 +290,7 @@ class _PipelineUnroller:
         node = tensor.node
         if node.op.name == "group":
             members = [self._fetch_update(t) for t in node.inputs]
-            with made_by(node, "", DeviceName()):
+            with origin_scope(node, "", DeviceName()):
                 group: Tensor = REGISTRY["group"](*members, name=node.name)
             return group
         if node.op.name == "assign":
@@ -290,8 +299,8 @@ class _PipelineUnroller:
             return self.history[node][0]
         copies = self.copies if tensor in self.copies[0] else self.made
         parts = [copy[tensor] for copy in copies]
-        with made_by(node, "fetched/", self._device(node, 0)):
-            if tensor.ndim and alone(tensor.shape[0]) in self.symbols:
+        with origin_scope(node, "fetched/", self._device(node, 0)):
+            if tensor.ndim and sole_symbol(tensor.shape[0]) in self.symbols:
                 joined: Tensor = FUNCTIONS["concat"](parts)
                 return joined
             if tensor.ndim == 0 and is_inexact(tensor.dtype):
@@ -311,7 +320,7 @@ class _PipelineUnroller:
             return self._fetch(tensor)
         variable = node.inputs[0].node
         own = self.variables[variable].nodes[0].outputs[0]
-        with made_by(node, "", self._device(variable, 0)):
+        with origin_scope(node, "", self._device(variable, 0)):
             assigned: Tensor = REGISTRY["assign"](own, self.history[variable][-1])
         return assigned
 
@@ -340,7 +349,7 @@ class _SymbolSubstitution:
         for node in (*body.inputs, *body.graph.nodes):
             if node.outputs[0] not in mapped:
                 inputs = tuple(mapped[t] for t in node.inputs)
-                with made_by(node, "", node.device):
+                with origin_scope(node, "", node.device):
                     made = self.node(node, inputs)
                 mapped.update(zip(node.outputs, made.outputs, strict=True))
         parameters = tuple(mapped[node.outputs[0]].node for node in body.inputs)

@@ -20,7 +20,7 @@ from itertools import chain, islice
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ScheduleError
 from graphflow.ir.op import user_location
@@ -51,7 +51,7 @@ def schedule_error(what: str, why: str) -> ScheduleError:
     return ScheduleError(f"{what} at {user_location()}: {why}")
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 @dataclass(frozen=True)
 class Schedule:
     """An order of tasks for each device.
@@ -381,7 +381,7 @@ class Timeline:
         return sum(self.idle) / (self.period * len(self.spans)) if self.period else 0.0
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def run(
     schedule: Schedule,
     forward: float | Sequence[float],
@@ -464,7 +464,7 @@ MAX_COLUMNS = 1_000_000
 """Columns of the widest picture."""
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 1) -> str:
     """A picture in text, one line a device, one column a unit of time; `..` is idle.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.errors import ScheduleError
 from graphflow.parallel.mesh.count_arguments import as_count
 from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, Updates, schedule_error
@@ -16,7 +16,7 @@ from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, Update
 _PHASES: tuple[Phase, ...] = ("F", "B", "W")
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def gpipe(stages: int, microbatches: int, recompute: bool = True) -> Schedule:
     """All forward passes, then all backward passes. Idle (p-1)(f+b); m micro-batches are stored, or
     only the stages' inputs with `recompute`.
@@ -30,7 +30,7 @@ def gpipe(stages: int, microbatches: int, recompute: bool = True) -> Schedule:
     return Schedule("GPipe", p, m, _to_tuples(orders), recompute=recompute)
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def one_f_one_b(stages: int, microbatches: int, recompute: bool = False) -> Schedule:
     """A backward pass as early as there can be one, then by turns. Idle (p-1)(f+b) as for GPipe,
     but stage s stores only min(m, p-s) micro-batches.
@@ -42,7 +42,7 @@ def one_f_one_b(stages: int, microbatches: int, recompute: bool = False) -> Sche
     return Schedule("1F1B", p, m, _to_tuples(orders), recompute=recompute)
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def pipedream(
     stages: int, microbatches: int, updates: Updates = "stash", group: int | None = None
 ) -> Schedule:
@@ -73,7 +73,7 @@ def pipedream(
     return Schedule(name, p, m, one_f_one_b(p, m).orders, updates, group)
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     """1F1B in which each device holds several stages, every p-th one. Idle (p-1)(f+b)/v for v of
     them, f and b being those of all stages of a device together; device s stores at most
@@ -113,7 +113,7 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     return Schedule(f"interleaved 1F1B ({chunks} stages a device)", total, m, _to_tuples(orders))
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def zb_h1(stages: int, microbatches: int) -> Schedule:
     """1F1B with the gradients of weights put off into what would be idle. Idle (p-1)(f+b-w) for m
     from p up and w no longer than f and b; no device stores more than p micro-batches, as much as
@@ -126,7 +126,7 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
     return Schedule("ZB-H1", p, m, _to_tuples(orders))
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def zb_h2(stages: int, microbatches: int) -> Schedule:
     """As ZB-H1, with as many forward passes ahead as leave nothing idle where f = b = w. Idle
     (p-1)(f+b-2w) between batches that follow one another, for m from 2p-1 up and w no longer than f
@@ -139,7 +139,7 @@ def zb_h2(stages: int, microbatches: int) -> Schedule:
     return Schedule("ZB-H2", p, m, _to_tuples(orders))
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def zb_v(stages: int, microbatches: int) -> Schedule:
     """Two stages on each device, laid out as a V, so that the last stage is where the first one is.
     Nothing is idle between batches where f = b = w, with the activations of 2p stages at most, as
@@ -161,7 +161,7 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
     return Schedule("ZB-V", total, m, _to_tuples(orders))
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def chimera(stages: int, microbatches: int) -> Schedule:
     """Two pipelines in opposite directions: each device holds two stages' weights, one of each.
     Idle p-2 where f = b = 1; at most p micro-batches are stored.

@@ -11,7 +11,7 @@ from functools import reduce
 from operator import add
 
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Node, Tensor, made_by
+from graphflow.ir.op import Node, Tensor, origin_scope
 from graphflow.parallel.pipelining.stages import origin_of
 
 
@@ -67,10 +67,10 @@ def _sum_by_stage(
     sums = []
     for stage, found in by_stage.items():
         made = node if stage == home else found[-1].node
-        with made_by(made if made in stages or made.origin is None else made.origin):
+        with origin_scope(made if made in stages or made.origin is None else made.origin):
             sums.append(reduce(add, found))
     assert node.origin is not None
-    with made_by(node.origin):
+    with origin_scope(node.origin):
         return (reduce(add, sums),)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import meant
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.errors import ScheduleError
 from graphflow.frontend.pytree import symbols_of
 from graphflow.ir.graph import Graph
@@ -142,7 +142,7 @@ def _describe_scopes(nodes: Sequence[Node], wanted: str) -> str:
     if not every:
         return "there are none: use gf.name_scope, or layers with names"
     outermost = ", ".join(name for name in every if "/" not in name)
-    hint = meant(wanted, every, 3, 0.5)
+    hint = did_you_mean(wanted, every, 3, 0.5)
     return f"{hint} There are {outermost}" if hint else f"there are {outermost}"
 
 

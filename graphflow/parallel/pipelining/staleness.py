@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphflow.base.argument_checks import checks
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ScheduleError
 from graphflow.parallel.mesh.count_arguments import as_count
@@ -31,7 +31,7 @@ class Staleness:
     versions: int
 
 
-@checks(ScheduleError)
+@checks_arguments(ScheduleError)
 def staleness(schedule: Schedule, stage: int) -> Staleness:
     """How stale the gradients of a stage are.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import Tensor, as_tensor, checked
+from graphflow.ir.op import Tensor, as_tensor, validate_arguments
 from graphflow.ir.spec import Dim, Size
 from graphflow.ops.base.shape_rules import normalize_axis
 from graphflow.ops.communication import collectives
@@ -27,7 +27,7 @@ REPLICAS = 100_000
 
 def _public(f: F) -> F:
     """A function whose errors name it and the user's line."""
-    return cast(F, checked(f, f"parallel.{f.__name__}"))
+    return cast(F, validate_arguments(f, f"parallel.{f.__name__}"))
 
 
 @_public

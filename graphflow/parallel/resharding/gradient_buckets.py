@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import NamedTuple
 
-from graphflow.base.formatting import counted
+from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Tensor
 from graphflow.parallel.mesh.layouts import Layout, ShardedTensor
@@ -182,7 +182,9 @@ class GradientBuckets:
         else:
             late = all(is_gradient(t.node) for t in tensors)
             what = "gradient" if late and key.kind == "sum" else key.kind
-            told = " and ".join([counted(len(tensors), what), *(user_name(t.node) for t in riders)])
+            told = " and ".join(
+                [show_count(len(tensors), what), *(user_name(t.node) for t in riders)]
+            )
             sums, axes = values, key.axes
             if key.scattered is not None:
                 axes = tuple(axis for axis in key.axes if axis != key.scattered)

@@ -12,8 +12,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, made_by
-from graphflow.ir.spec import Outer, Shape, TensorSpec, product, stretches
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, origin_scope
+from graphflow.ir.spec import Outer, Shape, TensorSpec, product, segment_count
 from graphflow.parallel.mesh.device_mesh import (
     AxisSplit,
     DeviceAssignment,
@@ -235,9 +235,9 @@ class Resharder:
 
         return self._map_places(value, value.layout, cause, build)
 
-    def on_device(self, place: Place, node: Node) -> made_by:
+    def on_device(self, place: Place, node: Node) -> origin_scope:
         """Nodes built in the block are at a place, and count as made where a node was."""
-        return made_by(node, self.name_prefix(place), self.device_of(node, place))
+        return origin_scope(node, self.name_prefix(place), self.device_of(node, place))
 
     def name_prefix(self, place: Place) -> str:
         """What the names of nodes at a place begin with."""
@@ -272,9 +272,9 @@ class Resharder:
             else self._assignment.device_index(node, place)
         )
 
-    def cross_device(self, cause: Node) -> made_by:
+    def cross_device(self, cause: Node) -> origin_scope:
         """Nodes built in the block are at several places: where what they read is."""
-        return made_by(cause, CROSS_DEVICE_SCOPE, DeviceName())
+        return origin_scope(cause, CROSS_DEVICE_SCOPE, DeviceName())
 
     def shard_at(self, value: ShardedTensor, place: Place) -> Tensor:
         """The part of a value at a place."""
@@ -454,7 +454,7 @@ class Resharder:
                 self.partitioner.rows(size, split, place),
             )
             origin = self._origin(size, before, place) if split.over == before.over else 0
-            own = piece.size // stretches(rows)
+            own = piece.size // segment_count(rows)
             return slice_rows(self.shard_at(value, place), d, rows, piece.start - origin, own)
 
         return self._map_places(value, layout, None, build)

@@ -14,10 +14,10 @@ from itertools import combinations, takewhile
 from typing import TYPE_CHECKING, Any
 
 from graphflow.errors import GraphflowError
-from graphflow.frontend.tracing import parameter
+from graphflow.frontend.tracing import make_parameter
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, made_by, make_node
+from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node, origin_scope
 from graphflow.ir.spec import TensorSpec
 from graphflow.parallel.mesh.device_mesh import WHOLE, AxisSplit, Place
 from graphflow.parallel.mesh.layouts import Layout, ShardedTensor, whole
@@ -60,7 +60,7 @@ class LocalResharder(Resharder):
     def fetch_windows(self, *args: Any) -> tuple[Tensor, ...]:
         raise NeedsCommunication("windows see their neighbours' pieces")
 
-    def cross_device(self, cause: Node) -> made_by:
+    def cross_device(self, cause: Node) -> origin_scope:
         raise NeedsCommunication("something is exchanged")
 
 
@@ -329,7 +329,7 @@ class _ControlEmitter:
     def _parameter(self, node: Node, layout: Layout, place: Place) -> Node:
         spec = node.specs[0]
         shape = self.resharder.local_shape(spec.shape, layout, place)
-        return parameter(TensorSpec(shape, spec.dtype), node.name)
+        return make_parameter(TensorSpec(shape, spec.dtype), node.name)
 
     def _write(
         self,

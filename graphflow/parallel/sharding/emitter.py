@@ -13,7 +13,15 @@ from typing import Any
 
 from graphflow.errors import GraphflowError
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, Node, Tensor, current_prefix, make_node, scope_of, within
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Node,
+    Tensor,
+    current_prefix,
+    make_node,
+    prefix_of,
+    prefix_scope,
+)
 from graphflow.ir.spec import Shape
 from graphflow.ops.control_flow.control import is_control
 from graphflow.ops.sharding import rules
@@ -277,7 +285,7 @@ class Emitter:
     ) -> Node:
         """What stands for a node at a place, where something like it stands already."""
         at, device = self.resharder.sites(node)[self.mesh.index_of(place)]
-        return pattern.copied(inputs, at + node.name, device, node)
+        return pattern.copy_for(inputs, at + node.name, device, node)
 
     def _build_local(
         self,
@@ -300,7 +308,7 @@ class Emitter:
                     self._local_shapes(node, rule, splits, place),
                     ranges,
                 )
-                with within(current_prefix() + scope_of(node)):
+                with prefix_scope(current_prefix() + prefix_of(node)):
                     made = rule.sharding.build(node.op, cut, *inputs, **attrs)
                 return made if isinstance(made, tuple) else (made,)
             if rule.sharding.sizes is not None:

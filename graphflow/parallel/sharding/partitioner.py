@@ -16,9 +16,9 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
-from graphflow.init import Initializer, Whole
+from graphflow.init import Initializer, SharedInitial
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Node, Tensor, made_by
+from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import Span, evaluate
 from graphflow.parallel.mesh.device_mesh import (
     AxisSplit,
@@ -301,7 +301,7 @@ class _Division:
         self.known = known
         self.shares: dict[Node, FeedSlice] = {}
         self.variables: dict[Node, ShardedVariable] = {}
-        self._initial: dict[Node, Whole] = {}  # of which parts are cut
+        self._initial: dict[Node, SharedInitial] = {}  # of which parts are cut
         self._groups: dict[Tensor, list[Tensor]] = {}
         self._updates = UpdateGatherer(emitter.resharder, bucket, self._assigned)
 
@@ -403,8 +403,8 @@ class _Division:
         name = f"{self.graph.names[node]}{self.mesh.tag(place)}"
         device = self.resharder.device_of(node, place)
         if shape == tuple(node.attrs["shape"]):
-            return node.copied((), name, device, node, {**node.attrs, "named": False})
-        with made_by(node, "", device):
+            return node.copy_for((), name, device, node, {**node.attrs, "named": False})
+        with origin_scope(node, "", device):
             tensor: Tensor = REGISTRY["variable"](
                 initial=self._part_of(node, shape, spans),
                 trainable=node.attrs["trainable"],
@@ -421,8 +421,8 @@ class _Division:
         if isinstance(initial, Initializer) and initial.kind == "constant":
             return replace(initial, shape=shape)
         if node not in self._initial:
-            self._initial[node] = Whole(initial)
-        return self._initial[node].part(spans, shape, node.attrs["dtype"])
+            self._initial[node] = SharedInitial(initial)
+        return self._initial[node].add_shard(spans, shape, node.attrs["dtype"])
 
     def _pieces(self, tensor: Tensor, layout: Layout, place: Place) -> list[ShardExtent]:
         return [

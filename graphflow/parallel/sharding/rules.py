@@ -8,7 +8,7 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Sharding
-from graphflow.ir.spec import Dim, Outer, Size, floordiv, stretches
+from graphflow.ir.spec import Dim, Outer, Size, floordiv, segment_count
 from graphflow.ops.sharding import rules
 from graphflow.parallel.mesh.device_mesh import WHOLE, AxisSplit, ShardExtent
 from graphflow.parallel.sharding.packed_axes import Readers, segment_of_slice, segment_rule
@@ -153,7 +153,7 @@ def _parse_rule(node: Node, found: Sharding) -> ShardingRule:
             if number in found.windowed and letter in found.windows:
                 continue
             if letter != "." and size != 1:
-                times = found.scale.get((number, axis), 1) * stretches(
+                times = found.scale.get((number, axis), 1) * segment_count(
                     found.outer.get((number, axis), 1)
                 )
                 sizes[letter] = floordiv(size, times)

@@ -63,13 +63,13 @@ def copy_to_places(
     sites = resharder.sites(node)
     if not resharder.mesh.sequential:
         pairs = zip(sites, inputs, strict=True)
-        return [node.copied(own, at + name, device, node) for (at, device), own in pairs]
+        return [node.copy_for(own, at + name, device, node) for (at, device), own in pairs]
     made: list[Node] = []
     known: dict[Any, Node] = {}
     for place, (at, device), own in zip(resharder.mesh.places, sites, inputs, strict=True):
         key = resharder.device_index(node, place), own
         if key not in known:
-            known[key] = node.copied(own, at + name, device, node)
+            known[key] = node.copy_for(own, at + name, device, node)
         made.append(known[key])
     return made
 

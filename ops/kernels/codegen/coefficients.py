@@ -12,7 +12,7 @@ Coefficients = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Format:
+class FloatFormat:
     """What the functions need to know of a floating-point format.
 
     Attributes:
@@ -33,7 +33,7 @@ class Format:
     cos: Coefficients
 
 
-SINGLE = Format(
+SINGLE = FloatFormat(
     mantissa=23,
     bias=127,
     magic=12582912.0,
@@ -47,7 +47,7 @@ SINGLE = Format(
          -0.16666666663832763),
     cos=(2.45474372101932e-05, -0.00138883006969039, 0.04166666464745738),
 )  # fmt: skip
-DOUBLE = Format(
+DOUBLE = FloatFormat(
     mantissa=52,
     bias=1023,
     magic=6755399441055744.0,
@@ -73,8 +73,16 @@ LOG64 = (0.13088034850927555, 0.13268638369266825, 0.15386244737621665, 0.181817
           0.22222222392582045, 0.28571428570799784, 0.40000000000000885,
           0.6666666666666666)  # fmt: skip
 # The same with ⅔, in two parts, for the lowest coefficient.
-LONG_LOG = (0.11724327060846747, 0.11706126464563398, 0.1333480879881234, 0.1538459488700718,
-             0.18181818336099848, 0.22222222221652765, 0.2857142857142937, 0.4)  # fmt: skip
+LOG_DOUBLE_DOUBLE = (
+    0.11724327060846747,
+    0.11706126464563398,
+    0.1333480879881234,
+    0.1538459488700718,
+    0.18181818336099848,
+    0.22222222221652765,
+    0.2857142857142937,
+    0.4,
+)
 TWO_THIRDS_REST = 3.700743415417188e-17
 # exp(x) = 1 + x + x²·P(x) from -0.104 to 0.59.
 TANH32 = (0.00023875569246989225, 0.001368702278599833, 0.00833658133293538,
@@ -125,10 +133,10 @@ LOG2E = 1.4426950408889634
 LOG10E = 0.4342944819032518
 LOG10_2_32 = (0.3010300099849701, -1.4320988897559699e-08)
 LOG10_2 = (0.30102999566406652, -8.532344317057107e-14)  # in two parts; the first is short
-PER_PI_HALF = 0.6366197723675814
+TWO_OVER_PI = 0.6366197723675814
 PI_HALF_REST = 6.123233995736766e-17  # π/2 less the nearest float64
 # π/2 in three parts, for float32: x less a multiple of the first is exact.
 PI_HALF_32 = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
 # π/2 in three parts; two short ones, whose multiples up to 2¹⁹ are exact.
 PI_HALF = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
-FAR = 1e5  # beyond it sin and cos need more of π
+TRIG_LIMIT = 1e5  # beyond it sin and cos need more of π

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.codegen.vector_writer import SHORT, Floats, Lanes, Module
-from graphflow.ops.kernels.jit.compiler import named, vector_width
+from graphflow.ops.kernels.codegen.vector_writer import TYPE_SUFFIX, Floats, Module, VectorWriter
+from graphflow.ops.kernels.jit.compiler import name_module, vector_width
 
 Values = Sequence[str]
 BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8}
 
 
-class Flow:
+class KernelWriter:
     """Writes one function, from its beginning to its end."""
 
     def __init__(self) -> None:
@@ -48,16 +48,16 @@ class Flow:
     def mul(self, a: str | int, b: str | int) -> str:
         return self.step("mul", a, b)
 
-    def least(self, a: str | int, b: str | int) -> str:
+    def minimum(self, a: str | int, b: str | int) -> str:
         """The smaller of two signed integers."""
         return self.write(f"select i1 {self.step('icmp slt', a, b)}, i64 {a}, i64 {b}")
 
-    def most(self, a: str | int, b: str | int) -> str:
+    def maximum(self, a: str | int, b: str | int) -> str:
         """The larger of two signed integers."""
         return self.write(f"select i1 {self.step('icmp sgt', a, b)}, i64 {a}, i64 {b}")
 
-    def lanes(self, width: int) -> Lanes:
-        return Lanes(self.module, width, self.lines)
+    def lanes(self, width: int) -> VectorWriter:
+        return VectorWriter(self.module, width, self.lines)
 
     def floats(self, width: int, element: str) -> Floats:
         return Floats(self.lanes(width), element)
@@ -66,12 +66,12 @@ class Flow:
 
     def pointer(self, number: int | str) -> str:
         """An operand or result."""
-        return self.write(f"load ptr, ptr {self.at('%ptrs', 'ptr', number)}, align 8")
+        return self.write(f"load ptr, ptr {self.gep('%ptrs', 'ptr', number)}, align 8")
 
     def size(self, number: int | str) -> str:
-        return self.write(f"load i64, ptr {self.at('%sizes', 'i64', number)}, align 8")
+        return self.write(f"load i64, ptr {self.gep('%sizes', 'i64', number)}, align 8")
 
-    def at(self, base: str, element: str, index: str | int) -> str:
+    def gep(self, base: str, element: str, index: str | int) -> str:
         """Where an element is."""
         return self.write(f"getelementptr {element}, ptr {base}, i64 {index}")
 
@@ -81,24 +81,24 @@ class Flow:
     def store(self, kind: str, value: str, pointer: str, align: int) -> None:
         self.lines.append(f"  store {kind} {value}, ptr {pointer}, align {align}")
 
-    def index(self, base: str, element: str, at: str | int) -> str:
+    def load_index(self, base: str, element: str, at: str | int) -> str:
         """An integer of an array as an i64."""
-        value = self.load(element, self.at(base, element, at), BYTES[element])
+        value = self.load(element, self.gep(base, element, at), BYTES[element])
         return value if element == "i64" else self.write(f"sext {element} {value} to i64")
 
-    def read(self, width: int, element: str, pointer: str, mask: str | None = None) -> str:
+    def load_vector(self, width: int, element: str, pointer: str, mask: str | None = None) -> str:
         """A vector; zeros in the lanes that a mask leaves out."""
         kind = f"<{width} x {element}>"
         if mask is None:
             return self.load(kind, pointer, BYTES[element])
-        name = f"@llvm.masked.load.v{width}{SHORT.get(element, element)}.p0"
+        name = f"@llvm.masked.load.v{width}{TYPE_SUFFIX.get(element, element)}.p0"
         self.declare(name, f"declare {kind} {name}(ptr, i32, <{width} x i1>, {kind})")
         return self.write(
             f"call {kind} {name}(ptr {pointer}, i32 {BYTES[element]}, <{width} x i1> {mask}, "
             f"{kind} zeroinitializer)"
         )
 
-    def keep(
+    def store_vector(
         self, width: int, element: str, value: str, pointer: str, mask: str | None = None
     ) -> None:
         """Store a vector, or the lanes that a mask names."""
@@ -106,7 +106,7 @@ class Flow:
         if mask is None:
             self.store(kind, value, pointer, BYTES[element])
             return
-        name = f"@llvm.masked.store.v{width}{SHORT.get(element, element)}.p0"
+        name = f"@llvm.masked.store.v{width}{TYPE_SUFFIX.get(element, element)}.p0"
         self.declare(name, f"declare void {name}({kind}, ptr, i32, <{width} x i1>)")
         self.lines.append(
             f"  call void {name}({kind} {value}, ptr {pointer}, i32 {BYTES[element]}, "
@@ -116,7 +116,7 @@ class Flow:
     def gather(self, width: int, element: str, base: str, places: str, mask: str | None) -> str:
         """The elements at the i32 places of a vector; zeros where a mask leaves them out."""
         kind = f"<{width} x {element}>"
-        name = f"@llvm.masked.gather.v{width}{SHORT.get(element, element)}.v{width}p0"
+        name = f"@llvm.masked.gather.v{width}{TYPE_SUFFIX.get(element, element)}.v{width}p0"
         self.declare(name, f"declare {kind} {name}(<{width} x ptr>, i32, <{width} x i1>, {kind})")
         pointers = self.write(f"getelementptr {element}, ptr {base}, <{width} x i32> {places}")
         return self.write(
@@ -129,7 +129,7 @@ class Flow:
 
     # Vectors ----------------------------------------------------------------------------------
 
-    def spread(self, width: int, element: str, value: str) -> str:
+    def broadcast(self, width: int, element: str, value: str) -> str:
         """One number in all lanes."""
         kind = f"<{width} x {element}>"
         first = self.write(f"insertelement {kind} poison, {element} {value}, i64 0")
@@ -140,11 +140,12 @@ class Flow:
     def first_lanes(self, width: int, count: str) -> str:
         """The mask of the first `count` lanes."""
         index = ", ".join(f"i64 {i}" for i in range(width))
-        counts = self.spread(width, "i64", count)
+        counts = self.broadcast(width, "i64", count)
         return self.write(f"icmp ult <{width} x i64> <{index}>, {counts}")
 
-    def folded(self, width: int, element: str, value: str, step: Callable[[Floats, str, str], str]
-               ) -> str:  # fmt: skip
+    def reduce_lanes(
+        self, width: int, element: str, value: str, step: Callable[[Floats, str, str], str]
+    ) -> str:
         """All lanes in one number, halves by halves: an order that depends on the width alone."""
         while width > 1:
             half = width // 2
@@ -179,7 +180,7 @@ class Flow:
         Returns:
             What the values are in the end.
         """
-        before, (inside, after) = self._here, self._new("in", "out")
+        before, (inside, after) = self._here, self._new_labels("in", "out")
         counter = self.module.name()
         names = [self.module.name() for _ in carried]
         some = self.step("icmp slt", start, stop)
@@ -213,7 +214,7 @@ class Flow:
         body: Callable[[], Values | None],
     ) -> list[str]:
         """What the body gives where a condition holds, else other values (kind and value)."""
-        before, (inside, after) = self._here, self._new("then", "on")
+        before, (inside, after) = self._here, self._new_labels("then", "on")
         self.lines += [f"  br i1 {condition}, label %{inside}, label %{after}", f"{inside}:"]
         self._here = inside
         given = list(body() or ())
@@ -225,17 +226,17 @@ class Flow:
             for (kind, value), then in zip(otherwise, given, strict=True)
         ]
 
-    def _new(self, *names: str) -> list[str]:
+    def _new_labels(self, *names: str) -> list[str]:
         self._labels += 1
         return [f"{name}{self._labels}" for name in names]
 
     # The end ----------------------------------------------------------------------------------
 
-    def function(self) -> tuple[str, str]:
+    def finish(self) -> tuple[str, str]:
         """The function's name, and the text of the module that defines it."""
         lines = ["(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop) {", "entry:"]
         body = "\n".join([*lines, *self.lines, "  ret void", "}"])
-        return named(body, "\n".join(self.module.declared.values()))
+        return name_module(body, "\n".join(self.module.declared.values()))
 
 
 def lanes_of(element: str) -> int:

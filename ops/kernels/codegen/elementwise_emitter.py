@@ -19,9 +19,16 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Op
-from graphflow.ops.kernels.codegen.expression_trace import ROWS, XP, Step, Symbol, Trace, record
+from graphflow.ops.kernels.codegen.expression_trace import (
+    ROWS,
+    XP,
+    ExpressionTrace,
+    ScalarStep,
+    Symbol,
+    record_expression,
+)
 from graphflow.ops.kernels.codegen.scalar_steps import write_step
-from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, SHORT, Lanes, Module
+from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, TYPE_SUFFIX, Module, VectorWriter
 
 Attributes = tuple[tuple[str, Any, str], ...]
 """Names, values, and these as text: 0.0 is not -0.0, though they are equal."""
@@ -38,7 +45,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Applied:
+class RegionOp:
     """An op of a region, its attributes, what it is applied to, and whether it has a value for each
     element of the region (or for each row)."""
 
@@ -61,7 +68,7 @@ class Region:
 
     rank: int
     operands: tuple[Operand, ...]
-    ops: tuple[Applied, ...]
+    ops: tuple[RegionOp, ...]
     results: tuple[int, ...]
     over: str = ""
 
@@ -75,7 +82,7 @@ class Region:
 
 
 @dataclass
-class Source:
+class KernelSource:
     """A region in LLVM's language.
 
     Attributes:
@@ -97,13 +104,13 @@ class Source:
     passes: int = 1
 
 
-def trace_of(region: Region) -> tuple[Trace, list[Step], list[Step]]:
+def trace_region(region: Region) -> tuple[ExpressionTrace, list[ScalarStep], list[ScalarStep]]:
     """The steps of a region, those of its operands, and those of its results.
 
     Raises:
         Untraceable: an op has no trace.
     """
-    trace = Trace()
+    trace = ExpressionTrace()
     inputs = [trace.input(i, np.dtype(o.dtype)) for i, o in enumerate(region.operands)]
     values: list[Symbol] = []
     for applied in region.ops:
@@ -111,11 +118,13 @@ def trace_of(region: Region) -> tuple[Trace, list[Step], list[Step]]:
         given = [values[i] if inner else inputs[i] for inner, i in applied.inputs]
         xp = XP if applied.op.rows is None else ROWS
         attrs = {k: v for k, v, _ in applied.attrs}
-        values.append(record(trace, applied.op.expr, given, attrs, xp))
+        values.append(record_expression(trace, applied.op.expr, given, attrs, xp))
     return trace, [s.step for s in inputs], [values[i].step for i in region.results]
 
 
-def write(region: Region, width: int, wide: bool = False, short: bool = False) -> Source:
+def write_elementwise(
+    region: Region, width: int, wide: bool = False, short: bool = False
+) -> KernelSource:
     """The kernel of a region.
 
     Args:
@@ -123,19 +132,19 @@ def write(region: Region, width: int, wide: bool = False, short: bool = False) -
         wide: as of `Module`.
         short: rows are shorter than `LONG`.
     """
-    trace, _, results = trace_of(region)
-    used = reachable(trace, results)
-    lanes = width if wide or short else _abreast(used, width)
-    writer = _Writer(region, lanes, Module(wide))
+    trace, _, results = trace_region(region)
+    used = reachable_steps(trace, results)
+    lanes = width if wide or short else _vector_elements(used, width)
+    writer = _ElementwiseWriter(region, lanes, Module(wide))
     for step in used:
-        writer.step(step)
+        writer.add_step(step)
     for i, step in enumerate(results):
-        writer.result(i, step)
+        writer.add_result(i, step)
     body = writer.text()
     needs = "\n".join(writer.module.declared.values())
     flops = sum(FLOPS.get(s.kind, 1) for s in used if writer.levels[s] == 2)
     full = ((True,) * region.rank,) * len(results)
-    return Source(body, needs, flops, tuple(s.dtype for s in results), full)
+    return KernelSource(body, needs, flops, tuple(s.dtype for s in results), full)
 
 
 FLOPS = {
@@ -145,22 +154,22 @@ FLOPS = {
 }  # fmt: skip
 
 
-LONG = 64
+LONG_ROW = 64
 """Elements of a row from which on it pays to compute several registers of them at a time."""
-_DEEP = 20  # steps of an element, each of which waits for the one before
-_ABREAST = 4  # registers of elements that are computed at a time, of 16
+_LONG_CHAIN = 20  # steps of an element, each of which waits for the one before
+_REGISTERS_AT_ONCE = 4  # registers of elements that are computed at a time, of 16
 
 
-def _abreast(used: Sequence[Step], width: int) -> int:
+def _vector_elements(used: Sequence[ScalarStep], width: int) -> int:
     """Elements in a vector of the loop. A polynomial's steps wait for each other, and a processor
     without AVX-512 sees too few steps ahead to fill the time with the next elements' (half of it
     went by on a Zen 3): some registers of elements go through it side by side."""
-    if all(FLOPS.get(step.kind, 1) < _DEEP for step in used):
+    if all(FLOPS.get(step.kind, 1) < _LONG_CHAIN for step in used):
         return width
-    return max(width, width * 4 * _ABREAST // max(step.dtype.itemsize for step in used))
+    return max(width, width * 4 * _REGISTERS_AT_ONCE // max(step.dtype.itemsize for step in used))
 
 
-def reachable(trace: Trace, results: Sequence[Step]) -> list[Step]:
+def reachable_steps(trace: ExpressionTrace, results: Sequence[ScalarStep]) -> list[ScalarStep]:
     """The steps that results need, in order."""
     wanted = set(results)
     for step in reversed(trace.steps):
@@ -180,16 +189,16 @@ class _Stream:
 
 
 @dataclass
-class _Writer:
+class _ElementwiseWriter:
     region: Region
     width: int
     module: Module
 
     def __post_init__(self) -> None:
         self.blocks: tuple[list[str], list[str], list[str]] = ([], [], [])
-        self.lanes = [Lanes(self.module, self.width, lines) for lines in self.blocks]
-        self.levels: dict[Step, int] = {}
-        self.values: dict[Step, str] = {}
+        self.lanes = [VectorWriter(self.module, self.width, lines) for lines in self.blocks]
+        self.levels: dict[ScalarStep, int] = {}
+        self.values: dict[ScalarStep, str] = {}
         self.reads: list[_Stream] = []
         self.rows: list[_Stream] = []  # operands that have one element a row
         self.writes: list[_Stream] = []
@@ -198,7 +207,7 @@ class _Writer:
 
     # Steps ------------------------------------------------------------------------------------
 
-    def step(self, step: Step) -> None:
+    def add_step(self, step: ScalarStep) -> None:
         if step.kind == "input":
             self._input(step)
             return
@@ -210,10 +219,10 @@ class _Writer:
             args = [self.values[a] for a in step.args]
             self.values[step] = write_step(self.lanes[level], step, args)
 
-    def _input(self, step: Step) -> None:
+    def _input(self, step: ScalarStep) -> None:
         number = step.value
         axes = self.region.operands[number].axes
-        stored = in_memory(step.dtype)
+        stored = storage_type(step.dtype)
         stream = _Stream(number, stored, self._strides(number), f"in{number}")
         kind = f"<{self.width} x {stored}>"
         if axes[-1]:
@@ -234,12 +243,12 @@ class _Writer:
             )
         if step.dtype.kind == "b":
             zero = self.lanes[level].constant(0, "i8")
-            name = self.lanes[level].two("icmp ne", "i8", name, zero)
+            name = self.lanes[level].binary("icmp ne", "i8", name, zero)
         self.levels[step], self.values[step] = level, name
 
-    def result(self, i: int, step: Step) -> None:
+    def add_result(self, i: int, step: ScalarStep) -> None:
         number = len(self.region.operands) + i
-        stream = _Stream(number, in_memory(step.dtype), self._strides(number), f"out{i}")
+        stream = _Stream(number, storage_type(step.dtype), self._strides(number), f"out{i}")
         kind = f"<{self.width} x {stream.stored}>"
         value = self.values[step]
         if step.dtype.kind == "b":
@@ -265,12 +274,12 @@ class _Writer:
             ]
         lines += [f"  %t.{s.name} = alloca <{self.width} x {s.stored}>, align 64" for s in moving]
         lines += self.blocks[0]
-        lines += self._row(moving) + self.blocks[1]
-        lines += self._vectors(moving)
-        lines += self._rest(moving)
+        lines += self._row_start(moving) + self.blocks[1]
+        lines += self._vector_loop(moving)
+        lines += self._partial_vector(moving)
         return "\n".join([*lines, "  ret void", "}"])
 
-    def _row(self, moving: list[_Stream]) -> list[str]:
+    def _row_start(self, moving: list[_Stream]) -> list[str]:
         """Where a row begins."""
         if not self.outer:
             lines = ["  br label %row", "row:", "  %n = sub i64 %stop, %start"]
@@ -280,14 +289,14 @@ class _Writer:
                 )
         else:
             lines = ["  %n = load i64, ptr %sizes, align 8"]
-            lines += self._loads(moving)
+            lines += self._load_sizes(moving)
             lines += [
                 "  br label %row", "row:",
                 "  %r = phi i64 [%start, %entry], [%r.next, %row.end]",
             ]  # fmt: skip
-            lines += self._places()
+            lines += self._row_coordinates()
             for s in (*moving, *self.rows):
-                lines += self._base(s)
+                lines += self._row_address(s)
         return [
             *lines,
             f"  %whole = lshr i64 %n, {self.width.bit_length() - 1}",
@@ -295,7 +304,7 @@ class _Writer:
             "  %even = icmp eq i64 %rest, 0",
         ]
 
-    def _loads(self, moving: list[_Stream]) -> list[str]:
+    def _load_sizes(self, moving: list[_Stream]) -> list[str]:
         """The sizes of the axes between the first and the last, and all row strides, in bytes."""
         lines = []
         for axis in range(1, self.outer):
@@ -312,7 +321,7 @@ class _Writer:
                 ]
         return lines
 
-    def _places(self) -> list[str]:
+    def _row_coordinates(self) -> list[str]:
         """The row's place along each axis but the last."""
         lines = []
         left = "%r"
@@ -324,7 +333,7 @@ class _Writer:
             left = f"%left{axis}"
         return [*lines, f"  %at0 = add i64 {left}, 0"]
 
-    def _base(self, s: _Stream) -> list[str]:
+    def _row_address(self, s: _Stream) -> list[str]:
         lines, total = [], "0"
         for axis in range(self.outer):
             lines += [
@@ -334,7 +343,7 @@ class _Writer:
             total = f"%o.{s.name}.{axis}"
         return [*lines, f"  %b.{s.name} = getelementptr i8, ptr %p{s.number}, i64 {total}"]
 
-    def _vectors(self, moving: list[_Stream]) -> list[str]:
+    def _vector_loop(self, moving: list[_Stream]) -> list[str]:
         """The loop over whole vectors, entered once for a row and once for what is left of it."""
         lines = ["  br label %pass", "pass:"]
         for s in moving:
@@ -358,14 +367,14 @@ class _Writer:
             "  br i1 %even, label %row.end, label %tail",
         ]
 
-    def _rest(self, moving: list[_Stream]) -> list[str]:
+    def _partial_vector(self, moving: list[_Stream]) -> list[str]:
         """What is left of a row, into buffers of a whole vector and back."""
-        lines = ["tail:", *self._mask("in")]
+        lines = ["tail:", *self._lane_mask("in")]
         for s in self.reads:
-            lines += self._copied_in(s)
-        lines += ["  br label %pass", "flush:", *self._mask("out")]
+            lines += self._copy_tail_in(s)
+        lines += ["  br label %pass", "flush:", *self._lane_mask("out")]
         for s in self.writes:
-            lines += self._copied_out(s)
+            lines += self._copy_tail_out(s)
         lines += ["  br label %row.end", "row.end:"]
         if self.outer:
             lines += [
@@ -376,7 +385,7 @@ class _Writer:
             ]
         return lines
 
-    def _mask(self, way: str) -> list[str]:
+    def _lane_mask(self, way: str) -> list[str]:
         """Which lanes of the last vector there are."""
         index = ", ".join(f"i64 {i}" for i in range(self.width))
         kind = f"<{self.width} x i64>"
@@ -387,9 +396,9 @@ class _Writer:
             f"  %mask.{way} = icmp ult {kind} <{index}>, %rests.{way}",
         ]
 
-    def _copied_in(self, s: _Stream) -> list[str]:
+    def _copy_tail_in(self, s: _Stream) -> list[str]:
         kind, mask = f"<{self.width} x {s.stored}>", f"<{self.width} x i1>"
-        call = f"@llvm.masked.load.v{self.width}{SHORT.get(s.stored, s.stored)}.p0"
+        call = f"@llvm.masked.load.v{self.width}{TYPE_SUFFIX.get(s.stored, s.stored)}.p0"
         self.module.declared[call] = f"declare {kind} {call}(ptr, i32, {mask}, {kind})"
         return [
             f"  %e.{s.name} = getelementptr {kind}, ptr %b.{s.name}, i64 %whole",
@@ -398,9 +407,9 @@ class _Writer:
             f"  store {kind} %w.{s.name}, ptr %t.{s.name}, align 64",
         ]
 
-    def _copied_out(self, s: _Stream) -> list[str]:
+    def _copy_tail_out(self, s: _Stream) -> list[str]:
         kind, mask = f"<{self.width} x {s.stored}>", f"<{self.width} x i1>"
-        call = f"@llvm.masked.store.v{self.width}{SHORT.get(s.stored, s.stored)}.p0"
+        call = f"@llvm.masked.store.v{self.width}{TYPE_SUFFIX.get(s.stored, s.stored)}.p0"
         self.module.declared[call] = f"declare void {call}({kind}, ptr, i32, {mask})"
         return [
             f"  %e.{s.name} = getelementptr {kind}, ptr %b.{s.name}, i64 %whole",
@@ -409,7 +418,7 @@ class _Writer:
         ]
 
 
-def in_memory(dtype: np.dtype[Any]) -> str:
+def storage_type(dtype: np.dtype[Any]) -> str:
     """The type of an element in memory."""
     return "i8" if dtype.kind == "b" else ELEMENTS[dtype.name]
 
@@ -420,7 +429,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def attributes(attrs: Mapping[str, Any]) -> Attributes | None:
+def freeze_attributes(attrs: Mapping[str, Any]) -> Attributes | None:
     """An op's attributes as part of a region; None where they are no plain values."""
     items = sorted(attrs.items())
     if not all(_is_plain(v) for _, v in items):

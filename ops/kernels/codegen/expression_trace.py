@@ -40,7 +40,7 @@ APPROXIMATE = frozenset(
 """Steps whose last bits are a matter of how they are computed."""
 
 
-class Step:
+class ScalarStep:
     """One primitive step: what it is, of which steps, and the dtype of its value.
 
     Attributes:
@@ -50,7 +50,7 @@ class Step:
     __slots__ = ("args", "dtype", "kind", "value")
 
     def __init__(
-        self, kind: str, args: tuple[Step, ...], dtype: np.dtype[Any], value: Any = None
+        self, kind: str, args: tuple[ScalarStep, ...], dtype: np.dtype[Any], value: Any = None
     ) -> None:
         self.kind = kind
         self.args = args
@@ -58,19 +58,19 @@ class Step:
         self.value = value
 
 
-class Trace:
+class ExpressionTrace:
     """Steps in the order in which they were recorded; equal ones are one."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self._known: dict[Any, Step] = {}
+        self.steps: list[ScalarStep] = []
+        self._known: dict[Any, ScalarStep] = {}
 
     def step(
-        self, kind: str, args: tuple[Step, ...], dtype: np.dtype[Any], value: Any = None
-    ) -> Step:
+        self, kind: str, args: tuple[ScalarStep, ...], dtype: np.dtype[Any], value: Any = None
+    ) -> ScalarStep:
         key = (kind, tuple(map(id, args)), dtype, repr(value))
         if key not in self._known:
-            self._known[key] = Step(kind, args, dtype, value)
+            self._known[key] = ScalarStep(kind, args, dtype, value)
             self.steps.append(self._known[key])
         return self._known[key]
 
@@ -78,7 +78,7 @@ class Trace:
         """The scalar of an operand."""
         return Symbol(self, self.step("input", (), dtype, number))
 
-    def constant(self, value: Any, dtype: np.dtype[Any]) -> Step:
+    def constant(self, value: Any, dtype: np.dtype[Any]) -> ScalarStep:
         return self.step("constant", (), dtype, value)
 
 
@@ -96,7 +96,7 @@ class Symbol:
     __slots__ = ("step", "trace")
     __array_ufunc__ = None  # numpy's own functions refuse it: the expression then has no trace
 
-    def __init__(self, trace: Trace, step: Step) -> None:
+    def __init__(self, trace: ExpressionTrace, step: ScalarStep) -> None:
         self.trace = trace
         self.step = step
 
@@ -105,14 +105,14 @@ class Symbol:
         return self.step.dtype
 
     def astype(self, dtype: Any, copy: bool = True) -> Symbol:
-        return Symbol(self.trace, _converted(self.trace, self.step, np.dtype(dtype)))
+        return Symbol(self.trace, _convert_step(self.trace, self.step, np.dtype(dtype)))
 
     def view(self, dtype: Any) -> Symbol:
         """The same bits as another dtype."""
         wanted = np.dtype(dtype)
         if BOOL in (wanted, self.dtype) or wanted.itemsize != self.dtype.itemsize:
             raise Untraceable(f"no view of {self.dtype} as {wanted}")
-        return Symbol(self.trace, self.trace.step("bits", (self.step,), _supported(wanted)))
+        return Symbol(self.trace, self.trace.step("bits", (self.step,), _require_supported(wanted)))
 
     def __bool__(self) -> bool:
         raise Untraceable("a symbol has no truth value")
@@ -140,21 +140,21 @@ class Symbol:
         return XP.invert(self)
 
 
-def _supported(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _require_supported(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype not in DTYPES:
         raise Untraceable(f"no generated loop computes {dtype}")
     return dtype
 
 
-def _converted(trace: Trace, step: Step, dtype: np.dtype[Any]) -> Step:
-    if step.dtype == _supported(dtype):
+def _convert_step(trace: ExpressionTrace, step: ScalarStep, dtype: np.dtype[Any]) -> ScalarStep:
+    if step.dtype == _require_supported(dtype):
         return step
     if step.dtype.kind == "f" and dtype.kind in "iu":
         raise Untraceable("what a float beyond an integer's range becomes is up to the processor")
     return trace.step("convert", (step,), dtype)
 
 
-def _weak(trace: Trace, value: Any, dtype: np.dtype[Any]) -> Step:
+def _constant_like(trace: ExpressionTrace, value: Any, dtype: np.dtype[Any]) -> ScalarStep:
     """A number as a constant of the dtype that it meets."""
     if isinstance(value, np.generic):
         if value.dtype != dtype:
@@ -171,9 +171,9 @@ def _weak(trace: Trace, value: Any, dtype: np.dtype[Any]) -> Step:
     return trace.constant(python(value), dtype)
 
 
-def _operands(
+def _promote_operands(
     values: Sequence[Any], dtype: np.dtype[Any] | None = None
-) -> tuple[Trace, list[Step]]:
+) -> tuple[ExpressionTrace, list[ScalarStep]]:
     """Steps of one dtype: the given one, or that to which numpy would promote."""
     symbols = [v for v in values if isinstance(v, Symbol)]
     if not symbols:
@@ -181,75 +181,88 @@ def _operands(
     trace = symbols[0].trace
     common = np.result_type(*(s.dtype for s in symbols)) if dtype is None else dtype
     return trace, [
-        _converted(trace, v.step, common) if isinstance(v, Symbol) else _weak(trace, v, common)
+        _convert_step(trace, v.step, common)
+        if isinstance(v, Symbol)
+        else _constant_like(trace, v, common)
         for v in values
     ]
 
 
-def _numeric(kind: str, kinds: str = "fiu") -> Callable[..., Symbol]:
+def _numeric_step(kind: str, kinds: str = "fiu") -> Callable[..., Symbol]:
     """A step whose value has the dtype of its operands."""
 
     def function(self: _Symbolic, *values: Any) -> Symbol:
-        trace, steps = _operands(values)
-        _require(steps[0].dtype, kinds, kind)
+        trace, steps = _promote_operands(values)
+        _require_kind(steps[0].dtype, kinds, kind)
         return Symbol(trace, trace.step(kind, tuple(steps), steps[0].dtype))
 
     return function
 
 
-def _test(kind: str, kinds: str = "fiub") -> Callable[..., Symbol]:
+def _predicate_step(kind: str, kinds: str = "fiub") -> Callable[..., Symbol]:
     """A step whose value is a truth value."""
 
     def function(self: _Symbolic, *values: Any) -> Symbol:
-        trace, steps = _operands(values)
-        _require(steps[0].dtype, kinds, kind)
+        trace, steps = _promote_operands(values)
+        _require_kind(steps[0].dtype, kinds, kind)
         return Symbol(trace, trace.step(kind, tuple(steps), BOOL))
 
     return function
 
 
-def _require(dtype: np.dtype[Any], kinds: str, what: str) -> None:
+def _require_kind(dtype: np.dtype[Any], kinds: str, what: str) -> None:
     if dtype.kind not in kinds:
         raise Untraceable(f"{what} of {dtype} is not generated")
 
 
-_raised = _numeric("power", "f")
+_power = _numeric_step("power", "f")
 
 
 class _Symbolic:
     """`xp` while an expression is recorded: functions under numpy's names."""
 
-    add, subtract, multiply = _numeric("add"), _numeric("subtract"), _numeric("multiply")
-    divide, sqrt = _numeric("divide", "f"), _numeric("sqrt", "f")
-    negative, abs = _numeric("negative"), _numeric("abs")
-    maximum, minimum = _numeric("maximum"), _numeric("minimum")
-    floor, ceil = _numeric("floor", "f"), _numeric("ceil", "f")
-    trunc, rint = _numeric("trunc", "f"), _numeric("rint", "f")
-    copysign, sign = _numeric("copysign", "f"), _numeric("sign", "f")
-    exp, expm1 = _numeric("exp", "f"), _numeric("expm1", "f")
-    log, log1p = _numeric("log", "f"), _numeric("log1p", "f")
-    arcsin, arccos = _numeric("arcsin", "f"), _numeric("arccos", "f")
-    arctan = _numeric("arctan", "f")
-    log2, log10 = _numeric("log2", "f"), _numeric("log10", "f")
-    tanh, erf = _numeric("tanh", "f"), _numeric("erf", "f")
-    sigmoid = _numeric("sigmoid", "f")
-    sin, cos = _numeric("sin", "f"), _numeric("cos", "f")
-    bitwise_and, bitwise_or = _numeric("and", "iub"), _numeric("or", "iub")
-    bitwise_xor, invert = _numeric("xor", "iub"), _numeric("invert", "iub")
-    left_shift, right_shift = _numeric("left_shift", "iu"), _numeric("right_shift", "iu")
-    equal, not_equal = _test("equal"), _test("not_equal")
-    less, less_equal = _test("less", "fiu"), _test("less_equal", "fiu")
-    greater, greater_equal = _test("greater", "fiu"), _test("greater_equal", "fiu")
-    isnan, isinf, isfinite = _test("isnan", "f"), _test("isinf", "f"), _test("isfinite", "f")
-    logical_and, logical_or = _test("and", "b"), _test("or", "b")
-    logical_xor, logical_not = _test("xor", "b"), _test("invert", "b")
+    add, subtract, multiply = (
+        _numeric_step("add"),
+        _numeric_step("subtract"),
+        _numeric_step("multiply"),
+    )
+    divide, sqrt = _numeric_step("divide", "f"), _numeric_step("sqrt", "f")
+    negative, abs = _numeric_step("negative"), _numeric_step("abs")
+    maximum, minimum = _numeric_step("maximum"), _numeric_step("minimum")
+    floor, ceil = _numeric_step("floor", "f"), _numeric_step("ceil", "f")
+    trunc, rint = _numeric_step("trunc", "f"), _numeric_step("rint", "f")
+    copysign, sign = _numeric_step("copysign", "f"), _numeric_step("sign", "f")
+    exp, expm1 = _numeric_step("exp", "f"), _numeric_step("expm1", "f")
+    log, log1p = _numeric_step("log", "f"), _numeric_step("log1p", "f")
+    arcsin, arccos = _numeric_step("arcsin", "f"), _numeric_step("arccos", "f")
+    arctan = _numeric_step("arctan", "f")
+    log2, log10 = _numeric_step("log2", "f"), _numeric_step("log10", "f")
+    tanh, erf = _numeric_step("tanh", "f"), _numeric_step("erf", "f")
+    sigmoid = _numeric_step("sigmoid", "f")
+    sin, cos = _numeric_step("sin", "f"), _numeric_step("cos", "f")
+    bitwise_and, bitwise_or = _numeric_step("and", "iub"), _numeric_step("or", "iub")
+    bitwise_xor, invert = _numeric_step("xor", "iub"), _numeric_step("invert", "iub")
+    left_shift, right_shift = _numeric_step("left_shift", "iu"), _numeric_step("right_shift", "iu")
+    equal, not_equal = _predicate_step("equal"), _predicate_step("not_equal")
+    less, less_equal = _predicate_step("less", "fiu"), _predicate_step("less_equal", "fiu")
+    greater, greater_equal = (
+        _predicate_step("greater", "fiu"),
+        _predicate_step("greater_equal", "fiu"),
+    )
+    isnan, isinf, isfinite = (
+        _predicate_step("isnan", "f"),
+        _predicate_step("isinf", "f"),
+        _predicate_step("isfinite", "f"),
+    )
+    logical_and, logical_or = _predicate_step("and", "b"), _predicate_step("or", "b")
+    logical_xor, logical_not = _predicate_step("xor", "b"), _predicate_step("invert", "b")
 
     def positive(self, x: Symbol) -> Symbol:
         return x
 
     def power(self, x: Any, y: Any) -> Symbol:
         """In float32 only: in float64, numpy's is exact where ours may miss an integer."""
-        result = _raised(self, x, y)
+        result = _power(self, x, y)
         if result.dtype != np.float32:
             raise Untraceable(f"power of {result.dtype} is not generated")
         return result
@@ -263,31 +276,31 @@ class _Symbolic:
     def where(self, condition: Symbol, a: Any, b: Any) -> Symbol:
         if not isinstance(condition, Symbol) or condition.dtype != BOOL:
             raise Untraceable("a condition is a truth value")
-        trace, (first, second) = _operands((a, b))
+        trace, (first, second) = _promote_operands((a, b))
         return Symbol(trace, trace.step("where", (condition.step, first, second), first.dtype))
 
     def clip(self, x: Symbol, low: Any, high: Any) -> Symbol:
         """NaN stays; a limit that equals x wins, as in numpy."""
-        _require(x.dtype, "fiu", "clip")
+        _require_kind(x.dtype, "fiu", "clip")
         for kind, bound in (("clip_low", low), ("clip_high", high)):
             if bound is not None:
-                trace, steps = _operands((x, bound), x.dtype)
+                trace, steps = _promote_operands((x, bound), x.dtype)
                 x = Symbol(trace, trace.step(kind, tuple(steps), x.dtype))
         return x
 
 
-class _AlongRows(_Symbolic):
+class _SymbolicRows(_Symbolic):
     """`xp` of an op that goes along rows: see `rowwise.Along`."""
 
-    sum, prod = _numeric("row_sum"), _numeric("row_prod")
-    max, min = _numeric("row_max"), _numeric("row_min")
-    any, all = _test("row_any", "b"), _test("row_all", "b")
+    sum, prod = _numeric_step("row_sum"), _numeric_step("row_prod")
+    max, min = _numeric_step("row_max"), _numeric_step("row_min")
+    any, all = _predicate_step("row_any", "b"), _predicate_step("row_all", "b")
 
     def mean(self, x: Symbol) -> Symbol:
         return self.sum(x) / self.count(x)
 
     def count(self, like: Symbol) -> Symbol:
-        _require(like.dtype, "f", "count")
+        _require_kind(like.dtype, "f", "count")
         return Symbol(like.trace, like.trace.step("count", (), like.dtype))
 
     def place(self, like: Symbol) -> Symbol:
@@ -295,11 +308,11 @@ class _AlongRows(_Symbolic):
 
 
 XP = _Symbolic()
-ROWS = _AlongRows()
+ROWS = _SymbolicRows()
 
 
-def record(
-    trace: Trace,
+def record_expression(
+    trace: ExpressionTrace,
     expr: Callable[..., Any],
     inputs: Sequence[Symbol],
     attrs: Mapping[str, Any],

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from graphflow.ops.kernels.codegen.vector_writer import SHORT
+from graphflow.ops.kernels.codegen.vector_writer import TYPE_SUFFIX
 
 
-class Function:
+class FunctionWriter:
     """A function's text while it is written; values are their names.
 
     Args:
@@ -52,10 +52,10 @@ class Function:
         self._lines.append(f"  {name} = {text}")
         return name
 
-    def do(self, text: str) -> None:
+    def write_effect(self, text: str) -> None:
         self._lines.append(f"  {text}")
 
-    def stack(self, count: int) -> str:
+    def allocate_stack(self, count: int) -> str:
         """Aligned memory of the function's own, for so many elements."""
         name = self.name()
         self._entry.append(f"  {name} = alloca {self.element}, i64 {count}, align 64")
@@ -70,7 +70,7 @@ class Function:
     def mul(self, a: str, b: str | int) -> str:
         return self.write(f"mul i64 {a}, {b}")
 
-    def least(self, a: str, b: str | int) -> str:
+    def minimum(self, a: str, b: str | int) -> str:
         return self.select(self.write(f"icmp slt i64 {a}, {b}"), "i64", a, str(b))
 
     def compare(self, how: str, a: str, b: str | int) -> str:
@@ -79,7 +79,7 @@ class Function:
     def select(self, condition: str, kind: str, a: str, b: str) -> str:
         return self.write(f"select i1 {condition}, {kind} {a}, {kind} {b}")
 
-    def at(self, pointer: str, offset: str | int) -> str:
+    def gep(self, pointer: str, offset: str | int) -> str:
         """A pointer so many bytes on."""
         return self.write(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
@@ -94,9 +94,9 @@ class Function:
         return self.write(f"load {self.vector}, ptr {pointer}, align {self.bytes}")
 
     def store(self, value: str, pointer: str) -> None:
-        self.do(f"store {self.vector} {value}, ptr {pointer}, align {self.bytes}")
+        self.write_effect(f"store {self.vector} {value}, ptr {pointer}, align {self.bytes}")
 
-    def spread(self, pointer: str) -> str:
+    def broadcast(self, pointer: str) -> str:
         """The element at a pointer in all lanes."""
         one = self.write(f"load {self.element}, ptr {pointer}, align {self.bytes}")
         first = self.write(f"insertelement {self.vector} poison, {self.element} {one}, i64 0")
@@ -111,7 +111,7 @@ class Function:
 
     def fma(self, a: str, b: str, c: str) -> str:
         """a·b + c, rounded once."""
-        full = f"@llvm.fma.v{self.width}{SHORT[self.element]}"
+        full = f"@llvm.fma.v{self.width}{TYPE_SUFFIX[self.element]}"
         kind = self.vector
         self.declared[f"declare {kind} {full}({kind}, {kind}, {kind})"] = None
         return self.write(f"call {kind} {full}({kind} {a}, {kind} {b}, {kind} {c})")
@@ -127,7 +127,7 @@ class Function:
 
     def masked_load(self, pointer: str, mask: str) -> str:
         """Zero in the other lanes, whose memory is not touched."""
-        full = f"@llvm.masked.load.v{self.width}{SHORT[self.element]}.p0"
+        full = f"@llvm.masked.load.v{self.width}{TYPE_SUFFIX[self.element]}.p0"
         kind = self.vector
         self.declared[f"declare {kind} {full}(ptr, i32, {self.mask}, {kind})"] = None
         return self.write(
@@ -136,14 +136,14 @@ class Function:
         )
 
     def masked_store(self, value: str, pointer: str, mask: str) -> None:
-        full = f"@llvm.masked.store.v{self.width}{SHORT[self.element]}.p0"
+        full = f"@llvm.masked.store.v{self.width}{TYPE_SUFFIX[self.element]}.p0"
         kind = self.vector
         self.declared[f"declare void {full}({kind}, ptr, i32, {self.mask})"] = None
-        self.do(
+        self.write_effect(
             f"call void {full}({kind} {value}, ptr {pointer}, i32 {self.bytes}, {self.mask} {mask})"
         )
 
-    def keep(self, value: str, pointer: str, mask: str, whole: str) -> None:
+    def store_lanes(self, value: str, pointer: str, mask: str, whole: str) -> None:
         """Store the lanes of a mask; `whole`: whether these are all. Without AVX-512 a store with a
         mask costs as much as twenty others."""
         if self.width * self.bytes == 64:
@@ -157,11 +157,13 @@ class Function:
     def prefetch(self, pointer: str, write: bool = False, near: int = 3) -> None:
         """Have the line of a place brought closer; it may be any address."""
         self.declared["declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"] = None
-        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {near}, i32 1)")
+        self.write_effect(
+            f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {near}, i32 1)"
+        )
 
     # Ways -------------------------------------------------------------------------------------
 
-    def label(self, name: str) -> None:
+    def start_block(self, name: str) -> None:
         """A new block begins, which what comes before falls into by a branch of its own."""
         self._lines.append(f"{name}:")
         self._block = name
@@ -174,23 +176,23 @@ class Function:
         number = counter[1:]
         before = self._block
         self._steps[counter] = step
-        self.do(f"br label %{number}.head")
-        self.label(f"{number}.head")
-        opening = self.later()
-        self.do(f"{counter}.in = icmp slt i64 {counter}, {stop}")
-        self.do(f"br i1 {counter}.in, label {counter}.body, label {counter}.end")
-        self.label(f"{number}.body")
+        self.write_effect(f"br label %{number}.head")
+        self.start_block(f"{number}.head")
+        opening = self.reserve_line()
+        self.write_effect(f"{counter}.in = icmp slt i64 {counter}, {stop}")
+        self.write_effect(f"br i1 {counter}.in, label {counter}.body, label {counter}.end")
+        self.start_block(f"{number}.body")
         yield counter
-        self.do(f"{counter}.next = add i64 {counter}, {self._steps[counter]}")
+        self.write_effect(f"{counter}.next = add i64 {counter}, {self._steps[counter]}")
         opening(f"{counter} = phi i64 [{start}, %{before}], [{counter}.next, %{self._block}]")
-        self.do(f"br label {counter}.head")
-        self.label(f"{number}.end")
+        self.write_effect(f"br label {counter}.head")
+        self.start_block(f"{number}.end")
 
-    def advance(self, counter: str, step: str | int) -> None:
+    def set_loop_step(self, counter: str, step: str | int) -> None:
         """How far the innermost loop's counter goes on, told in its body."""
         self._steps[counter] = step
 
-    def later(self) -> Callable[[str], None]:
+    def reserve_line(self) -> Callable[[str], None]:
         """A line that is given when what it depends on is known."""
         place = len(self._lines)
         self._lines.append("")
@@ -204,8 +206,8 @@ class Function:
     def when(self, condition: str) -> Iterator[None]:
         """If a condition holds."""
         number = self.name()[1:]
-        self.do(f"br i1 {condition}, label %{number}.then, label %{number}.end")
-        self.label(f"{number}.then")
+        self.write_effect(f"br i1 {condition}, label %{number}.then, label %{number}.end")
+        self.start_block(f"{number}.then")
         yield
-        self.do(f"br label %{number}.end")
-        self.label(f"{number}.end")
+        self.write_effect(f"br label %{number}.end")
+        self.start_block(f"{number}.end")

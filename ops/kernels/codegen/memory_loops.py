@@ -11,8 +11,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-from graphflow.ops.kernels.codegen.vector_writer import SHORT, Floats, Lanes, Module
-from graphflow.ops.kernels.jit.compiler import Function, named
+from graphflow.ops.kernels.codegen.vector_writer import TYPE_SUFFIX, Floats, Module, VectorWriter
+from graphflow.ops.kernels.jit.compiler import NativeFunction, name_module
 
 Value = int | str
 """An i64: a number, or the name of one."""
@@ -20,7 +20,7 @@ Typed = tuple[str, str]
 """A type and the name of a value."""
 
 
-class Nest:
+class LoopNestWriter:
     """Writes one function: `pointers` and `sizes` are its arguments, loops nest by functions.
 
     Args:
@@ -31,7 +31,7 @@ class Nest:
     def __init__(self, width: int, pointers: int, sizes: int, element: str = "float") -> None:
         self.module = Module()
         self.lines: list[str] = []
-        self.lanes = Lanes(self.module, width, self.lines)
+        self.lanes = VectorWriter(self.module, width, self.lines)
         self.floats = Floats(self.lanes, element)
         self.width = width
         self.element = element
@@ -44,10 +44,10 @@ class Nest:
         self.sizes = [self._argument("sizes", "i64", i) for i in range(sizes)]
 
     def _argument(self, table: str, kind: str, i: int) -> str:
-        place = self.put(f"getelementptr i64, ptr %{table}, i64 {i}")
-        return self.put(f"load {kind}, ptr {place}, align 8")
+        place = self.write(f"getelementptr i64, ptr %{table}, i64 {i}")
+        return self.write(f"load {kind}, ptr {place}, align 8")
 
-    def put(self, text: str) -> str:
+    def write(self, text: str) -> str:
         return self.lanes.write(text)
 
     def source(self) -> tuple[str, str]:
@@ -57,7 +57,7 @@ class Nest:
             "(ptr noalias %operands, ptr noalias %sizes, i64 %start, i64 %stop) {\n"
             f"entry:\n{body}\n  ret void\n}}"
         )
-        return named(text, "\n".join(self.module.declared.values()))
+        return name_module(text, "\n".join(self.module.declared.values()))
 
     # Numbers ------------------------------------------------------------------------------------
 
@@ -66,12 +66,12 @@ class Nest:
             return a + b
         if a == 0 or b == 0:
             return b if a == 0 else a
-        return self.put(f"add i64 {a}, {b}")
+        return self.write(f"add i64 {a}, {b}")
 
     def sub(self, a: Value, b: Value) -> Value:
         if isinstance(a, int) and isinstance(b, int):
             return a - b
-        return a if b == 0 else self.put(f"sub i64 {a}, {b}")
+        return a if b == 0 else self.write(f"sub i64 {a}, {b}")
 
     def mul(self, a: Value, b: Value) -> Value:
         if isinstance(a, int) and isinstance(b, int):
@@ -80,33 +80,35 @@ class Nest:
             return 0
         if 1 in (a, b):
             return b if a == 1 else a
-        return self.put(f"mul i64 {a}, {b}")
+        return self.write(f"mul i64 {a}, {b}")
 
-    def least(self, a: Value, b: Value) -> Value:
+    def minimum(self, a: Value, b: Value) -> Value:
         self.module.declared["smin"] = "declare i64 @llvm.smin.i64(i64, i64)"
-        return self.put(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
+        return self.write(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
 
-    def strips(self, count: Value) -> Value:
+    def vector_count(self, count: Value) -> Value:
         """How many vectors hold so many elements, the last one perhaps in part."""
-        return self.put(f"sdiv i64 {self.add(count, self.width - 1)}, {self.width}")
+        return self.write(f"sdiv i64 {self.add(count, self.width - 1)}, {self.width}")
 
     # Memory -------------------------------------------------------------------------------------
 
-    def at(self, pointer: str, *offsets: Value) -> str:
+    def gep(self, pointer: str, *offsets: Value) -> str:
         """A pointer moved by bytes."""
         total: Value = 0
         for offset in offsets:
             total = self.add(total, offset)
-        return pointer if total == 0 else self.put(f"getelementptr i8, ptr {pointer}, i64 {total}")
+        return (
+            pointer if total == 0 else self.write(f"getelementptr i8, ptr {pointer}, i64 {total}")
+        )
 
     def load(self, pointer: str, mask: str | None = None) -> str:
         """A vector; zeros where there is a mask that does not hold."""
         if mask is None:
-            return self.put(f"load {self.kind}, ptr {pointer}, align {self.itemsize}")
-        call = f"@llvm.masked.load.v{self.width}{SHORT[self.element]}.p0"
+            return self.write(f"load {self.kind}, ptr {pointer}, align {self.itemsize}")
+        call = f"@llvm.masked.load.v{self.width}{TYPE_SUFFIX[self.element]}.p0"
         ones = self.lanes.vector("i1")
         self.module.declared[call] = f"declare {self.kind} {call}(ptr, i32, {ones}, {self.kind})"
-        return self.put(
+        return self.write(
             f"call {self.kind} {call}(ptr {pointer}, i32 {self.itemsize}, {ones} {mask}, "
             f"{self.kind} zeroinitializer)"
         )
@@ -115,7 +117,7 @@ class Nest:
         if mask is None:
             self.lines.append(f"  store {self.kind} {value}, ptr {pointer}, align {self.itemsize}")
             return
-        call = f"@llvm.masked.store.v{self.width}{SHORT[self.element]}.p0"
+        call = f"@llvm.masked.store.v{self.width}{TYPE_SUFFIX[self.element]}.p0"
         ones = self.lanes.vector("i1")
         self.module.declared[call] = f"declare void {call}({self.kind}, ptr, i32, {ones})"
         self.lines.append(
@@ -125,23 +127,23 @@ class Nest:
 
     def gather(self, pointer: str, apart: Value, mask: str | None) -> str:
         """A vector of elements that are so many bytes apart."""
-        places, ones = self._places(pointer, apart), self.lanes.vector("i1")
+        places, ones = self._spaced_pointers(pointer, apart), self.lanes.vector("i1")
         kinds = f"<{self.width} x ptr>"
-        call = f"@llvm.masked.gather.v{self.width}{SHORT[self.element]}.v{self.width}p0"
+        call = f"@llvm.masked.gather.v{self.width}{TYPE_SUFFIX[self.element]}.v{self.width}p0"
         self.module.declared[call] = (
             f"declare {self.kind} {call}({kinds}, i32, {ones}, {self.kind})"
         )
         given = mask or "splat (i1 true)"
-        return self.put(
+        return self.write(
             f"call {self.kind} {call}({kinds} {places}, i32 {self.itemsize}, {ones} {given}, "
             f"{self.kind} zeroinitializer)"
         )
 
     def scatter(self, value: str, pointer: str, apart: Value, mask: str | None) -> None:
         """Store a vector to elements that are so many bytes apart."""
-        places, ones = self._places(pointer, apart), self.lanes.vector("i1")
+        places, ones = self._spaced_pointers(pointer, apart), self.lanes.vector("i1")
         kinds = f"<{self.width} x ptr>"
-        call = f"@llvm.masked.scatter.v{self.width}{SHORT[self.element]}.v{self.width}p0"
+        call = f"@llvm.masked.scatter.v{self.width}{TYPE_SUFFIX[self.element]}.v{self.width}p0"
         self.module.declared[call] = f"declare void {call}({self.kind}, {kinds}, i32, {ones})"
         given = mask or "splat (i1 true)"
         self.lines.append(
@@ -149,44 +151,46 @@ class Nest:
             f"{ones} {given})"
         )
 
-    def _places(self, pointer: str, apart: Value) -> str:
+    def _spaced_pointers(self, pointer: str, apart: Value) -> str:
         lanes = ", ".join(f"i64 {i}" for i in range(self.width))
         kind = f"<{self.width} x i64>"
         steps = self.splat(str(apart), "i64") if isinstance(apart, str) else f"splat (i64 {apart})"
-        moved = self.put(f"mul {kind} <{lanes}>, {steps}")
-        return self.put(f"getelementptr i8, ptr {pointer}, {kind} {moved}")
+        moved = self.write(f"mul {kind} <{lanes}>, {steps}")
+        return self.write(f"getelementptr i8, ptr {pointer}, {kind} {moved}")
 
-    def total(self, vector: str) -> str:
+    def reduce_sum(self, vector: str) -> str:
         """The sum of a vector's elements, from the first."""
         scalar = self.element
-        name = f"@llvm.vector.reduce.fadd.v{self.width}{SHORT[scalar]}"
+        name = f"@llvm.vector.reduce.fadd.v{self.width}{TYPE_SUFFIX[scalar]}"
         self.module.declared[name] = f"declare {scalar} {name}({scalar}, {self.kind})"
-        return self.put(f"call {scalar} {name}({scalar} 0.0, {self.kind} {vector})")
+        return self.write(f"call {scalar} {name}({scalar} 0.0, {self.kind} {vector})")
 
     def broadcast(self, pointer: str) -> str:
         """One element of memory in all lanes."""
-        return self.splat(self.put(f"load {self.element}, ptr {pointer}, align {self.itemsize}"))
+        return self.splat(self.write(f"load {self.element}, ptr {pointer}, align {self.itemsize}"))
 
     def splat(self, scalar: str, element: str | None = None) -> str:
         kind = self.lanes.vector(element or self.element)
-        first = self.put(f"insertelement {kind} poison, {element or self.element} {scalar}, i64 0")
+        first = self.write(
+            f"insertelement {kind} poison, {element or self.element} {scalar}, i64 0"
+        )
         zeros = f"<{self.width} x i32> zeroinitializer"
-        return self.put(f"shufflevector {kind} {first}, {kind} poison, {zeros}")
+        return self.write(f"shufflevector {kind} {first}, {kind} poison, {zeros}")
 
-    def first(self, count: Value) -> str:
+    def first_lanes(self, count: Value) -> str:
         """A mask of the first lanes."""
         every = self.splat(str(count), "i64") if isinstance(count, str) else f"splat (i64 {count})"
         lanes = ", ".join(f"i64 {i}" for i in range(self.width))
-        return self.put(f"icmp slt <{self.width} x i64> <{lanes}>, {every}")
+        return self.write(f"icmp slt <{self.width} x i64> <{lanes}>, {every}")
 
     def shuffle(self, a: str, b: str, order: Sequence[int]) -> str:
         """Elements of two vectors, those of b by numbers from the width on."""
         mask = ", ".join(f"i32 {i}" for i in order)
-        return self.put(
+        return self.write(
             f"shufflevector {self.kind} {a}, {self.kind} {b}, <{len(order)} x i32> <{mask}>"
         )
 
-    def transposed(self, rows: Sequence[str]) -> list[str]:
+    def transpose(self, rows: Sequence[str]) -> list[str]:
         """As many vectors as a vector has elements, as columns: halves change places, then halves
         of these (Eklundh)."""
         width, vectors = self.width, list(rows)
@@ -228,7 +232,7 @@ class Nest:
         ]
         self._block = inside
         following = body(i, *names) or ()
-        further = self.put(f"add i64 {i}, {step}")
+        further = self.write(f"add i64 {i}, {step}")
         last = self._block
         self.lines += [f"  br label %{head}", f"{after}:"]
         self._block = after
@@ -238,7 +242,7 @@ class Nest:
         self.lines[place:place] = merged
         return names
 
-    def either(
+    def if_else(
         self, condition: str, then: Callable[[], object], otherwise: Callable[[], object]
     ) -> None:
         """One of two texts."""
@@ -253,41 +257,41 @@ class Nest:
         self.lines.append(f"{blocks[2]}:")
         self._block = blocks[2]
 
-    def in_strips(self, count: Value, body: Callable[[Value, str | None], None]) -> None:
+    def loop_vectors(self, count: Value, body: Callable[[Value, str | None], None]) -> None:
         """body(first element, mask) for each vector of so many elements; the last one's mask says
         which of it there are, the others have none."""
-        rest = self.put(f"srem i64 {count}, {self.width}")
+        rest = self.write(f"srem i64 {count}, {self.width}")
         whole = self.sub(count, rest)
         self.loop(0, whole, lambda i: body(i, None), step=self.width)
-        self.loop(whole, count, lambda i: body(i, self.first(rest)), step=self.width)
+        self.loop(whole, count, lambda i: body(i, self.first_lanes(rest)), step=self.width)
 
-    def in_whole_strips(self, count: Value, size: int, body: Callable[[str], None]) -> None:
+    def loop_overlapping(self, count: Value, size: int, body: Callable[[str], None]) -> None:
         """body(first) for strips of so many elements. The last one begins so early that it is
         whole, if there are as many; what two of them write is the same."""
         last = self.sub(count, size)
-        last = self.put(f"select i1 {self.put(f'icmp sgt i64 {last}, 0')}, i64 {last}, i64 0")
-        self.loop(0, count, lambda i: body(str(self.least(i, last))), step=size)
+        last = self.write(f"select i1 {self.write(f'icmp sgt i64 {last}, 0')}, i64 {last}, i64 0")
+        self.loop(0, count, lambda i: body(str(self.minimum(i, last))), step=size)
 
-    def summed_strips(
+    def loop_vectors_carrying(
         self, count: Value, body: Callable[..., Sequence[str]], begun: Sequence[str]
     ) -> list[str]:
-        """As `in_strips`, of vectors that are carried along: body(first, mask, *values)."""
-        rest = self.put(f"srem i64 {count}, {self.width}")
+        """As `loop_vectors`, of vectors that are carried along: body(first, mask, *values)."""
+        rest = self.write(f"srem i64 {count}, {self.width}")
         whole = self.sub(count, rest)
         values: Sequence[str] = begun
         for start, stop, partly in ((0, whole, False), (whole, count, True)):
 
             def strip(i: str, *so_far: str, partly: bool = partly) -> Sequence[str]:
-                return body(i, self.first(rest) if partly else None, *so_far)
+                return body(i, self.first_lanes(rest) if partly else None, *so_far)
 
             values = self.loop(start, stop, strip, [(self.kind, v) for v in values], self.width)
         return list(values)
 
 
-def call(
-    function: Function, pointers: Sequence[int], sizes: Sequence[int], start: int, stop: int
+def call_native(
+    function: NativeFunction, pointers: Sequence[int], sizes: Sequence[int], start: int, stop: int
 ) -> None:
     """Run a native function, letting other threads run Python meanwhile."""
     table = array("q", (*pointers, *sizes))
     place = table.buffer_info()[0]
-    function.freed(place, place + 8 * len(pointers), start, stop)
+    function.releasing_gil(place, place + 8 * len(pointers), start, stop)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.codegen.expression_trace import Step
+from graphflow.ops.kernels.codegen.expression_trace import ScalarStep
 from graphflow.ops.kernels.codegen.functions import FUNCTIONS
-from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, Floats, Lanes
+from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, Floats, VectorWriter
 
 _FLOAT = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
 _INTEGER = {"add": "add", "subtract": "sub", "multiply": "mul", "and": "and", "or": "or",
@@ -19,7 +19,7 @@ _COMPARED = {"equal": "oeq", "not_equal": "une", "less": "olt", "less_equal": "o
              "greater": "ogt", "greater_equal": "oge"}  # fmt: skip
 
 
-def write_step(lanes: Lanes, step: Step, args: list[str]) -> str:
+def write_step(lanes: VectorWriter, step: ScalarStep, args: list[str]) -> str:
     """Write a step on vectors; returns the name of its value."""
     dtype = step.args[0].dtype
     element = ELEMENTS[dtype.name]
@@ -31,13 +31,13 @@ def write_step(lanes: Lanes, step: Step, args: list[str]) -> str:
         target = ELEMENTS[step.dtype.name]
         return args[0] if target == element else lanes.convert("bitcast", args[0], element, target)
     if dtype.kind == "f":
-        return _of_floats(Floats(lanes, element), step.kind, args)
-    return _of_integers(lanes, step.kind, dtype, args)
+        return _write_float_step(Floats(lanes, element), step.kind, args)
+    return _write_integer_step(lanes, step.kind, dtype, args)
 
 
-def _of_floats(f: Floats, kind: str, args: list[str]) -> str:
+def _write_float_step(f: Floats, kind: str, args: list[str]) -> str:
     if kind in _FLOAT:
-        return f.lanes.two(_FLOAT[kind], f.element, *args)
+        return f.lanes.binary(_FLOAT[kind], f.element, *args)
     if kind in FUNCTIONS:
         return FUNCTIONS[kind](f, *args)
     if kind in _UNARY:
@@ -71,45 +71,47 @@ def _of_floats(f: Floats, kind: str, args: list[str]) -> str:
     return f.select(f.compare("ogt", args[0], zero), f.const(1.0), y)
 
 
-def _of_integers(lanes: Lanes, kind: str, dtype: np.dtype[Any], args: list[str]) -> str:
+def _write_integer_step(
+    lanes: VectorWriter, kind: str, dtype: np.dtype[Any], args: list[str]
+) -> str:
     element = ELEMENTS[dtype.name]
     sign = "s" if dtype.kind == "i" else "u"
     if kind in _INTEGER:
-        return lanes.two(_INTEGER[kind], element, *args)
+        return lanes.binary(_INTEGER[kind], element, *args)
     if kind in _COMPARED:
         how = _COMPARED[kind][1:]
-        return lanes.two(f"icmp {how if how in ('eq', 'ne') else sign + how}", element, *args)
+        return lanes.binary(f"icmp {how if how in ('eq', 'ne') else sign + how}", element, *args)
     match kind:
         case "negative":
-            return lanes.two("sub", element, lanes.constant(0, element), args[0])
+            return lanes.binary("sub", element, lanes.constant(0, element), args[0])
         case "abs":
             return args[0] if sign == "u" else lanes.intrinsic("abs", element, args[0])
         case "invert":
             ones = lanes.constant(True if element == "i1" else -1, element)
-            return lanes.two("xor", element, args[0], ones)
+            return lanes.binary("xor", element, args[0], ones)
         case "maximum" | "clip_low":
             return lanes.intrinsic(f"{sign}max", element, *args)
         case "minimum" | "clip_high":
             return lanes.intrinsic(f"{sign}min", element, *args)
     assert kind in ("left_shift", "right_shift"), kind
     bits = dtype.itemsize * 8
-    fits = lanes.two("icmp ult", element, args[1], lanes.constant(bits, element))
+    fits = lanes.binary("icmp ult", element, args[1], lanes.constant(bits, element))
     by = lanes.select(fits, element, args[1], lanes.constant(0, element))
     if kind == "left_shift":
-        moved, gone = lanes.two("shl", element, args[0], by), lanes.constant(0, element)
+        moved, gone = lanes.binary("shl", element, args[0], by), lanes.constant(0, element)
     elif sign == "u":
-        moved, gone = lanes.two("lshr", element, args[0], by), lanes.constant(0, element)
+        moved, gone = lanes.binary("lshr", element, args[0], by), lanes.constant(0, element)
     else:
-        moved = lanes.two("ashr", element, args[0], by)
-        gone = lanes.two("ashr", element, args[0], lanes.constant(bits - 1, element))
+        moved = lanes.binary("ashr", element, args[0], by)
+        gone = lanes.binary("ashr", element, args[0], lanes.constant(bits - 1, element))
     return lanes.select(fits, element, moved, gone)
 
 
-def _convert(lanes: Lanes, x: str, source: np.dtype[Any], target: np.dtype[Any]) -> str:
+def _convert(lanes: VectorWriter, x: str, source: np.dtype[Any], target: np.dtype[Any]) -> str:
     have, want = ELEMENTS[source.name], ELEMENTS[target.name]
     if target.kind == "b":
         zero = lanes.constant(0, have)
-        return lanes.two("fcmp une" if source.kind == "f" else "icmp ne", have, x, zero)
+        return lanes.binary("fcmp une" if source.kind == "f" else "icmp ne", have, x, zero)
     if source.kind == "f":
         wider = target.itemsize > source.itemsize
         return lanes.convert("fpext" if wider else "fptrunc", x, have, want)

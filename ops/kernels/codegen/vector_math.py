@@ -32,13 +32,13 @@ from graphflow.ops.kernels.codegen.coefficients import (
     SINGLE,
     TANH32,
     Coefficients,
-    Format,
+    FloatFormat,
 )
 from graphflow.ops.kernels.codegen.vector_writer import Floats
 from graphflow.ops.pointwise.transcendental import ERFC_PARTS
 
 
-def format_of(f: Floats) -> Format:
+def format_of(f: Floats) -> FloatFormat:
     return SINGLE if f.is_single else DOUBLE
 
 
@@ -46,13 +46,13 @@ def _power_of_two(f: Floats, exponent: str) -> str:
     """2 to an integer power in the normal range."""
     form = format_of(f)
     biased = f.int_step("add", exponent, f.int_const(form.bias))
-    return f.of_bits(f.int_step("shl", biased, f.int_const(form.mantissa)))
+    return f.from_bits(f.int_step("shl", biased, f.int_const(form.mantissa)))
 
 
-def scaled(f: Floats, x: str, n: str) -> str:
+def scale_by_power_of_two(f: Floats, x: str, n: str) -> str:
     """x·2ⁿ of a float n, by two factors where there is no instruction: a denormal result is rounded
     once."""
-    found = f.lanes.scaled(f.element, x, n)
+    found = f.lanes.scalef(f.element, x, n)
     if found is not None:
         return found
     form = format_of(f)
@@ -63,7 +63,7 @@ def scaled(f: Floats, x: str, n: str) -> str:
     return f.mul(y, _power_of_two(f, f.int_step("sub", whole, half)))
 
 
-def limited(f: Floats, x: str, low: float | None, high: float | None) -> str:
+def clamp(f: Floats, x: str, low: float | None, high: float | None) -> str:
     """x within limits; NaN as it is."""
     if high is not None:
         x = f.select(f.compare("ogt", x, f.const(high)), f.const(high), x)
@@ -72,22 +72,22 @@ def limited(f: Floats, x: str, low: float | None, high: float | None) -> str:
     return x
 
 
-def _reduced(f: Floats, x: str) -> tuple[str, str, str]:
+def _reduce_range(f: Floats, x: str) -> tuple[str, str, str]:
     """n, as a float and, with a bias, as an integer, and r, with x = n·log 2 + r and
     |r| <= log(2)/2."""
     form = format_of(f)
     shifted = f.fma(x, f.const(LOG2E), f.const(form.magic))
-    return _remainder(f, x, shifted)
+    return _range_remainder(f, x, shifted)
 
 
-def _remainder(f: Floats, x: str, shifted: str) -> tuple[str, str, str]:
+def _range_remainder(f: Floats, x: str, shifted: str) -> tuple[str, str, str]:
     form = format_of(f)
     n = f.sub(shifted, f.const(form.magic))
     r = f.fma(n, f.const(-form.ln2[0]), x)
     return n, f.bits(shifted), f.fma(n, f.const(-form.ln2[1]), r)
 
 
-def _less_one(f: Floats, r: str) -> str:
+def _expm1_reduced(f: Floats, r: str) -> str:
     """exp(r) - 1 of a small r."""
     return f.fma(f.mul(r, r), f.horner(format_of(f).exp, r), r)
 
@@ -95,23 +95,23 @@ def _less_one(f: Floats, r: str) -> str:
 def exp(f: Floats, x: str) -> str:
     """2ⁿ·exp(r)."""
     form = format_of(f)
-    n, _, r = _reduced(f, limited(f, x, form.smallest, form.largest + 1))
-    return scaled(f, f.add(_less_one(f, r), f.const(1.0)), n)
+    n, _, r = _reduce_range(f, clamp(f, x, form.smallest, form.largest + 1))
+    return scale_by_power_of_two(f, f.add(_expm1_reduced(f, r), f.const(1.0)), n)
 
 
-def _times_power(f: Floats, e: str, biased: str) -> str:
+def _expm1_scaled(f: Floats, e: str, biased: str) -> str:
     """2ⁿ·e + (2ⁿ - 1), where 2ⁿ is far from overflow and underflow."""
     form = format_of(f)
     exponent = f.int_step("shl", biased, f.int_const(form.mantissa))  # the bias goes away
-    scale = f.of_bits(f.int_step("add", exponent, f.int_const(form.bias << form.mantissa)))
+    scale = f.from_bits(f.int_step("add", exponent, f.int_const(form.bias << form.mantissa)))
     return f.fma(scale, e, f.sub(scale, f.const(1.0)))
 
 
 def expm1(f: Floats, x: str) -> str:
     """2ⁿ·e + (2ⁿ - 1), all halved so that 2ⁿ stays finite."""
     form = format_of(f)
-    _, biased, r = _reduced(f, x)
-    e = _less_one(f, r)
+    _, biased, r = _reduce_range(f, x)
+    e = _expm1_reduced(f, r)
     n = f.int_step("sub", biased, f.int_const(form.magic_bits))
     scale = _power_of_two(f, f.int_step("sub", n, f.int_const(1)))
     y = f.fma(scale, e, f.sub(scale, f.const(0.5)))
@@ -121,7 +121,7 @@ def expm1(f: Floats, x: str) -> str:
     return f.select(f.compare("olt", f.abs(x), f.const(2.0**-54)), x, y)
 
 
-def split(f: Floats, x: str) -> tuple[str, str]:
+def split_exponent(f: Floats, x: str) -> tuple[str, str]:
     """r and k, with x = 2ᵏ·(1 + r) and 1 + r from √½ to √2, of a positive number."""
     form = format_of(f)
     tiny = f.compare("olt", x, f.const(2.0 ** (1 - form.bias)))
@@ -131,7 +131,7 @@ def split(f: Floats, x: str) -> tuple[str, str]:
     shifted = f.int_step("add", f.bits(normal), f.int_const(one - root))
     k = f.int_step("lshr", shifted, f.int_const(form.mantissa))
     below = f.int_step("and", shifted, f.int_const((1 << form.mantissa) - 1))
-    m = f.of_bits(f.int_step("add", below, f.int_const(root)))
+    m = f.from_bits(f.int_step("add", below, f.int_const(root)))
     exponent = f.lanes.convert("sitofp", k, f.integer, f.element)
     shift = f.select(tiny, f.const(-form.bias - form.mantissa - 2.0), f.const(-float(form.bias)))
     return f.sub(m, f.const(1.0)), f.add(exponent, shift)
@@ -139,16 +139,16 @@ def split(f: Floats, x: str) -> tuple[str, str]:
 
 def log(f: Floats, x: str) -> str:
     """k·log 2 + log(1 + r)."""
-    return _edges_of_log(f, x, _log_of(f, *split(f, x)))
+    return _select_log_edges(f, x, _log_from_parts(f, *split_exponent(f, x)))
 
 
-def _edges_of_log(f: Floats, x: str, y: str) -> str:
+def _select_log_edges(f: Floats, x: str, y: str) -> str:
     y = f.select(f.compare("oeq", x, f.const(float("inf"))), x, y)
     y = f.select(f.compare("oeq", x, f.const(0.0)), f.const(float("-inf")), y)
     return f.select(f.compare("ult", x, f.const(0.0)), f.const(float("nan")), y)
 
 
-def _log_of(f: Floats, r: str, k: str) -> str:
+def _log_from_parts(f: Floats, r: str, k: str) -> str:
     """k·log 2 + log(1 + r)."""
     high, low = (f.const(part) for part in format_of(f).ln2)
     square = f.mul(r, r)
@@ -180,16 +180,16 @@ def log1p(f: Floats, x: str) -> str:
 
 def log2(f: Floats, x: str) -> str:
     """k + log(1 + r)/log 2: whole for a power of two."""
-    r, k = split(f, x)
-    return _edges_of_log(f, x, f.fma(_log_of(f, r, f.const(0.0)), f.const(LOG2E), k))
+    r, k = split_exponent(f, x)
+    return _select_log_edges(f, x, f.fma(_log_from_parts(f, r, f.const(0.0)), f.const(LOG2E), k))
 
 
 def log10(f: Floats, x: str) -> str:
     """k·log₁₀ 2 + log(1 + r)/log 10."""
-    r, k = split(f, x)
+    r, k = split_exponent(f, x)
     high, low = (f.const(part) for part in (LOG10_2_32 if f.is_single else LOG10_2))
-    y = f.fma(_log_of(f, r, f.const(0.0)), f.const(LOG10E), f.mul(k, low))
-    return _edges_of_log(f, x, f.fma(k, high, y))
+    y = f.fma(_log_from_parts(f, r, f.const(0.0)), f.const(LOG10E), f.mul(k, low))
+    return _select_log_edges(f, x, f.fma(k, high, y))
 
 
 def tanh(f: Floats, x: str) -> str:
@@ -197,15 +197,15 @@ def tanh(f: Floats, x: str) -> str:
     accurate where x is small; and what the rounding of 2 + e left out is put back, by way of
     1 / (2 + e) = (1 - y) / 2."""
     form, two = format_of(f), f.const(2.0)
-    size = limited(f, f.abs(x), None, 20.0)  # here it is 1
+    size = clamp(f, f.abs(x), None, 20.0)  # here it is 1
     double = f.add(size, size)
     if not f.is_single:
-        _, biased, r = _reduced(f, double)
-        e = _times_power(f, _less_one(f, r), biased)
+        _, biased, r = _reduce_range(f, double)
+        e = _expm1_scaled(f, _expm1_reduced(f, r), biased)
         return f.copysign(f.div(e, f.add(e, two)), x)
     turns = f.fma(double, f.const(LOG2E), f.const(-0.35))
-    _, biased, r = _remainder(f, double, f.add(turns, f.const(form.magic)))
-    e = _times_power(f, f.fma(f.mul(r, r), f.horner(TANH32, r), r), biased)
+    _, biased, r = _range_remainder(f, double, f.add(turns, f.const(form.magic)))
+    e = _expm1_scaled(f, f.fma(f.mul(r, r), f.horner(TANH32, r), r), biased)
     total = f.add(e, two)
     is_large = f.compare("ogt", e, two)
     large, small = f.select(is_large, e, two), f.select(is_large, two, e)
@@ -235,7 +235,7 @@ def erf(f: Floats, x: str) -> str:
 
 def _erf_single(f: Floats, x: str) -> str:
     """1 - exp(-w), with w = |x|·Q(|x|) as a sum of two numbers: good near 0, too."""
-    t = limited(f, f.abs(x), None, 4.0)  # here it is 1
+    t = clamp(f, f.abs(x), None, 4.0)  # here it is 1
     *high, first = (-c for c in ERF32)
     near = struct.unpack("f", struct.pack("f", first))[0]
     main = f.mul(t, f.const(near))
@@ -243,17 +243,17 @@ def _erf_single(f: Floats, x: str) -> str:
     more = f.fma(t, f.fma(t, f.horner(high, t), f.const(first - near)), lost)
     w = f.add(main, more)
     rest = f.add(f.sub(main, w), more)
-    _, biased, r = _reduced(f, w)
+    _, biased, r = _reduce_range(f, w)
     square = f.mul(r, r)
     e = f.add(r, f.fma(square, f.horner(format_of(f).exp, r), rest))
-    return f.copysign(_times_power(f, e, biased), x)
+    return f.copysign(_expm1_scaled(f, e, biased), x)
 
 
 def _erf_double(f: Floats, x: str) -> str:
     """x + x·P(x²) up to 1, then 1 - erfc(x)."""
     size = f.abs(x)
     small = f.fma(size, f.horner(ERF64, f.mul(size, size)), size)
-    t = limited(f, size, None, 6.0)  # here it is 1
+    t = clamp(f, size, None, 6.0)  # here it is 1
     numerator, denominator = (f.horner(part, t) for part in ERFC_PARTS)
     rest = f.div(f.mul(exp(f, f.neg(f.mul(t, t))), numerator), denominator)
     large = f.sub(f.const(1.0), rest)
@@ -265,8 +265,8 @@ def arctan(f: Floats, x: str) -> str:
     size, one = f.abs(x), f.const(1.0)
     far = f.compare("ogt", size, one)
     t = f.select(far, f.div(one, size), size)
-    near = _odd(f, t, ATAN32 if f.is_single else ATAN64)
-    high, low = (f.const(part) for part in _quarter(f))
+    near = _odd_polynomial(f, t, ATAN32 if f.is_single else ATAN64)
+    high, low = (f.const(part) for part in _half_pi(f))
     rest = f.add(f.sub(high, near), low)
     return f.copysign(f.select(far, rest, near), x)
 
@@ -274,7 +274,7 @@ def arctan(f: Floats, x: str) -> str:
 def arcsin(f: Floats, x: str) -> str:
     """π/2 - 2·asin(√((1 - |x|)/2)) beyond ½."""
     near, twice = _arcsin_parts(f, x)
-    high, low = (f.const(part) for part in _quarter(f))
+    high, low = (f.const(part) for part in _half_pi(f))
     rest = f.add(f.sub(high, twice), low)
     return f.copysign(f.select(_beyond_half(f, x), rest, near), x)
 
@@ -282,7 +282,7 @@ def arcsin(f: Floats, x: str) -> str:
 def arccos(f: Floats, x: str) -> str:
     """π/2 - asin(x), but 2·asin(√((1 - x)/2)) above ½, and π less that of -x below -½."""
     near, twice = _arcsin_parts(f, x)
-    high, low = (f.const(part) for part in _quarter(f))
+    high, low = (f.const(part) for part in _half_pi(f))
     middle = f.add(f.sub(high, f.copysign(near, x)), low)
     below = f.add(f.sub(f.add(high, high), twice), f.add(low, low))
     far = f.select(f.compare("olt", x, f.const(0.0)), below, twice)
@@ -294,7 +294,7 @@ def _arcsin_parts(f: Floats, x: str) -> tuple[str, str]:
     size, half = f.abs(x), f.const(0.5)
     root = f.lanes.intrinsic("sqrt", f.element, f.fma(f.neg(size), half, half))
     t = f.select(_beyond_half(f, x), root, size)
-    y = _odd(f, t, ASIN32 if f.is_single else ASIN64)
+    y = _odd_polynomial(f, t, ASIN32 if f.is_single else ASIN64)
     return y, f.add(y, y)
 
 
@@ -302,12 +302,12 @@ def _beyond_half(f: Floats, x: str) -> str:
     return f.compare("ogt", f.abs(x), f.const(0.5))
 
 
-def _odd(f: Floats, t: str, coefficients: Coefficients) -> str:
+def _odd_polynomial(f: Floats, t: str, coefficients: Coefficients) -> str:
     """t + t³·P(t²)."""
     z = f.mul(t, t)
     return f.fma(f.mul(t, z), f.horner(coefficients, z), t)
 
 
-def _quarter(f: Floats) -> tuple[float, float]:
+def _half_pi(f: Floats) -> tuple[float, float]:
     """π/2 in two parts."""
     return (PI_HALF_32[0], PI_HALF_32[1]) if f.is_single else (math.pi / 2, PI_HALF_REST)

@@ -9,47 +9,53 @@ from collections.abc import Callable
 from graphflow.ops.kernels.codegen.coefficients import (
     DOUBLE,
     EXP2_32,
-    FAR,
     LOG2_32,
-    LONG_LOG,
-    PER_PI_HALF,
+    LOG_DOUBLE_DOUBLE,
     PI_HALF,
     PI_HALF_32,
+    TRIG_LIMIT,
+    TWO_OVER_PI,
     TWO_THIRDS_REST,
 )
-from graphflow.ops.kernels.codegen.vector_math import exp, format_of, limited, scaled, split
-from graphflow.ops.kernels.codegen.vector_writer import Floats, Lanes
+from graphflow.ops.kernels.codegen.vector_math import (
+    clamp,
+    exp,
+    format_of,
+    scale_by_power_of_two,
+    split_exponent,
+)
+from graphflow.ops.kernels.codegen.vector_writer import Floats, VectorWriter
 
 
 def sin(f: Floats, x: str) -> str:
-    return _call(f, "sin", x)
+    return _call_guarded(f, "sin", x)
 
 
 def cos(f: Floats, x: str) -> str:
-    return _call(f, "cos", x)
+    return _call_guarded(f, "cos", x)
 
 
 def power(f: Floats, x: str, y: str) -> str:
-    return _call(f, "pow", x, y)
+    return _call_guarded(f, "pow", x, y)
 
 
-def _call(f: Floats, name: str, *args: str) -> str:
+def _call_guarded(f: Floats, name: str, *args: str) -> str:
     """A call of a function of the module, which is written where it is first called."""
-    own = f.lanes.guarded(name, f.element, args, lambda: _FAST[name](f, *args))
+    own = f.lanes.call_guarded(name, f.element, args, lambda: _FAST[name](f, *args))
     if own is not None:
         return own
     full = f"@{name}_{f.element}"
     kind = f.lanes.vector(f.element)
     if full not in f.lanes.module.declared:
         f.lanes.module.declared[full] = ""
-        f.lanes.module.declared[full] = _guarded(f, full, name, len(args))
+        f.lanes.module.declared[full] = _write_guarded_function(f, full, name, len(args))
     return f.lanes.write(f"call {kind} {full}({', '.join(f'{kind} {a}' for a in args)})")
 
 
-def _guarded(f: Floats, full: str, name: str, count: int) -> str:
+def _write_guarded_function(f: Floats, full: str, name: str, count: int) -> str:
     """The fast way for all lanes, and the C library for those lanes where that is no good."""
     lines: list[str] = []
-    lanes = Lanes(f.lanes.module, f.lanes.width, lines)
+    lanes = VectorWriter(f.lanes.module, f.lanes.width, lines)
     inner = Floats(lanes, f.element)
     args = ["%x", "%y"][:count]
     fast, hard = _FAST[name](inner, *args)
@@ -92,7 +98,7 @@ done:
 def _quarter_turns(f: Floats, x: str) -> tuple[str, str]:
     """n, an integer with a bias that is a multiple of 4, and x - n·π/2."""
     form = format_of(f)
-    shifted = f.fma(x, f.const(PER_PI_HALF), f.const(form.magic))
+    shifted = f.fma(x, f.const(TWO_OVER_PI), f.const(form.magic))
     n = f.sub(shifted, f.const(form.magic))
     r = x
     for part in PI_HALF_32 if f.is_single else PI_HALF:
@@ -100,7 +106,7 @@ def _quarter_turns(f: Floats, x: str) -> tuple[str, str]:
     return f.bits(shifted), r
 
 
-def _wave(f: Floats, x: str, ahead: int) -> tuple[str, str]:
+def _sin_shifted(f: Floats, x: str, ahead: int) -> tuple[str, str]:
     """sin(x + ahead·π/2), and where x is too far out."""
     form = format_of(f)
     turns, r = _quarter_turns(f, x)
@@ -112,18 +118,18 @@ def _wave(f: Floats, x: str, ahead: int) -> tuple[str, str]:
     y = f.select(_has_bit(f, quadrant, 1), cosine, sine)
     sign = f.int_step("and", quadrant, f.int_const(2))
     sign = f.int_step("shl", sign, f.int_const(form.mantissa + 7 if f.is_single else 62))
-    y = f.of_bits(f.int_step("xor", f.bits(y), sign))
+    y = f.from_bits(f.int_step("xor", f.bits(y), sign))
     if not ahead:  # the sign of a zero
         y = f.select(f.compare("oeq", x, f.const(0.0)), x, y)
-    return y, f.compare("uge", f.abs(x), f.const(FAR))
+    return y, f.compare("uge", f.abs(x), f.const(TRIG_LIMIT))
 
 
 def _has_bit(f: Floats, x: str, bit: int) -> str:
     kept = f.int_step("and", x, f.int_const(bit))
-    return f.lanes.two("icmp ne", f.integer, kept, f.int_const(0))
+    return f.lanes.binary("icmp ne", f.integer, kept, f.int_const(0))
 
 
-def _pow(f: Floats, x: str, y: str) -> tuple[str, str]:
+def _pow_fast(f: Floats, x: str, y: str) -> tuple[str, str]:
     """exp(y·log|x|), with the sign, or NaN, where x is negative."""
     raised = _pow_single(f, x, y) if f.is_single else _pow_double(f, f.abs(x), y)
     lanes, size = f.lanes, f.abs(x)
@@ -135,30 +141,30 @@ def _pow(f: Floats, x: str, y: str) -> tuple[str, str]:
     result = f.select(f.compare("olt", x, f.const(0.0)), of_negative, raised)
     infinity = f.const(float("inf"))
     above, below = f.compare("ogt", size, f.const(0.0)), f.compare("olt", size, infinity)
-    inside = lanes.two("and", "i1", above, below)
+    inside = lanes.binary("and", "i1", above, below)
     finite = f.compare("olt", f.abs(y), infinity)
-    easy = lanes.two("and", "i1", inside, finite)
-    return result, lanes.two("xor", "i1", easy, lanes.constant(True, "i1"))
+    easy = lanes.binary("and", "i1", inside, finite)
+    return result, lanes.binary("xor", "i1", easy, lanes.constant(True, "i1"))
 
 
 def _pow_single(f: Floats, x: str, y: str) -> str:
     """2 to y·log₂|x|, which is a float64; what follows of it is a float32 again."""
     wide = Floats(f.lanes, "double")
     r, k, exponent = (
-        f.lanes.convert("fpext", a, "float", "double") for a in (*split(f, f.abs(x)), y)
+        f.lanes.convert("fpext", a, "float", "double") for a in (*split_exponent(f, f.abs(x)), y)
     )
     power = wide.mul(exponent, wide.fma(r, wide.horner(LOG2_32, r), k))
-    power = limited(wide, power, -200.0, 200.0)  # here it is 0, and infinite
+    power = clamp(wide, power, -200.0, 200.0)  # here it is 0, and infinite
     n = wide.sub(wide.add(power, wide.const(DOUBLE.magic)), wide.const(DOUBLE.magic))
     rest, whole = (
         f.lanes.convert("fptrunc", a, "double", "float") for a in (wide.sub(power, n), n)
     )
-    return scaled(f, f.fma(rest, f.horner(EXP2_32, rest), f.const(1.0)), whole)
+    return scale_by_power_of_two(f, f.fma(rest, f.horner(EXP2_32, rest), f.const(1.0)), whole)
 
 
 def _pow_double(f: Floats, x: str, y: str) -> str:
     """By a logarithm in two parts, good to 2⁻⁶³: an exponent multiplies its error."""
-    high, low = _long_log(f, x)
+    high, low = _double_double_log(f, x)
     product = f.mul(y, high)
     rest = f.fma(y, low, f.fma(y, high, f.neg(product)))
     power = exp(f, product)
@@ -168,9 +174,9 @@ def _pow_double(f: Floats, x: str, y: str) -> str:
     return f.select(inside, better, power)
 
 
-def _long_log(f: Floats, x: str) -> tuple[str, str]:
+def _double_double_log(f: Floats, x: str) -> tuple[str, str]:
     """log x as a sum of two numbers: k·log 2 + 2s + s·z·(⅔ + z·P(z)), s = r / (2 + r), z = s²."""
-    r, k = split(f, x)
+    r, k = split_exponent(f, x)
     two = f.const(2.0)
     total = f.add(r, two)
     lost = f.sub(r, f.sub(total, two))
@@ -178,28 +184,28 @@ def _long_log(f: Floats, x: str) -> tuple[str, str]:
     s_low = f.div(f.fma(f.neg(s), lost, f.fma(f.neg(s), total, r)), total)
     z = f.mul(s, s)
     z_low = f.fma(f.add(s, s), s_low, f.fma(s, s, f.neg(z)))
-    tail = f.mul(z, f.horner(LONG_LOG, z))
+    tail = f.mul(z, f.horner(LOG_DOUBLE_DOUBLE, z))
     third = f.const(2 / 3)
     p = f.add(third, tail)
     p_low = f.add(f.add(f.sub(third, p), tail), f.const(TWO_THIRDS_REST))
-    w, w_low = _product(f, (z, z_low), (p, p_low))
-    v, v_low = _product(f, (s, s_low), (w, w_low))
+    w, w_low = _two_product(f, (z, z_low), (p, p_low))
+    v, v_low = _two_product(f, (s, s_low), (w, w_low))
     high, low = (f.const(part) for part in DOUBLE.ln2)
     whole, twice = f.mul(k, high), f.add(s, s)  # exact
-    first, rest = _sum(f, whole, twice)
-    second, more = _sum(f, first, v)
+    first, rest = _two_sum(f, whole, twice)
+    second, more = _two_sum(f, first, v)
     small = f.add(f.add(rest, more), f.fma(k, low, f.add(f.add(s_low, s_low), v_low)))
-    return _sum(f, second, small)
+    return _two_sum(f, second, small)
 
 
-def _sum(f: Floats, a: str, b: str) -> tuple[str, str]:
+def _two_sum(f: Floats, a: str, b: str) -> tuple[str, str]:
     """a + b rounded, and what the rounding left out (Knuth)."""
     total = f.add(a, b)
     back = f.sub(total, a)
     return total, f.add(f.sub(a, f.sub(total, back)), f.sub(b, back))
 
 
-def _product(f: Floats, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
+def _two_product(f: Floats, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
     """The product of two numbers in two parts each."""
     high = f.mul(a[0], b[0])
     exact = f.fma(a[0], b[0], f.neg(high))
@@ -207,7 +213,7 @@ def _product(f: Floats, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, st
 
 
 _FAST: dict[str, Callable[..., tuple[str, str]]] = {
-    "sin": lambda f, x: _wave(f, x, 0),
-    "cos": lambda f, x: _wave(f, x, 1),
-    "pow": _pow,
+    "sin": lambda f, x: _sin_shifted(f, x, 0),
+    "cos": lambda f, x: _sin_shifted(f, x, 1),
+    "pow": _pow_fast,
 }

@@ -15,7 +15,7 @@ ELEMENTS = {
     "uint16": "i16", "uint32": "i32", "uint64": "i64", "float32": "float", "float64": "double",
 }  # fmt: skip
 _BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "float": 32, "double": 64}
-SHORT = {"float": "f32", "double": "f64"}
+TYPE_SUFFIX = {"float": "f32", "double": "f64"}
 
 
 class Module:
@@ -35,7 +35,7 @@ class Module:
         return f"%v{self._count}"
 
 
-class Lanes:
+class VectorWriter:
     """Writes steps on vectors of `width` elements to `lines`; values are their names."""
 
     def __init__(self, module: Module, width: int, lines: list[str]) -> None:
@@ -51,15 +51,15 @@ class Lanes:
         self.lines.append(f"  {name} = {text}")
         return name
 
-    def two(self, instruction: str, element: str, a: str, b: str) -> str:
+    def binary(self, instruction: str, element: str, a: str, b: str) -> str:
         """A step of two vectors."""
         return self.write(f"{instruction} {self.vector(element)} {a}, {b}")
 
-    def negative(self, element: str, a: str) -> str:
+    def negate(self, element: str, a: str) -> str:
         """A float vector with its signs changed."""
         return self.write(f"fneg {self.vector(element)} {a}")
 
-    def guarded(
+    def call_guarded(
         self, name: str, element: str, args: tuple[str, ...], fast: Callable[[], tuple[str, str]]
     ) -> str | None:
         """A function of floats of which `fast` gives the value, and where the C library has to
@@ -75,7 +75,7 @@ class Lanes:
 
     def intrinsic(self, name: str, element: str, *args: str) -> str:
         """A function of LLVM's own, on vectors of one element type."""
-        full = f"@llvm.{name}.v{self.width}{SHORT.get(element, element)}"
+        full = f"@llvm.{name}.v{self.width}{TYPE_SUFFIX.get(element, element)}"
         kind = self.vector(element)
         given = ", ".join(f"{kind} {a}" for a in args)
         if name == "abs":  # whether the least integer has no absolute value
@@ -86,7 +86,7 @@ class Lanes:
             self.module.declared[full] = f"declare {kind} {full}({kinds})"
         return self.write(f"call {kind} {full}({given})")
 
-    def scaled(self, element: str, x: str, power: str) -> str | None:
+    def scalef(self, element: str, x: str, power: str) -> str | None:
         """x·2ⁿ, rounded once, for whole numbers n given as floats; None where there is no
         instruction for it."""
         lanes = 16 if element == "float" else 8
@@ -97,18 +97,18 @@ class Lanes:
         self.module.declared[name] = f"declare {kind} {name}({kind}, {kind}, {kind}, {mask}, i32)"
         parts = []
         for first in range(0, self.width, lanes):
-            a, n = (self.part(element, v, first, lanes) for v in (x, power))
+            a, n = (self.select_lanes(element, v, first, lanes) for v in (x, power))
             call = f"call {kind} {name}({kind} {a}, {kind} {n}, {kind} {a}, {mask} -1, i32 4)"
             parts.append(self.write(call))
         while len(parts) > 1:
             lanes *= 2
             parts = [
-                self._side_by_side(element, a, b, lanes)
+                self._concatenate(element, a, b, lanes)
                 for a, b in zip(parts[::2], parts[1::2], strict=True)
             ]
         return parts[0]
 
-    def part(self, element: str, x: str, first: int, count: int) -> str:
+    def select_lanes(self, element: str, x: str, first: int, count: int) -> str:
         """Some neighbouring lanes."""
         if count == self.width:
             return x
@@ -116,7 +116,7 @@ class Lanes:
         index = ", ".join(f"i32 {first + i}" for i in range(count))
         return self.write(f"shufflevector {kind} {x}, {kind} poison, <{count} x i32> <{index}>")
 
-    def _side_by_side(self, element: str, a: str, b: str, count: int) -> str:
+    def _concatenate(self, element: str, a: str, b: str, count: int) -> str:
         kind = f"<{count // 2} x {element}>"
         index = ", ".join(f"i32 {i}" for i in range(count))
         return self.write(f"shufflevector {kind} {a}, {kind} {b}, <{count} x i32> <{index}>")
@@ -129,7 +129,7 @@ class Lanes:
 class Floats:
     """Steps on vectors of float or double."""
 
-    def __init__(self, lanes: Lanes, element: str) -> None:
+    def __init__(self, lanes: VectorWriter, element: str) -> None:
         self.lanes = lanes
         self.element = element
         self.is_single = element == "float"
@@ -139,19 +139,19 @@ class Floats:
         return self.lanes.constant(value, self.element)
 
     def add(self, a: str, b: str) -> str:
-        return self.lanes.two("fadd", self.element, a, b)
+        return self.lanes.binary("fadd", self.element, a, b)
 
     def sub(self, a: str, b: str) -> str:
-        return self.lanes.two("fsub", self.element, a, b)
+        return self.lanes.binary("fsub", self.element, a, b)
 
     def mul(self, a: str, b: str) -> str:
-        return self.lanes.two("fmul", self.element, a, b)
+        return self.lanes.binary("fmul", self.element, a, b)
 
     def div(self, a: str, b: str) -> str:
-        return self.lanes.two("fdiv", self.element, a, b)
+        return self.lanes.binary("fdiv", self.element, a, b)
 
     def neg(self, a: str) -> str:
-        return self.lanes.negative(self.element, a)
+        return self.lanes.negate(self.element, a)
 
     def fma(self, a: str, b: str, c: str) -> str:
         """a·b + c, rounded once."""
@@ -164,7 +164,7 @@ class Floats:
         return self.lanes.intrinsic("copysign", self.element, a, b)
 
     def compare(self, how: str, a: str, b: str) -> str:
-        return self.lanes.two(f"fcmp {how}", self.element, a, b)
+        return self.lanes.binary(f"fcmp {how}", self.element, a, b)
 
     def select(self, condition: str, a: str, b: str) -> str:
         return self.lanes.select(condition, self.element, a, b)
@@ -179,14 +179,14 @@ class Floats:
     def bits(self, x: str) -> str:
         return self.lanes.convert("bitcast", x, self.element, self.integer)
 
-    def of_bits(self, x: str) -> str:
+    def from_bits(self, x: str) -> str:
         return self.lanes.convert("bitcast", x, self.integer, self.element)
 
     def int_const(self, value: int) -> str:
         return self.lanes.constant(value, self.integer)
 
     def int_step(self, instruction: str, a: str, b: str) -> str:
-        return self.lanes.two(instruction, self.integer, a, b)
+        return self.lanes.binary(instruction, self.integer, a, b)
 
 
 def literal(value: float | int | bool, element: str) -> str:
@@ -194,7 +194,7 @@ def literal(value: float | int | bool, element: str) -> str:
     if element == "i1":
         return "true" if value else "false"
     if element == "float":  # written as the double of the same value
-        value = struct.unpack("f", struct.pack("f", float_limited(value)))[0]
+        value = struct.unpack("f", struct.pack("f", overflow_to_infinity(value)))[0]
     if element in ("float", "double"):
         return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
     bits = _BITS[element]  # as a signed number
@@ -202,7 +202,7 @@ def literal(value: float | int | bool, element: str) -> str:
     return str(whole - (1 << bits) if whole >> bits - 1 else whole)
 
 
-def float_limited(value: float) -> float:
+def overflow_to_infinity(value: float) -> float:
     """A number beyond float32 as infinity, which `struct` refuses to make."""
     limit = 3.4028235677973366e38  # half way from the largest float32 to the next that would be
     return value if not abs(value) >= limit else float("inf") * (1 if value > 0 else -1)

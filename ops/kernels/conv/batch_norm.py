@@ -14,22 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.codegen.memory_loops import Nest, Value, call
-from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value, call_native
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Function, compiler, vector_width
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 
 _LEAST = 1 << 15  # elements that are worth a hand-over to another thread
 
 
-def fits(xp: Any, x: Any, channel: int) -> bool:
+def is_supported(xp: Any, x: Any, channel: int) -> bool:
     """Whether there is a kernel for a tensor whose channels are that axis."""
-    inner = _inner(x, channel)
-    return xp is np and x.dtype == np.float32 and inner >= vector_width() // 2 and enabled()
+    inner = _plane_size(x, channel)
+    return xp is np and x.dtype == np.float32 and inner >= vector_width() // 2 and is_jit_enabled()
 
 
-def _inner(x: Any, channel: int) -> int:
+def _plane_size(x: Any, channel: int) -> int:
     """Elements of a plane."""
     size = 1
     for n in x.shape[channel + 1 :]:
@@ -57,7 +57,7 @@ def scale_and_shift(y: Any, x: Any, factor: Any, shift: Any, channel: int) -> No
 
 
 def _run(
-    function: Function,
+    function: NativeFunction,
     x: Any,
     channel: int,
     epsilon: float,
@@ -66,7 +66,7 @@ def _run(
 ) -> None:
     arrays = [np.ascontiguousarray(a) for a in operands]
     number = np.array([epsilon, 0.0])
-    channels, inner = x.shape[channel], _inner(x, channel)
+    channels, inner = x.shape[channel], _plane_size(x, channel)
     images = x.size // max(1, channels * inner)
     number[1] = 1.0 / max(1, images * inner)
     places = [address(a) for a in (*arrays, *results, number)]
@@ -74,25 +74,25 @@ def _run(
     parts = min(channels, max(1, x.size // _LEAST))
 
     def part(i: int) -> None:
-        call(function, places, sizes, channels * i // parts, channels * (i + 1) // parts)
+        call_native(function, places, sizes, channels * i // parts, channels * (i + 1) // parts)
 
     run_parts(part, parts)
 
 
-class _Planes:
+class _ChannelWriter:
     """Writes what both kernels share: sweeps over the planes of a channel.
 
     Sizes: images, elements of a plane, bytes from image to image, from channel to channel.
     """
 
     def __init__(self, pointers: int) -> None:
-        self.nest = Nest(vector_width(), pointers, 4)
+        self.nest = LoopNestWriter(vector_width(), pointers, 4)
         self.double = self.nest.lanes.vector("double")
         numbers = self.nest.pointers[-1]
-        self.epsilon = self.nest.put(f"load double, ptr {numbers}, align 8")
-        self.share = self.nest.put(f"load double, ptr {self.nest.at(numbers, 8)}, align 8")
+        self.epsilon = self.nest.write(f"load double, ptr {numbers}, align 8")
+        self.share = self.nest.write(f"load double, ptr {self.nest.gep(numbers, 8)}, align 8")
 
-    def sums(
+    def sum_elements(
         self, c: str, inputs: list[str], terms: Callable[..., list[str]], count: int
     ) -> list[str]:
         """Σ terms(*vectors), as doubles, over the elements of a channel of some inputs."""
@@ -100,129 +100,131 @@ class _Planes:
         zero = f"{nest.floats.const(0.0)}"
 
         def plane(n: str, *totals: str) -> list[str]:
-            starts = [self.start(p, n, c) for p in inputs]
+            starts = [self.plane_address(p, n, c) for p in inputs]
 
             def strip(first: Value, mask: str | None, *so_far: str) -> list[str]:
-                vectors = [nest.load(nest.at(s, nest.mul(first, 4)), mask) for s in starts]
+                vectors = [nest.load(nest.gep(s, nest.mul(first, 4)), mask) for s in starts]
                 parts = terms(*vectors)
                 if mask is not None:
                     parts = [nest.floats.select(mask, p, zero) for p in parts]
                 return [nest.floats.add(a, b) for a, b in zip(so_far, parts, strict=True)]
 
-            found = nest.summed_strips(nest.sizes[1], strip, [zero] * count)
+            found = nest.loop_vectors_carrying(nest.sizes[1], strip, [zero] * count)
             wide = [nest.lanes.convert("fpext", v, "float", "double") for v in found]
             return [
-                nest.lanes.two("fadd", "double", t, v) for t, v in zip(totals, wide, strict=True)
+                nest.lanes.binary("fadd", "double", t, v) for t, v in zip(totals, wide, strict=True)
             ]
 
         nothing = nest.lanes.constant(0.0, "double")
         carried = [(self.double, nothing)] * count
-        return [self.total(t) for t in nest.loop(0, nest.sizes[0], plane, carried)]
+        return [self.reduce_doubles(t) for t in nest.loop(0, nest.sizes[0], plane, carried)]
 
-    def total(self, vector: str) -> str:
+    def reduce_doubles(self, vector: str) -> str:
         name = f"@llvm.vector.reduce.fadd.v{self.nest.width}f64"
         self.nest.module.declared[name] = f"declare double {name}(double, {self.double})"
-        return self.nest.put(f"call double {name}(double 0.0, {self.double} {vector})")
+        return self.nest.write(f"call double {name}(double 0.0, {self.double} {vector})")
 
-    def start(self, pointer: str, n: str, c: str) -> str:
+    def plane_address(self, pointer: str, n: str, c: str) -> str:
         nest = self.nest
-        return nest.at(pointer, nest.mul(n, nest.sizes[2]), nest.mul(c, nest.sizes[3]))
+        return nest.gep(pointer, nest.mul(n, nest.sizes[2]), nest.mul(c, nest.sizes[3]))
 
-    def each(self, c: str, inputs: list[str], output: str, value: Callable[..., str]) -> None:
+    def map_elements(
+        self, c: str, inputs: list[str], output: str, value: Callable[..., str]
+    ) -> None:
         """output = value(*vectors) for all elements of a channel."""
         nest = self.nest
 
         def plane(n: str) -> None:
-            starts = [self.start(p, n, c) for p in inputs]
-            goal = self.start(output, n, c)
+            starts = [self.plane_address(p, n, c) for p in inputs]
+            goal = self.plane_address(output, n, c)
 
             def strip(first: Value, mask: str | None) -> None:
                 moved = nest.mul(first, 4)
-                vectors = [nest.load(nest.at(s, moved), mask) for s in starts]
-                nest.store(value(*vectors), nest.at(goal, moved), mask)
+                vectors = [nest.load(nest.gep(s, moved), mask) for s in starts]
+                nest.store(value(*vectors), nest.gep(goal, moved), mask)
 
-            nest.in_strips(nest.sizes[1], strip)
+            nest.loop_vectors(nest.sizes[1], strip)
 
         nest.loop(0, nest.sizes[0], plane)
 
-    def scalar(self, pointer: str, c: str) -> str:
-        return self.nest.put(
-            f"load float, ptr {self.nest.at(pointer, self.nest.mul(c, 4))}, align 4"
+    def load_scalar(self, pointer: str, c: str) -> str:
+        return self.nest.write(
+            f"load float, ptr {self.nest.gep(pointer, self.nest.mul(c, 4))}, align 4"
         )
 
-    def put_scalar(self, pointer: str, c: str, value: str) -> None:
-        place = self.nest.at(pointer, self.nest.mul(c, 4))
+    def store_scalar(self, pointer: str, c: str, value: str) -> None:
+        place = self.nest.gep(pointer, self.nest.mul(c, 4))
         self.nest.lines.append(f"  store float {value}, ptr {place}, align 4")
 
-    def step(self, text: str) -> str:
-        return self.nest.put(text)
+    def write(self, text: str) -> str:
+        return self.nest.write(text)
 
-    def single(self, value: str) -> str:
-        return self.nest.put(f"fptrunc double {value} to float")
+    def to_float(self, value: str) -> str:
+        return self.nest.write(f"fptrunc double {value} to float")
 
     def moments(self, c: str, x: str) -> tuple[str, str, str]:
         """The mean as a float; variance and reciprocal deviation as doubles."""
         f = self.nest.floats
-        (total,) = self.sums(c, [x], lambda v: [v], 1)
-        centre = self.single(self.step(f"fmul double {total}, {self.share}"))
+        (total,) = self.sum_elements(c, [x], lambda v: [v], 1)
+        centre = self.to_float(self.write(f"fmul double {total}, {self.share}"))
         middle = self.nest.splat(centre)
 
         def square(v: str) -> list[str]:
             about = f.sub(v, middle)
             return [f.mul(about, about)]
 
-        (squares,) = self.sums(c, [x], square, 1)
-        variance = self.step(f"fmul double {squares}, {self.share}")
+        (squares,) = self.sum_elements(c, [x], square, 1)
+        variance = self.write(f"fmul double {squares}, {self.share}")
         self.nest.module.declared["sqrt"] = "declare double @llvm.sqrt.f64(double)"
-        more = self.step(f"fadd double {variance}, {self.epsilon}")
-        root = self.step(f"call double @llvm.sqrt.f64(double {more})")
-        return centre, variance, self.step(f"fdiv double 1.0, {root}")
+        more = self.write(f"fadd double {variance}, {self.epsilon}")
+        root = self.write(f"call double @llvm.sqrt.f64(double {more})")
+        return centre, variance, self.write(f"fdiv double 1.0, {root}")
 
 
 @cache
-def _forward() -> Function:
+def _forward() -> NativeFunction:
     """Pointers: x, scale, bias, y, mean, variance, (epsilon, 1 / elements of a channel)."""
-    planes = _Planes(7)
+    planes = _ChannelWriter(7)
     nest = planes.nest
     x, scale, bias, y, mean, variance, _ = nest.pointers
 
     def channel(c: str) -> None:
         centre, spread, per_deviation = planes.moments(c, x)
-        planes.put_scalar(mean, c, centre)
-        planes.put_scalar(variance, c, planes.single(spread))
-        wide = nest.put(f"fpext float {planes.scalar(scale, c)} to double")
-        factor = nest.splat(planes.single(planes.step(f"fmul double {wide}, {per_deviation}")))
-        middle, shift = nest.splat(centre), nest.splat(planes.scalar(bias, c))
+        planes.store_scalar(mean, c, centre)
+        planes.store_scalar(variance, c, planes.to_float(spread))
+        wide = nest.write(f"fpext float {planes.load_scalar(scale, c)} to double")
+        factor = nest.splat(planes.to_float(planes.write(f"fmul double {wide}, {per_deviation}")))
+        middle, shift = nest.splat(centre), nest.splat(planes.load_scalar(bias, c))
         f = nest.floats
-        planes.each(c, [x], y, lambda v: f.fma(f.sub(v, middle), factor, shift))
+        planes.map_elements(c, [x], y, lambda v: f.fma(f.sub(v, middle), factor, shift))
 
     nest.loop("%start", "%stop", channel)
     return compiler().function(*nest.source())
 
 
 @cache
-def _affine() -> Function:
+def _affine() -> NativeFunction:
     """Pointers: x, factor, shift, y, (unused)."""
-    planes = _Planes(5)
+    planes = _ChannelWriter(5)
     nest = planes.nest
     x, factor, shift, y, _ = nest.pointers
     f = nest.floats
 
     def channel(c: str) -> None:
-        a, b = (nest.splat(planes.scalar(p, c)) for p in (factor, shift))
-        planes.each(c, [x], y, lambda v: f.add(f.mul(v, a), b))
+        a, b = (nest.splat(planes.load_scalar(p, c)) for p in (factor, shift))
+        planes.map_elements(c, [x], y, lambda v: f.add(f.mul(v, a), b))
 
     nest.loop("%start", "%stop", channel)
     return compiler().function(*nest.source())
 
 
 @cache
-def _backward() -> Function:
+def _backward() -> NativeFunction:
     """Pointers: g, x, scale, dx, dscale, dbias, (epsilon, 1 / elements of a channel).
 
     With x̂ = (x - mean)·r: dbias = Σ g, dscale = Σ g·x̂, dx = scale·r·(g - dbias/n - x̂·dscale/n).
     """
-    planes = _Planes(7)
+    planes = _ChannelWriter(7)
     nest = planes.nest
     g, x, scale, dx, dscale, dbias, _ = nest.pointers
     f = nest.floats
@@ -230,25 +232,25 @@ def _backward() -> Function:
     def channel(c: str) -> None:
         centre, _, per_deviation = planes.moments(c, x)
         middle = nest.splat(centre)
-        both = planes.sums(c, [g, x], lambda u, v: [u, f.mul(u, f.sub(v, middle))], 2)
-        along = planes.step(f"fmul double {both[1]}, {per_deviation}")
-        planes.put_scalar(dbias, c, planes.single(both[0]))
-        planes.put_scalar(dscale, c, planes.single(along))
-        wide = nest.put(f"fpext float {planes.scalar(scale, c)} to double")
-        factor = planes.step(f"fmul double {wide}, {per_deviation}")
+        both = planes.sum_elements(c, [g, x], lambda u, v: [u, f.mul(u, f.sub(v, middle))], 2)
+        along = planes.write(f"fmul double {both[1]}, {per_deviation}")
+        planes.store_scalar(dbias, c, planes.to_float(both[0]))
+        planes.store_scalar(dscale, c, planes.to_float(along))
+        wide = nest.write(f"fpext float {planes.load_scalar(scale, c)} to double")
+        factor = planes.write(f"fmul double {wide}, {per_deviation}")
         # dx = factor·g - slope·(x - mean) - offset
-        level = planes.step(f"fmul double {both[0]}, {planes.share}")
-        offset = planes.step(f"fmul double {factor}, {level}")
-        tilt = planes.step(f"fmul double {along}, {planes.share}")
-        scaled = planes.step(f"fmul double {tilt}, {per_deviation}")
-        slope = planes.step(f"fmul double {factor}, {scaled}")
-        a, b, d = (nest.splat(planes.single(v)) for v in (factor, slope, offset))
+        level = planes.write(f"fmul double {both[0]}, {planes.share}")
+        offset = planes.write(f"fmul double {factor}, {level}")
+        tilt = planes.write(f"fmul double {along}, {planes.share}")
+        scaled = planes.write(f"fmul double {tilt}, {per_deviation}")
+        slope = planes.write(f"fmul double {factor}, {scaled}")
+        a, b, d = (nest.splat(planes.to_float(v)) for v in (factor, slope, offset))
 
         def value(u: str, v: str) -> str:
             rest = f.fma(f.sub(v, middle), b, d)
             return f.fma(a, u, f.neg(rest))
 
-        planes.each(c, [g, x], dx, value)
+        planes.map_elements(c, [g, x], dx, value)
 
     nest.loop("%start", "%stop", channel)
     return compiler().function(*nest.source())

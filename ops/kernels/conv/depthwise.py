@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from graphflow.ops.kernels.conv.im2col import Block, add_windows, run, slab
+from graphflow.ops.kernels.conv.im2col import ColumnBlock, add_windows, padded_slab, run_on_device
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _CACHED = 1 << 17  # elements of a piece's columns
 
 
-def _pieces(images: int, channels: int, elements: int) -> list[tuple[int, slice]]:
+def _plan_parts(images: int, channels: int, elements: int) -> list[tuple[int, slice]]:
     """(image, channels) of each piece; a channel has so many elements."""
     each = max(1, min(channels, _CACHED // max(1, elements)))
     return [
@@ -26,9 +26,11 @@ def _pieces(images: int, channels: int, elements: int) -> list[tuple[int, slice]
     ]
 
 
-def _stacked(xp: Any, x: Any, n: int, cut: slice, windows: Windows) -> tuple[Any, Ints]:
+def _gather_taps(xp: Any, x: Any, n: int, cut: slice, windows: Windows) -> tuple[Any, Ints]:
     """What each tap sees, (channels, taps, run), and how positions are strided in a run."""
-    source = slab(xp, x[:, cut], windows, Block(slice(n, n + 1), slice(0, windows.out[0])))
+    source = padded_slab(
+        xp, x[:, cut], windows, ColumnBlock(slice(n, n + 1), slice(0, windows.out[0]))
+    )
     space = source.shape[2:]
     count = source.shape[1]
     _, channel, *steps = source.strides
@@ -49,7 +51,7 @@ def _stacked(xp: Any, x: Any, n: int, cut: slice, windows: Windows) -> tuple[Any
     return result.reshape(count, math.prod(windows.kernel), -1), strides
 
 
-def _at_positions(xp: Any, runs: Any, strides: Ints, out: Ints) -> Any:
+def _view_positions(xp: Any, runs: Any, strides: Ints, out: Ints) -> Any:
     """The elements at the positions, (channels, m, *out), of runs (channels, m, run)."""
     steps = tuple(s * runs.itemsize for s in strides)
     return xp.lib.stride_tricks.as_strided(
@@ -57,33 +59,33 @@ def _at_positions(xp: Any, runs: Any, strides: Ints, out: Ints) -> Any:
     )
 
 
-def depthwise(xp: Any, out: Any, x: Any, w: Any, windows: Windows) -> None:
+def convolve(xp: Any, out: Any, x: Any, w: Any, windows: Windows) -> None:
     """out[n, c·m + j, p] = Σ w[c·m + j, 0, k] · x[n, c, p·stride - before + k·dilation]."""
     images, channels = x.shape[:2]
     many, taps = out.shape[1] // channels, math.prod(windows.kernel)
     weights = w.reshape(channels, many, taps)
     result = out.reshape(images, channels, many, *windows.out)
-    plan = _pieces(images, channels, taps * math.prod(windows.out))
+    plan = _plan_parts(images, channels, taps * math.prod(windows.out))
 
     def part(i: int) -> None:
         n, cut = plan[i]
-        stacked, strides = _stacked(xp, x, n, cut, windows)
+        stacked, strides = _gather_taps(xp, x, n, cut, windows)
         shape = (stacked.shape[0], many, stacked.shape[2])
         sums = scratch(xp, "products", shape, out.dtype)
         xp.matmul(weights[cut], stacked, out=sums)
-        xp.copyto(result[n, cut], _at_positions(xp, sums, strides, windows.out))
+        xp.copyto(result[n, cut], _view_positions(xp, sums, strides, windows.out))
 
-    run(xp, part, len(plan))
+    run_on_device(xp, part, len(plan))
 
 
-def spread_depthwise(xp: Any, out: Any, g: Any, w: Any, windows: Windows) -> None:
+def input_gradient(xp: Any, out: Any, g: Any, w: Any, windows: Windows) -> None:
     """out[n, c, p·stride - before + k·dilation] += w[c·m + j, 0, k] · g[n, c·m + j, p]."""
     images, channels = out.shape[:2]
     many, taps = g.shape[1] // channels, math.prod(windows.kernel)
     size = math.prod(windows.out)
     weights = w.reshape(channels, many, taps)
     cotangents = g.reshape(images, channels, many, size)
-    plan = _pieces(images, channels, taps * size)
+    plan = _plan_parts(images, channels, taps * size)
 
     def part(i: int) -> None:
         n, cut = plan[i]
@@ -95,10 +97,10 @@ def spread_depthwise(xp: Any, out: Any, g: Any, w: Any, windows: Windows) -> Non
             xp.matmul(weights[cut].swapaxes(1, 2), mine, out=stacked)
         add_windows(xp, out[n, cut], stacked.reshape(-1, taps, *windows.out), windows)
 
-    run(xp, part, len(plan))
+    run_on_device(xp, part, len(plan))
 
 
-def depthwise_weights(xp: Any, out: Any, x: Any, g: Any, windows: Windows) -> None:
+def weight_gradient(xp: Any, out: Any, x: Any, g: Any, windows: Windows) -> None:
     """out[c·m + j, 0, k] = Σ g[n, c·m + j, p] · x[n, c, p·stride - before + k·dilation].
 
     A part does all images of its channels.
@@ -107,21 +109,21 @@ def depthwise_weights(xp: Any, out: Any, x: Any, g: Any, windows: Windows) -> No
     many, taps = g.shape[1] // channels, math.prod(windows.kernel)
     result = out.reshape(channels, many, taps)
     cotangents = g.reshape(images, channels, many, *windows.out)
-    plan = [cut for _, cut in _pieces(1, channels, taps * math.prod(windows.out))]
+    plan = [cut for _, cut in _plan_parts(1, channels, taps * math.prod(windows.out))]
 
     def part(i: int) -> None:
         cut = plan[i]
         for n in range(images):
-            stacked, strides = _stacked(xp, x, n, cut, windows)
+            stacked, strides = _gather_taps(xp, x, n, cut, windows)
             shape = (stacked.shape[0], many, stacked.shape[2])
             runs = scratch(xp, "products", shape, out.dtype)
             if math.prod(shape[2:]) != math.prod(windows.out):
                 runs[...] = 0
-            xp.copyto(_at_positions(xp, runs, strides, windows.out), cotangents[n, cut])
+            xp.copyto(_view_positions(xp, runs, strides, windows.out), cotangents[n, cut])
             sums = xp.matmul(runs, stacked.swapaxes(1, 2))
             if n:
                 xp.add(result[cut], sums, out=result[cut])
             else:
                 xp.copyto(result[cut], sums)
 
-    run(xp, part, len(plan))
+    run_on_device(xp, part, len(plan))

@@ -12,9 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.ops.kernels.codegen.memory_loops import call
-from graphflow.ops.kernels.conv.direct_text import copy, correlation, registers, weight_sums
-from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.codegen.memory_loops import call_native
+from graphflow.ops.kernels.conv.direct_text import (
+    copy_rows,
+    correlation,
+    sum_registers,
+    weight_sums,
+)
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
@@ -42,19 +47,19 @@ def fits(xp: Any, x: Any, outputs: int, windows: Windows, groups: int) -> bool:
         and x.dtype == np.float32
         and len(windows.out) in (1, 2)
         and math.prod(windows.kernel) > 1
-        and not (groups == 1 and _lie_apart(inputs, outputs, windows))
-        and enabled()
+        and not (groups == 1 and _overlaps_little(inputs, outputs, windows))
+        and is_jit_enabled()
     )
 
 
-def _lie_apart(inputs: int, outputs: int, windows: Windows) -> bool:
+def _overlaps_little(inputs: int, outputs: int, windows: Windows) -> bool:
     """Whether windows overlap so little that their columns are not much larger than x, and are high
     enough for products of matrices: patches of images, spectrograms."""
     taps, apart = math.prod(windows.kernel), math.prod(windows.stride)
     return outputs > _FEW and inputs * taps >= _HIGH and taps < _OVERLAP * apart
 
 
-class Planes(NamedTuple):
+class PaddedPlanes(NamedTuple):
     """Planes with their padding, columns sorted by their remainder by the stride.
 
     Attributes:
@@ -91,11 +96,11 @@ class Planes(NamedTuple):
     def fill(self, target: int, x: Any, images: range, channels: range) -> None:
         """Copy some planes of x, with zeros around them."""
         (height, width), (down, right) = x.shape[2:], self.before
-        first, last = _inside(height, down, self.spread[0], self.rows)
+        first, last = _clip_range(height, down, self.spread[0], self.rows)
         last = max(first, last)
         cleared = self.nbytes // 4
         for remainder in range(self.stride[1]):
-            begin, end = _inside(width, right, self.spread[1], self.seen)
+            begin, end = _clip_range(width, right, self.spread[1], self.seen)
             begin += (remainder - begin - right) % self.stride[1]
             count = max(0, -(-(end - begin) // self.stride[1]))
             kind, apart = "rows", 1
@@ -115,32 +120,34 @@ class Planes(NamedTuple):
                 self.pitch * self.spread[0], self.nbytes, len(channels) * self.nbytes, 4 * apart,
                 cleared,
             )  # fmt: skip
-            call(copy(kind), (address(x) + start, target + goal, target), sizes, 0, len(images))
+            call_native(
+                copy_rows(kind), (address(x) + start, target + goal, target), sizes, 0, len(images)
+            )
             cleared = 0
 
 
-def _inside(size: int, before: int, spread: int, room: int) -> tuple[int, int]:
+def _clip_range(size: int, before: int, spread: int, room: int) -> tuple[int, int]:
     """The elements of an axis that lie inside so much room: first and beyond the last."""
     first = max(0, -(before // spread)) if before < 0 else 0
     return first, min(size, -(-(room - before) // spread))
 
 
-def _planes(windows: Windows, spread: Ints) -> Planes:
+def _plan_planes(windows: Windows, spread: Ints) -> PaddedPlanes:
     """What windows see."""
     (ky, kx), (sy, sx), before, (dy, dx), (oy, ox) = windows
     seen = (ox - 1) * sx + (kx - 1) * dx + 1
     width = vector_width()
     columns = -(-ox // (2 * width)) * 2 * width + (kx - 1) * dx // sx + 1
     rows = (oy - 1) * sy + (ky - 1) * dy + 1
-    return Planes(rows, seen, columns, before, (sy, sx), spread)
+    return PaddedPlanes(rows, seen, columns, before, (sy, sx), spread)
 
 
-def _flat(array: Any) -> Any:
+def _as_2d_planes(array: Any) -> Any:
     """With two spatial axes."""
     return array.reshape(*array.shape[:2], 1, array.shape[2]) if array.ndim == 3 else array
 
 
-def _plain(windows: Windows) -> Windows:
+def _as_2d_windows(windows: Windows) -> Windows:
     """With two axes."""
     if len(windows.out) == 2:
         return windows
@@ -148,17 +155,17 @@ def _plain(windows: Windows) -> Windows:
     return Windows(*(one + entry for one, entry in zip(ones, windows, strict=True)))
 
 
-class _Room:
+class _PlaneBuffer:
     """Room for planes of some images and channels, and for vectors beyond."""
 
-    def __init__(self, planes: Planes, count: int) -> None:
+    def __init__(self, planes: PaddedPlanes, count: int) -> None:
         size = count * planes.nbytes // 4 + 4 * vector_width()
         self._array = scratch(np, "planar", (size,), np.float32)
         self._array[size - 4 * vector_width() :] = 0
         self.place = address(self._array)
 
 
-def _blocks(outputs: int, most: int) -> list[tuple[int, int, int]]:
+def _equal_blocks(outputs: int, most: int) -> list[tuple[int, int, int]]:
     """(first, size, count) of blocks of outputs of one size."""
     for size in range(min(most, outputs), 2, -1):
         if outputs % size == 0:
@@ -172,7 +179,7 @@ def _blocks(outputs: int, most: int) -> list[tuple[int, int, int]]:
 # Convolution ------------------------------------------------------------------------------------
 
 
-class _Units(NamedTuple):
+class _OutputBlocks(NamedTuple):
     """Blocks of outputs, or groups: those from `first` on, each of `size` and so far apart."""
 
     first: int
@@ -182,12 +189,12 @@ class _Units(NamedTuple):
     weights: np.ndarray[Any, Any]  # (number, inputs, taps, size)
 
 
-def _units(w: Any, groups: int) -> list[_Units]:
+def _split_outputs(w: Any, groups: int) -> list[_OutputBlocks]:
     outputs, inputs = w.shape[0] // groups, w.shape[1]
     taps = math.prod(w.shape[2:])
-    blocks = [(0, outputs, groups)] if groups > 1 else _blocks(outputs, _WIDEST)
+    blocks = [(0, outputs, groups)] if groups > 1 else _equal_blocks(outputs, _WIDEST)
     return [
-        _Units(
+        _OutputBlocks(
             first, size, count, size,
             np.ascontiguousarray(
                 w[first : first + size * count]
@@ -204,35 +211,45 @@ def convolve(
 ) -> None:
     """out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation]; with a `spread`,
     elements of x are so far apart, with zeros between them."""
-    out, x, w = _flat(out), _flat(np.ascontiguousarray(x)), _flat(np.ascontiguousarray(w))
-    windows = _plain(windows)
-    planes = _planes(windows, (1, 1, *(spread or (1, 1)))[-2:])
-    offsets, units = planes.offsets(windows), _units(w, groups)
+    out, x, w = (
+        _as_2d_planes(out),
+        _as_2d_planes(np.ascontiguousarray(x)),
+        _as_2d_planes(np.ascontiguousarray(w)),
+    )
+    windows = _as_2d_windows(windows)
+    planes = _plan_planes(windows, (1, 1, *(spread or (1, 1)))[-2:])
+    offsets, units = planes.offsets(windows), _split_outputs(w, groups)
     images, channels = x.shape[:2]
     each = max(1, _SHARED // max(1, out[0].size), -(-images // _PARTS))
     each = min(each, max(1, _ROOM // (channels * planes.nbytes)))
 
     def part(i: int) -> None:
         some = range(i * each, min((i + 1) * each, images))
-        room = _Room(planes, len(some) * channels)
+        room = _PlaneBuffer(planes, len(some) * channels)
         planes.fill(room.place, x, some, range(channels))
         for unit in units:
-            _run(out, some, unit, room.place, offsets, planes, w.shape[1], channels)
+            _convolve_images(out, some, unit, room.place, offsets, planes, w.shape[1], channels)
 
     run_parts(part, -(-images // each))
 
 
-def _run(
-    out: Any, images: range, unit: _Units, x: int, offsets: Any, planes: Planes, inputs: int,
+def _convolve_images(
+    out: Any,
+    images: range,
+    unit: _OutputBlocks,
+    x: int,
+    offsets: Any,
+    planes: PaddedPlanes,
+    inputs: int,
     channels: int,
-) -> None:  # fmt: skip
+) -> None:
     """The outputs of some units, for some images."""
     height, width = out.shape[2:]
     plane = height * width * 4
     lanes = vector_width()
     # Without AVX-512 masks are dear: a row's last strip begins so early that it is whole.
     vectors = min(2, -(-width // lanes) if lanes == 16 else max(1, width // lanes))
-    most = max(1, min(6, height, registers() // (unit.size * vectors)))
+    most = max(1, min(6, height, sum_registers() // (unit.size * vectors)))
     most = next((r for r in range(most, most // 2, -1) if height % r == 0), most)
     goal = address(out) + (images.start * out.shape[1] + unit.first) * plane
     row = planes.pitch * planes.stride[0]
@@ -250,37 +267,37 @@ def _run(
         pointers = (
             x + start * row, address(unit.weights), goal + start * width * 4, address(offsets),
         )  # fmt: skip
-        call(correlation(unit.size, high, vectors), pointers, sizes, 0, len(images))
+        call_native(correlation(unit.size, high, vectors), pointers, sizes, 0, len(images))
 
 
 # Its adjoint in w -------------------------------------------------------------------------------
 
 
-def convolve_weights(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> None:
+def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> None:
     """out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
-    x, g = _flat(x), _flat(g)
-    windows = _plain(windows)
+    x, g = _as_2d_planes(x), _as_2d_planes(g)
+    windows = _as_2d_windows(windows)
     if windows.out[1] < _SHORT and windows.stride[1] == 1 and len(x) >= _SOME:
-        x, g, windows = _joined(x, g, windows)
+        x, g, windows = _join_images(x, g, windows)
     x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
-    planes = _planes(windows, (1, 1))
+    planes = _plan_planes(windows, (1, 1))
     offsets = planes.offsets(windows)
     images, channels = x.shape[:2]
     outputs, inputs = g.shape[1] // groups, channels // groups
     taps = math.prod(windows.kernel)
     height, width = g.shape[2:]
     plane = height * width * 4
-    most = min(registers(), 20)  # sums: an output's factor stays in a register, too
+    most = min(sum_registers(), 20)  # sums: an output's factor stays in a register, too
     each = max(1, _SHARED // max(1, images * height * width), -(-channels // _PARTS))
 
     def part(i: int) -> None:
         some = range(i * each, min((i + 1) * each, channels))
         count = len(some)
-        room = _Room(planes, images * count)
+        room = _PlaneBuffer(planes, images * count)
         planes.fill(room.place, x, range(images), some)
-        sums = scratch(np, "planar sums", (registers() * vector_width(),), np.float32)
-        for first, size, blocks in _blocks(outputs, _HIGHEST):
-            for tap, several in _pieces(taps, max(1, most // size)):
+        sums = scratch(np, "planar sums", (sum_registers() * vector_width(),), np.float32)
+        for first, size, blocks in _equal_blocks(outputs, _HIGHEST):
+            for tap, several in _even_pieces(taps, max(1, most // size)):
                 # a unit is a channel of x; in groups it has its own outputs
                 sizes = (
                     images, height, width, count * planes.nbytes, planes.nbytes,
@@ -297,12 +314,12 @@ def convolve_weights(out: Any, x: Any, g: Any, windows: Windows, groups: int) ->
                     address(offsets[tap:]),
                     address(sums),
                 )
-                call(weight_sums(size, several), pointers, sizes, 0, count)
+                call_native(weight_sums(size, several), pointers, sizes, 0, count)
 
     run_parts(part, -(-channels // each))
 
 
-def _joined(x: Any, g: Any, windows: Windows) -> tuple[Any, Any, Windows]:
+def _join_images(x: Any, g: Any, windows: Windows) -> tuple[Any, Any, Windows]:
     """The same as of one image, in which elements at one place of all images stand beside each
     other: its rows are long."""
     images = len(x)
@@ -316,7 +333,7 @@ def _joined(x: Any, g: Any, windows: Windows) -> tuple[Any, Any, Windows]:
     return x, g, wide
 
 
-def _pieces(count: int, most: int) -> list[tuple[int, int]]:
+def _even_pieces(count: int, most: int) -> list[tuple[int, int]]:
     """(first, size) of pieces of nearly one size."""
     parts = -(-count // most)
     size = -(-count // parts)

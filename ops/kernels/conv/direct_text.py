@@ -11,24 +11,24 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
-from graphflow.ops.kernels.codegen.memory_loops import Nest, Value
-from graphflow.ops.kernels.jit.compiler import Function, compiler, vector_width
+from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 
 
-def registers() -> int:
+def sum_registers() -> int:
     """Vectors of sums that a kernel keeps in registers, at most: of 32, or of 16."""
     return 24 if vector_width() == 16 else 12
 
 
 @cache
-def copy(kind: str) -> Function:
+def copy_rows(kind: str) -> NativeFunction:
     """Copy rows of planes: "rows", or every so many elements ("gather"), or to such ("scatter").
 
     Pointers: source, target, where the target's planes begin. Sizes: planes, rows, elements of a
     row; bytes from row to row, plane to plane, image to image of source, and of target; bytes from
     element to element where they are apart; elements of a target's plane to make zeros first.
     """
-    nest = Nest(vector_width(), 3, 11)
+    nest = LoopNestWriter(vector_width(), 3, 11)
     source, target, begin = nest.pointers
     planes, rows, count, *strides, apart, cleared = nest.sizes
     (row_in, plane_in, image_in), (row_out, plane_out, image_out) = strides[:3], strides[3:]
@@ -38,46 +38,46 @@ def copy(kind: str) -> Function:
             near = nest.mul(first, 4)
             far = nest.mul(first, apart)
             if kind == "gather":
-                value = nest.gather(nest.at(here, far), apart, mask)
+                value = nest.gather(nest.gep(here, far), apart, mask)
             else:
-                value = nest.load(nest.at(here, near), mask)
+                value = nest.load(nest.gep(here, near), mask)
             if kind == "scatter":
-                nest.scatter(value, nest.at(there, far), apart, mask)
+                nest.scatter(value, nest.gep(there, far), apart, mask)
             else:
-                nest.store(value, nest.at(there, near), mask)
+                nest.store(value, nest.gep(there, near), mask)
 
         # Masks are dear without AVX-512: the last strip begins so early that it is whole.
         last = nest.sub(count, nest.width)
-        nest.either(
-            nest.put(f"icmp sge i64 {last}, 0"),
+        nest.if_else(
+            nest.write(f"icmp sge i64 {last}, 0"),
             lambda: nest.loop(
-                0, count, lambda i: strip(nest.least(i, last), None), step=nest.width
+                0, count, lambda i: strip(nest.minimum(i, last), None), step=nest.width
             ),
-            lambda: strip(0, nest.first(count)),
+            lambda: strip(0, nest.first_lanes(count)),
         )
 
     zero = nest.floats.const(0.0)
 
     def clear(start: str) -> None:
         def strip(first: Value, mask: str | None) -> None:
-            nest.store(zero, nest.at(start, nest.mul(first, 4)), mask)
+            nest.store(zero, nest.gep(start, nest.mul(first, 4)), mask)
 
-        nest.in_strips(cleared, strip)
+        nest.loop_vectors(cleared, strip)
 
     def plane(here: str, there: str) -> None:
         def one(y: str) -> None:
-            row(nest.at(here, nest.mul(y, row_in)), nest.at(there, nest.mul(y, row_out)))
+            row(nest.gep(here, nest.mul(y, row_in)), nest.gep(there, nest.mul(y, row_out)))
 
         nest.loop(0, rows, one)
 
     def image(n: str) -> None:
-        here = nest.at(source, nest.mul(n, image_in))
+        here = nest.gep(source, nest.mul(n, image_in))
         moved = nest.mul(n, image_out)
-        there, start = nest.at(target, moved), nest.at(begin, moved)
+        there, start = nest.gep(target, moved), nest.gep(begin, moved)
 
         def one(p: str) -> None:
-            clear(nest.at(start, nest.mul(p, plane_out)))
-            plane(nest.at(here, nest.mul(p, plane_in)), nest.at(there, nest.mul(p, plane_out)))
+            clear(nest.gep(start, nest.mul(p, plane_out)))
+            plane(nest.gep(here, nest.mul(p, plane_in)), nest.gep(there, nest.mul(p, plane_out)))
 
         nest.loop(0, planes, one)
 
@@ -86,7 +86,7 @@ def copy(kind: str) -> Function:
 
 
 @cache
-def correlation(outputs: int, rows: int, vectors: int) -> Function:
+def correlation(outputs: int, rows: int, vectors: int) -> NativeFunction:
     """out[o, y, x] = Σ w[c, tap, o] · x[c, y, x + offset of the tap], of so many o and y at once.
 
     Pointers: x, w, out, offsets (i64 bytes). Sizes: blocks of rows, columns, channels of x, taps;
@@ -94,7 +94,7 @@ def correlation(outputs: int, rows: int, vectors: int) -> Function:
     unit; of out from image to image, unit to unit, channel to channel, row to row; units. A unit is
     a block of outputs, or a group of channels.
     """
-    nest = Nest(vector_width(), 4, 14)
+    nest = LoopNestWriter(vector_width(), 4, 14)
     f = nest.floats
     x, w, out, offsets = nest.pointers
     (
@@ -104,60 +104,60 @@ def correlation(outputs: int, rows: int, vectors: int) -> Function:
     sums = outputs * rows * vectors
 
     def tap(t: str, here: str, weights: str, *so_far: str) -> list[str]:
-        offset = nest.put(f"load i64, ptr {nest.at(offsets, nest.mul(t, 8))}, align 8")
-        place = nest.at(here, offset)
+        offset = nest.write(f"load i64, ptr {nest.gep(offsets, nest.mul(t, 8))}, align 8")
+        place = nest.gep(here, offset)
         seen = [
-            nest.load(nest.at(nest.at(place, nest.mul(x_row, r)), v * nest.nbytes))
+            nest.load(nest.gep(nest.gep(place, nest.mul(x_row, r)), v * nest.nbytes))
             for r in range(rows)
             for v in range(vectors)
         ]
         new = []
         for o in range(outputs):
-            factor = nest.broadcast(nest.at(weights, 4 * o))
+            factor = nest.broadcast(nest.gep(weights, 4 * o))
             new += [f.fma(factor, s, so_far[o * len(seen) + i]) for i, s in enumerate(seen)]
-        return [nest.at(weights, 4 * outputs), *new]
+        return [nest.gep(weights, 4 * outputs), *new]
 
     def strip(first: str, here: str, weights: str, goal: str) -> None:
         moved = nest.mul(first, 4)
-        begin = nest.at(here, moved)
+        begin = nest.gep(here, moved)
 
         def channel(c: str, weights: str, *so_far: str) -> list[str]:
-            start = nest.at(begin, nest.mul(c, x_channel))
+            start = nest.gep(begin, nest.mul(c, x_channel))
             carried = [("ptr", weights), *((nest.kind, s) for s in so_far)]
             return nest.loop(0, taps, lambda t, *v: tap(t, start, *v), carried)
 
         zero = f.const(0.0)
         found = nest.loop(0, channels, channel, [("ptr", weights), *[(nest.kind, zero)] * sums])
         rest = nest.sub(columns, first)
-        end = nest.at(goal, moved)
+        end = nest.gep(goal, moved)
         for v in range(vectors):
             there = nest.sub(rest, v * nest.width)
             values = {i: x for i, x in enumerate(found[1:]) if i % vectors == v}
 
             def store(masked: bool, values: Any = values, there: Value = there) -> None:
-                mask = nest.first(there) if masked else None
+                mask = nest.first_lanes(there) if masked else None
                 for i, value in values.items():
                     o, r, v = i // (rows * vectors), i // vectors % rows, i % vectors
                     moves = (nest.mul(out_channel, o), nest.mul(out_row, r), v * nest.nbytes)
-                    nest.store(value, nest.at(end, *moves), mask)
+                    nest.store(value, nest.gep(end, *moves), mask)
 
             # Without AVX-512, masks are dear, and a masked store is as dear as twenty others.
-            is_whole = nest.put(f"icmp sge i64 {there}, {nest.width}")
-            nest.either(is_whole, partial(store, False), partial(store, True))
+            is_whole = nest.write(f"icmp sge i64 {there}, {nest.width}")
+            nest.if_else(is_whole, partial(store, False), partial(store, True))
 
     def block(b: str, here: str, weights: str, goal: str) -> None:
-        start = nest.at(here, nest.mul(nest.mul(b, rows), x_row))
-        end = nest.at(goal, nest.mul(nest.mul(b, rows), out_row))
+        start = nest.gep(here, nest.mul(nest.mul(b, rows), x_row))
+        end = nest.gep(goal, nest.mul(nest.mul(b, rows), out_row))
         step = vectors * nest.width
-        nest.in_whole_strips(columns, step, lambda i: strip(i, start, weights, end))
+        nest.loop_overlapping(columns, step, lambda i: strip(i, start, weights, end))
 
     def unit(u: str, here: str, goal: str) -> None:
-        start, end = nest.at(here, nest.mul(u, x_unit)), nest.at(goal, nest.mul(u, out_unit))
-        weights = nest.at(w, nest.mul(u, w_unit))
+        start, end = nest.gep(here, nest.mul(u, x_unit)), nest.gep(goal, nest.mul(u, out_unit))
+        weights = nest.gep(w, nest.mul(u, w_unit))
         nest.loop(0, blocks, lambda b: block(b, start, weights, end))
 
     def image(n: str) -> None:
-        here, goal = nest.at(x, nest.mul(n, x_image)), nest.at(out, nest.mul(n, out_image))
+        here, goal = nest.gep(x, nest.mul(n, x_image)), nest.gep(out, nest.mul(n, out_image))
         nest.loop(0, units, lambda u: unit(u, here, goal))
 
     nest.loop("%start", "%stop", image)
@@ -165,7 +165,7 @@ def correlation(outputs: int, rows: int, vectors: int) -> Function:
 
 
 @cache
-def weight_sums(outputs: int, taps: int) -> Function:
+def weight_sums(outputs: int, taps: int) -> NativeFunction:
     """sums[unit, o, tap] = Σ g[image, o, y, x] · x[image, y, x + offset of the tap].
 
     Sums of an image are added to those before. Pointers: x, g, sums, offsets (i64 bytes), room for
@@ -173,7 +173,7 @@ def weight_sums(outputs: int, taps: int) -> Function:
     unit, row to row; of g from image to image, unit to unit, channel to channel, row to row; of
     sums from unit to unit, from o to o; blocks of outputs.
     """
-    nest = Nest(vector_width(), 5, 13)
+    nest = LoopNestWriter(vector_width(), 5, 13)
     f = nest.floats
     x, g, sums, offsets, room = nest.pointers
     (
@@ -182,48 +182,48 @@ def weight_sums(outputs: int, taps: int) -> Function:
     ) = nest.sizes  # fmt: skip
     count = outputs * taps
     zero = f.const(0.0)
-    moves = [nest.put(f"load i64, ptr {nest.at(offsets, 8 * t)}, align 8") for t in range(taps)]
+    moves = [nest.write(f"load i64, ptr {nest.gep(offsets, 8 * t)}, align 8") for t in range(taps)]
 
     def row(y: str, here: str, cotangents: str, *so_far: str) -> list[str]:
-        start = nest.at(here, nest.mul(y, x_row))
-        given = nest.at(cotangents, nest.mul(y, g_row))
-        places = [nest.at(start, m) for m in moves]
+        start = nest.gep(here, nest.mul(y, x_row))
+        given = nest.gep(cotangents, nest.mul(y, g_row))
+        places = [nest.gep(start, m) for m in moves]
 
         def strip(first: Value, mask: str | None, *so_far: str) -> list[str]:
             moved = nest.mul(first, 4)
             factors = [
-                nest.load(nest.at(given, nest.mul(g_channel, o), moved), mask)
+                nest.load(nest.gep(given, nest.mul(g_channel, o), moved), mask)
                 for o in range(outputs)
             ]
-            seen = [nest.load(nest.at(p, moved), mask) for p in places]
+            seen = [nest.load(nest.gep(p, moved), mask) for p in places]
             return [f.fma(factors[i // taps], seen[i % taps], so_far[i]) for i in range(count)]
 
-        return nest.summed_strips(columns, strip, so_far)
+        return nest.loop_vectors_carrying(columns, strip, so_far)
 
     def image(n: str, here: str, cotangents: str) -> None:
-        start = nest.at(here, nest.mul(n, x_image))
-        given = nest.at(cotangents, nest.mul(n, g_image))
+        start = nest.gep(here, nest.mul(n, x_image))
+        given = nest.gep(cotangents, nest.mul(n, g_image))
         carried = [(nest.kind, zero)] * count
         found = nest.loop(0, rows, lambda y, *v: row(y, start, given, *v), carried)
         for i, value in enumerate(found):
-            place = nest.at(room, i * nest.nbytes)
+            place = nest.gep(room, i * nest.nbytes)
             nest.store(f.add(nest.load(place), value), place)
 
     def block(b: str, here: str, cotangents: str, target: str) -> None:
         for i in range(count):
-            nest.store(zero, nest.at(room, i * nest.nbytes))
+            nest.store(zero, nest.gep(room, i * nest.nbytes))
         first = nest.mul(b, outputs)
-        given = nest.at(cotangents, nest.mul(first, g_channel))
+        given = nest.gep(cotangents, nest.mul(first, g_channel))
         nest.loop(0, images, lambda n: image(n, here, given))
-        goal = nest.at(target, nest.mul(first, sums_output))
+        goal = nest.gep(target, nest.mul(first, sums_output))
         for i in range(count):
-            total = nest.total(nest.load(nest.at(room, i * nest.nbytes)))
-            place = nest.at(goal, nest.mul(sums_output, i // taps), 4 * (i % taps))
+            total = nest.reduce_sum(nest.load(nest.gep(room, i * nest.nbytes)))
+            place = nest.gep(goal, nest.mul(sums_output, i // taps), 4 * (i % taps))
             nest.lines.append(f"  store float {total}, ptr {place}, align 4")
 
     def unit(u: str) -> None:
-        here, given = nest.at(x, nest.mul(u, x_unit)), nest.at(g, nest.mul(u, g_unit))
-        goal = nest.at(sums, nest.mul(u, sums_unit))
+        here, given = nest.gep(x, nest.mul(u, x_unit)), nest.gep(g, nest.mul(u, g_unit))
+        goal = nest.gep(sums, nest.mul(u, sums_unit))
         nest.loop(0, blocks, lambda b: block(b, here, given, goal))
 
     nest.loop("%start", "%stop", unit)

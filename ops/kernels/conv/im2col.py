@@ -23,14 +23,14 @@ _GPU_BLOCK = 1 << 26
 _NARROW = 256  # columns below which products are slow: then several images share a block
 
 
-class Block(NamedTuple):
+class ColumnBlock(NamedTuple):
     """Images and rows (positions on the first spatial axis) that are done together."""
 
     images: slice
     rows: slice
 
 
-def blocks(xp: Any, images: int, height: int, out: Ints) -> list[Block]:
+def plan_blocks(xp: Any, images: int, height: int, out: Ints) -> list[ColumnBlock]:
     """The blocks of columns of `height` elements each."""
     rest, rows = math.prod(out[1:]), out[0]
     width = max(_NARROW, (_CACHED if xp is np else _GPU_BLOCK) // max(1, height))
@@ -38,14 +38,14 @@ def blocks(xp: Any, images: int, height: int, out: Ints) -> list[Block]:
         parts = -(-rows // max(1, width // max(1, rest)))
         edges = [rows * i // parts for i in range(parts + 1)]
         cuts = [slice(a, b) for a, b in pairwise(edges)]
-        return [Block(slice(n, n + 1), cut) for n in range(images) for cut in cuts]
+        return [ColumnBlock(slice(n, n + 1), cut) for n in range(images) for cut in cuts]
     together = max(1, width // max(1, rest * rows))
     parts = -(-images // together)
     edges = [images * i // max(1, parts) for i in range(parts + 1)]
-    return [Block(slice(a, b), slice(0, rows)) for a, b in pairwise(edges)]
+    return [ColumnBlock(slice(a, b), slice(0, rows)) for a, b in pairwise(edges)]
 
 
-def slab(xp: Any, x: Any, windows: Windows, block: Block) -> Any:
+def padded_slab(xp: Any, x: Any, windows: Windows, block: ColumnBlock) -> Any:
     """What the windows of a block see: (images, channels, *elements), zeros where there is padding.
 
     A view where there is none.
@@ -73,10 +73,10 @@ def slab(xp: Any, x: Any, windows: Windows, block: Block) -> Any:
     return result
 
 
-def columns(xp: Any, x: Any, windows: Windows, block: Block) -> Any:
+def gather_columns(xp: Any, x: Any, windows: Windows, block: ColumnBlock) -> Any:
     """The windows of a block as a matrix: (channels·taps, images·positions), in scratch memory, or
     x itself where a window is one element."""
-    source = slab(xp, x, windows, block)
+    source = padded_slab(xp, x, windows, block)
     out = (block.rows.stop - block.rows.start, *windows.out[1:])
     if source.shape[0] == 1 and source.shape[2:] == out and set(windows.kernel) == {1}:
         return source.reshape(source.shape[1], math.prod(out))
@@ -97,7 +97,7 @@ def columns(xp: Any, x: Any, windows: Windows, block: Block) -> Any:
     return result.reshape(height, source.shape[0] * math.prod(out))
 
 
-def run(xp: Any, part: Callable[[int], None], parts: int) -> None:
+def run_on_device(xp: Any, part: Callable[[int], None], parts: int) -> None:
     """All parts, on the threads of the device where it is a CPU."""
     if xp is np:
         run_parts(part, parts)
@@ -109,19 +109,19 @@ def run(xp: Any, part: Callable[[int], None], parts: int) -> None:
 # Correlation ------------------------------------------------------------------------------------
 
 
-def correlate(xp: Any, out: Any, x: Any, w: Any, windows: Windows, groups: int) -> None:
+def convolve(xp: Any, out: Any, x: Any, w: Any, windows: Windows, groups: int) -> None:
     """out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation]."""
     images, outputs = out.shape[:2]
     size = math.prod(windows.out)
     height = math.prod(w.shape[1:])
     matrix = w.reshape(groups, outputs // groups, height)
-    plan = blocks(xp, images, groups * height, windows.out)
+    plan = plan_blocks(xp, images, groups * height, windows.out)
     flat = out.reshape(images, groups, outputs // groups, size)
     rest = size // max(1, windows.out[0])
 
     def part(i: int) -> None:
         block = plan[i]
-        stacked = columns(xp, x, windows, block).reshape(groups, height, -1)
+        stacked = gather_columns(xp, x, windows, block).reshape(groups, height, -1)
         first = block.images.start
         if block.images.stop - first == 1:
             cut = slice(block.rows.start * rest, block.rows.stop * rest)
@@ -136,13 +136,13 @@ def correlate(xp: Any, out: Any, x: Any, w: Any, windows: Windows, groups: int) 
         several = products.reshape(outputs, -1, size).swapaxes(0, 1)
         xp.copyto(out[block.images].reshape(-1, outputs, size), several)
 
-    run(xp, part, len(plan))
+    run_on_device(xp, part, len(plan))
 
 
 # Its adjoint in x -------------------------------------------------------------------------------
 
 
-def spread(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
+def input_gradient(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
     """out[n, c, p·stride - before + k·dilation] += w[o, c, k] · g[n, o, p], from zeros.
 
     A part does some channels of some images, whose sums no other part touches.
@@ -184,7 +184,7 @@ def spread(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> 
         target = xp.moveaxis(result[some, group, channel], 0, 2)
         add_windows(xp, target, xp.moveaxis(stacked, 2, 3), windows)
 
-    run(xp, part, len(plan))
+    run_on_device(xp, part, len(plan))
 
 
 def add_windows(xp: Any, out: Any, stacked: Any, windows: Windows) -> None:
@@ -218,7 +218,7 @@ _WIDEST = 8  # parts that the channels, or else the blocks, are cut into
 _LEAST_COLUMNS = 128
 
 
-def correlate_weights(xp: Any, out: Any, x: Any, g: Any, windows: Windows, groups: int) -> None:
+def weight_gradient(xp: Any, out: Any, x: Any, g: Any, windows: Windows, groups: int) -> None:
     """out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation].
 
     Parts take their own channels; where there are few, their own blocks, whose sums are added in
@@ -230,7 +230,7 @@ def correlate_weights(xp: Any, out: Any, x: Any, g: Any, windows: Windows, group
     if groups == 1 and xp is np:
         each = min(inputs, max(-(-_LEAST_COLUMNS // taps), -(-inputs // _WIDEST)))
     cuts = [slice(c, min(c + each, inputs)) for c in range(0, inputs, each)]
-    plan = blocks(xp, x.shape[0], groups * each * taps, windows.out)
+    plan = plan_blocks(xp, x.shape[0], groups * each * taps, windows.out)
     shares = 1 if len(cuts) >= _WIDEST // 2 else max(1, min(_WIDEST // len(cuts), len(plan)))
     result = out.reshape(groups, outputs // groups, inputs, taps)
     sums = xp.empty((shares, *result.shape), out.dtype) if shares > 1 else result[None]
@@ -244,12 +244,14 @@ def correlate_weights(xp: Any, out: Any, x: Any, g: Any, windows: Windows, group
         target = sums[share, :, :, channels]
         target[...] = 0 if total is None else total.reshape(target.shape)
 
-    run(xp, part, shares * len(cuts))
+    run_on_device(xp, part, shares * len(cuts))
     if shares > 1:
         xp.sum(sums, axis=0, out=result)
 
 
-def _weight_sum(xp: Any, x: Any, g: Any, windows: Windows, groups: int, plan: list[Block]) -> Any:
+def _weight_sum(
+    xp: Any, x: Any, g: Any, windows: Windows, groups: int, plan: list[ColumnBlock]
+) -> Any:
     """Σ over blocks of g @ columnsᵀ: (groups, outputs of a group, channels·taps)."""
     images, outputs = g.shape[:2]
     size = math.prod(windows.out)
@@ -257,7 +259,7 @@ def _weight_sum(xp: Any, x: Any, g: Any, windows: Windows, groups: int, plan: li
     flat = g.reshape(images, groups, outputs // groups, size)
     total = None
     for block in plan:
-        stacked = columns(xp, x, windows, block)
+        stacked = gather_columns(xp, x, windows, block)
         stacked = stacked.reshape(groups, -1, stacked.shape[1]).swapaxes(1, 2)
         first = block.images.start
         if block.images.stop - first == 1:

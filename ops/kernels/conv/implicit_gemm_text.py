@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from graphflow.ops.kernels.codegen.memory_loops import Nest
+from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter
 from graphflow.ops.kernels.conv.winograd_text import ROW
-from graphflow.ops.kernels.jit.compiler import Function, compiler, vector_width
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 
 BLOCK = 6
 """Positions that a product does at once."""
@@ -20,42 +20,44 @@ _NEAR = 64  # positions whose rows on both sides stay in the nearest cache
 
 
 @cache
-def product(vectors: int) -> Function:
+def product(vectors: int) -> NativeFunction:
     """y[out of p] (+)= Σ over taps and k of x[what p's tap sees, k]·w[tap, k].
 
     Pointers: x, w, y, rows seen (i32 bytes: block, tap, position), results (i32 bytes: block,
     position), taps (i32), of which there is one at least. Sizes: taps, k, bytes of w from tap to
     tap, whether to add to y. The range is over blocks of `BLOCK` positions.
     """
-    nest = Nest(vector_width(), 6, 4)
+    nest = LoopNestWriter(vector_width(), 6, 4)
     f = nest.floats
     x, w, y, seen, results, taps = nest.pointers
     count, depth, apart, adds = nest.sizes
-    adding = nest.put(f"icmp ne i64 {adds}, 0")
+    adding = nest.write(f"icmp ne i64 {adds}, 0")
     kind, zero = nest.kind, f.const(0.0)
 
     def offset(table: str, *moves: str | int) -> str:
-        found = nest.put(f"load i32, ptr {nest.at(table, *moves)}, align 4")
-        return nest.put(f"sext i32 {found} to i64")
+        found = nest.write(f"load i32, ptr {nest.gep(table, *moves)}, align 4")
+        return nest.write(f"sext i32 {found} to i64")
 
     def term(_: str, moved: str, right: str, *rest: str) -> list[str]:
         rows, sums = rest[:BLOCK], rest[BLOCK:]
-        given = [nest.load(nest.at(right, v * nest.nbytes)) for v in range(vectors)]
+        given = [nest.load(nest.gep(right, v * nest.nbytes)) for v in range(vectors)]
         new = []
         for r, row in enumerate(rows):
-            factor = nest.broadcast(nest.at(row, moved))
+            factor = nest.broadcast(nest.gep(row, moved))
             new += [f.fma(factor, given[v], sums[r * vectors + v]) for v in range(vectors)]
-        return [str(nest.add(moved, 4)), str(nest.at(right, ROW)), *rows, *new]
+        return [str(nest.add(moved, 4)), str(nest.gep(right, ROW)), *rows, *new]
 
     def block(t: str, b: str, right: str, add: str) -> None:
         places = [
-            nest.at(y, offset(results, nest.mul(b, 4 * BLOCK), 4 * r), v * nest.nbytes)
+            nest.gep(y, offset(results, nest.mul(b, 4 * BLOCK), 4 * r), v * nest.nbytes)
             for r in range(BLOCK)
             for v in range(vectors)
         ]
-        begun = [nest.put(f"select i1 {add}, {kind} {nest.load(p)}, {kind} {zero}") for p in places]
-        mine = nest.at(seen, nest.mul(nest.add(nest.mul(b, count), t), 4 * BLOCK))
-        rows = [nest.at(x, offset(mine, 4 * r)) for r in range(BLOCK)]
+        begun = [
+            nest.write(f"select i1 {add}, {kind} {nest.load(p)}, {kind} {zero}") for p in places
+        ]
+        mine = nest.gep(seen, nest.mul(nest.add(nest.mul(b, count), t), 4 * BLOCK))
+        rows = [nest.gep(x, offset(mine, 4 * r)) for r in range(BLOCK)]
         carried = [
             ("i64", "0"), ("ptr", right), *(("ptr", r) for r in rows), *((kind, s) for s in begun),
         ]  # fmt: skip
@@ -65,9 +67,9 @@ def product(vectors: int) -> Function:
 
     def tap(t: str) -> None:
         # a tap's weights stay in the nearest cache while all blocks pass
-        right = nest.at(w, nest.mul(offset(taps, nest.mul(t, 4)), apart))
-        later = nest.put(f"icmp sgt i64 {t}, 0")
-        add = nest.put(f"or i1 {adding}, {later}")
+        right = nest.gep(w, nest.mul(offset(taps, nest.mul(t, 4)), apart))
+        later = nest.write(f"icmp sgt i64 {t}, 0")
+        add = nest.write(f"or i1 {adding}, {later}")
         nest.loop("%start", "%stop", lambda b: block(t, b, right, add))
 
     nest.loop(0, count, tap)
@@ -75,41 +77,43 @@ def product(vectors: int) -> Function:
 
 
 @cache
-def sums(vectors: int) -> Function:
+def weight_sums(vectors: int) -> NativeFunction:
     """d[c, tap] (+)= Σ over positions p of x[what p's tap sees, c]·g[p], rows of `PANEL`.
 
     Pointers: x, g, d, rows seen (i32 bytes: tap, position), rows of g (i32 bytes: position). Sizes:
     blocks of `DEEP` channels, positions, bytes of d from channel to channel, whether to add to d.
     The range is over taps.
     """
-    nest = Nest(vector_width(), 5, 4)
+    nest = LoopNestWriter(vector_width(), 5, 4)
     f = nest.floats
     x, g, d, seen, given = nest.pointers
     blocks, count, apart, adds = nest.sizes
-    adding = nest.put(f"icmp ne i64 {adds}, 0")
+    adding = nest.write(f"icmp ne i64 {adds}, 0")
     kind, zero = nest.kind, f.const(0.0)
 
     def offset(table: str, p: str) -> str:
-        found = nest.put(f"load i32, ptr {nest.at(table, nest.mul(p, 4))}, align 4")
-        return nest.put(f"sext i32 {found} to i64")
+        found = nest.write(f"load i32, ptr {nest.gep(table, nest.mul(p, 4))}, align 4")
+        return nest.write(f"sext i32 {found} to i64")
 
     def block(b: str, tap: str, table: str, start: str, stop: str, add: str) -> None:
         first = nest.mul(b, DEEP)
-        left = nest.at(x, nest.mul(first, 4))
-        goal = nest.at(d, nest.mul(first, apart), nest.mul(tap, ROW))
+        left = nest.gep(x, nest.mul(first, 4))
+        goal = nest.gep(d, nest.mul(first, apart), nest.mul(tap, ROW))
         places = [
-            nest.at(goal, nest.mul(apart, r), v * nest.nbytes)
+            nest.gep(goal, nest.mul(apart, r), v * nest.nbytes)
             for r in range(DEEP)
             for v in range(vectors)
         ]
-        begun = [nest.put(f"select i1 {add}, {kind} {nest.load(p)}, {kind} {zero}") for p in places]
+        begun = [
+            nest.write(f"select i1 {add}, {kind} {nest.load(p)}, {kind} {zero}") for p in places
+        ]
 
         def position(p: str, *so_far: str) -> list[str]:
-            row, right = nest.at(left, offset(table, p)), nest.at(g, offset(given, p))
-            wide = [nest.load(nest.at(right, v * nest.nbytes)) for v in range(vectors)]
+            row, right = nest.gep(left, offset(table, p)), nest.gep(g, offset(given, p))
+            wide = [nest.load(nest.gep(right, v * nest.nbytes)) for v in range(vectors)]
             new = []
             for r in range(DEEP):
-                factor = nest.broadcast(nest.at(row, 4 * r))
+                factor = nest.broadcast(nest.gep(row, 4 * r))
                 new += [f.fma(factor, wide[v], so_far[r * vectors + v]) for v in range(vectors)]
             return new
 
@@ -118,13 +122,13 @@ def sums(vectors: int) -> Function:
             nest.store(value, place)
 
     def one(tap: str) -> None:
-        table = nest.at(seen, nest.mul(nest.mul(tap, count), 4))
+        table = nest.gep(seen, nest.mul(nest.mul(tap, count), 4))
 
         def some(start: str) -> None:
             # what all channels need of some positions stays in the nearest cache
-            stop = str(nest.least(nest.add(start, _NEAR), count))
-            later = nest.put(f"icmp sgt i64 {start}, 0")
-            add = nest.put(f"or i1 {adding}, {later}")
+            stop = str(nest.minimum(nest.add(start, _NEAR), count))
+            later = nest.write(f"icmp sgt i64 {start}, 0")
+            add = nest.write(f"or i1 {adding}, {later}")
             nest.loop(0, blocks, lambda b: block(b, tap, table, start, stop, add))
 
         nest.loop(0, count, some, step=_NEAR)

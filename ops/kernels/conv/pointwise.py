@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.fusion.region_kernels import enabled
-from graphflow.ops.kernels.gemm.gemm import available, gemm
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.gemm.gemm import gemm, is_supported
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.windows.window_arguments import Windows
 
@@ -27,48 +27,48 @@ def fits(xp: Any, x: Any, windows: Windows, groups: int) -> bool:
         and math.prod(windows.kernel) == 1
         and all(seen)
         and x.dtype in (np.float32, np.float64)
-        and available(x.dtype.name)
-        and enabled()
+        and is_supported(x.dtype.name)
+        and is_jit_enabled()
     )
 
 
 def convolve(out: Any, x: Any, w: Any, windows: Windows) -> None:
     """out[n, o, p] = Σ w[o, c] · x[n, c, p·stride]."""
-    gemm(_flat(out), w.reshape(w.shape[:2]), _flat(_seen(x, windows)))
+    gemm(_as_matrices(out), w.reshape(w.shape[:2]), _as_matrices(_visible_elements(x, windows)))
 
 
-def convolve_turned(out: Any, g: Any, w: Any, windows: Windows) -> None:
+def input_gradient(out: Any, g: Any, w: Any, windows: Windows) -> None:
     """out[n, c, p·stride] = Σ w[o, c] · g[n, o, p], zeros elsewhere."""
     matrix = np.ascontiguousarray(w.reshape(w.shape[:2]).T)
     if set(windows.stride) == {1} and out.shape[2:] == g.shape[2:]:
-        gemm(_flat(out), matrix, _flat(g))
+        gemm(_as_matrices(out), matrix, _as_matrices(g))
         return
     some = scratch(np, "pointwise", (*out.shape[:2], *g.shape[2:]), out.dtype)
-    gemm(_flat(some), matrix, _flat(g))
+    gemm(_as_matrices(some), matrix, _as_matrices(g))
     out[...] = 0
-    out[_where(windows)] = some
+    out[_position_index(windows)] = some
 
 
-def convolve_weights(out: Any, x: Any, g: Any, windows: Windows) -> None:
+def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
     """out[o, c] = Σ g[n, o, p] · x[n, c, p·stride]."""
-    seen, cotangents = _flat(_seen(x, windows)), _flat(g)
+    seen, cotangents = _as_matrices(_visible_elements(x, windows)), _as_matrices(g)
     matrix = out.reshape(out.shape[:2])
     for n, (a, b) in enumerate(zip(cotangents, seen, strict=True)):
         gemm(matrix, a, b, transpose_b=True, accumulate=n > 0)
 
 
-def _flat(array: Any) -> Any:
+def _as_matrices(array: Any) -> Any:
     return array.reshape(*array.shape[:2], math.prod(array.shape[2:]))
 
 
-def _where(windows: Windows) -> Any:
+def _position_index(windows: Windows) -> Any:
     axes = zip(windows.out, windows.stride, strict=True)
     return (..., *(slice(0, (out - 1) * stride + 1, stride) for out, stride in axes))
 
 
-def _seen(x: Any, windows: Windows) -> Any:
+def _visible_elements(x: Any, windows: Windows) -> Any:
     """The elements that windows look at."""
-    part = x[_where(windows)]
+    part = x[_position_index(windows)]
     if part.shape == x.shape:
         return x
     result = scratch(np, "pointwise", part.shape, x.dtype)

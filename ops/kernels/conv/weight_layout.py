@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from graphflow.ops.kernels.codegen.memory_loops import call
-from graphflow.ops.kernels.conv.winograd_text import ROW, pixels, short_planes
-from graphflow.ops.kernels.conv.winograd_tiles import Memory, slots_of
+from graphflow.ops.kernels.codegen.memory_loops import call_native
+from graphflow.ops.kernels.conv.winograd_text import ROW, pack_pixels, pack_short_planes
+from graphflow.ops.kernels.conv.winograd_tiles import ScratchBytes, row_slots
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.windows.window_arguments import Ints
 
 
-def tap_rows(
+def pack_tap_rows(
     place: int, inputs: int, taps: int, terms: Ints, columns: Ints, turned: bool
-) -> tuple[Memory, int]:
+) -> tuple[ScratchBytes, int]:
     """Rows (term, tap) of columns, from weights (outputs, inputs, taps) at an address; and how many
     bytes it is from term to term.
 
@@ -21,16 +21,18 @@ def tap_rows(
     """
     (first, count), (start, wide) = terms, columns
     if not turned:
-        rows = Memory("taps", slots_of(taps * count) * ROW)
+        rows = ScratchBytes("taps", row_slots(taps * count) * ROW)
         source = place + (start * inputs + first) * taps * 4
-        call(pixels(), (source, rows.place), (taps * count, wide, inputs * taps * 4, 0, 0), 0, 1)
+        call_native(
+            pack_pixels(), (source, rows.place), (taps * count, wide, inputs * taps * 4, 0, 0), 0, 1
+        )
         return rows, taps * ROW
-    slots = slots_of(taps)
-    rows = Memory("taps", count * slots * ROW)
+    slots = row_slots(taps)
+    rows = ScratchBytes("taps", count * slots * ROW)
     source = place + (first * inputs + start) * taps * 4
     apart = inputs * taps * 4, slots * ROW
     if taps <= vector_width() and wide % vector_width() == 0:
-        call(short_planes(taps), (source, rows.place), (wide, *apart), 0, count)
+        call_native(pack_short_planes(taps), (source, rows.place), (wide, *apart), 0, count)
     else:
-        call(pixels(), (source, rows.place), (taps, wide, taps * 4, *apart), 0, count)
+        call_native(pack_pixels(), (source, rows.place), (taps, wide, taps * 4, *apart), 0, count)
     return rows, slots * ROW

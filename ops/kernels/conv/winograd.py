@@ -15,32 +15,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.ops.kernels.codegen.memory_loops import call
-from graphflow.ops.kernels.conv.weight_layout import tap_rows
+from graphflow.ops.kernels.codegen.memory_loops import call_native
+from graphflow.ops.kernels.conv.weight_layout import pack_tap_rows
 from graphflow.ops.kernels.conv.winograd_text import (
     PANEL,
     ROW,
-    block,
-    pixels,
-    planes,
+    pack_pixels,
     product,
+    register_block,
     transform,
+    unpack_planes,
 )
 from graphflow.ops.kernels.conv.winograd_tiles import (
-    MANY,
+    MOST_TILES,
     NUMBERS,
-    Chunk,
-    Geometry,
-    Memory,
-    apart_of,
-    band_of,
-    blocks_of,
-    chunks_of,
-    slots_of,
-    tiles_of,
-    width_of,
+    ConvGeometry,
+    ScratchBytes,
+    TileChunk,
+    block_count,
+    block_width,
+    make_band,
+    number_stride,
+    plan_chunks,
+    row_slots,
+    tile_count,
 )
-from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
@@ -62,20 +62,20 @@ def fits(xp: Any, x: Any, outputs: int, windows: Windows, groups: int) -> bool:
         and windows.kernel == (3, 3)
         and windows.stride == windows.dilation == (1, 1)
         and min(x.shape[1], outputs) >= _FEWEST
-        and 4 * tiles_of(height) * tiles_of(width) <= height * width
+        and 4 * tile_count(height) * tile_count(width) <= height * width
         and max(width, x.shape[3]) <= _WIDEST
-        and enabled()
+        and is_jit_enabled()
     )
 
 
-def _vectors(channels: int) -> int:
+def _vector_count(channels: int) -> int:
     return -(-channels // vector_width())
 
 
 # Steps ------------------------------------------------------------------------------------------
 
 
-class Images(NamedTuple):
+class ImagePlanes(NamedTuple):
     """Planes of pixels: (images, channels, height, width), by address."""
 
     place: int
@@ -84,19 +84,19 @@ class Images(NamedTuple):
 
     def sizes(self, count: int, number: int, slots: int) -> tuple[int, ...]:
         """Sizes for `pixels` and `planes`, for a block of channels."""
-        width = width_of(self.channels, number)
+        width = block_width(self.channels, number)
         return count, width, self.plane * 4, self.channels * self.plane * 4, slots * ROW
 
-    def at(self, image: int, number: int, first: int) -> int:
+    def pixel_address(self, image: int, number: int, first: int) -> int:
         return self.place + ((image * self.channels + number * PANEL) * self.plane + first) * 4
 
 
-def _images(array: Any) -> Images:
-    return Images(address(array), array.shape[1], array.shape[2] * array.shape[3])
+def _image_planes(array: Any) -> ImagePlanes:
+    return ImagePlanes(address(array), array.shape[1], array.shape[2] * array.shape[3])
 
 
-def _into_tiles(
-    kind: str, source: Images, number: int, chunk: Chunk, target: int, apart: int
+def _transform_tiles(
+    kind: str, source: ImagePlanes, number: int, chunk: TileChunk, target: int, apart: int
 ) -> None:
     """Transform a block of channels of a chunk; numbers of a tile are `apart` bytes apart."""
     band = chunk.band
@@ -106,27 +106,33 @@ def _into_tiles(
         if reading
         else (band.first_out, band.pixels_out, band.table_out)
     )
-    slots = slots_of(count)
-    rows = Memory("pixels", chunk.images * slots * ROW)
-    start = source.at(chunk.image, number, first)
-    call(pixels(), (start, rows.place), source.sizes(count, number, slots), 0, chunk.images)
-    vectors = _vectors(width_of(source.channels, number))
+    slots = row_slots(count)
+    rows = ScratchBytes("pixels", chunk.images * slots * ROW)
+    start = source.pixel_address(chunk.image, number, first)
+    call_native(
+        pack_pixels(), (start, rows.place), source.sizes(count, number, slots), 0, chunk.images
+    )
+    vectors = _vector_count(block_width(source.channels, number))
     sizes = (band.tiles, vectors, slots * ROW, band.tiles * ROW, 0, ROW, 0, apart)
-    call(transform(kind), (rows.place, target, address(table)), sizes, 0, chunk.images)
+    call_native(transform(kind), (rows.place, target, address(table)), sizes, 0, chunk.images)
 
 
-def _out_of_tiles(tiles: int, number: int, chunk: Chunk, result: Images) -> None:
+def _inverse_transform_tiles(
+    tiles: int, number: int, chunk: TileChunk, result: ImagePlanes
+) -> None:
     """Transform products back, and put them where a block of channels of a chunk is."""
     band = chunk.band
-    slots = slots_of(band.pixels_out)
-    rows = Memory("pixels", chunk.images * slots * ROW)
-    vectors = _vectors(width_of(result.channels, number))
-    apart = apart_of(chunk.tiles)
+    slots = row_slots(band.pixels_out)
+    rows = ScratchBytes("pixels", chunk.images * slots * ROW)
+    vectors = _vector_count(block_width(result.channels, number))
+    apart = number_stride(chunk.tiles)
     sizes = (band.tiles, vectors, band.tiles * ROW, slots * ROW, ROW, 0, apart, 0)
-    call(transform("output"), (tiles, rows.place, address(band.table_out)), sizes, 0, chunk.images)
-    start = result.at(chunk.image, number, band.first_out)
+    call_native(
+        transform("output"), (tiles, rows.place, address(band.table_out)), sizes, 0, chunk.images
+    )
+    start = result.pixel_address(chunk.image, number, band.first_out)
     given = result.sizes(band.pixels_out, number, slots)
-    call(planes(), (rows.place, start), given, 0, chunk.images)
+    call_native(unpack_planes(), (rows.place, start), given, 0, chunk.images)
 
 
 def _multiply(
@@ -138,11 +144,11 @@ def _multiply(
         counts: rows of A and C, k, columns (at most `PANEL`).
     """
     rows, depth, columns = counts
-    most, several = block()
+    most, several = register_block()
     if rows <= _FEW_ROWS:
         most = next((high for high in (most, 5, 4) if rows % high == 0), most)
     across = 4 if transposed else ROW
-    vectors = _vectors(columns)
+    vectors = _vector_count(columns)
     for first in range(0, vectors, several):
         wide = min(several, vectors - first)
         moved = first * vector_width() * 4
@@ -151,7 +157,7 @@ def _multiply(
             if not high or not times or (high != most and start == rows):
                 continue
             a, b, c = places
-            call(
+            call_native(
                 product(high, wide, transposed),
                 (a + start * across, b + moved, c + start * ROW + moved),
                 (times, depth, int(adds), *apart),
@@ -162,33 +168,38 @@ def _multiply(
 # Weights ----------------------------------------------------------------------------------------
 
 
-class Weights(NamedTuple):
+class WinogradWeights(NamedTuple):
     """Weights (outputs, inputs, 3, 3), by address, as a product wants them: `turned` ones map
     outputs to inputs."""
 
     place: int
     outputs: int
     inputs: int
-    turned: bool
+    transposed: bool
 
     @property
     def depth(self) -> int:
         """Channels that are summed over."""
-        return self.outputs if self.turned else self.inputs
+        return self.outputs if self.transposed else self.inputs
 
     @property
     def columns(self) -> int:
-        return self.inputs if self.turned else self.outputs
+        return self.inputs if self.transposed else self.outputs
 
     def transform(self, column: int, row: int, target: int, apart: int) -> None:
         """Transform a block of columns of a block of rows."""
-        count, wide = width_of(self.depth, row), width_of(self.columns, column)
-        rows, tile = tap_rows(
-            self.place, self.inputs, 9, (row * PANEL, count), (column * PANEL, wide), self.turned
+        count, wide = block_width(self.depth, row), block_width(self.columns, column)
+        rows, tile = pack_tap_rows(
+            self.place,
+            self.inputs,
+            9,
+            (row * PANEL, count),
+            (column * PANEL, wide),
+            self.transposed,
         )
-        begin, element = (rows.place + 8 * ROW, -ROW) if self.turned else (rows.place, ROW)
-        sizes = (count, _vectors(wide), 0, 0, tile, ROW, element, apart)
-        call(transform("filter"), (begin, target, 0), sizes, 0, 1)
+        begin, element = (rows.place + 8 * ROW, -ROW) if self.transposed else (rows.place, ROW)
+        sizes = (count, _vector_count(wide), 0, 0, tile, ROW, element, apart)
+        call_native(transform("filter"), (begin, target, 0), sizes, 0, 1)
 
 
 _SEVERAL = 4  # blocks of channels that are worth sharing out
@@ -199,26 +210,29 @@ _SEVERAL = 4  # blocks of channels that are worth sharing out
 def convolve(out: Any, x: Any, w: Any, windows: Windows, turned: bool = False) -> None:
     """out[n, o, p] = Σ w[o, c, k] · x[n, c, p - before + k]; `turned` sums over w's first axis, by
     its windows turned round."""
-    weights = Weights(address(w), w.shape[0], w.shape[1], turned)
-    where = Geometry(x.shape[2], x.shape[3], windows.before, windows.out)
-    source, result = _images(x), _images(out)
-    images, rows = x.shape[0], tiles_of(where.out[0])
-    few = images * rows * tiles_of(where.out[1]) <= MANY
-    if few and blocks_of(weights.columns) >= _SEVERAL:
-        chunk = Chunk(0, images, band_of(where, 0, rows), 0)
+    weights = WinogradWeights(address(w), w.shape[0], w.shape[1], turned)
+    where = ConvGeometry(x.shape[2], x.shape[3], windows.before, windows.out)
+    source, result = _image_planes(x), _image_planes(out)
+    images, rows = x.shape[0], tile_count(where.out[0])
+    few = images * rows * tile_count(where.out[1]) <= MOST_TILES
+    if few and block_count(weights.columns) >= _SEVERAL:
+        chunk = TileChunk(0, images, make_band(where, 0, rows), 0)
         _convolve_columns(chunk, weights, source, result)
     else:
-        chunks = chunks_of(where, images, weights.depth + weights.columns)
+        chunks = plan_chunks(where, images, weights.depth + weights.columns)
         _convolve_chunks(chunks, weights, source, result)
 
 
 def _convolve_chunks(
-    chunks: tuple[Chunk, ...], weights: Weights, source: Images, result: Images
+    chunks: tuple[TileChunk, ...],
+    weights: WinogradWeights,
+    source: ImagePlanes,
+    result: ImagePlanes,
 ) -> None:
     """All weights first; then chunk for chunk all the way."""
-    depths, columns = blocks_of(weights.depth), blocks_of(weights.columns)
-    apart = apart_of(weights.depth)
-    ready = Memory("weights", columns * NUMBERS * apart)
+    depths, columns = block_count(weights.depth), block_count(weights.columns)
+    apart = number_stride(weights.depth)
+    ready = ScratchBytes("weights", columns * NUMBERS * apart)
 
     def prepare(i: int) -> None:
         column, row = divmod(i, depths)
@@ -229,48 +243,54 @@ def _convolve_chunks(
 
     def part(i: int) -> None:
         chunk = chunks[i]
-        size = apart_of(chunk.tiles)
-        tiles = Memory("tiles", depths * NUMBERS * size)
-        products = Memory("products", NUMBERS * size)
+        size = number_stride(chunk.tiles)
+        tiles = ScratchBytes("tiles", depths * NUMBERS * size)
+        products = ScratchBytes("products", NUMBERS * size)
         for row in range(depths):
-            _into_tiles("input", source, row, chunk, tiles.place + row * NUMBERS * size, size)
+            _transform_tiles("input", source, row, chunk, tiles.place + row * NUMBERS * size, size)
         for column in range(columns):
-            width = width_of(weights.columns, column)
+            width = block_width(weights.columns, column)
             for row in range(depths):
                 places = (
                     tiles.place + row * NUMBERS * size,
                     ready.place + column * NUMBERS * apart + row * PANEL * ROW,
                     products.place,
                 )
-                counts = (chunk.tiles, width_of(weights.depth, row), width)
+                counts = (chunk.tiles, block_width(weights.depth, row), width)
                 _multiply(places, counts, row > 0, (size, apart, size), range(NUMBERS))
-            _out_of_tiles(products.place, column, chunk, result)
+            _inverse_transform_tiles(products.place, column, chunk, result)
 
     run_parts(part, len(chunks))
 
 
-def _convolve_columns(chunk: Chunk, weights: Weights, source: Images, result: Images) -> None:
+def _convolve_columns(
+    chunk: TileChunk, weights: WinogradWeights, source: ImagePlanes, result: ImagePlanes
+) -> None:
     """Few tiles: all of these first; then weights are used as soon as they are transformed."""
-    depths, size, apart = blocks_of(weights.depth), apart_of(chunk.tiles), apart_of(PANEL)
-    tiles = Memory("tiles", depths * NUMBERS * size)
+    depths, size, apart = (
+        block_count(weights.depth),
+        number_stride(chunk.tiles),
+        number_stride(PANEL),
+    )
+    tiles = ScratchBytes("tiles", depths * NUMBERS * size)
 
     def prepare(row: int) -> None:
-        _into_tiles("input", source, row, chunk, tiles.place + row * NUMBERS * size, size)
+        _transform_tiles("input", source, row, chunk, tiles.place + row * NUMBERS * size, size)
 
     run_parts(prepare, depths)
 
     def part(column: int) -> None:
-        products = Memory("products", NUMBERS * size)
-        ready = Memory("panel", NUMBERS * apart)
-        width = width_of(weights.columns, column)
+        products = ScratchBytes("products", NUMBERS * size)
+        ready = ScratchBytes("panel", NUMBERS * apart)
+        width = block_width(weights.columns, column)
         for row in range(depths):
             weights.transform(column, row, ready.place, apart)
-            counts = (chunk.tiles, width_of(weights.depth, row), width)
+            counts = (chunk.tiles, block_width(weights.depth, row), width)
             places = (tiles.place + row * NUMBERS * size, ready.place, products.place)
             _multiply(places, counts, row > 0, (size, apart, size), range(NUMBERS))
-        _out_of_tiles(products.place, column, chunk, result)
+        _inverse_transform_tiles(products.place, column, chunk, result)
 
-    run_parts(part, blocks_of(weights.columns))
+    run_parts(part, block_count(weights.columns))
 
 
 # The gradient in the weights --------------------------------------------------------------------
@@ -278,28 +298,28 @@ def _convolve_columns(chunk: Chunk, weights: Weights, source: Images, result: Im
 _DEPTH = 128  # tiles of a product
 _SHARES = 4  # that the 36 numbers are cut into, where there are few blocks of channels
 _FEW_BLOCKS = 16
-_BLOCK = NUMBERS * apart_of(PANEL)  # bytes of the sums of a pair of blocks of channels
+_BLOCK = NUMBERS * number_stride(PANEL)  # bytes of the sums of a pair of blocks of channels
 
 
-def convolve_weights(out: Any, x: Any, g: Any, windows: Windows) -> None:
+def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
     """out[o, c, k] = Σ g[n, o, p] · x[n, c, p - before + k]."""
     x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
-    where = Geometry(x.shape[2], x.shape[3], windows.before, windows.out)
-    chunks = chunks_of(where, x.shape[0], x.shape[1] + g.shape[1])
-    passes = _passes(chunks, x.shape[1] + g.shape[1])
-    gradient = _Gradient(_images(x), _images(g), len(passes) > 1, address(out))
+    where = ConvGeometry(x.shape[2], x.shape[3], windows.before, windows.out)
+    chunks = plan_chunks(where, x.shape[0], x.shape[1] + g.shape[1])
+    passes = _plan_passes(chunks, x.shape[1] + g.shape[1])
+    gradient = _WeightGradient(_image_planes(x), _image_planes(g), len(passes) > 1, address(out))
     if gradient.pairs == 1 and len(chunks) > 1:
-        gradient.add_in_turn(chunks)
+        gradient.accumulate_in_cache(chunks)
         return
     for number, some in enumerate(passes):
         gradient.add(some, number > 0)
     gradient.finish()
 
 
-def _passes(chunks: tuple[Chunk, ...], channels: int) -> list[list[Chunk]]:
+def _plan_passes(chunks: tuple[TileChunk, ...], channels: int) -> list[list[TileChunk]]:
     """Chunks whose transformed tiles are kept together."""
     most = max(1, _GATHERED // (4 * NUMBERS * channels))
-    result: list[list[Chunk]] = [[]]
+    result: list[list[TileChunk]] = [[]]
     held = 0
     for chunk in chunks:
         if held and held + chunk.tiles > most:
@@ -310,41 +330,41 @@ def _passes(chunks: tuple[Chunk, ...], channels: int) -> list[list[Chunk]]:
     return result
 
 
-class _Gradient:
+class _WeightGradient:
     """Products over the tiles, summed over passes, by blocks of channels.
 
     Args:
         several: there is more than one pass, so sums stay in memory between them.
     """
 
-    def __init__(self, x: Images, g: Images, several: bool, out: int) -> None:
+    def __init__(self, x: ImagePlanes, g: ImagePlanes, several: bool, out: int) -> None:
         self.x, self.g, self.out = x, g, out
-        self.inputs, self.outputs = blocks_of(x.channels), blocks_of(g.channels)
+        self.inputs, self.outputs = block_count(x.channels), block_count(g.channels)
         self.pairs = self.inputs * self.outputs
         self.kept = several or self.pairs < _FEW_BLOCKS
         if self.kept:
-            self.sums = Memory("sums", self.pairs * _BLOCK)
+            self.sums = ScratchBytes("sums", self.pairs * _BLOCK)
 
-    def add(self, chunks: list[Chunk], adds: bool) -> None:
+    def add(self, chunks: list[TileChunk], adds: bool) -> None:
         """Transform tiles of some chunks, and add their products."""
         total = 0
         for chunk in chunks:
             total += chunk.tiles
-        size = apart_of(total)
-        tiles = Memory("tiles", self.inputs * NUMBERS * size)
-        spread = Memory("spread", self.outputs * NUMBERS * size)
+        size = number_stride(total)
+        tiles = ScratchBytes("tiles", self.inputs * NUMBERS * size)
+        spread = ScratchBytes("spread", self.outputs * NUMBERS * size)
         each = self.inputs + self.outputs
 
         def prepare(i: int) -> None:
             chunk, number = chunks[i // each], i % each
-            at = (chunk.at - chunks[0].at) * ROW
+            at = (chunk.first_tile - chunks[0].first_tile) * ROW
             if number < self.inputs:
                 target = tiles.place + number * NUMBERS * size + at
-                _into_tiles("input", self.x, number, chunk, target, size)
+                _transform_tiles("input", self.x, number, chunk, target, size)
             else:
                 number -= self.inputs
                 target = spread.place + number * NUMBERS * size + at
-                _into_tiles("spread", self.g, number, chunk, target, size)
+                _transform_tiles("spread", self.g, number, chunk, target, size)
 
         run_parts(prepare, len(chunks) * each)
         shares = _SHARES if self.kept else 1
@@ -356,8 +376,8 @@ class _Gradient:
             if self.kept:
                 sums = self.sums.place + pair * _BLOCK
             else:
-                sums = Memory("sums", _BLOCK).place
-            counts = width_of(self.x.channels, row), width_of(self.g.channels, column)
+                sums = ScratchBytes("sums", _BLOCK).place
+            counts = block_width(self.x.channels, row), block_width(self.g.channels, column)
             for first in range(0, total, _DEPTH):
                 places = (
                     tiles.place + row * NUMBERS * size + first * ROW,
@@ -367,32 +387,32 @@ class _Gradient:
                 depth = min(_DEPTH, total - first)
                 _multiply(
                     places, (counts[0], depth, counts[1]), adds or first > 0,
-                    (size, size, apart_of(PANEL)), numbers, transposed=True,
+                    (size, size, number_stride(PANEL)), numbers, transposed=True,
                 )  # fmt: skip
             if not self.kept:
                 self._store(pair, sums)
 
         run_parts(part, self.pairs * shares)
 
-    def add_in_turn(self, chunks: tuple[Chunk, ...]) -> None:
+    def accumulate_in_cache(self, chunks: tuple[TileChunk, ...]) -> None:
         """All there is, where sums and a chunk's tiles are in the cache together: each share of the
         chunks has sums of its own, which are added in order."""
         shares = min(_SHARES, len(chunks))
-        sums = Memory("sums", shares * _BLOCK)
+        sums = ScratchBytes("sums", shares * _BLOCK)
 
         def part(share: int) -> None:
             mine = chunks[len(chunks) * share // shares : len(chunks) * (share + 1) // shares]
             for turn, chunk in enumerate(mine):
-                size = apart_of(chunk.tiles)
-                tiles = Memory("tiles", NUMBERS * size)
-                spread = Memory("spread", NUMBERS * size)
-                _into_tiles("input", self.x, 0, chunk, tiles.place, size)
-                _into_tiles("spread", self.g, 0, chunk, spread.place, size)
+                size = number_stride(chunk.tiles)
+                tiles = ScratchBytes("tiles", NUMBERS * size)
+                spread = ScratchBytes("spread", NUMBERS * size)
+                _transform_tiles("input", self.x, 0, chunk, tiles.place, size)
+                _transform_tiles("spread", self.g, 0, chunk, spread.place, size)
                 _multiply(
                     (tiles.place, spread.place, sums.place + share * _BLOCK),
                     (self.x.channels, chunk.tiles, self.g.channels),
                     turn > 0,
-                    (size, size, apart_of(PANEL)),
+                    (size, size, number_stride(PANEL)),
                     range(NUMBERS),
                     transposed=True,
                 )
@@ -414,10 +434,12 @@ class _Gradient:
     def _store(self, pair: int, sums: int) -> None:
         """Transform a block back, and put it where it belongs."""
         row, column = divmod(pair, self.outputs)
-        count, wide = width_of(self.x.channels, row), width_of(self.g.channels, column)
-        rows = Memory("taps", slots_of(9 * count) * ROW)
-        sizes = (count, _vectors(wide), 0, 0, ROW, 9 * ROW, apart_of(PANEL), ROW)
-        call(transform("gather"), (sums, rows.place, 0), sizes, 0, 1)
+        count, wide = block_width(self.x.channels, row), block_width(self.g.channels, column)
+        rows = ScratchBytes("taps", row_slots(9 * count) * ROW)
+        sizes = (count, _vector_count(wide), 0, 0, ROW, 9 * ROW, number_stride(PANEL), ROW)
+        call_native(transform("gather"), (sums, rows.place, 0), sizes, 0, 1)
         inputs = self.x.channels
         place = self.out + (column * PANEL * inputs + row * PANEL) * 36
-        call(planes(), (rows.place, place), (9 * count, wide, inputs * 36, 0, 0), 0, 1)
+        call_native(
+            unpack_planes(), (rows.place, place), (9 * count, wide, inputs * 36, 0, 0), 0, 1
+        )

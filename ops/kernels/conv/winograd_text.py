@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from graphflow.ops.kernels.codegen.memory_loops import Nest, Value
+from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value
 from graphflow.ops.kernels.codegen.vector_writer import Floats
-from graphflow.ops.kernels.jit.compiler import Function, compiler, vector_width
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 
 PANEL = 64
 ROW = PANEL * 4  # bytes
@@ -30,7 +30,7 @@ Rows = Sequence[str]
 # One axis of a transform ------------------------------------------------------------------------
 
 
-def _input(f: Floats, x: Rows) -> list[str]:
+def _input_transform(f: Floats, x: Rows) -> list[str]:
     """6 pixels -> 6 numbers: Bᵀ."""
 
     def ends(x0: str, x2: str, x4: str) -> str:
@@ -46,7 +46,7 @@ def _input(f: Floats, x: Rows) -> list[str]:
     ]  # fmt: skip
 
 
-def _output(f: Floats, m: Rows) -> list[str]:
+def _output_transform(f: Floats, m: Rows) -> list[str]:
     """6 numbers -> 4 pixels: Aᵀ."""
     s, d = f.add(m[1], m[2]), f.sub(m[1], m[2])
     t, e = f.add(m[3], m[4]), f.sub(m[3], m[4])
@@ -62,7 +62,7 @@ def _output(f: Floats, m: Rows) -> list[str]:
     ]
 
 
-def _spread(f: Floats, g: Rows) -> list[str]:
+def _cotangent_transform(f: Floats, g: Rows) -> list[str]:
     """4 cotangents -> 6 numbers: A."""
 
     def pair(point: float) -> tuple[str, str]:
@@ -74,7 +74,7 @@ def _spread(f: Floats, g: Rows) -> list[str]:
     return [g[0], *pair(_A), *pair(_B), g[3]]
 
 
-def _filter(f: Floats, g: Rows) -> list[str]:
+def _filter_transform(f: Floats, g: Rows) -> list[str]:
     """3 weights -> 6 numbers: G."""
 
     def pair(point: float, scale: float) -> tuple[str, str]:
@@ -85,7 +85,7 @@ def _filter(f: Floats, g: Rows) -> list[str]:
     return [f.mul(f.const(1 / (_A2 * _B2)), g[0]), *pair(_A, _NA), *pair(_B, _NB), g[2]]
 
 
-def _gather(f: Floats, u: Rows) -> list[str]:
+def _weight_gradient_transform(f: Floats, u: Rows) -> list[str]:
     """6 numbers -> 3 weights: Gᵀ."""
     s, d = f.add(u[1], u[2]), f.sub(u[1], u[2])
     t, e = f.add(u[3], u[4]), f.sub(u[3], u[4])
@@ -102,18 +102,18 @@ def _gather(f: Floats, u: Rows) -> list[str]:
 
 _Axis = Callable[[Floats, Rows], list[str]]
 _TRANSFORMS: dict[str, tuple[_Axis, int, bool, bool]] = {  # elements read; places by table
-    "input": (_input, 6, True, False),
-    "output": (_output, 6, False, True),
-    "spread": (_spread, 4, True, False),
-    "filter": (_filter, 3, False, False),
-    "gather": (_gather, 6, False, False),
+    "input": (_input_transform, 6, True, False),
+    "output": (_output_transform, 6, False, True),
+    "spread": (_cotangent_transform, 4, True, False),
+    "filter": (_filter_transform, 3, False, False),
+    "gather": (_weight_gradient_transform, 6, False, False),
 }
 
 # Kernels ----------------------------------------------------------------------------------------
 
 
 @cache
-def transform(name: str) -> Function:
+def transform(name: str) -> NativeFunction:
     """Transform tiles on both axes.
 
     Pointers: source, target, table (i32 bytes from the base, for each tile and element, on the side
@@ -121,24 +121,24 @@ def transform(name: str) -> Function:
     of the outer range to the next, from tile to tile, from element to element.
     """
     axis, reads, table_in, table_out = _TRANSFORMS[name]
-    nest = Nest(vector_width(), 3, 8)
+    nest = LoopNestWriter(vector_width(), 3, 8)
     source, target, table = nest.pointers
     tiles, vectors, *strides = nest.sizes
 
     def places(pointer: str, tile: str, count: int, side: int, by_table: bool) -> Rows:
         """Where the elements of a tile are."""
         if not by_table:
-            return [nest.at(pointer, nest.mul(strides[4 + side], i)) for i in range(count)]
-        entries = nest.at(table, nest.mul(tile, 4 * count))
+            return [nest.gep(pointer, nest.mul(strides[4 + side], i)) for i in range(count)]
+        entries = nest.gep(table, nest.mul(tile, 4 * count))
         offsets = [
-            nest.put(f"load i32, ptr {nest.at(entries, 4 * i)}, align 4") for i in range(count)
+            nest.write(f"load i32, ptr {nest.gep(entries, 4 * i)}, align 4") for i in range(count)
         ]
-        return [nest.at(pointer, nest.put(f"sext i32 {o} to i64")) for o in offsets]
+        return [nest.gep(pointer, nest.write(f"sext i32 {o} to i64")) for o in offsets]
 
     def vector(n: str, tile: str, v: str) -> None:
         moved = nest.mul(v, nest.nbytes)
         here, there = (
-            nest.at(p, nest.mul(n, strides[side]), nest.mul(tile, strides[2 + side]), moved)
+            nest.gep(p, nest.mul(n, strides[side]), nest.mul(tile, strides[2 + side]), moved)
             for side, p in enumerate((source, target))
         )
         found = places(here, tile, reads * reads, 0, table_in)
@@ -159,49 +159,49 @@ def transform(name: str) -> Function:
     return compiler().function(*nest.source())
 
 
-def block() -> tuple[int, int]:
+def register_block() -> tuple[int, int]:
     """Rows and vectors that a product keeps in registers."""
     return (6, 4) if vector_width() == 16 else (6, 2)
 
 
 @cache
-def product(rows: int, vectors: int, transposed: bool) -> Function:
+def product(rows: int, vectors: int, transposed: bool) -> NativeFunction:
     """C[r] (+)= Σ A[r, k]·B[k] for each of the 36 numbers; A[k, r] if transposed.
 
     Rows of all three are `ROW` bytes apart. Pointers: A, B, C. Sizes: how many times so many rows,
     how many k, whether to add to C, and the bytes from one of the numbers to the next in A, B, C.
     """
-    nest = Nest(vector_width(), 3, 6)
+    nest = LoopNestWriter(vector_width(), 3, 6)
     times, depth, adds, *strides = nest.sizes
-    adding = nest.put(f"icmp ne i64 {adds}, 0")
+    adding = nest.write(f"icmp ne i64 {adds}, 0")
     across, along = (4, ROW) if transposed else (ROW, 4)
     f = nest.floats
     zero = f.const(0.0)
 
     def rows_loop(number: str) -> None:
         a, b, c = (
-            nest.at(p, nest.mul(number, s)) for p, s in zip(nest.pointers, strides, strict=True)
+            nest.gep(p, nest.mul(number, s)) for p, s in zip(nest.pointers, strides, strict=True)
         )
         nest.loop(0, times, lambda i: one(i, a, b, c))
 
     def one(i: str, a: str, b: str, c: str) -> None:
-        left = nest.at(a, nest.mul(i, rows * across))
-        result = nest.at(c, nest.mul(i, rows * ROW))
+        left = nest.gep(a, nest.mul(i, rows * across))
+        result = nest.gep(c, nest.mul(i, rows * ROW))
         places = [
-            nest.at(result, r * ROW + v * nest.nbytes) for r in range(rows) for v in range(vectors)
+            nest.gep(result, r * ROW + v * nest.nbytes) for r in range(rows) for v in range(vectors)
         ]
         kind = nest.kind
         begun = [
-            nest.put(f"select i1 {adding}, {kind} {nest.load(p)}, {kind} {zero}") for p in places
+            nest.write(f"select i1 {adding}, {kind} {nest.load(p)}, {kind} {zero}") for p in places
         ]
 
         def step(_: str, left: str, right: str, *sums: str) -> list[str]:
-            given = [nest.load(nest.at(right, v * nest.nbytes)) for v in range(vectors)]
+            given = [nest.load(nest.gep(right, v * nest.nbytes)) for v in range(vectors)]
             new = []
             for r in range(rows):
-                factor = nest.broadcast(nest.at(left, r * across))
+                factor = nest.broadcast(nest.gep(left, r * across))
                 new += [f.fma(factor, given[v], sums[r * vectors + v]) for v in range(vectors)]
-            return [nest.at(left, along), nest.at(right, ROW), *new]
+            return [nest.gep(left, along), nest.gep(right, ROW), *new]
 
         carried = [("ptr", left), ("ptr", b), *((kind, s) for s in begun)]
         for place, value in zip(places, nest.loop(0, depth, step, carried)[2:], strict=True):
@@ -212,53 +212,56 @@ def product(rows: int, vectors: int, transposed: bool) -> Function:
 
 
 @cache
-def pixels() -> Function:
+def pack_pixels() -> NativeFunction:
     """Planes, one for each channel, to rows of channels; then a row of zeros, where a vector more
     would begin.
 
     Pointers: planes, rows. Sizes: elements of a plane, channels (up to `PANEL`), bytes from plane
     to plane, and from one of the outer range to the next in planes and rows.
     """
-    nest = Nest(vector_width(), 2, 5)
+    nest = LoopNestWriter(vector_width(), 2, 5)
     count, channels = nest.sizes[:2]
 
     def strip(planes: Rows, target: str, first: Value, mask: str | None) -> None:
-        found = [nest.load(nest.at(p, nest.mul(first, 4)), mask) for p in planes]
-        start = nest.at(target, nest.mul(first, ROW))
-        for i, row in enumerate(nest.transposed(found)):
-            nest.store(row, nest.at(start, i * ROW))
+        found = [nest.load(nest.gep(p, nest.mul(first, 4)), mask) for p in planes]
+        start = nest.gep(target, nest.mul(first, ROW))
+        for i, row in enumerate(nest.transpose(found)):
+            nest.store(row, nest.gep(start, i * ROW))
 
     def vector(planes: Rows, target: str) -> None:
-        nest.in_strips(count, lambda first, mask: strip(planes, target, first, mask))
-        end = nest.mul(nest.mul(nest.strips(count), nest.width), ROW)
-        nest.store(nest.floats.const(0.0), nest.at(target, end))
+        nest.loop_vectors(count, lambda first, mask: strip(planes, target, first, mask))
+        end = nest.mul(nest.mul(nest.vector_count(count), nest.width), ROW)
+        nest.store(nest.floats.const(0.0), nest.gep(target, end))
 
-    _over_planes(nest, channels, vector, planes_first=True)
+    _loop_planes(nest, channels, vector, planes_first=True)
     return compiler().function(*nest.source())
 
 
 @cache
-def short_planes(count: int) -> Function:
+def pack_short_planes(count: int) -> NativeFunction:
     """As `pixels`, for planes of so few elements, at most a vector's, one after the other, and for
     whole vectors of channels; without a row of zeros.
 
     Pointers: planes, rows. Sizes: channels, bytes from one of the outer range to the next in planes
     and rows.
     """
-    nest = Nest(vector_width(), 2, 3)
+    nest = LoopNestWriter(vector_width(), 2, 3)
     source, target = nest.pointers
     channels, outer, outer_rows = nest.sizes
 
     def vector(c: str, here: str, there: str) -> None:
-        start = nest.at(here, nest.mul(c, 4 * count))
-        mask = nest.first(count)
-        found = [nest.load(nest.at(start, 4 * count * i), mask) for i in range(nest.width)]
-        goal = nest.at(there, nest.mul(c, 4))
-        for i, row in enumerate(nest.transposed(found)[:count]):
-            nest.store(row, nest.at(goal, i * ROW))
+        start = nest.gep(here, nest.mul(c, 4 * count))
+        mask = nest.first_lanes(count)
+        found = [nest.load(nest.gep(start, 4 * count * i), mask) for i in range(nest.width)]
+        goal = nest.gep(there, nest.mul(c, 4))
+        for i, row in enumerate(nest.transpose(found)[:count]):
+            nest.store(row, nest.gep(goal, i * ROW))
 
     def one(n: str) -> None:
-        here, there = nest.at(source, nest.mul(n, outer)), nest.at(target, nest.mul(n, outer_rows))
+        here, there = (
+            nest.gep(source, nest.mul(n, outer)),
+            nest.gep(target, nest.mul(n, outer_rows)),
+        )
         nest.loop(0, channels, lambda c: vector(c, here, there), step=nest.width)
 
     nest.loop("%start", "%stop", one)
@@ -266,31 +269,31 @@ def short_planes(count: int) -> Function:
 
 
 @cache
-def planes() -> Function:
+def unpack_planes() -> NativeFunction:
     """The reverse of `pixels`: rows of channels to planes.
 
     Pointers: rows, planes. Sizes: elements of a plane, channels, bytes from plane to plane, and
     from one of the outer range to the next in planes and rows.
     """
-    nest = Nest(vector_width(), 2, 5)
+    nest = LoopNestWriter(vector_width(), 2, 5)
     count, channels = nest.sizes[:2]
 
     def strip(planes: Rows, source: str, first: Value, mask: str | None) -> None:
-        start = nest.at(source, nest.mul(first, ROW))
-        found = nest.transposed([nest.load(nest.at(start, i * ROW)) for i in range(nest.width)])
+        start = nest.gep(source, nest.mul(first, ROW))
+        found = nest.transpose([nest.load(nest.gep(start, i * ROW)) for i in range(nest.width)])
         # from the last: channels that there are not share the place of the last one that there is
         for plane, row in reversed(list(zip(planes, found, strict=True))):
-            nest.store(row, nest.at(plane, nest.mul(first, 4)), mask)
+            nest.store(row, nest.gep(plane, nest.mul(first, 4)), mask)
 
     def vector(planes: Rows, source: str) -> None:
-        nest.in_strips(count, lambda first, mask: strip(planes, source, first, mask))
+        nest.loop_vectors(count, lambda first, mask: strip(planes, source, first, mask))
 
-    _over_planes(nest, channels, vector, planes_first=False)
+    _loop_planes(nest, channels, vector, planes_first=False)
     return compiler().function(*nest.source())
 
 
-def _over_planes(
-    nest: Nest, channels: str, vector: Callable[[Rows, str], None], planes_first: bool
+def _loop_planes(
+    nest: LoopNestWriter, channels: str, vector: Callable[[Rows, str], None], planes_first: bool
 ) -> None:
     """vector(planes, rows) for each vector of channels, for each of the outer range."""
     base, other = nest.pointers if planes_first else reversed(nest.pointers)
@@ -298,13 +301,13 @@ def _over_planes(
     last = nest.sub(channels, 1)
 
     def channel(n: str, v: str) -> None:
-        start = nest.at(base, nest.mul(n, outer))
+        start = nest.gep(base, nest.mul(n, outer))
         first = nest.mul(v, nest.width)
         found = [
-            nest.at(start, nest.mul(nest.least(nest.add(first, r), last), between))
+            nest.gep(start, nest.mul(nest.minimum(nest.add(first, r), last), between))
             for r in range(nest.width)
         ]
-        vector(found, nest.at(other, nest.mul(n, outer_rows), nest.mul(v, nest.nbytes)))
+        vector(found, nest.gep(other, nest.mul(n, outer_rows), nest.mul(v, nest.nbytes)))
 
-    vectors = nest.strips(channels)
+    vectors = nest.vector_count(channels)
     nest.loop("%start", "%stop", lambda n: nest.loop(0, vectors, lambda v: channel(n, v)))

@@ -17,26 +17,26 @@ from graphflow.ops.windows.window_arguments import Ints
 
 NUMBERS = 36
 """Of a transformed tile."""
-MANY = 192
+MOST_TILES = 192
 """Tiles that are done together at most."""
-_FEW = 24
+_FEWEST_TILES = 24
 _CHUNK = 3 << 20  # bytes of a chunk's transformed tiles
 
 
-def tiles_of(size: int) -> int:
+def tile_count(size: int) -> int:
     return -(-size // 4)
 
 
-def blocks_of(channels: int) -> int:
+def block_count(channels: int) -> int:
     return -(-channels // PANEL)
 
 
-def width_of(channels: int, number: int) -> int:
+def block_width(channels: int, number: int) -> int:
     """Channels of a block of `PANEL`."""
     return min(PANEL, channels - number * PANEL)
 
 
-class Geometry(NamedTuple):
+class ConvGeometry(NamedTuple):
     """Sizes of images and results, and the padding before them."""
 
     height: int
@@ -45,7 +45,7 @@ class Geometry(NamedTuple):
     out: Ints
 
 
-class Band(NamedTuple):
+class TileBand(NamedTuple):
     """Some rows of tiles of an image, or all: which pixels they read and write, and where in rows
     of channels; what is outside goes to a row beyond the last vector of pixels."""
 
@@ -59,7 +59,7 @@ class Band(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def band_of(where: Geometry, begin: int, end: int) -> Band:
+def make_band(where: ConvGeometry, begin: int, end: int) -> TileBand:
     """The band of the rows of tiles from begin to end."""
     height, width = where.out
     low = min(max(4 * begin - where.before[0], 0), where.height)
@@ -67,12 +67,12 @@ def band_of(where: Geometry, begin: int, end: int) -> Band:
     bottom = min(4 * end, height)
     inputs = _table(
         where.width, (low, high), 6, (4 * begin - where.before[0], -where.before[1]),
-        (end - begin, tiles_of(width)),
+        (end - begin, tile_count(width)),
     )  # fmt: skip
     outputs = _table(
-        width, (4 * begin, bottom), 4, (4 * begin, 0), (end - begin, tiles_of(width))
+        width, (4 * begin, bottom), 4, (4 * begin, 0), (end - begin, tile_count(width))
     )  # fmt: skip
-    return Band(
+    return TileBand(
         low * where.width, (high - low) * where.width,
         4 * begin * width, (bottom - 4 * begin) * width,
         len(inputs), inputs, outputs,
@@ -87,24 +87,24 @@ def _table(width: int, rows: Ints, size: int, corner: Ints, tiles: Ints) -> Any:
     inside = ((y >= rows[0]) & (y < rows[1]))[:, None, :, None] & ((x >= 0) & (x < width))[
         None, :, None, :
     ]
-    beyond = slots_of((rows[1] - rows[0]) * width) - 1
+    beyond = row_slots((rows[1] - rows[0]) * width) - 1
     table = np.where(inside, place, beyond).reshape(tiles[0] * tiles[1], size * size)
     return np.ascontiguousarray(table * ROW, np.int32)
 
 
-def slots_of(count: int) -> int:
+def row_slots(count: int) -> int:
     """Rows that so many pixels take: whole vectors, and one of zeros."""
     width = vector_width()
     return -(-count // width) * width + 1
 
 
-class Chunk(NamedTuple):
+class TileChunk(NamedTuple):
     """Images and a band of them, which are done together; `at` is its first tile of all."""
 
     image: int
     images: int
-    band: Band
-    at: int
+    band: TileBand
+    first_tile: int
 
     @property
     def tiles(self) -> int:
@@ -112,33 +112,33 @@ class Chunk(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def chunks_of(where: Geometry, images: int, channels: int) -> tuple[Chunk, ...]:
+def plan_chunks(where: ConvGeometry, images: int, channels: int) -> tuple[TileChunk, ...]:
     """All images in chunks; `channels` of both sides together."""
     most = _CHUNK // (4 * NUMBERS * channels)
-    most = min(max(most, _FEW), MANY)
-    rows, columns = map(tiles_of, where.out)
+    most = min(max(most, _FEWEST_TILES), MOST_TILES)
+    rows, columns = map(tile_count, where.out)
     if rows * columns <= most:
         parts = -(-images * rows * columns // most)
         parts = min(images, parts)
         edges = [images * i // parts for i in range(parts + 1)]
-        band = band_of(where, 0, rows)
-        return tuple(Chunk(a, b - a, band, a * band.tiles) for a, b in pairwise(edges))
+        band = make_band(where, 0, rows)
+        return tuple(TileChunk(a, b - a, band, a * band.tiles) for a, b in pairwise(edges))
     parts = -(-rows // max(1, most // columns))
     edges = [rows * i // parts for i in range(parts + 1)]
     return tuple(
-        Chunk(n, 1, band_of(where, a, b), (n * rows + a) * columns)
+        TileChunk(n, 1, make_band(where, a, b), (n * rows + a) * columns)
         for n in range(images)
         for a, b in pairwise(edges)
     )
 
 
-def apart_of(rows: int) -> int:
+def number_stride(rows: int) -> int:
     """Bytes from one of the 36 numbers to the next, for so many rows of each: an odd number of
     cache lines, so that the numbers of a tile do not push each other out of the cache."""
     return rows * ROW + 64
 
 
-class Memory:
+class ScratchBytes:
     """Some bytes of this thread's scratch memory, held as long as this is."""
 
     def __init__(self, slot: str, nbytes: int) -> None:

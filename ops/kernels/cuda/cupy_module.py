@@ -16,20 +16,20 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from graphflow.base.environment import home, offer
-from graphflow.base.gc_pause import uncollected
+from graphflow.base.environment import home_folder, set_default
+from graphflow.base.gc_pause import gc_paused
 from graphflow.errors import DeviceError
 from graphflow.ops.kernels.jit.object_cache import cache_folder
 
 
-def imported_cupy() -> Any:
+def import_cupy() -> Any:
     """CuPy.
 
     Raises:
         DeviceError: it is not installed, or cannot be imported.
     """
     if "cupy" not in sys.modules and find_spec("cupy") is not None:
-        offer("CUPY_CACHE_DIR", _folder)
+        set_default("CUPY_CACHE_DIR", _folder)
     try:
         import cupy  # heavy, and only here
     except ModuleNotFoundError as error:
@@ -39,13 +39,13 @@ def imported_cupy() -> Any:
     return cupy
 
 
-def name_of(properties: Mapping[str, Any]) -> str:
+def gpu_name(properties: Mapping[str, Any]) -> str:
     """The name of a GPU, of what CuPy tells of it."""
     name: bytes | str = properties["name"]
     return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
-def captured(cupy: Any, stream: Any, run: Callable[[], object]) -> Any:
+def capture_graph(cupy: Any, stream: Any, run: Callable[[], object]) -> Any:
     """A CUDA graph of what is started on a stream, which is the current one; nothing of it is done.
 
     Calls that no capture allows are errors in this thread only; other devices' threads go on.
@@ -53,7 +53,7 @@ def captured(cupy: Any, stream: Any, run: Callable[[], object]) -> Any:
     Raises:
         Exception: of CuPy, or of what runs: it cannot be captured.
     """
-    with uncollected():  # memory that is freed meanwhile would end the capture
+    with gc_paused():  # memory that is freed meanwhile would end the capture
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
         try:
             run()
@@ -67,7 +67,7 @@ def captured(cupy: Any, stream: Any, run: Callable[[], object]) -> Any:
 def _folder() -> str:
     """Where CuPy can keep kernels: where it does by itself, or beside our own; else in a folder
     that goes when this process ends."""
-    for folder in (home() / ".cupy" / "kernel_cache", cache_folder() / "cupy"):
+    for folder in (home_folder() / ".cupy" / "kernel_cache", cache_folder() / "cupy"):
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if os.access(folder, os.W_OK | os.X_OK):

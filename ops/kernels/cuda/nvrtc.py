@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.ops.kernels.jit.object_cache import Store
+from graphflow.ops.kernels.jit.object_cache import ObjectCache
 
 OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false")
 """Of NVRTC: no multiplication and addition is contracted and no denormal is zero, so that a step's
 bits are its own."""
 
 
-def compiled(cupy: Any, text: str) -> Any:
+def compile_module(cupy: Any, text: str) -> Any:
     """A source as a module of the current device, whose functions are launched by name.
 
     Raises:
@@ -23,7 +23,7 @@ def compiled(cupy: Any, text: str) -> Any:
     """
     cuda = cupy.cuda
     setting = (cupy.__version__, cuda.nvrtc.getVersion(), cuda.Device().compute_capability, OPTIONS)
-    key, store = f"{setting}\n{text}", Store()
+    key, store = f"{setting}\n{text}", ObjectCache()
     code = store.get(key)
     if code is None:
         code, _ = cuda.compiler.compile_using_nvrtc(text, OPTIONS)

@@ -24,15 +24,15 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import Untraceable
 from graphflow.ir.spec import as_dtype
-from graphflow.ops.kernels.codegen.elementwise_emitter import Region, reachable
-from graphflow.ops.kernels.codegen.expression_trace import Step
+from graphflow.ops.kernels.codegen.elementwise_emitter import Region, reachable_steps
+from graphflow.ops.kernels.codegen.expression_trace import ScalarStep
 from graphflow.ops.kernels.codegen.functions import FUNCTIONS
 from graphflow.ops.kernels.codegen.scalar_steps import write_step
 from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, Floats, Module
 from graphflow.ops.kernels.cuda.module_prelude import PRELUDE
-from graphflow.ops.kernels.cuda.scalar_writer import C_TYPES, Scalars
-from graphflow.ops.kernels.fusion.cuda_expression_trace import trace_of
-from graphflow.ops.kernels.fusion.row_passes import COMBINED, neutral
+from graphflow.ops.kernels.cuda.scalar_writer import C_TYPES, CudaScalarWriter
+from graphflow.ops.kernels.fusion.cuda_expression_trace import trace_region
+from graphflow.ops.kernels.fusion.row_passes import COMBINING_STEPS, neutral_element
 
 THREADS = 256
 """Of a block of an elementwise kernel, and of one over rows."""
@@ -69,9 +69,9 @@ class CudaKernel:
 
     def __init__(self, region: Region, wide: bool = False) -> None:
         self.region = region
-        trace, results = trace_of(region)
-        writer = _Writer(region, wide)
-        for step in reachable(trace, results):
+        trace, results = trace_region(region)
+        writer = _CudaRegionWriter(region, wide)
+        for step in reachable_steps(trace, results):
             writer.add(step)
         writer.results = list(results)
         self.dtypes = tuple(step.dtype for step in results)
@@ -137,24 +137,24 @@ def _element(dtype: np.dtype[Any]) -> str:
     return halves.get(dtype.name) or ELEMENTS[dtype.name]
 
 
-def _stored(dtype: np.dtype[Any]) -> str:
+def _storage_type(dtype: np.dtype[Any]) -> str:
     return "u8" if dtype.kind == "b" else C_TYPES[_element(dtype)]
 
 
 @dataclass
-class _Writer:
+class _CudaRegionWriter:
     """Writes the kernel of a region whose steps were added in order."""
 
     region: Region
     wide: bool
     needs: dict[str, str] = field(default_factory=dict)
-    results: list[Step] = field(default_factory=list)
+    results: list[ScalarStep] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.module = Module()
-        self.steps: list[Step] = []
-        self.levels: dict[Step, int] = {}
-        self.stages: dict[Step, int] = {}
+        self.steps: list[ScalarStep] = []
+        self.levels: dict[ScalarStep, int] = {}
+        self.stages: dict[ScalarStep, int] = {}
         rank = self.region.rank
         self.reduced = {"": None, "rows": rank - 1, "columns": rank - 2}[self.region.over]
 
@@ -164,7 +164,7 @@ class _Writer:
         moving = [_itemsize(o.dtype) for o in self.region.operands if o.axes[-1]]
         return max(1, 16 // max([*moving, *(r.dtype.itemsize for r in self.results)]))
 
-    def add(self, step: Step) -> None:
+    def add(self, step: ScalarStep) -> None:
         """The next step: on what its value depends, and after how many passes it is known."""
         self.steps.append(step)
         stage = max((self.stages[a] for a in step.args), default=0)
@@ -175,15 +175,15 @@ class _Writer:
             level = _ELEMENT if along and any(axes) else _ROW if any(axes) else _ONCE
         elif step.kind == "place":
             level = _ELEMENT
-        elif step.kind in COMBINED:
+        elif step.kind in COMBINING_STEPS:
             level, stage = _ROW, stage + 1
         self.levels[step], self.stages[step] = level, stage
 
     # Steps ------------------------------------------------------------------------------------
 
-    def write(self, step: Step, lines: list[str], values: dict[Step, str]) -> None:
+    def write(self, step: ScalarStep, lines: list[str], values: dict[ScalarStep, str]) -> None:
         """A step that is neither an input nor a reduction."""
-        lanes = Scalars(self.module, lines)
+        lanes = CudaScalarWriter(self.module, lines)
         element = _element(step.dtype)
         if step.kind == "constant":
             values[step] = lanes.constant(step.value, element)
@@ -193,9 +193,9 @@ class _Writer:
             values[step] = lanes.define(element, f"({C_TYPES[element]})i")
         else:
             args = [values[a] for a in step.args]
-            values[step] = self._computed(lanes, step, args)
+            values[step] = self._write_computed(lanes, step, args)
 
-    def _computed(self, lanes: Scalars, step: Step, args: list[str]) -> str:
+    def _write_computed(self, lanes: CudaScalarWriter, step: ScalarStep, args: list[str]) -> str:
         element = _element(step.dtype)
         source = _element(step.args[0].dtype)
         if step.kind == "convert" and "half" in (source, element):
@@ -207,20 +207,24 @@ class _Writer:
         if step.kind in FUNCTIONS:
             name = f"gf_{step.kind}_{element}"
             if name not in self.needs:
-                self.needs[name] = _function(name, step.kind, element)
+                self.needs[name] = _write_float_function(name, step.kind, element)
             return lanes.define(element, f"{name}({', '.join(args)})")
         return write_step(lanes, step, args)
 
-    def _reduction(self, step: Step) -> str:
+    def _reduction(self, step: ScalarStep) -> str:
         """The name of the function that combines the lanes' values."""
         element = _element(step.dtype)
         name = f"gf_{step.kind}_{element}"
         if name not in self.needs:
             kind = C_TYPES[element]
             lines: list[str] = []
-            pair = Step(COMBINED[step.kind], (_X(step.dtype), _X(step.dtype)), step.dtype)
-            value = write_step(Scalars(Module(), lines), pair, ["a", "b"])
-            self.needs[name] = _TREE.format(
+            pair = ScalarStep(
+                COMBINING_STEPS[step.kind],
+                (_any_step(step.dtype), _any_step(step.dtype)),
+                step.dtype,
+            )
+            value = write_step(CudaScalarWriter(Module(), lines), pair, ["a", "b"])
+            self.needs[name] = _TREE_REDUCTION.format(
                 name=name, type=kind, body="\n".join(lines), value=value
             )
         return name
@@ -244,18 +248,21 @@ class _Writer:
             left = f"t{axis}"
         return [*lines, *(f"    const I c{axis} = {left};" for axis in axes[:1])]
 
-    def _load(self, step: Step, values: dict[Step, str], lines: list[str], place: str) -> None:
+    def _load(
+        self, step: ScalarStep, values: dict[ScalarStep, str], lines: list[str], place: str
+    ) -> None:
         test = " != 0" if step.dtype.kind == "b" else ""
-        lanes = Scalars(self.module, lines)
+        lanes = CudaScalarWriter(self.module, lines)
         values[step] = lanes.define(_element(step.dtype), f"in{step.value}[{place}]{test}")
 
     # The frame --------------------------------------------------------------------------------
 
     def text(self) -> str:
         parameters = [
-            f"const {_stored(self._dtype(i))}* in{i}" for i in range(len(self.region.operands))
+            f"const {_storage_type(self._dtype(i))}* in{i}"
+            for i in range(len(self.region.operands))
         ]
-        parameters += [f"{_stored(r.dtype)}* out{i}" for i, r in enumerate(self.results)]
+        parameters += [f"{_storage_type(r.dtype)}* out{i}" for i, r in enumerate(self.results)]
         numbers = {"": ("n", "vectors"), "rows": ("rows", "lanes"), "columns": ("outer", "width")}
         parameters += [f"u64 {name}_" for name in numbers[self.region.over]]
         parameters += [f"u64 d{axis}_" for axis in range(self.region.rank)]
@@ -267,7 +274,9 @@ class _Writer:
             *(f"  const I {name} = (I){name}_;" for name in numbers[self.region.over]),
             *(f"  const I d{axis} = (I)d{axis}_;" for axis in range(self.region.rank)),
         ]
-        before, body = ([], self._along()) if self.region.over else self._elementwise()
+        before, body = (
+            ([], self._write_row_passes()) if self.region.over else self._write_elementwise()
+        )
         return "\n".join([*before, *head, *body, "}", ""])
 
     def _dtype(self, number: int) -> np.dtype[Any]:
@@ -275,12 +284,12 @@ class _Writer:
 
     # Elementwise ------------------------------------------------------------------------------
 
-    def _elementwise(self) -> tuple[list[str], list[str]]:
+    def _write_elementwise(self) -> tuple[list[str], list[str]]:
         """A function of one element, and the loops."""
         operands = [s for s in self.steps if s.kind == "input"]
         if not operands:
             raise Untraceable("a region reads nothing")
-        values: dict[Step, str] = {}
+        values: dict[ScalarStep, str] = {}
         lines: list[str] = []
         for step in self.steps:
             if step.kind != "input":
@@ -288,9 +297,9 @@ class _Writer:
             else:
                 values[step] = f"x{step.value}" + (" != 0" if step.dtype.kind == "b" else "")
                 if step.dtype.kind == "b":
-                    values[step] = Scalars(self.module, lines).define("i1", values[step])
-        given = [f"const {_stored(s.dtype)} x{s.value}" for s in operands]
-        given += [f"{_stored(r.dtype)}& y{i}" for i, r in enumerate(self.results)]
+                    values[step] = CudaScalarWriter(self.module, lines).define("i1", values[step])
+        given = [f"const {_storage_type(s.dtype)} x{s.value}" for s in operands]
+        given += [f"{_storage_type(r.dtype)}& y{i}" for i, r in enumerate(self.results)]
         stores = [
             f"  y{i} = {f'({values[r]}) ? 1 : 0' if r.dtype.kind == 'b' else values[r]};"
             for i, r in enumerate(self.results)
@@ -302,11 +311,11 @@ class _Writer:
         return function, [
             "  const I stride = (I)gridDim.x * blockDim.x;",
             "  const I first = (I)blockIdx.x * blockDim.x + threadIdx.x;",
-            *self._vectors(operands),
-            *self._singles(operands),
+            *self._vector_loop(operands),
+            *self._element_loop(operands),
         ]
 
-    def _vectors(self, operands: Sequence[Step]) -> list[str]:
+    def _vector_loop(self, operands: Sequence[ScalarStep]) -> list[str]:
         vector = self.vector
         lines = [
             "  for (I q = first; q < vectors; q += stride) {",
@@ -315,7 +324,11 @@ class _Writer:
         lines += self._coordinates("e", range(self.region.rank))
         given = []
         for step in operands:
-            axes, i, kind = self.region.operands[step.value].axes, step.value, _stored(step.dtype)
+            axes, i, kind = (
+                self.region.operands[step.value].axes,
+                step.value,
+                _storage_type(step.dtype),
+            )
             place = "e" if all(axes) else self.offset(axes)
             if axes[-1]:
                 pack = f"gf_pack<{kind}, {vector}>"
@@ -325,17 +338,17 @@ class _Writer:
                 lines.append(f"    const {kind} p{i} = in{i}[{place}];")
                 given.append(f"p{i}")
         for i, r in enumerate(self.results):
-            lines.append(f"    gf_pack<{_stored(r.dtype)}, {vector}> r{i};")
+            lines.append(f"    gf_pack<{_storage_type(r.dtype)}, {vector}> r{i};")
             given.append(f"r{i}.v[k]")
         lines += [
             "    #pragma unroll",
             f"    for (int k = 0; k < {vector}; ++k) @NAME@_at({', '.join(given)});",
         ]
         for i, r in enumerate(self.results):
-            lines.append(f"    *(gf_pack<{_stored(r.dtype)}, {vector}>*)(out{i} + e) = r{i};")
+            lines.append(f"    *(gf_pack<{_storage_type(r.dtype)}, {vector}>*)(out{i} + e) = r{i};")
         return [*lines, "  }"]
 
-    def _singles(self, operands: Sequence[Step]) -> list[str]:
+    def _element_loop(self, operands: Sequence[ScalarStep]) -> list[str]:
         lines = [f"  for (I e = vectors * {self.vector} + first; e < n; e += stride) {{"]
         lines += self._coordinates("e", range(self.region.rank))
         given = []
@@ -343,7 +356,7 @@ class _Writer:
             axes = self.region.operands[step.value].axes
             given.append(f"in{step.value}[{'e' if all(axes) else self.offset(axes)}]")
         for i, r in enumerate(self.results):
-            lines.append(f"    {_stored(r.dtype)} r{i};")
+            lines.append(f"    {_storage_type(r.dtype)} r{i};")
             given.append(f"r{i}")
         lines.append(f"    @NAME@_at({', '.join(given)});")
         lines += [f"    out{i}[e] = r{i};" for i in range(len(self.results))]
@@ -351,21 +364,23 @@ class _Writer:
 
     # Along rows -------------------------------------------------------------------------------
 
-    def _along(self) -> list[str]:
+    def _write_row_passes(self) -> list[str]:
         """The passes over each row, between which its reductions become known."""
         last = max(self.stages.values(), default=0)
-        values: dict[Step, str] = {}
+        values: dict[ScalarStep, str] = {}
         lines: list[str] = []
         for stage in range(last + 1):
             for step in self.steps:
                 if self.stages[step] == stage and self.levels[step] != _ELEMENT:
                     self._row_step(step, lines, values)
-            waiting = [s for s in self.steps if s.kind in COMBINED and self.stages[s] == stage + 1]
+            waiting = [
+                s for s in self.steps if s.kind in COMBINING_STEPS and self.stages[s] == stage + 1
+            ]
             if waiting:
-                lines += self._pass(waiting, values)
-        return [*self._begin(), *lines, *self._finish(values), "  }"]
+                lines += self._write_pass(waiting, values)
+        return [*self._row_loop_head(), *lines, *self._write_stores(values), "  }"]
 
-    def _row_step(self, step: Step, lines: list[str], values: dict[Step, str]) -> None:
+    def _row_step(self, step: ScalarStep, lines: list[str], values: dict[ScalarStep, str]) -> None:
         if step in values:
             return  # a reduction, whose pass gave it
         if step.kind == "input":
@@ -373,7 +388,7 @@ class _Writer:
         else:
             self.write(step, lines, values)
 
-    def _begin(self) -> list[str]:
+    def _row_loop_head(self) -> list[str]:
         """The loop over rows, which all threads of a block go through together."""
         outer = list(range(self.region.rank - 1))
         if self.region.over == "rows":
@@ -399,7 +414,9 @@ class _Writer:
             *self._coordinates("row", range(rank - 2)),
         ]
 
-    def _loop(self, wanted: Iterable[Step], values: dict[Step, str]) -> tuple[list[str], Any]:
+    def _lane_loop(
+        self, wanted: Iterable[ScalarStep], values: dict[ScalarStep, str]
+    ) -> tuple[list[str], Any]:
         """The elements' steps that some need, for the lane's elements of the row."""
         mine = dict(values)
         lines = [
@@ -419,23 +436,29 @@ class _Writer:
                     self.write(step, lines, mine)
         return lines, mine
 
-    def _pass(self, waiting: Sequence[Step], values: dict[Step, str]) -> list[str]:
-        loop, mine = self._loop([s.args[0] for s in waiting], values)
+    def _write_pass(
+        self, waiting: Sequence[ScalarStep], values: dict[ScalarStep, str]
+    ) -> list[str]:
+        loop, mine = self._lane_loop([s.args[0] for s in waiting], values)
         before: list[str] = []
         after: list[str] = []
         for step in waiting:
             element = _element(step.dtype)
             name = self.module.name().removeprefix("%")
-            start = Scalars(self.module, []).constant(neutral(step), element)
+            start = CudaScalarWriter(self.module, []).constant(neutral_element(step), element)
             before.append(f"    {C_TYPES[element]} {name} = {start};")
-            lanes = Scalars(self.module, loop)
-            pair = Step(COMBINED[step.kind], (_X(step.dtype), _X(step.dtype)), step.dtype)
+            lanes = CudaScalarWriter(self.module, loop)
+            pair = ScalarStep(
+                COMBINING_STEPS[step.kind],
+                (_any_step(step.dtype), _any_step(step.dtype)),
+                step.dtype,
+            )
             loop.append(f"      {name} = {write_step(lanes, pair, [name, mine[step.args[0]]])};")
             call = f"{self._reduction(step)}(shared, {name}, lane, lanes, apart)"
-            values[step] = Scalars(self.module, after).define(element, call)
+            values[step] = CudaScalarWriter(self.module, after).define(element, call)
         return [*before, *loop, "    }", *after]
 
-    def _finish(self, values: dict[Step, str]) -> list[str]:
+    def _write_stores(self, values: dict[ScalarStep, str]) -> list[str]:
         """The stores: those of elements in a last pass, those of rows by the first lane."""
         whole = [(i, r) for i, r in enumerate(self.results) if self.levels[r] == _ELEMENT]
         full = (True,) * self.region.rank
@@ -447,41 +470,45 @@ class _Writer:
         ]
         lines = []
         if whole:
-            loop, mine = self._loop([r for _, r in whole], values)
+            loop, mine = self._lane_loop([r for _, r in whole], values)
             lines += ["    if (real) {", *loop]
-            lines += [f"      out{i}[{self.offset(full)}] = {_kept(r, mine[r])};" for i, r in whole]
+            lines += [
+                f"      out{i}[{self.offset(full)}] = {_storage_value(r, mine[r])};"
+                for i, r in whole
+            ]
             lines += ["    }", "    }"]
         some = tuple(axis != self.reduced for axis in range(self.region.rank))
         lines += [
-            f"    if (real && lane == 0) out{i}[{self.offset(some)}] = {_kept(r, values[r])};"
+            f"    if (real && lane == 0) out{i}[{self.offset(some)}] = "
+            f"{_storage_value(r, values[r])};"
             for i, r in enumerate(self.results)
             if not applied[i].whole
         ]
         return lines
 
 
-def _kept(step: Step, value: str) -> str:
+def _storage_value(step: ScalarStep, value: str) -> str:
     return f"({value}) ? 1 : 0" if step.dtype.kind == "b" else value
 
 
 @cache
-def _X(dtype: np.dtype[Any]) -> Step:
+def _any_step(dtype: np.dtype[Any]) -> ScalarStep:
     """Any value of a dtype."""
-    return Step("input", (), dtype, 0)
+    return ScalarStep("input", (), dtype, 0)
 
 
 @cache
-def _function(name: str, kind: str, element: str) -> str:
+def _write_float_function(name: str, kind: str, element: str) -> str:
     """A function of floats (exp, erf…) for the kernels of a module to call."""
     lines: list[str] = []
     names = ["x", "y"][: 2 if kind == "power" else 1]
-    value = FUNCTIONS[kind](Floats(Scalars(Module(), lines), element), *names)
+    value = FUNCTIONS[kind](Floats(CudaScalarWriter(Module(), lines), element), *names)
     parameters = ", ".join(f"const {element} {n}" for n in names)
     head = f"static __device__ __forceinline__ {element} {name}({parameters}) {{"
     return "\n".join([head, *lines, f"  return {value};", "}"])
 
 
-_TREE = """static __device__ {type} {name}(
+_TREE_REDUCTION = """static __device__ {type} {name}(
     u64* memory, const {type} mine, const u32 lane, const u32 lanes, const u32 apart) {{
   {type}* const shared = ({type}*)memory + threadIdx.x;
   __syncthreads();

@@ -13,7 +13,7 @@ import math
 import struct
 from collections.abc import Callable
 
-from graphflow.ops.kernels.codegen.vector_writer import Lanes, Module, literal
+from graphflow.ops.kernels.codegen.vector_writer import Module, VectorWriter, literal
 
 C_TYPES = {
     "i1": "bool", "i8": "u8", "i16": "u16", "i32": "u32", "i64": "u64",
@@ -27,7 +27,7 @@ _ORDERED = {"eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "ne": "!="
 _ROUNDED = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "rint", "fabs": "fabs"}
 
 
-class Scalars(Lanes):
+class CudaScalarWriter(VectorWriter):
     """Writes steps on single elements as C statements; values are variables or literals."""
 
     def __init__(self, module: Module, lines: list[str]) -> None:
@@ -39,7 +39,7 @@ class Scalars(Lanes):
         self.lines.append(f"  const {C_TYPES[element]} {name} = {expression};")
         return name
 
-    def two(self, instruction: str, element: str, a: str, b: str) -> str:
+    def binary(self, instruction: str, element: str, a: str, b: str) -> str:
         kind, _, how = instruction.partition(" ")
         if kind == "icmp":
             return self.define("i1", _compared_integers(how, element, a, b))
@@ -53,7 +53,7 @@ class Scalars(Lanes):
         wide = "(u32)" if element in ("i8", "i16") else ""  # C would make them signed ints
         return self.define(element, f"({kept})({wide}{a} {_INTEGER[kind]} {wide}{b})")
 
-    def negative(self, element: str, a: str) -> str:
+    def negate(self, element: str, a: str) -> str:
         return self.define(element, f"-{a}" if a[0] != "-" else f"-({a})")
 
     def convert(self, instruction: str, x: str, source: str, target: str) -> str:
@@ -100,7 +100,7 @@ class Scalars(Lanes):
         bits = int(literal(value, element)) & (1 << int(element[1:])) - 1
         return f"(({C_TYPES[element]}){bits}{'ull' if element == 'i64' else 'u'})"
 
-    def guarded(
+    def call_guarded(
         self, name: str, element: str, args: tuple[str, ...], fast: Callable[[], tuple[str, str]]
     ) -> str:
         """The fast way, or CUDA's function in float64 where that is no good."""

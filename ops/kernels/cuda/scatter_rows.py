@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.ir.spec import is_half
 from graphflow.ops.kernels.cuda.module_prelude import PRELUDE
-from graphflow.ops.kernels.cuda.nvrtc import compiled
+from graphflow.ops.kernels.cuda.nvrtc import compile_module
 
 _THREADS = 256
 _MOST_BLOCKS = 1 << 20  # each goes on in strides
@@ -54,7 +54,7 @@ def combine(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> None:
     bounds = xp.searchsorted(rows[order], xp.arange(out.shape[0] + 1))
     if reduction == "none" and is_half(out.dtype):  # copied; sums are made in float32
         out, updates = out.view(np.uint16), updates.view(np.uint16)
-    text = combining(out.dtype, reduction)
+    text = combine_source(out.dtype, reduction)
     _launch(xp, text, (xp.ascontiguousarray(updates), order, bounds, out))
 
 
@@ -64,11 +64,11 @@ def multiply(
     """out[r] = Σ values[e]·dense[sources[e]] over the entries e = order[j], j from bounds[r] to
     bounds[r + 1]."""
     given = (xp.ascontiguousarray(values), xp.ascontiguousarray(dense), order, sources, bounds)
-    _launch(xp, multiplying(out.dtype), (*given, out))
+    _launch(xp, multiply_source(out.dtype), (*given, out))
 
 
 @cache
-def combining(dtype: np.dtype[Any], reduction: str) -> str:
+def combine_source(dtype: np.dtype[Any], reduction: str) -> str:
     """The source that combines rows of a dtype."""
     return _source(
         dtype,
@@ -79,7 +79,7 @@ def combining(dtype: np.dtype[Any], reduction: str) -> str:
 
 
 @cache
-def multiplying(dtype: np.dtype[Any]) -> str:
+def multiply_source(dtype: np.dtype[Any]) -> str:
     """The source that multiplies matrices of a dtype."""
     return _source(
         dtype,
@@ -112,10 +112,10 @@ def _launch(xp: Any, text: str, arrays: tuple[Any, ...]) -> None:
         return
     blocks = min(-(-out.size // _THREADS), _MOST_BLOCKS)
     sizes = np.uint64(out.shape[1]), np.uint64(out.size)
-    _function(xp, xp.cuda.Device().id, text)((blocks,), (_THREADS,), (*arrays, *sizes))
+    _kernel_function(xp, xp.cuda.Device().id, text)((blocks,), (_THREADS,), (*arrays, *sizes))
 
 
 @cache
-def _function(xp: Any, device: int, text: str) -> Any:
+def _kernel_function(xp: Any, device: int, text: str) -> Any:
     """The kernel of a source, on the current device."""
-    return compiled(xp, text).get_function(_NAME)
+    return compile_module(xp, text).get_function(_NAME)

@@ -15,10 +15,10 @@ import numpy as np
 from graphflow.ops.kernels.codegen.control_flow import lanes_of
 from graphflow.ops.kernels.fft.dft_lanes import APART, CLOSE, ROWS
 from graphflow.ops.kernels.fft.dft_loops import radices, transform, twiddles
-from graphflow.ops.kernels.fusion.parallel_call import function
-from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.fusion.parallel_call import native_function
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Function, vector_width
+from graphflow.ops.kernels.jit.compiler import NativeFunction, vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
@@ -35,19 +35,19 @@ _ELEMENTS = {"complex64": "float", "complex128": "double"}
 def is_native(x: Any, axes: Sequence[int]) -> bool:
     """Whether there are native loops for the transforms of an array along each of some axes: enough
     of them, of sizes that are products of 2, 3, 4 and 5."""
-    if x.dtype.name not in _ELEMENTS or not enabled() or vector_width() < 8:
+    if x.dtype.name not in _ELEMENTS or not is_jit_enabled() or vector_width() < 8:
         return False
-    return x.size >= _LEAST and all(_suits(x.shape, a) for a in axes)
+    return x.size >= _LEAST and all(_is_supported_size(x.shape, a) for a in axes)
 
 
-def _suits(shape: Sequence[int], axis: int) -> bool:
+def _is_supported_size(shape: Sequence[int], axis: int) -> bool:
     n = shape[axis]
     if n > _LONGEST:
-        return math.prod(shape[axis + 1 :]) == 1 and halved(n) is not None
+        return math.prod(shape[axis + 1 :]) == 1 and balanced_factors(n) is not None
     return math.prod(shape) >= _FEWEST * n > n and radices(n) is not None
 
 
-def halved(n: int) -> tuple[int, int] | None:
+def balanced_factors(n: int) -> tuple[int, int] | None:
     """A long size as a product of two that are about as large; None where there are none."""
     sizes = [1, 1]
     for radix in sorted(radices(n) or (), reverse=True):
@@ -59,7 +59,7 @@ def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) ->
     """Transform contiguous x along an axis into contiguous `out`, which may be x, times a number;
     `is_native` has said that this can be done."""
     if x.shape[axis] > _LONGEST:
-        _long(x, out, x.shape[axis], inverse, scale)
+        _transform_long(x, out, x.shape[axis], inverse, scale)
         return
     n = x.shape[axis]
     many = x.size // n
@@ -70,14 +70,19 @@ def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) ->
     layout = CLOSE if inner % lanes == 0 else APART
     if inner == 1 and n % (lanes // 2) == 0:
         layout = ROWS
-    loop = function(transform, element, n, layout, inverse, scale != 1.0)
+    loop = native_function(transform, element, n, layout, inverse, scale != 1.0)
     steps = (inner * x.itemsize, inner * x.itemsize, many)
     given = [x, out, offsets, offsets, _twiddles(n, x.real.dtype.name)]
     _run(loop, given, steps, scale, n, lanes)
 
 
 def _run(
-    loop: Function, given: Sequence[Any], steps: Sequence[int], scale: float, n: int, lanes: int
+    loop: NativeFunction,
+    given: Sequence[Any],
+    steps: Sequence[int],
+    scale: float,
+    n: int,
+    lanes: int,
 ) -> None:
     """All groups of transforms, on the threads of the current pool."""
     many = steps[2]
@@ -90,7 +95,7 @@ def _run(
         memory = scratch(np, "transforms", (4 * lanes * (n + 1),), given[4].dtype)
         table = np.array([*places, address(memory)], np.int64)
         where, meta = (ctypes.c_void_p(address(a)) for a in (table, sizes))
-        loop.freed(where, meta, first, last)
+        loop.releasing_gil(where, meta, first, last)
 
     pool = current_pool() if many * n * n.bit_length() > _SHARED else None
     parts = 1 if pool is None else min(pool.threads, groups)
@@ -108,10 +113,21 @@ def is_native_real(dtype: Any, shape: Sequence[int], axis: int) -> bool:
     spectrum and back: along the last axis, of even sizes."""
     n, many = shape[axis], math.prod(shape[:-1])
     element = _REAL.get(np.dtype(dtype).name)
-    if element is None or axis != len(shape) - 1 or n % 2 or not enabled() or vector_width() < 8:
+    if (
+        element is None
+        or axis != len(shape) - 1
+        or n % 2
+        or not is_jit_enabled()
+        or vector_width() < 8
+    ):
         return False
     whole = n // 2 % (lanes_of(element) // 2) == 0
-    return whole and n * many >= _LEAST and n // 2 <= _LONGEST and _suits((many, n // 2), 1)
+    return (
+        whole
+        and n * many >= _LEAST
+        and n // 2 <= _LONGEST
+        and _is_supported_size((many, n // 2), 1)
+    )
 
 
 def transform_real(x: Any, out: Any, n: int, scale: float) -> None:
@@ -123,7 +139,7 @@ def transform_real(x: Any, out: Any, n: int, scale: float) -> None:
     half, many, lanes = n // 2, numbers.size // n, lanes_of(element)
     item = 2 * numbers.itemsize
     offsets = [_offsets(many, size, 1, item, lanes) for size in (half, half + 1)]
-    loop = function(transform, element, half, ROWS, False, True, "whole" if back else "half")
+    loop = native_function(transform, element, half, ROWS, False, True, "whole" if back else "half")
     given = [x, out, *(offsets[::-1] if back else offsets), _real_twiddles(n, numbers.dtype.name)]
     _run(loop, given, (item, item, many), scale, half, lanes)
 
@@ -139,22 +155,22 @@ def _real_twiddles(n: int, dtype: str) -> Any:
 # Long ones ------------------------------------------------------------------------------------
 
 
-def _long(x: Any, out: Any, n: int, inverse: bool, scale: float) -> None:
+def _transform_long(x: Any, out: Any, n: int, inverse: bool, scale: float) -> None:
     """Rows of n elements each as a matrix: its columns are transformed, turned by what lies between
     rows and columns, and its rows are transformed; what comes out stands the other way round.
 
     Source: Bailey, Journal of Supercomputing 4, 1990.
     """
-    first, second = halved(n) or (n, 1)
+    first, second = balanced_factors(n) or (n, 1)
     work = np.empty((x.size // n, first, second), x.dtype)
     transform_along(x.reshape(work.shape), work, 1, inverse, 1.0)
-    work *= _between(first, second, inverse, x.dtype.name)
+    work *= _inner_twiddles(first, second, inverse, x.dtype.name)
     transform_along(work, work, 2, inverse, scale)
     np.copyto(out.reshape(-1, second, first), work.swapaxes(1, 2))
 
 
 @lru_cache(maxsize=4)
-def _between(first: int, second: int, inverse: bool, dtype: str) -> Any:
+def _inner_twiddles(first: int, second: int, inverse: bool, dtype: str) -> Any:
     places = np.outer(np.arange(first), np.arange(second))
     angles = (2 if inverse else -2) * np.pi / (first * second) * places
     return (np.cos(angles) + 1j * np.sin(angles)).astype(dtype)

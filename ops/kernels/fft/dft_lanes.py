@@ -10,7 +10,7 @@ import math
 from functools import partial
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ops.kernels.codegen.control_flow import BYTES, Flow, lanes_of
+from graphflow.ops.kernels.codegen.control_flow import BYTES, KernelWriter, lanes_of
 from graphflow.ops.kernels.codegen.vector_writer import Floats
 
 Pair = tuple[str, str]
@@ -18,7 +18,7 @@ Pair = tuple[str, str]
 
 
 @dataclass
-class Complex:
+class ComplexVectors:
     """Steps on vectors of complex numbers."""
 
     f: Floats
@@ -34,15 +34,15 @@ class Complex:
         real = f.fma(a[0], w[0], f.neg(f.mul(a[1], w[1])))
         return real, f.fma(a[0], w[1], f.mul(a[1], w[0]))
 
-    def scaled(self, a: Pair, x: str) -> Pair:
+    def scale(self, a: Pair, x: str) -> Pair:
         return self.f.mul(a[0], x), self.f.mul(a[1], x)
 
-    def plus_scaled(self, a: Pair, b: Pair, x: float) -> Pair:
+    def add_scaled(self, a: Pair, b: Pair, x: float) -> Pair:
         """a + x·b."""
         number = self.f.const(x)
         return self.f.fma(b[0], number, a[0]), self.f.fma(b[1], number, a[1])
 
-    def turned(self, a: Pair) -> Pair:
+    def times_minus_i(self, a: Pair) -> Pair:
         """-i·a."""
         return a[1], self.f.neg(a[0])
 
@@ -54,15 +54,15 @@ class Complex:
         return [self.add(a[0], a[1]), self.sub(a[0], a[1])]
 
     def _three(self, a: list[Pair]) -> list[Pair]:
-        total, apart = self.add(a[1], a[2]), self.turned(self.sub(a[1], a[2]))
-        middle = self.plus_scaled(a[0], total, -0.5)
+        total, apart = self.add(a[1], a[2]), self.times_minus_i(self.sub(a[1], a[2]))
+        middle = self.add_scaled(a[0], total, -0.5)
         sine = math.sqrt(0.75)
-        ends = self.plus_scaled(middle, apart, sine), self.plus_scaled(middle, apart, -sine)
+        ends = self.add_scaled(middle, apart, sine), self.add_scaled(middle, apart, -sine)
         return [self.add(a[0], total), *ends]
 
     def _four(self, a: list[Pair]) -> list[Pair]:
         even, odd = self._two([a[0], a[2]]), self._two([a[1], a[3]])
-        turned = self.turned(odd[1])
+        turned = self.times_minus_i(odd[1])
         return [
             self.add(even[0], odd[0]), self.add(even[1], turned),
             self.sub(even[0], odd[0]), self.sub(even[1], turned),
@@ -70,42 +70,42 @@ class Complex:
 
     def _five(self, a: list[Pair]) -> list[Pair]:
         sums = self.add(a[1], a[4]), self.add(a[2], a[3])
-        apart = self.turned(self.sub(a[1], a[4])), self.turned(self.sub(a[2], a[3]))
+        apart = self.times_minus_i(self.sub(a[1], a[4])), self.times_minus_i(self.sub(a[2], a[3]))
         found = [self.add(a[0], self.add(*sums))]
         ends = []
         for k in (1, 2):
             cosines = [math.cos(2 * math.pi * k * j / 5) for j in (1, 2)]
             sines = [math.sin(2 * math.pi * k * j / 5) for j in (1, 2)]
-            middle = self.plus_scaled(
-                self.plus_scaled(a[0], sums[0], cosines[0]), sums[1], cosines[1]
+            middle = self.add_scaled(
+                self.add_scaled(a[0], sums[0], cosines[0]), sums[1], cosines[1]
             )
             zero = self.f.const(0.0)
-            side = self.plus_scaled(
-                self.plus_scaled((zero, zero), apart[0], sines[0]), apart[1], sines[1]
+            side = self.add_scaled(
+                self.add_scaled((zero, zero), apart[0], sines[0]), apart[1], sines[1]
             )
             ends.append((self.add(middle, side), self.sub(middle, side)))
         return [*found, ends[0][0], ends[1][0], ends[1][1], ends[0][1]]
 
 
-class Inside:
+class WorkBuffers:
     """Memory of ours for two times as many transforms as there are lanes, of n + 1 elements."""
 
-    def __init__(self, flow: Flow, element: str, base: str, n: int) -> None:
+    def __init__(self, flow: KernelWriter, element: str, base: str, n: int) -> None:
         self.flow, self.element, self.lanes = flow, element, lanes_of(element)
-        self.buffers = [base, flow.at(base, element, 2 * self.lanes * (n + 1))]
+        self.buffers = [base, flow.gep(base, element, 2 * self.lanes * (n + 1))]
 
-    def read(self, buffer: str, at: str) -> Pair:
+    def load(self, buffer: str, at: str) -> Pair:
         place, kind, item = self._place(buffer, at)
         real = self.flow.load(kind, place, item)
-        return real, self.flow.load(kind, self.flow.at(place, self.element, self.lanes), item)
+        return real, self.flow.load(kind, self.flow.gep(place, self.element, self.lanes), item)
 
-    def keep(self, buffer: str, value: Pair, at: str) -> None:
+    def store(self, buffer: str, value: Pair, at: str) -> None:
         place, kind, item = self._place(buffer, at)
         self.flow.store(kind, value[0], place, item)
-        self.flow.store(kind, value[1], self.flow.at(place, self.element, self.lanes), item)
+        self.flow.store(kind, value[1], self.flow.gep(place, self.element, self.lanes), item)
 
     def _place(self, buffer: str, at: str) -> tuple[str, str, int]:
-        place = self.flow.at(buffer, self.element, self.flow.mul(at, 2 * self.lanes))
+        place = self.flow.gep(buffer, self.element, self.flow.mul(at, 2 * self.lanes))
         return place, f"<{self.lanes} x {self.element}>", BYTES[self.element]
 
 
@@ -113,14 +113,16 @@ CLOSE, ROWS, APART = "close", "rows", "apart"
 """How transforms lie in memory: side by side; each a row of whole registers; in another way."""
 
 
-class Outside:
+class ArrayElements:
     """Elements of as many transforms as there are lanes, where they are.
 
     Args:
         inverse: real and imaginary parts change places, there and back.
     """
 
-    def __init__(self, flow: Flow, element: str, base: str, layout: str, inverse: bool) -> None:
+    def __init__(
+        self, flow: KernelWriter, element: str, base: str, layout: str, inverse: bool
+    ) -> None:
         self.flow, self.element, self.base = flow, element, base
         self.lanes = lanes_of(element)
         self.close, self.rows, self.inverse = layout == CLOSE, layout == ROWS, inverse
@@ -128,83 +130,85 @@ class Outside:
         self.starts: list[str] = []
         self.left = ""
 
-    def group(self, offsets: str, mask: str, left: str) -> None:
+    def select_group(self, offsets: str, mask: str, left: str) -> None:
         """Go to transforms that begin at these bytes, of which so many are stored, as a mask says
         as well."""
         flow = self.flow
         self.left = left
         if self.rows:
             self.starts = [
-                flow.at(self.base, "i8", flow.load("i64", flow.at(offsets, "i64", lane), 8))
+                flow.gep(self.base, "i8", flow.load("i64", flow.gep(offsets, "i64", lane), 8))
                 for lane in range(self.lanes)
             ]
             self.mask = mask
             return
         if self.close:
-            self.first = flow.at(self.base, "i8", flow.load("i64", offsets, 8))
+            self.first = flow.gep(self.base, "i8", flow.load("i64", offsets, 8))
         else:
             self.offsets = flow.load(f"<{self.lanes} x i64>", offsets, 8)
         self.mask = mask
 
-    def take(self, buffer: str, n: int) -> None:
+    def load_rows(self, buffer: str, n: int) -> None:
         """All elements of the transforms into memory of ours, register by register of each row."""
         flow, lanes, element = self.flow, self.lanes, self.element
         kind, each = f"<{lanes} x {element}>", lanes // 2
 
         def some(j: str) -> None:
             given = [
-                flow.load(kind, flow.at(start, element, flow.mul(j, 2)), BYTES[element])
+                flow.load(kind, flow.gep(start, element, flow.mul(j, 2)), BYTES[element])
                 for start in self.starts
             ]
-            place = flow.at(buffer, element, flow.mul(j, 2 * lanes))
-            for i, value in enumerate(_exchanged(flow, element, given)):
-                to = flow.at(place, element, (i ^ int(self.inverse)) * lanes)
+            place = flow.gep(buffer, element, flow.mul(j, 2 * lanes))
+            for i, value in enumerate(_transpose_registers(flow, element, given)):
+                to = flow.gep(place, element, (i ^ int(self.inverse)) * lanes)
                 flow.store(kind, value, to, BYTES[element])
 
         flow.loop("0", n, (), some, each)
 
-    def give(self, buffer: str, n: int) -> None:
+    def store_rows(self, buffer: str, n: int) -> None:
         """The way back."""
         flow, lanes, element = self.flow, self.lanes, self.element
         kind, each = f"<{lanes} x {element}>", lanes // 2
 
         def some(j: str) -> None:
-            place = flow.at(buffer, element, flow.mul(j, 2 * lanes))
+            place = flow.gep(buffer, element, flow.mul(j, 2 * lanes))
             given = [
                 flow.load(
-                    kind, flow.at(place, element, (i ^ int(self.inverse)) * lanes), BYTES[element]
+                    kind, flow.gep(place, element, (i ^ int(self.inverse)) * lanes), BYTES[element]
                 )
                 for i in range(lanes)
             ]
-            for lane, value in enumerate(_exchanged(flow, element, given)):
+            for lane, value in enumerate(_transpose_registers(flow, element, given)):
                 self._store_row(kind, value, lane, j)
 
         flow.loop("0", n, (), some, each)
 
-    def take_last(self, buffer: str, n: int) -> None:
+    def load_last(self, buffer: str, n: int) -> None:
         """Element n of the transforms."""
         flow, lanes, element = self.flow, self.lanes, self.element
         kind, item = f"<{lanes} x {element}>", BYTES[element]
         for part in range(2):
             value = "poison"
             for lane, start in enumerate(self.starts):
-                one = flow.load(element, flow.at(start, element, 2 * n + part), item)
+                one = flow.load(element, flow.gep(start, element, 2 * n + part), item)
                 value = flow.write(f"insertelement {kind} {value}, {element} {one}, i64 {lane}")
-            flow.store(kind, value, flow.at(buffer, element, (2 * n + part) * lanes), item)
+            flow.store(kind, value, flow.gep(buffer, element, (2 * n + part) * lanes), item)
 
-    def give_last(self, buffer: str, n: int) -> None:
+    def store_last(self, buffer: str, n: int) -> None:
         """The way back."""
         flow, lanes, element = self.flow, self.lanes, self.element
         kind, item = f"<{lanes} x {element}>", BYTES[element]
         values = [
-            flow.load(kind, flow.at(buffer, element, (2 * n + part) * lanes), item)
+            flow.load(kind, flow.gep(buffer, element, (2 * n + part) * lanes), item)
             for part in range(2)
         ]
 
         def one(lane: int) -> None:
             for part, value in enumerate(values):
                 number = flow.write(f"extractelement {kind} {value}, i64 {lane}")
-                flow.store(element, number, flow.at(self.starts[lane], element, 2 * n + part), item)
+                flow.store(
+                    element, number, flow.gep(self.starts[lane], element, 2 * n + part), item
+                )
 
         for lane in range(lanes):
             flow.when(flow.step("icmp sgt", self.left, lane), (), partial(one, lane))
@@ -212,31 +216,31 @@ class Outside:
     def _store_row(self, kind: str, value: str, lane: int, j: str) -> None:
         flow, item = self.flow, BYTES[self.element]
         there = flow.step("icmp sgt", self.left, lane)
-        to = flow.at(self.starts[lane], self.element, flow.mul(j, 2))
+        to = flow.gep(self.starts[lane], self.element, flow.mul(j, 2))
         flow.when(there, (), lambda: flow.store(kind, value, to, item))
 
-    def _shuffled(self, value: str, other: str, order: list[int], width: int) -> str:
+    def _shuffle(self, value: str, other: str, order: list[int], width: int) -> str:
         kind = f"<{width} x {self.element}>"
         places = ", ".join(f"i32 {i}" for i in order)
         return self.flow.write(
             f"shufflevector {kind} {value}, {kind} {other}, <{len(order)} x i32> <{places}>"
         )
 
-    def read(self, ahead: str) -> Pair:
+    def load(self, ahead: str) -> Pair:
         """The elements that are so many bytes from the first ones."""
         flow, lanes = self.flow, self.lanes
         twice = f"<{2 * lanes} x {self.element}>"
         if self.close:
-            whole = flow.load(twice, flow.at(self.first, "i8", ahead), BYTES[self.element])
+            whole = flow.load(twice, flow.gep(self.first, "i8", ahead), BYTES[self.element])
         elif self.element == "float":
-            wide = self._gathered("double", flow.at(self.base, "i8", ahead))
+            wide = self._gather("double", flow.gep(self.base, "i8", ahead))
             whole = flow.write(f"bitcast <{lanes} x double> {wide} to {twice}")
         else:
-            place = flow.at(self.base, "i8", ahead)
-            parts = [self._gathered("double", p) for p in (place, flow.at(place, "i8", 8))]
+            place = flow.gep(self.base, "i8", ahead)
+            parts = [self._gather("double", p) for p in (place, flow.gep(place, "i8", 8))]
             return (parts[1], parts[0]) if self.inverse else (parts[0], parts[1])
         real, imaginary = (
-            self._shuffled(whole, "poison", list(range(i, 2 * lanes, 2)), 2 * lanes)
+            self._shuffle(whole, "poison", list(range(i, 2 * lanes, 2)), 2 * lanes)
             for i in range(2)
         )
         return (imaginary, real) if self.inverse else (real, imaginary)
@@ -245,7 +249,7 @@ class Outside:
         kind = f"<{self.lanes} x i64>"
         return self.flow.write(f"getelementptr i8, ptr {place}, {kind} {self.offsets}")
 
-    def _gathered(self, element: str, place: str) -> str:
+    def _gather(self, element: str, place: str) -> str:
         flow, lanes = self.flow, self.lanes
         kind, name = f"<{lanes} x {element}>", f"@llvm.masked.gather.v{lanes}f64.v{lanes}p0"
         flow.declare(name, f"declare {kind} {name}(<{lanes} x ptr>, i32, <{lanes} x i1>, {kind})")
@@ -254,7 +258,7 @@ class Outside:
             f"<{lanes} x i1> splat (i1 true), {kind} poison)"
         )
 
-    def _scattered(self, value: str, place: str) -> None:
+    def _scatter(self, value: str, place: str) -> None:
         flow, lanes = self.flow, self.lanes
         kind, name = f"<{lanes} x double>", f"@llvm.masked.scatter.v{lanes}f64.v{lanes}p0"
         flow.declare(name, f"declare void {name}({kind}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
@@ -263,31 +267,31 @@ class Outside:
             f"<{lanes} x i1> {self.mask})"
         )
 
-    def keep(self, value: Pair, ahead: str) -> None:
+    def store(self, value: Pair, ahead: str) -> None:
         flow, lanes = self.flow, self.lanes
         real, imaginary = (value[1], value[0]) if self.inverse else value
         if not self.close and self.element == "double":
-            place = flow.at(self.base, "i8", ahead)
-            self._scattered(real, place)
-            self._scattered(imaginary, flow.at(place, "i8", 8))
+            place = flow.gep(self.base, "i8", ahead)
+            self._scatter(real, place)
+            self._scatter(imaginary, flow.gep(place, "i8", 8))
             return
         order = [i // 2 + lanes * (i % 2) for i in range(2 * lanes)]
-        whole = self._shuffled(real, imaginary, order, lanes)
+        whole = self._shuffle(real, imaginary, order, lanes)
         twice = f"<{2 * lanes} x {self.element}>"
         if self.close:
-            flow.store(twice, whole, flow.at(self.first, "i8", ahead), BYTES[self.element])
+            flow.store(twice, whole, flow.gep(self.first, "i8", ahead), BYTES[self.element])
         else:
             wide = flow.write(f"bitcast {twice} {whole} to <{lanes} x double>")
-            self._scattered(wide, flow.at(self.base, "i8", ahead))
+            self._scatter(wide, flow.gep(self.base, "i8", ahead))
 
 
-def _exchanged(flow: Flow, element: str, rows: list[str]) -> list[str]:
+def _transpose_registers(flow: KernelWriter, element: str, rows: list[str]) -> list[str]:
     """A square of registers with rows and columns exchanged: squares within squares change
     places."""
     width, side = len(rows), 1
     rows, lanes, kind = list(rows), range(len(rows)), f"<{len(rows)} x {element}>"
 
-    def shuffled(a: str, b: str, order: list[int]) -> str:
+    def shuffle(a: str, b: str, order: list[int]) -> str:
         places = ", ".join(f"i32 {i}" for i in order)
         return flow.write(f"shufflevector {kind} {a}, {kind} {b}, <{width} x i32> <{places}>")
 
@@ -295,9 +299,7 @@ def _exchanged(flow: Flow, element: str, rows: list[str]) -> list[str]:
         for i in lanes:
             if not i & side:
                 a, b = rows[i], rows[i + side]
-                rows[i] = shuffled(a, b, [width + n - side if n & side else n for n in lanes])
-                rows[i + side] = shuffled(
-                    a, b, [width + n if n & side else n + side for n in lanes]
-                )
+                rows[i] = shuffle(a, b, [width + n - side if n & side else n for n in lanes])
+                rows[i + side] = shuffle(a, b, [width + n if n & side else n + side for n in lanes])
         side *= 2
     return rows

@@ -14,8 +14,14 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ops.kernels.codegen.control_flow import BYTES, Flow, lanes_of
-from graphflow.ops.kernels.fft.dft_lanes import ROWS, Complex, Inside, Outside, Pair
+from graphflow.ops.kernels.codegen.control_flow import BYTES, KernelWriter, lanes_of
+from graphflow.ops.kernels.fft.dft_lanes import (
+    ROWS,
+    ArrayElements,
+    ComplexVectors,
+    Pair,
+    WorkBuffers,
+)
 
 
 def radices(n: int) -> tuple[int, ...] | None:
@@ -41,18 +47,18 @@ def twiddles(n: int, dtype: Any) -> Any:
     return np.concatenate([*parts, np.zeros(1)]).astype(dtype)
 
 
-def _root(flow: Flow, element: str, base: str, i: int) -> Pair:
+def _load_twiddle(flow: KernelWriter, element: str, base: str, i: int) -> Pair:
     """Twiddle i from a place on, in all lanes."""
     lanes, item = lanes_of(element), BYTES[element]
     real, imaginary = (
-        flow.spread(lanes, element, flow.load(element, flow.at(base, element, 2 * i + x), item))
+        flow.broadcast(lanes, element, flow.load(element, flow.gep(base, element, 2 * i + x), item))
         for x in (0, 1)
     )
     return real, imaginary
 
 
 @dataclass
-class _Halves:
+class _RealTransform:
     """Transforms of 2·n real numbers by those of n complex ones, which are the even elements and i
     times the odd ones.
 
@@ -60,9 +66,9 @@ class _Halves:
         factors: where the twiddles are; the roots of unity for this begin at `base` of them.
     """
 
-    flow: Flow
-    steps: Complex
-    inside: Inside
+    flow: KernelWriter
+    steps: ComplexVectors
+    inside: WorkBuffers
     n: int
     factors: str
     base: int
@@ -70,7 +76,7 @@ class _Halves:
     def split(self, here: str, there: str) -> None:
         """From the transform of even and odd elements to that of all of them."""
         flow, steps, f = self.flow, self.steps, self.steps.f
-        read, keep = self.inside.read, self.inside.keep
+        read, keep = self.inside.load, self.inside.store
         half = f.const(0.5)
         begin = read(here, "0")
         keep(there, (f.add(*begin), f.const(0.0)), "0")
@@ -80,8 +86,8 @@ class _Halves:
             other = flow.step("sub", self.n, k)
             a, b = read(here, k), read(here, other)
             b = b[0], f.neg(b[1])
-            even = steps.scaled(steps.add(a, b), half)
-            odd = steps.mul(steps.turned(steps.scaled(steps.sub(a, b), half)), self._root(k))
+            even = steps.scale(steps.add(a, b), half)
+            odd = steps.mul(steps.times_minus_i(steps.scale(steps.sub(a, b), half)), self._root(k))
             keep(there, steps.add(even, odd), k)
             last = steps.sub(even, odd)
             keep(there, (last[0], f.neg(last[1])), other)
@@ -91,7 +97,7 @@ class _Halves:
     def join(self, here: str, there: str) -> None:
         """The way back, with real and imaginary parts exchanged: what follows is an inverse."""
         flow, steps, f = self.flow, self.steps, self.steps.f
-        read, keep = self.inside.read, self.inside.keep
+        read, keep = self.inside.load, self.inside.store
         first, last = read(here, "0")[0], read(here, str(self.n))[0]
         keep(there, (f.sub(first, last), f.add(first, last)), "0")
 
@@ -110,8 +116,8 @@ class _Halves:
 
     def _root(self, at: str) -> Pair:
         flow, element = self.flow, self.inside.element
-        place = flow.at(self.factors, element, flow.add(flow.mul(at, 2), self.base))
-        return _root(flow, element, place, 0)
+        place = flow.gep(self.factors, element, flow.add(flow.mul(at, 2), self.base))
+        return _load_twiddle(flow, element, place, 0)
 
 
 def transform(
@@ -127,24 +133,24 @@ def transform(
         real: "half": rows of 2·n real numbers as n complex ones, to the n + 1 frequencies that say
             all of them; "whole": back, times 2. Rows of complex numbers otherwise.
     """
-    flow = Flow()
+    flow = KernelWriter()
     source, target, offsets_in, offsets_out, factors, memory = (flow.pointer(i) for i in range(6))
     step_in, step_out, count = (flow.size(i) for i in range(3))
     lanes = lanes_of(element)
-    steps = Complex(flow.floats(lanes, element))
+    steps = ComplexVectors(flow.floats(lanes, element))
     scale = ""
     if scaled:
         scale = flow.write(f"bitcast i64 {flow.size(3)} to double")
         if element == "float":
             scale = flow.write(f"fptrunc double {scale} to float")
-        scale = flow.spread(lanes, element, scale)
-    into = Outside(flow, element, source, layout, inverse)
-    out_of = Outside(flow, element, target, layout, inverse or real == "whole")
+        scale = flow.broadcast(lanes, element, scale)
+    into = ArrayElements(flow, element, source, layout, inverse)
+    out_of = ArrayElements(flow, element, target, layout, inverse or real == "whole")
     by_rows = layout == ROWS
-    inside = Inside(flow, element, memory, n)
-    buffers, read, keep = inside.buffers, inside.read, inside.keep
+    inside = WorkBuffers(flow, element, memory, n)
+    buffers, read, keep = inside.buffers, inside.load, inside.store
     passes = radices(n) or ()
-    halves = _Halves(flow, steps, inside, n, factors, len(twiddles(n, np.float64)) - 1)
+    halves = _RealTransform(flow, steps, inside, n, factors, len(twiddles(n, np.float64)) - 1)
 
     def one_pass(i: int, size: int, stride: int, factor: int) -> None:
         """Butterflies of `size` elements, `stride` of which stand side by side."""
@@ -158,7 +164,7 @@ def transform(
                 start = flow.add(q, flow.mul(p, stride))
                 places = [flow.add(start, stride * m * k) for k in range(radix)]
                 given = [
-                    into.read(flow.mul(at, step_in)) if first else read(here, at) for at in places
+                    into.load(flow.mul(at, step_in)) if first else read(here, at) for at in places
                 ]
                 found = steps.butterfly(given)
                 begin = flow.add(q, flow.mul(p, stride * radix))
@@ -167,17 +173,17 @@ def transform(
                     if roots and j:
                         value = steps.mul(value, roots[j - 1])
                     if last and scaled:
-                        value = steps.scaled(value, scale)
+                        value = steps.scale(value, scale)
                     if not last or by_rows:
                         keep(there, value, at)
                     else:
-                        out_of.keep(value, flow.mul(at, step_out))
+                        out_of.store(value, flow.mul(at, step_out))
 
             flow.loop("0", stride, (), one)
 
         def group(p: str) -> None:
-            base = flow.at(factors, element, flow.add(flow.mul(p, 2 * (radix - 1)), factor))
-            butterflies(p, [_root(flow, element, base, j) for j in range(radix - 1)])
+            base = flow.gep(factors, element, flow.add(flow.mul(p, 2 * (radix - 1)), factor))
+            butterflies(p, [_load_twiddle(flow, element, base, j) for j in range(radix - 1)])
 
         if m > 1:
             flow.loop("0", m, (), group)
@@ -186,16 +192,16 @@ def transform(
 
     def transforms(g: str) -> None:
         left = flow.step("sub", count, flow.mul(g, lanes))
-        mask = flow.first_lanes(lanes, flow.least(left, lanes))
+        mask = flow.first_lanes(lanes, flow.minimum(left, lanes))
         at = flow.mul(g, lanes)
-        into.group(flow.at(offsets_in, "i64", at), mask, left)
-        out_of.group(flow.at(offsets_out, "i64", at), mask, left)
+        into.select_group(flow.gep(offsets_in, "i64", at), mask, left)
+        out_of.select_group(flow.gep(offsets_out, "i64", at), mask, left)
         if real == "whole":
-            into.take(buffers[0], n)
-            into.take_last(buffers[0], n)
+            into.load_rows(buffers[0], n)
+            into.load_last(buffers[0], n)
             halves.join(buffers[0], buffers[1])
         elif by_rows:
-            into.take(buffers[1], n)
+            into.load_rows(buffers[1], n)
         size, stride, factor = n, 1, 0
         for i, radix in enumerate(passes):
             one_pass(i, size, stride, factor)
@@ -205,9 +211,9 @@ def transform(
         if real == "half":
             halves.split(buffers[found], buffers[1 - found])
             found = 1 - found
-            out_of.give_last(buffers[found], n)
+            out_of.store_last(buffers[found], n)
         if by_rows:
-            out_of.give(buffers[found], n)
+            out_of.store_rows(buffers[found], n)
 
     flow.loop("%start", "%stop", (), transforms)
-    return flow.function()
+    return flow.finish()

@@ -8,9 +8,9 @@ far in memory that the nearest cache holds. Sums are those of `reductions.py`, i
 
 from __future__ import annotations
 
-from graphflow.ops.kernels.codegen.elementwise_emitter import Region, Source
-from graphflow.ops.kernels.codegen.expression_trace import Step
-from graphflow.ops.kernels.fusion.reductions import BLOCK, CHUNK, Nest, least
+from graphflow.ops.kernels.codegen.elementwise_emitter import KernelSource, Region
+from graphflow.ops.kernels.codegen.expression_trace import ScalarStep
+from graphflow.ops.kernels.fusion.reductions import BLOCK, CHUNK, ReductionWriter, unsigned_minimum
 
 _STRIPS = 32
 """Strips of a band, at most: of float32 a page, of which the nearest cache holds the sums."""
@@ -22,24 +22,24 @@ of them. Shorter ones are a single stream if they are read one at a time, which 
 many bytes come from memory."""
 
 
-def write(region: Region, wide: bool = False) -> Source:
+def write_reduction(region: Region, wide: bool = False) -> KernelSource:
     """The kernel of a region with reductions.
 
     Args:
         wide: as of `Module`.
     """
     if region.over == "columns":
-        bands = _Bands(region, wide)
-        if bands.fit:
+        bands = _BandWriter(region, wide)
+        if bands.fits:
             return bands.source()
-    return Nest(region, wide).source()
+    return ReductionWriter(region, wide).source()
 
 
-class _Bands(Nest):
+class _BandWriter(ReductionWriter):
     """The loops over some rows of a band, its strips, and these rows."""
 
     @property
-    def fit(self) -> bool:
+    def fits(self) -> bool:
         """Whether one pass reduces the columns, and nothing of a column has to be known before."""
         one_pass = all(self.ready[s] <= (self.levels[s] < 2) for s in self.used) and not any(
             self.ready[s] for s, whole in zip(self.results, self.whole, strict=True) if whole
@@ -49,26 +49,26 @@ class _Bands(Nest):
 
     # Where a band and a strip are ---------------------------------------------------------------
 
-    def _places(self) -> list[str]:
+    def _unit_start(self) -> list[str]:
         return [
-            *self._begins(),
+            *self._unit_addresses(),
             "  %strips.row = sub i64 %blocks, %block",
             "  %strips.all = sub i64 %stop, %u",
-            *least("%strips.most", str(_STRIPS), "%strips.row"),
-            *least("%strips", "%strips.most", "%strips.all"),
+            *unsigned_minimum("%strips.most", str(_STRIPS), "%strips.row"),
+            *unsigned_minimum("%strips", "%strips.most", "%strips.all"),
             *self._rows(),
             "  br label %turn",
             "turn:",
             "  %first = phi i64 [0, %unit], [%stop.rows, %turn.end]",
             "  %first.next = add i64 %first, %rows.most",
-            *least("%stop.rows", "%first.next", "%n"),
+            *unsigned_minimum("%stop.rows", "%first.next", "%n"),
             "  %last = icmp eq i64 %stop.rows, %n",
             *self._bounds(),
             "  br label %strip",
             "strip:",
             "  %v = phi i64 [0, %turn], [%v.next, %strip.end]",
             "  %at = add i64 %block, %v",
-            *self._strip("%at"),
+            *self._strip_start("%at"),
         ]
 
     def _rows(self) -> list[str]:
@@ -93,35 +93,36 @@ class _Bands(Nest):
 
     # Sums so far --------------------------------------------------------------------------------
 
-    def _memory(self, level: int, step: Step) -> str:
+    def _sums_address(self, level: int, step: ScalarStep) -> str:
         return f"%a{level}.{self._number(step)}"
 
-    def _so_far(self, level: int, begins: str, name: str) -> list[str]:
+    def _load_sums(self, level: int, begins: str, name: str) -> list[str]:
         """What a strip has summed on a level, or the beginning of it."""
         lines = []
         for s in self.passes[0].sums:
-            kind, n = self._kind(s), self._number(s)
+            kind, n = self._vector_type(s), self._number(s)
             lines += [
-                f"  %pl{level}.{n} = getelementptr {kind}, ptr {self._memory(level, s)}, i64 %v",
+                f"  %pl{level}.{n} = getelementptr {kind}, ptr {self._sums_address(level, s)}, "
+                "i64 %v",
                 f"  %kept{level}.{n} = load {kind}, ptr %pl{level}.{n}, align 64",
-                f"  {name}.{n} = select i1 {begins}, {kind} {self._start(s)}, "
+                f"  {name}.{n} = select i1 {begins}, {kind} {self._neutral(s)}, "
                 f"{kind} %kept{level}.{n}",
             ]
         return lines
 
-    def _left(self, level: int, name: str) -> list[str]:
+    def _store_sums(self, level: int, name: str) -> list[str]:
         return [
-            f"  store {self._kind(s)} {name}.{self._number(s)}, "
+            f"  store {self._vector_type(s)} {name}.{self._number(s)}, "
             f"ptr %pl{level}.{self._number(s)}, align 64"
             for s in self.passes[0].sums
         ]
 
-    def _closed(self, name: str, sums: str, value: str) -> list[str]:
+    def _add_to_level(self, name: str, sums: str, value: str) -> list[str]:
         """The sums of a level with what was summed on the one below."""
         lines = []
         for s in self.passes[0].sums:
             n = self._number(s)
-            lines += self._joined(s, f"{name}.{n}", f"{sums}.{n}", f"{value}.{n}")
+            lines += self._combine(s, f"{name}.{n}", f"{sums}.{n}", f"{value}.{n}")
         return lines
 
     # The loops ----------------------------------------------------------------------------------
@@ -129,29 +130,30 @@ class _Bands(Nest):
     def _head(self) -> list[str]:
         lines = super()._head()
         memory = [
-            f"  {self._memory(level, s)} = alloca [{_STRIPS} x {self._kind(s)}], align 64"
+            f"  {self._sums_address(level, s)} = alloca [{_STRIPS} x {self._vector_type(s)}], "
+            "align 64"
             for level in range(3 if self._is_deep(0) else 1)
             for s in self.passes[0].sums
         ]
         at = lines.index("entry:") + 1
         return [*lines[:at], *memory, *lines[at:]]
 
-    def _loops(self, k: int) -> list[str]:
+    def _pass_loops(self, k: int) -> list[str]:
         each = self.passes[k]
-        self._body(k)
+        self._write_body(k)
         number = self._number
         lines = [
-            *self._so_far(0, "%opens", "%s0"),
+            *self._load_sums(0, "%opens", "%s0"),
             "  %none = icmp eq i64 %n, 0",
             "  br i1 %none, label %after, label %rows",
             "rows:",
             f"  %i{k} = phi i64 [%first, %strip], [%next, %rows.end]",
-            *(f"  %u0{k}.{number(s)} = phi {self._kind(s)} [%s0.{number(s)}, %strip], "
+            *(f"  %u0{k}.{number(s)} = phi {self._vector_type(s)} [%s0.{number(s)}, %strip], "
               f"[%w0{k}.{number(s)}, %rows.end]" for s in each.sums),
             *each.lines,
         ]  # fmt: skip
         for s in each.sums:
-            lines += self._taken(k, s)
+            lines += self._accumulate(k, s)
         lines += [
             "  br label %rows.end",
             "rows.end:",
@@ -159,14 +161,14 @@ class _Bands(Nest):
             "  %more = icmp ult i64 %next, %stop.rows",
             "  br i1 %more, label %rows, label %after",
             "after:",
-            *(f"  %x0.{number(s)} = phi {self._kind(s)} [%s0.{number(s)}, %strip], "
+            *(f"  %x0.{number(s)} = phi {self._vector_type(s)} [%s0.{number(s)}, %strip], "
               f"[%w0{k}.{number(s)}, %rows.end]" for s in each.sums),
         ]  # fmt: skip
-        lines += self._kept_or_closed()
+        lines += self._store_or_close()
         for s in each.sums:
-            kind, value = self._kind(s), f"%x{2 * self._is_deep(k)}.{number(s)}"
+            kind, value = self._vector_type(s), f"%x{2 * self._is_deep(k)}.{number(s)}"
             lines.append(f"  %h{k}.{number(s)} = select i1 true, {kind} {value}, {kind} {value}")
-            lines += self._folded(k, s)
+            lines += self._fold_lanes(k, s)
         return lines + self.between[k + 1]
 
     def _bounds(self) -> list[str]:
@@ -188,26 +190,26 @@ class _Bands(Nest):
             f"  %opens.all = icmp ult i64 %first, {rows}",
         ]
 
-    def _kept_or_closed(self) -> list[str]:
+    def _store_or_close(self) -> list[str]:
         """Keep the sums of these rows, unless they are the last of all; at the end of a chunk or a
         block, add them to those of the level above."""
         if not self._is_deep(0):
             return [
                 "  br i1 %last, label %finish, label %leave0",
-                "leave0:", *self._left(0, "%x0"), "  br label %strip.end",
+                "leave0:", *self._store_sums(0, "%x0"), "  br label %strip.end",
                 "finish:",
             ]  # fmt: skip
         return [
             "  br i1 %closes, label %close1, label %leave0",
-            "leave0:", *self._left(0, "%x0"), "  br label %strip.end",
-            "close1:", *self._so_far(1, "%opens.block", "%s1"),
-            *self._closed("%x1", "%s1", "%x0"),
+            "leave0:", *self._store_sums(0, "%x0"), "  br label %strip.end",
+            "close1:", *self._load_sums(1, "%opens.block", "%s1"),
+            *self._add_to_level("%x1", "%s1", "%x0"),
             "  br i1 %closes.block, label %close2, label %leave1",
-            "leave1:", *self._left(1, "%x1"), "  br label %strip.end",
-            "close2:", *self._so_far(2, "%opens.all", "%s2"),
-            *self._closed("%x2", "%s2", "%x1"),
+            "leave1:", *self._store_sums(1, "%x1"), "  br label %strip.end",
+            "close2:", *self._load_sums(2, "%opens.all", "%s2"),
+            *self._add_to_level("%x2", "%s2", "%x1"),
             "  br i1 %last, label %finish, label %leave2",
-            "leave2:", *self._left(2, "%x2"), "  br label %strip.end",
+            "leave2:", *self._store_sums(2, "%x2"), "  br label %strip.end",
             "finish:",
         ]  # fmt: skip
 

@@ -14,78 +14,82 @@ import numpy as np
 from graphflow.errors import GraphflowError, Untraceable
 from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec, as_dtype, is_half
-from graphflow.ops.kernels.codegen.elementwise_emitter import Region, attributes
+from graphflow.ops.kernels.codegen.elementwise_emitter import Region, freeze_attributes
 from graphflow.ops.kernels.codegen.expression_trace import (
     DTYPES,
     ROWS,
     XP,
-    Step,
+    ExpressionTrace,
+    ScalarStep,
     Symbol,
-    Trace,
-    record,
+    record_expression,
 )
-from graphflow.ops.kernels.fusion.region_kernels import Traced
+from graphflow.ops.kernels.fusion.region_kernels import TracedOp
 
 _SINGLE = np.dtype("float32")
 _EXACT = frozenset(map(np.dtype, ("bool", "int8", "uint8", "float32")))
 """Dtypes whose numbers are float32's: from these, rounding to 16 bits by way of it is one step."""
 
 
-def trace_of(region: Region) -> tuple[Trace, list[Step]]:
+def trace_region(region: Region) -> tuple[ExpressionTrace, list[ScalarStep]]:
     """The steps of a region, and those of its results.
 
     Raises:
         Untraceable: an op has no trace.
     """
-    trace = Trace()
+    trace = ExpressionTrace()
     inputs = [trace.input(i, as_dtype(o.dtype)) for i, o in enumerate(region.operands)]
     values: list[Symbol] = []
     for applied in region.ops:
         given = [values[i] if inner else inputs[i] for inner, i in applied.inputs]
         attrs = {name: value for name, value, _ in applied.attrs}
-        values.append(_value(trace, applied.op, given, attrs))
+        values.append(_record_op(trace, applied.op, given, attrs))
     return trace, [values[i].step for i in region.results]
 
 
-_known: dict[Any, Traced | None] = {}
+_trace_cache: dict[Any, TracedOp | None] = {}
 
 
-def traced(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> Traced | None:
+def trace_op(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> TracedOp | None:
     """What a CUDA kernel of the op gives; None where there is none."""
-    items = attributes(attrs)
+    items = freeze_attributes(attrs)
     if op.expr is None or items is None or not dtypes:
         return None
     if not (op.elementwise or op.rows is not None):
         return None
     key = (op, tuple(dtypes), items)
-    if key not in _known:
-        _known[key] = _traced(op, dtypes, attrs)
-    return _known[key]
+    if key not in _trace_cache:
+        _trace_cache[key] = _trace_uncached(op, dtypes, attrs)
+    return _trace_cache[key]
 
 
-def _traced(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> Traced | None:
+def _trace_uncached(
+    op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]
+) -> TracedOp | None:
     if not all(dtype in DTYPES or is_half(dtype) for dtype in dtypes):
         return None
-    trace = Trace()
+    trace = ExpressionTrace()
     try:
-        value = _value(trace, op, [trace.input(i, d) for i, d in enumerate(dtypes)], attrs)
+        value = _record_op(trace, op, [trace.input(i, d) for i, d in enumerate(dtypes)], attrs)
     except Untraceable:
         return None
-    return Traced(value.dtype, approximate=False)
+    return TracedOp(value.dtype, approximate=False)
 
 
-def _value(trace: Trace, op: Op, given: Sequence[Symbol], attrs: Mapping[str, Any]) -> Symbol:
+def _record_op(
+    trace: ExpressionTrace, op: Op, given: Sequence[Symbol], attrs: Mapping[str, Any]
+) -> Symbol:
     assert op.expr is not None
     halves = any(is_half(symbol.dtype) for symbol in given)
     if op.name == "astype" and (halves or is_half(as_dtype(attrs["dtype"]))):
         return _cast(trace, given[0], as_dtype(attrs["dtype"]))
     xp = XP if op.rows is None else ROWS
     if not halves:
-        return record(trace, op.expr, given, attrs, xp)
+        return record_expression(trace, op.expr, given, attrs, xp)
     if op.rows is not None or op.name == "bitcast":
         raise Untraceable(f"{op.name} of 16-bit floats is not generated")
     wide = [_cast(trace, s, _SINGLE) if is_half(s.dtype) else s for s in given]
-    result = record(trace, op.expr, wide, attrs, xp)
+    result = record_expression(trace, op.expr, wide, attrs, xp)
     try:
         wanted = op.infer(*(TensorSpec((), s.dtype) for s in given), **attrs)
     except GraphflowError as error:
@@ -95,7 +99,7 @@ def _value(trace: Trace, op: Op, given: Sequence[Symbol], attrs: Mapping[str, An
     return result
 
 
-def _cast(trace: Trace, symbol: Symbol, dtype: np.dtype[Any]) -> Symbol:
+def _cast(trace: ExpressionTrace, symbol: Symbol, dtype: np.dtype[Any]) -> Symbol:
     """A conversion from or to 16 bits: by way of float32, if that rounds no more than once."""
     if symbol.dtype == dtype:
         return symbol

@@ -13,17 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.fusion.region_kernels import FREED, SHARED
+from graphflow.ops.kernels.fusion.region_kernels import (
+    GIL_RELEASE_NANOSECONDS,
+    THREADING_NANOSECONDS,
+)
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
-from graphflow.ops.kernels.jit.compiler import Task, compiler
+from graphflow.ops.kernels.jit.compiler import KernelTask, compiler
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 
 _UNIT = 64
 """Rows that stay together: of a kernel over elements, so many begin where a cache line does."""
 
 
-class Sweep:
+class MultiTensorUpdate:
     """Tasks and where their operands and results are; calling it runs them all.
 
     Args:
@@ -31,25 +34,28 @@ class Sweep:
         threads: that may share the work.
     """
 
-    def __init__(self, calls: Sequence[tuple[Task, Sequence[int]]], threads: int) -> None:
+    def __init__(self, calls: Sequence[tuple[KernelTask, Sequence[int]]], threads: int) -> None:
         tasks = [task for task, _ in calls]
         self.nanoseconds = sum(task.nanoseconds for task in tasks)
         self._places = [np.array(places, np.uint64) for _, places in calls]
         self._sizes = [np.array(task.sizes or (0,), np.int64) for task in tasks]
         self._functions = [compiler().function(t.name, t.text).address for t in tasks]
-        parts = max(1, min(threads, int(self.nanoseconds / SHARED * 2)))
+        parts = max(1, min(threads, int(self.nanoseconds / THREADING_NANOSECONDS * 2)))
         self.tables = [self._table(tasks, i, parts) for i in range(parts)]
         walk = driver().walk
-        self._walk = walk.freed if self.nanoseconds > FREED else walk.held
+        self._walk = (
+            walk.releasing_gil if self.nanoseconds > GIL_RELEASE_NANOSECONDS else walk.holding_gil
+        )
 
-    def _table(self, tasks: Sequence[Task], part: int, parts: int) -> np.ndarray[Any, Any]:
+    def _table(self, tasks: Sequence[KernelTask], part: int, parts: int) -> np.ndarray[Any, Any]:
         """The calls of one part: those within its share of the whole time."""
         words: list[int] = []
         begin, end = (self.nanoseconds * i / parts for i in (part, part + 1))
         before = 0.0
         for i, task in enumerate(tasks):
             first, last = (
-                _row(task, (at - before) / max(task.nanoseconds, 1e-9)) for at in (begin, end)
+                _row_at_share(task, (at - before) / max(task.nanoseconds, 1e-9))
+                for at in (begin, end)
             )
             first, last = 0 if part == 0 else first, task.rows if part == parts - 1 else last
             if first < last:
@@ -68,7 +74,7 @@ class Sweep:
             self._walk(place, None, 0, table.size // WORDS)
 
 
-def _row(task: Task, share: float) -> int:
+def _row_at_share(task: KernelTask, share: float) -> int:
     """The row at which a share of a task is done."""
     if share >= 1:
         return task.rows

@@ -12,20 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.fusion.region_kernels import FREED, SHARED
+from graphflow.ops.kernels.fusion.region_kernels import (
+    GIL_RELEASE_NANOSECONDS,
+    THREADING_NANOSECONDS,
+)
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Function, compiler
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 
 @cache
-def function(write: Callable[..., tuple[str, str]], *args: Any) -> Function:
+def native_function(write: Callable[..., tuple[str, str]], *args: Any) -> NativeFunction:
     """The native function whose name and text `write(*args)` gives, written once."""
     return compiler().function(*write(*args))
 
 
-def call(
-    function: Function, arrays: Sequence[Any], sizes: Sequence[int], rows: int, nanoseconds: float
+def call_parallel(
+    function: NativeFunction,
+    arrays: Sequence[Any],
+    sizes: Sequence[int],
+    rows: int,
+    nanoseconds: float,
 ) -> None:
     """Run rows 0 to `rows` over contiguous arrays.
 
@@ -36,9 +43,13 @@ def call(
     meta = np.array(sizes or (0,), np.int64)
     given = (ctypes.c_void_p(address(table)), ctypes.c_void_p(address(meta)))
     pool = current_pool()
-    parts = min(rows, pool.threads) if pool is not None and nanoseconds > SHARED else 1
+    parts = (
+        min(rows, pool.threads) if pool is not None and nanoseconds > THREADING_NANOSECONDS else 1
+    )
     if parts < 2 or pool is None:
-        (function.freed if nanoseconds > FREED else function.held)(*given, 0, rows)
+        (function.releasing_gil if nanoseconds > GIL_RELEASE_NANOSECONDS else function.holding_gil)(
+            *given, 0, rows
+        )
         return
     edges = [rows * i // parts for i in range(parts + 1)]
-    pool.run(lambda i: function.freed(*given, edges[i], edges[i + 1]), parts)
+    pool.run(lambda i: function.releasing_gil(*given, edges[i], edges[i + 1]), parts)

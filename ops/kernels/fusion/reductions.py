@@ -14,39 +14,44 @@ of elements. Columns (the reduced axis is not the last one) have a lane each, an
 
 from __future__ import annotations
 
-from graphflow.ops.kernels.codegen.elementwise_emitter import FLOPS, Source
-from graphflow.ops.kernels.codegen.expression_trace import Step
+from graphflow.ops.kernels.codegen.elementwise_emitter import FLOPS, KernelSource
+from graphflow.ops.kernels.codegen.expression_trace import ScalarStep
 from graphflow.ops.kernels.codegen.scalar_steps import write_step
-from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, Lanes
-from graphflow.ops.kernels.fusion.row_frame import Frame
-from graphflow.ops.kernels.fusion.row_passes import COMBINED, LANES, Stream, neutral
+from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, VectorWriter
+from graphflow.ops.kernels.fusion.row_frame import RowFrame
+from graphflow.ops.kernels.fusion.row_passes import (
+    COMBINING_STEPS,
+    LANES,
+    RowStream,
+    neutral_element,
+)
 
 CHUNK = 32
 BLOCK = 32
 
 
-class Nest(Frame):
+class ReductionWriter(RowFrame):
     """The loops of the passes, in the frame that goes over rows."""
 
-    def source(self) -> Source:
+    def source(self) -> KernelSource:
         self._plan()
-        lanes = [Lanes(self.module, LANES, lines) for lines in (self.entry, *self.between)]
+        lanes = [VectorWriter(self.module, LANES, lines) for lines in (self.entry, *self.between)]
         for step in self.used:
             level = self.levels[step]
-            if level == 2 or step.kind in COMBINED:
+            if level == 2 or step.kind in COMBINING_STEPS:
                 continue
-            self.values[step, -1] = self._single(
+            self.values[step, -1] = self._write_row_step(
                 step, lanes[0 if level == 0 else 1 + self.ready[step]]
             )
-        return self._finished()
+        return self._assemble()
 
     # The loops of a pass ------------------------------------------------------------------------
 
-    def _loops(self, k: int) -> list[str]:
+    def _pass_loops(self, k: int) -> list[str]:
         each = self.passes[k]
-        self._body(k)
+        self._write_body(k)
         before = f"k{k - 1}.done" if k else "unit"
-        moving = [] if self.down else _distinct([*each.reads, *each.writes])
+        moving = [] if self.down else _distinct_streams([*each.reads, *each.writes])
         lines = [f"  br label %k{k}.begin", f"k{k}.begin:"]
         if self.down:
             lines += [f"  %none{k} = icmp eq i64 %n, 0"]
@@ -65,16 +70,16 @@ class Nest(Frame):
             ]
             for step in each.sums:
                 lines.append(
-                    f"  %g{k}.{self._number(step)} = phi {self._kind(step)} "
-                    f"[{self._start(step)}, {here}], [%h{k}.{self._number(step)}, {back}]"
+                    f"  %g{k}.{self._number(step)} = phi {self._vector_type(step)} "
+                    f"[{self._neutral(step)}, {here}], [%h{k}.{self._number(step)}, {back}]"
                 )
             lines += [
                 f"  %none{k} = icmp eq i64 %stop{k}, 0",
                 f"  %full{k} = xor i1 %last{k}, true",
             ]
             stop = f"%stop{k}"
-        lines += self._levels(k, stop)
-        lines += self._end(k, moving)
+        lines += self._chunked_loops(k, stop)
+        lines += self._pass_end(k, moving)
         return lines
 
     def _is_deep(self, k: int) -> bool:
@@ -82,43 +87,51 @@ class Nest(Frame):
         sums = self.passes[k].sums
         return any(s.kind in ("row_sum", "row_prod") and s.dtype.kind == "f" for s in sums)
 
-    def _number(self, step: Step) -> int:
+    def _number(self, step: ScalarStep) -> int:
         return self.used.index(step)
 
-    def _kind(self, step: Step) -> str:
+    def _vector_type(self, step: ScalarStep) -> str:
         return f"<{LANES} x {ELEMENTS[step.dtype.name]}>"
 
-    def _start(self, step: Step) -> str:
-        return Lanes(self.module, LANES, []).constant(neutral(step), ELEMENTS[step.dtype.name])
+    def _neutral(self, step: ScalarStep) -> str:
+        return VectorWriter(self.module, LANES, []).constant(
+            neutral_element(step), ELEMENTS[step.dtype.name]
+        )
 
-    def _levels(self, k: int, stop: str) -> list[str]:
+    def _chunked_loops(self, k: int, stop: str) -> list[str]:
         """The loop over vectors, in chunks and blocks where there is something to sum; leaves the
         lanes of reductions in %h."""
         each = self.passes[k]
         deep = self._is_deep(k)
-        sums, kinds = each.sums, {s: self._kind(s) for s in each.sums}
+        sums, kinds = each.sums, {s: self._vector_type(s) for s in each.sums}
         number = self._number
-        start = {s: self._start(s) if self.down else f"%g{k}.{number(s)}" for s in sums}
+        start = {s: self._neutral(s) if self.down else f"%g{k}.{number(s)}" for s in sums}
         name = "block" if deep else "vec"
         lines = [f"  br i1 %none{k}, label %k{k}.after, label %k{k}.{name}"]
         if deep:
             lines += [
                 f"k{k}.block:",
                 f"  %ib{k} = phi i64 [0, %k{k}.begin], [%next{k}, %k{k}.block.end]",
-                *(f"  %u2{k}.{number(s)} = phi {kinds[s]} [{start[s]}, %k{k}.begin], "
-                  f"[%w2{k}.{number(s)}, %k{k}.block.end]" for s in sums),
-                *_limited(f"%to2{k}", f"%ib{k}", CHUNK * BLOCK, stop),
+                *(
+                    f"  %u2{k}.{number(s)} = phi {kinds[s]} [{start[s]}, %k{k}.begin], "
+                    f"[%w2{k}.{number(s)}, %k{k}.block.end]"
+                    for s in sums
+                ),
+                *_bounded_end(f"%to2{k}", f"%ib{k}", CHUNK * BLOCK, stop),
                 f"  br label %k{k}.chunk",
                 f"k{k}.chunk:",
                 f"  %ic{k} = phi i64 [%ib{k}, %k{k}.block], [%next{k}, %k{k}.chunk.end]",
-                *(f"  %u1{k}.{number(s)} = phi {kinds[s]} [{self._start(s)}, %k{k}.block], "
-                  f"[%w1{k}.{number(s)}, %k{k}.chunk.end]" for s in sums),
-                *_limited(f"%to1{k}", f"%ic{k}", CHUNK, f"%to2{k}"),
+                *(
+                    f"  %u1{k}.{number(s)} = phi {kinds[s]} [{self._neutral(s)}, %k{k}.block], "
+                    f"[%w1{k}.{number(s)}, %k{k}.chunk.end]"
+                    for s in sums
+                ),
+                *_bounded_end(f"%to1{k}", f"%ic{k}", CHUNK, f"%to2{k}"),
                 f"  br label %k{k}.vec",
-            ]  # fmt: skip
+            ]
         origin = f"%k{k}.chunk" if deep else f"%k{k}.begin"
         first = f"%ic{k}" if deep else "0"
-        inner = {s: self._start(s) if deep else start[s] for s in sums}
+        inner = {s: self._neutral(s) if deep else start[s] for s in sums}
         lines += [
             f"k{k}.vec:",
             f"  %i{k} = phi i64 [{first}, {origin}], [%next{k}, %k{k}.vec.end]",
@@ -127,7 +140,7 @@ class Nest(Frame):
             *each.lines,
         ]  # fmt: skip
         for s in sums:
-            lines += self._taken(k, s)
+            lines += self._accumulate(k, s)
         lines += [f"  br label %k{k}.vec.end", f"k{k}.vec.end:", f"  %next{k} = add i64 %i{k}, 1"]
         end = f"%to1{k}" if deep else stop
         lines += [
@@ -137,7 +150,7 @@ class Nest(Frame):
         if deep:
             lines.append(f"k{k}.chunk.end:")
             for s in sums:
-                lines += self._joined(s, f"%w1{k}.{number(s)}", f"%u1{k}.{number(s)}",
+                lines += self._combine(s, f"%w1{k}.{number(s)}", f"%u1{k}.{number(s)}",
                                       f"%w0{k}.{number(s)}")  # fmt: skip
             lines += [
                 f"  %more.chunk{k} = icmp ult i64 %next{k}, %to2{k}",
@@ -145,7 +158,7 @@ class Nest(Frame):
                 f"k{k}.block.end:",
             ]
             for s in sums:
-                lines += self._joined(s, f"%w2{k}.{number(s)}", f"%u2{k}.{number(s)}",
+                lines += self._combine(s, f"%w2{k}.{number(s)}", f"%u2{k}.{number(s)}",
                                       f"%w1{k}.{number(s)}")  # fmt: skip
             lines += [
                 f"  %more.block{k} = icmp ult i64 %next{k}, {stop}",
@@ -160,30 +173,37 @@ class Nest(Frame):
             )
         return lines
 
-    def _taken(self, k: int, step: Step) -> list[str]:
+    def _accumulate(self, k: int, step: ScalarStep) -> list[str]:
         """An element's value into the lanes of its reduction."""
         (arg,) = step.args
-        value = self._value(arg, k) if self.levels[arg] == 2 else self._of_row(arg)
+        value = self._value(arg, k) if self.levels[arg] == 2 else self._row_value(arg)
         lines: list[str] = []
         if not self.down:
-            lanes = Lanes(self.module, LANES, lines)
-            kind = self._kind(step)
-            value = self._unmasked(
-                lanes, f"%full{k}", f"select i1 true, {kind} {value}, {kind} {value}",
-                f"select <{LANES} x i1> %mask{k}, {kind} {value}, {kind} {self._start(step)}", kind,
-            )  # fmt: skip
+            lanes = VectorWriter(self.module, LANES, lines)
+            kind = self._vector_type(step)
+            value = self._write_maybe_masked(
+                lanes,
+                f"%full{k}",
+                f"select i1 true, {kind} {value}, {kind} {value}",
+                f"select <{LANES} x i1> %mask{k}, {kind} {value}, {kind} {self._neutral(step)}",
+                kind,
+            )
         n = self._number(step)
-        return [*lines, *self._joined(step, f"%w0{k}.{n}", f"%u0{k}.{n}", value)]
+        return [*lines, *self._combine(step, f"%w0{k}.{n}", f"%u0{k}.{n}", value)]
 
-    def _joined(self, step: Step, name: str, a: str, b: str, width: int = LANES) -> list[str]:
+    def _combine(
+        self, step: ScalarStep, name: str, a: str, b: str, width: int = LANES
+    ) -> list[str]:
         """Two halves of a reduction as one, under a given name."""
         lines: list[str] = []
-        lanes = Lanes(self.module, width, lines)
-        result = write_step(lanes, Step(COMBINED[step.kind], (step, step), step.dtype), [a, b])
+        lanes = VectorWriter(self.module, width, lines)
+        result = write_step(
+            lanes, ScalarStep(COMBINING_STEPS[step.kind], (step, step), step.dtype), [a, b]
+        )
         lines[-1] = lines[-1].replace(f"  {result} =", f"  {name} =", 1)
         return lines
 
-    def _end(self, k: int, moving: list[Stream]) -> list[str]:
+    def _pass_end(self, k: int, moving: list[RowStream]) -> list[str]:
         """What is left of a row, the fold of its reductions, and what follows from them."""
         each = self.passes[k]
         lines: list[str] = []
@@ -194,26 +214,26 @@ class Nest(Frame):
                 f"  br i1 %even, label %k{k}.done, label %k{k}.tail",
                 f"k{k}.tail:",
             ]
-            for s in _distinct(each.reads):
-                lines += self._copied_in(k, s)
+            for s in _distinct_streams(each.reads):
+                lines += self._copy_tail_in(k, s)
             lines += [f"  br label %k{k}.begin", f"k{k}.flush:"]
             for s in each.writes:
-                lines += self._copied_out(k, s)
+                lines += self._copy_tail_out(k, s)
         lines += [f"  br label %k{k}.done", f"k{k}.done:"]
         for step in each.sums:
-            lines += self._folded(k, step)
+            lines += self._fold_lanes(k, step)
         return lines + self.between[k + 1]
 
-    def _copied_in(self, k: int, s: Stream) -> list[str]:
+    def _copy_tail_in(self, k: int, s: RowStream) -> list[str]:
         kind, mask = f"<{LANES} x {s.stored}>", f"<{LANES} x i1>"
         return [
             f"  %e{k}.{s.name} = getelementptr {kind}, ptr %b.{s.name}, i64 %vectors",
-            f"  %c{k}.{s.name} = call {kind} {self._declared('load', s.stored)}"
+            f"  %c{k}.{s.name} = call {kind} {self._declare_masked('load', s.stored)}"
             f"(ptr %e{k}.{s.name}, i32 {s.itemsize}, {mask} %lanes, {kind} zeroinitializer)",
             f"  store {kind} %c{k}.{s.name}, ptr %t.{s.name}, align 64",
         ]
 
-    def _copied_out(self, k: int, s: Stream) -> list[str]:
+    def _copy_tail_out(self, k: int, s: RowStream) -> list[str]:
         kind = f"<{LANES} x {s.stored}>"
         return [
             f"  %e{k}.{s.name} = getelementptr {kind}, ptr %b.{s.name}, i64 %vectors",
@@ -221,7 +241,7 @@ class Nest(Frame):
             f"  {self._masked_store(s, f'%c{k}.{s.name}', f'%e{k}.{s.name}')}",
         ]
 
-    def _folded(self, k: int, step: Step) -> list[str]:
+    def _fold_lanes(self, k: int, step: ScalarStep) -> list[str]:
         """The lanes of a reduction as one value, in all lanes."""
         n, element = self._number(step), ELEMENTS[step.dtype.name]
         lines: list[str] = []
@@ -243,23 +263,23 @@ class Nest(Frame):
                         f"  %f{part}{half}.{n} = shufflevector {kind} {value}, {kind} poison, "
                         f"<{half} x i32> <{index}>"
                     )
-                lines += self._joined(
+                lines += self._combine(
                     step, f"%f{half}.{n}", f"%fl{half}.{n}", f"%fr{half}.{n}", half
                 )
                 value, width = f"%f{half}.{n}", half
             lines.append(f"  %one{n} = extractelement <1 x {element}> {value}, i64 0")
-        name = self._reduced(step)
-        lanes = Lanes(self.module, LANES, lines)
+        name = self._reduction_name(step)
+        lanes = VectorWriter(self.module, LANES, lines)
         if not self.down:
             value = self._splat(lanes, element, f"%one{n}")
-        kind = self._kind(step)
+        kind = self._vector_type(step)
         return [*lines, f"  {name} = select i1 true, {kind} {value}, {kind} {value}"]
 
     # The function -------------------------------------------------------------------------------
 
-    def _finished(self) -> Source:
+    def _assemble(self) -> KernelSource:
         region = self.region
-        loops = [line for k in range(len(self.passes)) for line in self._loops(k)]
+        loops = [line for k in range(len(self.passes)) for line in self._pass_loops(k)]
         ends = [
             line
             for i, step in enumerate(self.results)
@@ -275,7 +295,7 @@ class Nest(Frame):
         flops += sum(len(each.sums) for each in self.passes)
         row = tuple(i != self.outer for i in range(region.rank))
         body = "\n".join([*self._head(), *loops, *ends, *self._foot()])
-        return Source(
+        return KernelSource(
             body,
             "\n".join(self.module.declared.values()),
             flops,
@@ -285,12 +305,12 @@ class Nest(Frame):
             len(self.passes),
         )
 
-    def _row_result(self, i: int, step: Step) -> list[str]:
+    def _row_result(self, i: int, step: ScalarStep) -> list[str]:
         axes = tuple(j != self.outer for j in range(self.region.rank))
         stream = self._stream(len(self.region.operands) + i, step, f"out{i}", axes)
         lines: list[str] = []
-        lanes = Lanes(self.module, LANES, lines)
-        value = self._of_row(step)
+        lanes = VectorWriter(self.module, LANES, lines)
+        value = self._row_value(step)
         if step.dtype.kind == "b":
             value = lanes.convert("zext", value, "i1", "i8")
         if self.down:
@@ -301,12 +321,15 @@ class Nest(Frame):
         ]  # fmt: skip
 
 
-def _limited(name: str, start: str, count: int, stop: str) -> list[str]:
+def _bounded_end(name: str, start: str, count: int, stop: str) -> list[str]:
     """start + count, or `stop` where that comes first."""
-    return [f"  {name}.full = add i64 {start}, {count}", *least(name, f"{name}.full", stop)]
+    return [
+        f"  {name}.full = add i64 {start}, {count}",
+        *unsigned_minimum(name, f"{name}.full", stop),
+    ]
 
 
-def least(name: str, a: str, b: str) -> list[str]:
+def unsigned_minimum(name: str, a: str, b: str) -> list[str]:
     """The smaller of two sizes."""
     return [
         f"  {name}.less = icmp ult i64 {a}, {b}",
@@ -314,5 +337,5 @@ def least(name: str, a: str, b: str) -> list[str]:
     ]
 
 
-def _distinct(streams: list[Stream]) -> list[Stream]:
+def _distinct_streams(streams: list[RowStream]) -> list[RowStream]:
     return list({s.number: s for s in streams}.values())

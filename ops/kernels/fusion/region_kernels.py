@@ -21,35 +21,35 @@ from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.kernels.codegen import elementwise_emitter as emit
 from graphflow.ops.kernels.codegen.elementwise_emitter import (
-    Applied,
+    KernelSource,
     Operand,
     Region,
-    Source,
-    attributes,
+    RegionOp,
+    freeze_attributes,
 )
 from graphflow.ops.kernels.codegen.expression_trace import (
     APPROXIMATE,
     DTYPES,
     ROWS,
     XP,
-    Trace,
-    record,
+    ExpressionTrace,
+    record_expression,
 )
 from graphflow.ops.kernels.fusion import column_bands as bands
-from graphflow.ops.kernels.fusion.row_ops import form_of
+from graphflow.ops.kernels.fusion.row_ops import collapsed_form
 from graphflow.ops.kernels.fusion.row_passes import LANES
-from graphflow.ops.kernels.jit.array_address import address, aligned, fresh
-from graphflow.ops.kernels.jit.compiler import Task, compiler, named, vector_width
+from graphflow.ops.kernels.jit.array_address import address, align_up, empty_aligned
+from graphflow.ops.kernels.jit.compiler import KernelTask, compiler, name_module, vector_width
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
-SHARED = 60_000
+THREADING_NANOSECONDS = 60_000
 """Nanoseconds of work from which a kernel's rows are shared by threads (a hand-over takes 10 to 20
 thousand)."""
-FREED = 20_000
+GIL_RELEASE_NANOSECONDS = 20_000
 """Nanoseconds of work from which a kernel lets go of the interpreter's lock."""
 
 
-def enabled() -> bool:
+def is_jit_enabled() -> bool:
     """Whether kernels are generated: unless GRAPHFLOW_JIT=off."""
     return is_on("GRAPHFLOW_JIT")
 
@@ -58,7 +58,7 @@ def enabled() -> bool:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedOp:
     """What is known of an op's expression for some dtypes.
 
     Attributes:
@@ -70,76 +70,78 @@ class Traced:
     approximate: bool
 
 
-_traced: dict[Any, Traced | None] = {}
+_trace_cache: dict[Any, TracedOp | None] = {}
 
 
-def traced(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> Traced | None:
+def trace_op(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> TracedOp | None:
     """What a generated kernel of the op gives; None where there is none."""
     if op.expr is None or not dtypes or not (op.elementwise or op.rows is not None):
         return None
-    items = attributes(attrs)
+    items = freeze_attributes(attrs)
     if items is None:
         return None
     key = (op, tuple(dtypes), items)
-    if key not in _traced:
-        _traced[key] = _trace(op, dtypes, attrs)
-    return _traced[key]
+    if key not in _trace_cache:
+        _trace_cache[key] = _trace_uncached(op, dtypes, attrs)
+    return _trace_cache[key]
 
 
-def _trace(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> Traced | None:
+def _trace_uncached(
+    op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]
+) -> TracedOp | None:
     if not all(dtype in DTYPES for dtype in dtypes):
         return None
-    trace = Trace()
+    trace = ExpressionTrace()
     inputs = [trace.input(i, dtype) for i, dtype in enumerate(dtypes)]
     assert op.expr is not None
     try:
-        result = record(trace, op.expr, inputs, attrs, XP if op.rows is None else ROWS)
+        result = record_expression(trace, op.expr, inputs, attrs, XP if op.rows is None else ROWS)
     except Untraceable:
         return None
     kinds = {s.kind for s in trace.steps}
     reduces = any(kind.startswith("row_") for kind in kinds)
-    return Traced(result.dtype, reduces or not kinds.isdisjoint(APPROXIMATE))
+    return TracedOp(result.dtype, reduces or not kinds.isdisjoint(APPROXIMATE))
 
 
 # Kernels --------------------------------------------------------------------------------------
 
 
-class Kernel:
+class RegionKernel:
     """The native function of a region."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        self.source = self._written()
-        self._tasks: dict[tuple[int, ...], Task] = {}
+        self.source = self._write_source()
+        self._tasks: dict[tuple[int, ...], KernelTask] = {}
 
-    def _written(self, short: bool = False) -> Source:
+    def _write_source(self, short: bool = False) -> KernelSource:
         width = vector_width()
         wide = width == 16
         if self.region.over:
-            return bands.write(self.region, wide)
-        return emit.write(self.region, width, wide, short)
+            return bands.write_reduction(self.region, wide)
+        return emit.write_elementwise(self.region, width, wide, short)
 
-    def task(self, sizes: tuple[int, ...]) -> Task:
+    def task(self, sizes: tuple[int, ...]) -> KernelTask:
         """The kernel for these sizes of the collapsed axes."""
         found = self._tasks.get(sizes)
         if found is None:
             found = self._tasks[sizes] = self._task(sizes)
         return found
 
-    def _task(self, sizes: tuple[int, ...]) -> Task:
+    def _task(self, sizes: tuple[int, ...]) -> KernelTask:
         region, source = self.region, self.source
         meta, rows, scratch = self._frame(sizes)
         for operand in region.operands:
             meta += _row_strides(sizes, operand.axes, np.dtype(operand.dtype).itemsize)
         for dtype, axes in zip(source.dtypes, source.axes, strict=True):
             meta += _row_strides(sizes, axes, dtype.itemsize)
-        work = self.nanoseconds(prod(sizes), rows)
+        work = self.estimate_nanoseconds(prod(sizes), rows)
         row = sizes[-1] if region.rank > 1 or region.over else 1
         row = 0 if region.over == "columns" else row
-        short = not region.over and 1 < row < emit.LONG
-        written = self._written(short) if short else source
-        name, text = named(written.body, written.needs)
-        return Task(name, text, tuple(meta), rows, work, scratch, row=row)
+        short = not region.over and 1 < row < emit.LONG_ROW
+        written = self._write_source(short) if short else source
+        name, text = name_module(written.body, written.needs)
+        return KernelTask(name, text, tuple(meta), rows, work, scratch, row=row)
 
     def _frame(self, sizes: tuple[int, ...]) -> tuple[list[int], int, int]:
         """The sizes that the function is given, how many units it does, and bytes of scratch."""
@@ -155,7 +157,7 @@ class Kernel:
         rows = size if self.region.rank == 1 or not size else size // sizes[-1]
         return [sizes[-1], *sizes[1:-1]], rows, 0
 
-    def nanoseconds(self, size: int, rows: int = 0) -> float:
+    def estimate_nanoseconds(self, size: int, rows: int = 0) -> float:
         """A rough guess of how long one thread takes for so many elements, in so many rows that are
         reduced (or strips of columns)."""
         source = self.source
@@ -168,17 +170,17 @@ class Kernel:
         return size * (0.03 * moved + again + 0.02 * source.flops) + rows * per_row
 
 
-_kernels: dict[Region, Kernel] = {}
+_kernels: dict[Region, RegionKernel] = {}
 
 
-def kernel_of(region: Region) -> Kernel:
+def kernel_of(region: Region) -> RegionKernel:
     """The kernel of a region; equal regions share one.
 
     Raises:
         Untraceable: an op of it has no trace.
     """
     if region not in _kernels:
-        _kernels[region] = Kernel(region)
+        _kernels[region] = RegionKernel(region)
     return _kernels[region]
 
 
@@ -196,7 +198,7 @@ _MOST_PARTS = 64
 """Threads that share one launch, each with scratch memory of its own."""
 
 
-class Launch:
+class KernelLaunch:
     """A kernel with sizes and operands; calling it runs it, on the threads of the current pool.
 
     Args:
@@ -205,14 +207,18 @@ class Launch:
     """
 
     def __init__(
-        self, kernel: Kernel, sizes: tuple[int, ...], addresses: Sequence[int | None]
+        self, kernel: RegionKernel, sizes: tuple[int, ...], addresses: Sequence[int | None]
     ) -> None:
         region = kernel.region
         task = kernel.task(sizes)
         work = task.nanoseconds
         # Parts begin where a cache line does, so that no two threads write to one.
         self._unit = 64 if region.rank == 1 else 1
-        self._parts = min(int(work / SHARED * 2), task.rows // self._unit) if work > SHARED else 1
+        self._parts = (
+            min(int(work / THREADING_NANOSECONDS * 2), task.rows // self._unit)
+            if work > THREADING_NANOSECONDS
+            else 1
+        )
         given = [a or 0 for a in addresses]
         self._tables, self._scratch = _tables(given, task.scratch, self._parts)
         self._moving = [
@@ -228,7 +234,9 @@ class Launch:
         self._rows = task.rows
         self._given = [(_pointer(table), _pointer(self._meta)) for table in self._tables]
         function = compiler().function(task.name, task.text)
-        self._function = function.freed if work > FREED else function.held
+        self._function = (
+            function.releasing_gil if work > GIL_RELEASE_NANOSECONDS else function.holding_gil
+        )
         self._alone = partial(
             self._function, *self._given[0], ctypes.c_int64(0), ctypes.c_int64(self._rows)
         )
@@ -274,9 +282,9 @@ def _tables(
     may run at a time, and the memory."""
     if not scratch:
         return [np.array(given, np.uint64)], None
-    size = aligned(scratch)
+    size = align_up(scratch)
     count = max(1, min(parts, _MOST_PARTS))
-    memory = fresh(count * size)
+    memory = empty_aligned(count * size)
     start = address(memory)
     return [np.array([*given, start + i * size], np.uint64) for i in range(count)], memory
 
@@ -289,31 +297,33 @@ def _pointer(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
 
 
 @cache
-def _alone(op: Op, dtypes: tuple[np.dtype[Any], ...], items: Any, axes: Any, over: str) -> Kernel:
+def _single_op_kernel(
+    op: Op, dtypes: tuple[np.dtype[Any], ...], items: Any, axes: Any, over: str
+) -> RegionKernel:
     operands = tuple(Operand(d.name, a) for d, a in zip(dtypes, axes, strict=True))
     inputs = tuple((False, i) for i in range(len(dtypes)))
-    applied = Applied(op, items, inputs, not over)
+    applied = RegionOp(op, items, inputs, not over)
     return kernel_of(Region(len(axes[0]), operands, (applied,), (0,), over))
 
 
-def computed(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+def run_op(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """An op of arrays by its generated kernel; None where numpy gives the same bits, or there is no
     such kernel."""
-    if xp is not np or not enabled() or not (op.elementwise or op.rows is not None):
+    if xp is not np or not is_jit_enabled() or not (op.elementwise or op.rows is not None):
         return None
     arrays = [np.ascontiguousarray(a) if np.ndim(a) else np.asarray(a) for a in arrays]
-    found = traced(op, [a.dtype for a in arrays], attrs)
+    found = trace_op(op, [a.dtype for a in arrays], attrs)
     if found is None or not found.approximate:
         return None
-    form = form_of(op, [a.shape for a in arrays], attrs)
+    form = collapsed_form(op, [a.shape for a in arrays], attrs)
     if form is None:
         return None
     if op.refuse is not None:
         op.refuse(xp, *arrays, **attrs)
     dtypes = tuple(a.dtype for a in arrays)
-    kernel = _alone(op, dtypes, attributes(attrs), form.axes, form.over)
+    kernel = _single_op_kernel(op, dtypes, freeze_attributes(attrs), form.axes, form.over)
     out = np.empty(_result_shape(op, arrays, attrs), found.dtype)
-    Launch(kernel, form.sizes, [*map(address, arrays), address(out)])()
+    KernelLaunch(kernel, form.sizes, [*map(address, arrays), address(out)])()
     return out
 
 

@@ -8,10 +8,10 @@ where its streams begin there.
 from __future__ import annotations
 
 from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS
-from graphflow.ops.kernels.fusion.row_passes import LANES, Passes
+from graphflow.ops.kernels.fusion.row_passes import LANES, PassPlanner
 
 
-class Frame(Passes):
+class RowFrame(PassPlanner):
     """What stands before and after the loops of the passes."""
 
     def _head(self) -> list[str]:
@@ -30,7 +30,7 @@ class Frame(Passes):
             lines += [
                 f"  %t.{s.name} = alloca <{LANES} x {s.stored}>, align 64" for s in moving.values()
             ]
-        lines += self._mask() if not self.down else []
+        lines += self._lane_mask() if not self.down else []
         slots = "%n" if self.down else "%slots"
         lines += ["  %slots = add i64 %vectors, 1"] if not self.down else []
         if self.kept:
@@ -49,7 +49,7 @@ class Frame(Passes):
             "unit:",
             "  %u = phi i64 [%start, %entry], [%u.next, %unit.end]",
         ]
-        return [*lines, *self._places(), *self.between[0]]
+        return [*lines, *self._unit_start(), *self.between[0]]
 
     def _sizes(self) -> list[str]:
         """Sizes of axes, and strides of streams, in bytes."""
@@ -78,7 +78,7 @@ class Frame(Passes):
                 ]
         return lines
 
-    def _mask(self) -> list[str]:
+    def _lane_mask(self) -> list[str]:
         """How many vectors a row has, and which lanes of the last one."""
         index = ", ".join(f"i32 {i}" for i in range(LANES))
         kind = f"<{LANES} x i32>"
@@ -93,10 +93,10 @@ class Frame(Passes):
             f"  %lanes = icmp ult {kind} <{index}>, %rests",
         ]
 
-    def _places(self) -> list[str]:
-        return [*self._begins(), *(self._strip("%block") if self.down else ())]
+    def _unit_start(self) -> list[str]:
+        return [*self._unit_addresses(), *(self._strip_start("%block") if self.down else ())]
 
-    def _begins(self) -> list[str]:
+    def _unit_addresses(self) -> list[str]:
         """Where the unit is along each outer axis, and where its streams begin there: of columns,
         with the first strip of them (%r), else by themselves (%b)."""
         lines, left, name = [], "%u", "b"
@@ -122,7 +122,7 @@ class Frame(Passes):
             lines.append(f"  %{name}.{s.name} = getelementptr i8, ptr %p{s.number}, i64 {total}")
         return lines
 
-    def _strip(self, block: str) -> list[str]:
+    def _strip_start(self, block: str) -> list[str]:
         """The first column of a strip, which lanes are columns, and where streams begin there."""
         index = ", ".join(f"i32 {i}" for i in range(LANES))
         kind = f"<{LANES} x i32>"

@@ -19,7 +19,7 @@ from graphflow.ir.spec import broadcast_shapes
 Sizes = tuple[int, ...]
 
 
-class Along:
+class AxisReductions:
     """numpy or cupy, with reductions over some axes, which stay with size 1."""
 
     def __init__(self, xp: Any, axes: Sizes, shape: Sizes) -> None:
@@ -61,7 +61,7 @@ class Along:
         return self._xp.arange(prod(sizes), dtype="int32").reshape(sizes)
 
 
-def by_rows(
+def row_kernel(
     expr: Callable[..., Any], rows: Callable[..., Rows], squeezed: bool = False
 ) -> Callable[..., Any]:
     """The plain kernel of an op that goes along rows.
@@ -75,7 +75,7 @@ def by_rows(
         form = rows(*(a.shape for a in arrays), **attrs)
         assert form.axes is not None
         seen = [a.reshape(s) for a, s in zip(arrays, form.shapes, strict=True)]
-        result = expr(Along(xp, form.axes, whole_of(form)), *seen, **attrs)
+        result = expr(AxisReductions(xp, form.axes, full_shape(form)), *seen, **attrs)
         if squeezed or attrs.get("keepdims") is False:
             result = xp.squeeze(result, form.axes)
         return result
@@ -83,14 +83,14 @@ def by_rows(
     return kernel
 
 
-def refusing(refuse: Callable[..., None], kernel: Callable[..., Any]) -> Callable[..., Any]:
+def check_first(refuse: Callable[..., None], kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that first looks for values that the op does not take."""
 
-    def checked(xp: Any, *arrays: Any, **attrs: Any) -> Any:
+    def checked_kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
         refuse(xp, *arrays, **attrs)
         return kernel(xp, *arrays, **attrs)
 
-    return checked
+    return checked_kernel
 
 
 def over_axes(x: Any, *others: Any, axis: Any, **attrs: Any) -> Rows:
@@ -100,7 +100,7 @@ def over_axes(x: Any, *others: Any, axis: Any, **attrs: Any) -> Rows:
 
 
 @dataclass(frozen=True)
-class Form:
+class CollapsedShape:
     """A shape of which some axes may be reduced, with as few axes as its operands allow.
 
     Attributes:
@@ -126,9 +126,9 @@ def orientation(shape: Sizes, axes: Sizes) -> str | None:
     return "columns" if flags in ([True, False], [False, True, False]) else None
 
 
-def collapsed(
+def collapse_axes(
     shape: Sequence[int], operands: Sequence[Sequence[int]], axes: Sizes | None = None
-) -> Form | None:
+) -> CollapsedShape | None:
     """Join neighbouring axes that all operands have, or lack, and that are all reduced, or none;
     axes of size 1 vanish. None where the reduced axes do not become one.
 
@@ -168,27 +168,29 @@ def collapsed(
             masks.insert(0, (*nowhere, False))
     if not sizes:
         sizes, masks = [1], [(*nowhere, False)]
-    return Form(tuple(sizes), tuple(zip(*(m[:-1] for m in masks), strict=True)), over)
+    return CollapsedShape(tuple(sizes), tuple(zip(*(m[:-1] for m in masks), strict=True)), over)
 
 
 MOST_AXES = 4
 """Collapsed axes of a region."""
 
 
-def whole_of(rows: Rows) -> Sizes:
+def full_shape(rows: Rows) -> Sizes:
     """The shape that an op goes over."""
     whole: Any = broadcast_shapes(*rows.shapes) if rows.whole is None else rows.whole
     sizes: Sizes = whole
     return sizes
 
 
-def form_of(op: Op, shapes: Sequence[Sizes], attrs: Mapping[str, Any]) -> Form | None:
+def collapsed_form(
+    op: Op, shapes: Sequence[Sizes], attrs: Mapping[str, Any]
+) -> CollapsedShape | None:
     """How an op goes over operands of these shapes; None where no kernel is generated for that."""
     if op.rows is None:
         whole: Any = broadcast_shapes(*shapes)
-        form = collapsed(whole, shapes)
+        form = collapse_axes(whole, shapes)
     else:
         rows = op.rows(*shapes, **attrs)
         seen: Any = rows.shapes
-        form = collapsed(whole_of(rows), seen, rows.axes)
+        form = collapse_axes(full_shape(rows), seen, rows.axes)
     return None if form is None or len(form.sizes) > MOST_AXES else form

@@ -13,22 +13,28 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.codegen.elementwise_emitter import (
     FLOPS,
     Region,
-    in_memory,
-    reachable,
-    trace_of,
+    reachable_steps,
+    storage_type,
+    trace_region,
 )
-from graphflow.ops.kernels.codegen.expression_trace import Step
+from graphflow.ops.kernels.codegen.expression_trace import ScalarStep
 from graphflow.ops.kernels.codegen.scalar_steps import write_step
-from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, SHORT, Lanes, Module
+from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, TYPE_SUFFIX, Module, VectorWriter
 
 LANES = 32
-_DEAR = 4
+_KEEP_COST = 4
 """Steps beyond which a value is kept for a later pass rather than computed anew."""
-COMBINED = {"row_sum": "add", "row_prod": "multiply", "row_max": "maximum", "row_min": "minimum",
-             "row_any": "or", "row_all": "and"}  # fmt: skip
+COMBINING_STEPS = {
+    "row_sum": "add",
+    "row_prod": "multiply",
+    "row_max": "maximum",
+    "row_min": "minimum",
+    "row_any": "or",
+    "row_all": "and",
+}
 
 
-def neutral(step: Step) -> float | int | bool:
+def neutral_element(step: ScalarStep) -> float | int | bool:
     """What changes nothing."""
     is_float = step.dtype.kind == "f"
     if step.kind in ("row_max", "row_min"):
@@ -44,7 +50,7 @@ def neutral(step: Step) -> float | int | bool:
 
 
 @dataclass
-class Stream:
+class RowStream:
     """Where an operand or result lies: its number among the arguments, and how it moves."""
 
     number: int
@@ -55,17 +61,17 @@ class Stream:
 
 
 @dataclass
-class Pass:
+class RowPass:
     """One pass over the elements of a row: what it needs, and the text of its loop."""
 
-    steps: set[Step] = field(default_factory=set)
+    steps: set[ScalarStep] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
-    reads: list[Stream] = field(default_factory=list)
-    writes: list[Stream] = field(default_factory=list)
-    sums: list[Step] = field(default_factory=list)
+    reads: list[RowStream] = field(default_factory=list)
+    writes: list[RowStream] = field(default_factory=list)
+    sums: list[ScalarStep] = field(default_factory=list)
 
 
-class Passes:
+class PassPlanner:
     """What a region computes along each row, pass by pass."""
 
     def __init__(self, region: Region, wide: bool) -> None:
@@ -74,26 +80,26 @@ class Passes:
         self.outer = region.rank - (2 if self.down else 1)
         self.moves = region.rank - 1  # strides of a stream among the sizes
         self.module = Module(wide)
-        self.trace, _, self.results = trace_of(region)
-        self.used = reachable(self.trace, self.results)
-        self.levels: dict[Step, int] = {}
-        self.ready: dict[Step, int] = {}  # the pass in which it can be had first
+        self.trace, _, self.results = trace_region(region)
+        self.used = reachable_steps(self.trace, self.results)
+        self.levels: dict[ScalarStep, int] = {}
+        self.ready: dict[ScalarStep, int] = {}  # the pass in which it can be had first
         for step in self.used:
-            self._place(step)
+            self._classify(step)
         self.whole = [
             region.ops[i].whole or self.levels[s] == 2
             for i, s in zip(region.results, self.results, strict=True)
         ]
-        self.values: dict[tuple[Step, int], str] = {}  # by the pass, of elements; else -1
+        self.values: dict[tuple[ScalarStep, int], str] = {}  # by the pass, of elements; else -1
         self.entry: list[str] = []
         self.between: list[list[str]] = [[]]
-        self.kept: dict[Step, int] = {}
-        self.passes: list[Pass] = []
-        self.streams: dict[int, Stream] = {}
+        self.kept: dict[ScalarStep, int] = {}
+        self.passes: list[RowPass] = []
+        self.streams: dict[int, RowStream] = {}
 
     # What is computed when ----------------------------------------------------------------------
 
-    def _place(self, step: Step) -> None:
+    def _classify(self, step: ScalarStep) -> None:
         """Whether a step has one value (0), one a row (1) or one an element (2), and from where
         on it is known."""
         ready = max((self.ready[a] for a in step.args), default=0)
@@ -101,7 +107,7 @@ class Passes:
             axes = self.region.operands[step.value].axes
             reduced = axes[self.outer]
             level = 2 if reduced else 1 if any(axes) else 0
-        elif step.kind in COMBINED:
+        elif step.kind in COMBINING_STEPS:
             level, ready = 1, ready + 1
         elif step.kind == "place":
             level = 2
@@ -111,29 +117,29 @@ class Passes:
 
     def _plan(self) -> None:
         """The passes, and which values wait for a later one."""
-        reductions = [s for s in self.used if s.kind in COMBINED]
+        reductions = [s for s in self.used if s.kind in COMBINING_STEPS]
         wanted = [s for s, whole in zip(self.results, self.whole, strict=True) if whole]
         count = max([self.ready[s] for s in reductions] + [self.ready[s] + 1 for s in wanted])
-        self.passes = [Pass() for _ in range(count)]
+        self.passes = [RowPass() for _ in range(count)]
         self.between += [[] for _ in range(count)]
         self.costs = self._costs()
-        self.first: dict[Step, int] = {}
+        self.first: dict[ScalarStep, int] = {}
         for k, each in enumerate(self.passes):
             each.sums = [s for s in reductions if self.ready[s] == k + 1]
             targets = [a for s in each.sums for a in s.args]
             targets += wanted if k == count - 1 else []
-            self._reach(k, [s for s in targets if self.levels[s] == 2])
+            self._add_needed(k, [s for s in targets if self.levels[s] == 2])
 
-    def _costs(self) -> dict[Step, int]:
+    def _costs(self) -> dict[ScalarStep, int]:
         """Operations that an element of each step of the last level takes, with those before it."""
-        costs: dict[Step, int] = {}
+        costs: dict[ScalarStep, int] = {}
         for step in self.used:
             if self.levels[step] == 2:
                 inner = (costs[a] for a in step.args if self.levels[a] == 2)
                 costs[step] = FLOPS.get(step.kind, 1) + sum(inner)
         return costs
 
-    def _reach(self, k: int, stack: list[Step]) -> None:
+    def _add_needed(self, k: int, stack: list[ScalarStep]) -> None:
         """Put steps, and those that they need, into a pass; what is dear and was computed in an
         earlier one waits for it."""
         steps = self.passes[k].steps
@@ -142,7 +148,7 @@ class Passes:
             if step in steps:
                 continue
             steps.add(step)
-            is_dear = self.costs[step] > _DEAR and not self.down  # columns are long, and 32
+            is_dear = self.costs[step] > _KEEP_COST and not self.down  # columns are long, and 32
             if self.first.setdefault(step, k) < k and is_dear:
                 self.kept.setdefault(step, len(self.kept))
             else:
@@ -150,10 +156,10 @@ class Passes:
 
     # Steps --------------------------------------------------------------------------------------
 
-    def _value(self, step: Step, k: int) -> str:
+    def _value(self, step: ScalarStep, k: int) -> str:
         return self.values[step, k if self.levels[step] == 2 else -1]
 
-    def _single(self, step: Step, lanes: Lanes) -> str:
+    def _write_row_step(self, step: ScalarStep, lanes: VectorWriter) -> str:
         """A step with one value for the row, or for all."""
         if step.kind == "constant":
             return lanes.constant(step.value, ELEMENTS[step.dtype.name])
@@ -162,32 +168,34 @@ class Passes:
             return self._splat(lanes, element, f"%count.{element}")
         if step.kind == "input":
             return self._row_input(step, lanes)
-        return write_step(lanes, step, [self._of_row(a) for a in step.args])
+        return write_step(lanes, step, [self._row_value(a) for a in step.args])
 
-    def _of_row(self, step: Step) -> str:
+    def _row_value(self, step: ScalarStep) -> str:
         """The name of a value of a row; that of a reduction follows from its number."""
-        return self._reduced(step) if step.kind in COMBINED else self.values[step, -1]
+        return self._reduction_name(step) if step.kind in COMBINING_STEPS else self.values[step, -1]
 
-    def _reduced(self, step: Step) -> str:
+    def _reduction_name(self, step: ScalarStep) -> str:
         return f"%red{self.used.index(step)}"
 
-    def _splat(self, lanes: Lanes, element: str, one: str) -> str:
+    def _splat(self, lanes: VectorWriter, element: str, one: str) -> str:
         kind = lanes.vector(element)
         first = lanes.write(f"insertelement {kind} poison, {element} {one}, i64 0")
         return lanes.write(
             f"shufflevector {kind} {first}, {kind} poison, <{LANES} x i32> zeroinitializer"
         )
 
-    def _stream(self, number: int, step: Step, name: str, axes: tuple[bool, ...]) -> Stream:
+    def _stream(
+        self, number: int, step: ScalarStep, name: str, axes: tuple[bool, ...]
+    ) -> RowStream:
         if number not in self.streams:
-            self.streams[number] = Stream(
-                number, in_memory(step.dtype), name, step.dtype.itemsize, axes
+            self.streams[number] = RowStream(
+                number, storage_type(step.dtype), name, step.dtype.itemsize, axes
             )
         return self.streams[number]
 
-    def _row_input(self, step: Step, lanes: Lanes) -> str:
+    def _row_input(self, step: ScalarStep, lanes: VectorWriter) -> str:
         axes = self.region.operands[step.value].axes
-        stored, size = in_memory(step.dtype), step.dtype.itemsize
+        stored, size = storage_type(step.dtype), step.dtype.itemsize
         pointer = f"%p{step.value}"
         if any(axes):
             stream = self._stream(step.value, step, f"in{step.value}", axes)
@@ -197,23 +205,23 @@ class Passes:
         else:
             one = lanes.write(f"load {stored}, ptr {pointer}, align {size}")
             name = self._splat(lanes, stored, one)
-        return self._truth(lanes, step, name)
+        return self._to_bool(lanes, step, name)
 
-    def _truth(self, lanes: Lanes, step: Step, name: str) -> str:
+    def _to_bool(self, lanes: VectorWriter, step: ScalarStep, name: str) -> str:
         if step.dtype.kind != "b":
             return name
-        return lanes.two("icmp ne", "i8", name, lanes.constant(0, "i8"))
+        return lanes.binary("icmp ne", "i8", name, lanes.constant(0, "i8"))
 
-    def _masked_load(self, lanes: Lanes, pointer: str, stored: str, size: int) -> str:
+    def _masked_load(self, lanes: VectorWriter, pointer: str, stored: str, size: int) -> str:
         kind, mask = lanes.vector(stored), lanes.vector("i1")
-        call = f"{self._declared('load', stored)}(ptr {pointer}, i32 {size}, {mask} %lanes, "
-        return self._unmasked(
+        call = f"{self._declare_masked('load', stored)}(ptr {pointer}, i32 {size}, {mask} %lanes, "
+        return self._write_maybe_masked(
             lanes, "%full", f"load {kind}, ptr {pointer}, align {size}",
             f"call {kind} {call}{kind} zeroinitializer)", kind,
         )  # fmt: skip
 
-    def _unmasked(
-        self, lanes: Lanes, full: str, plain: str, masked: str, kind: str | None = None
+    def _write_maybe_masked(
+        self, lanes: VectorWriter, full: str, plain: str, masked: str, kind: str | None = None
     ) -> str:
         """An instruction with a mask, or where all lanes are there the plain one, with its value if
         it has one. Without AVX-512 a mask is made anew for each vector, of a dozen instructions."""
@@ -235,9 +243,9 @@ class Passes:
             lanes.lines.append(f"  {n} = phi {kind} {values}")
         return n
 
-    def _declared(self, what: str, stored: str) -> str:
+    def _declare_masked(self, what: str, stored: str) -> str:
         kind, mask = f"<{LANES} x {stored}>", f"<{LANES} x i1>"
-        call = f"@llvm.masked.{what}.v{LANES}{SHORT.get(stored, stored)}.p0"
+        call = f"@llvm.masked.{what}.v{LANES}{TYPE_SUFFIX.get(stored, stored)}.p0"
         self.module.declared[call] = (
             f"declare {kind} {call}(ptr, i32, {mask}, {kind})"
             if what == "load"
@@ -247,35 +255,35 @@ class Passes:
 
     # The body of a pass -------------------------------------------------------------------------
 
-    def _body(self, k: int) -> None:
+    def _write_body(self, k: int) -> None:
         each = self.passes[k]
-        lanes = Lanes(self.module, LANES, each.lines)
+        lanes = VectorWriter(self.module, LANES, each.lines)
         for step in self.used:
             if step in each.steps:
-                self.values[step, k] = self._element(step, lanes, k)
+                self.values[step, k] = self._write_element_step(step, lanes, k)
         if k < len(self.passes) - 1:
             return
         for i, (step, whole) in enumerate(zip(self.results, self.whole, strict=True)):
             if whole:
                 self._store(i, step, lanes, k)
 
-    def _element(self, step: Step, lanes: Lanes, k: int) -> str:
+    def _write_element_step(self, step: ScalarStep, lanes: VectorWriter, k: int) -> str:
         if step in self.kept and self.first[step] < k:
-            return self._waiting(step, lanes, k)
+            return self._load_kept(step, lanes, k)
         if step.kind == "input":
-            name = self._read(step, lanes, k)
+            name = self._load_element(step, lanes, k)
         elif step.kind == "place":
-            name = self._place_of(lanes, k)
+            name = self._element_number(lanes, k)
         else:
             args = [
-                self._value(a, k) if self.levels[a] == 2 else self._of_row(a) for a in step.args
+                self._value(a, k) if self.levels[a] == 2 else self._row_value(a) for a in step.args
             ]
             name = write_step(lanes, step, args)
         if step in self.kept:
-            self._keep(step, name, lanes, k)
+            self._store_kept(step, name, lanes, k)
         return name
 
-    def _read(self, step: Step, lanes: Lanes, k: int) -> str:
+    def _load_element(self, step: ScalarStep, lanes: VectorWriter, k: int) -> str:
         axes = self.region.operands[step.value].axes
         stream = self._stream(step.value, step, f"in{step.value}", axes)
         kind = lanes.vector(stream.stored)
@@ -283,21 +291,21 @@ class Passes:
             self.passes[k].reads.append(stream)
             place = lanes.write(f"getelementptr {kind}, ptr %q{k}.{stream.name}, i64 %i{k}")
             name = lanes.write(f"load {kind}, ptr {place}, align {stream.itemsize}")
-            return self._truth(lanes, step, name)
-        place = self._down(stream, lanes, k)
+            return self._to_bool(lanes, step, name)
+        place = self._column_address(stream, lanes, k)
         if axes[-1]:
             name = self._masked_load(lanes, place, stream.stored, stream.itemsize)
         else:
             one = lanes.write(f"load {stream.stored}, ptr {place}, align {stream.itemsize}")
             name = self._splat(lanes, stream.stored, one)
-        return self._truth(lanes, step, name)
+        return self._to_bool(lanes, step, name)
 
-    def _down(self, stream: Stream, lanes: Lanes, k: int) -> str:
+    def _column_address(self, stream: RowStream, lanes: VectorWriter, k: int) -> str:
         """Where a stream is in this element of its column."""
         move = lanes.write(f"mul i64 %i{k}, %s.{stream.name}.{self.outer}")
         return lanes.write(f"getelementptr i8, ptr %b.{stream.name}, i64 {move}")
 
-    def _place_of(self, lanes: Lanes, k: int) -> str:
+    def _element_number(self, lanes: VectorWriter, k: int) -> str:
         if self.down:
             one = lanes.write(f"trunc i64 %i{k} to i32")
             return self._splat(lanes, "i32", one)
@@ -305,45 +313,47 @@ class Passes:
         start = lanes.write(f"shl i64 {number}, {LANES.bit_length() - 1}")
         one = lanes.write(f"trunc i64 {start} to i32")
         iota = ", ".join(f"i32 {i}" for i in range(LANES))
-        return lanes.two("add", "i32", self._splat(lanes, "i32", one), f"<{iota}>")
+        return lanes.binary("add", "i32", self._splat(lanes, "i32", one), f"<{iota}>")
 
-    def _scratch(self, step: Step, lanes: Lanes, k: int) -> tuple[str, str]:
-        kind = lanes.vector(in_memory(step.dtype))
+    def _kept_address(self, step: ScalarStep, lanes: VectorWriter, k: int) -> tuple[str, str]:
+        kind = lanes.vector(storage_type(step.dtype))
         number = f"%i{k}" if self.down else lanes.write(f"add i64 %i{k}, %first{k}")
         place = lanes.write(f"getelementptr {kind}, ptr %z{self.kept[step]}, i64 {number}")
         return kind, place
 
-    def _waiting(self, step: Step, lanes: Lanes, k: int) -> str:
-        kind, place = self._scratch(step, lanes, k)
+    def _load_kept(self, step: ScalarStep, lanes: VectorWriter, k: int) -> str:
+        kind, place = self._kept_address(step, lanes, k)
         align = step.dtype.itemsize
-        return self._truth(lanes, step, lanes.write(f"load {kind}, ptr {place}, align {align}"))
+        return self._to_bool(lanes, step, lanes.write(f"load {kind}, ptr {place}, align {align}"))
 
-    def _keep(self, step: Step, name: str, lanes: Lanes, k: int) -> None:
+    def _store_kept(self, step: ScalarStep, name: str, lanes: VectorWriter, k: int) -> None:
         if step.dtype.kind == "b":
             name = lanes.convert("zext", name, "i1", "i8")
-        kind, place = self._scratch(step, lanes, k)
+        kind, place = self._kept_address(step, lanes, k)
         lanes.lines.append(f"  store {kind} {name}, ptr {place}, align {step.dtype.itemsize}")
 
-    def _store(self, i: int, step: Step, lanes: Lanes, k: int) -> None:
+    def _store(self, i: int, step: ScalarStep, lanes: VectorWriter, k: int) -> None:
         stream = self._stream(
             len(self.region.operands) + i, step, f"out{i}", (True,) * self.region.rank
         )
         kind = lanes.vector(stream.stored)
-        value = self._value(step, k) if self.levels[step] == 2 else self._of_row(step)
+        value = self._value(step, k) if self.levels[step] == 2 else self._row_value(step)
         if step.dtype.kind == "b":
             value = lanes.convert("zext", value, "i1", "i8")
         if self.down:
-            place = self._down(stream, lanes, k)
+            place = self._column_address(stream, lanes, k)
             plain = f"store {kind} {value}, ptr {place}, align {stream.itemsize}"
-            self._unmasked(lanes, "%full", plain, self._masked_store(stream, value, place))
+            self._write_maybe_masked(
+                lanes, "%full", plain, self._masked_store(stream, value, place)
+            )
             return
         self.passes[k].writes.append(stream)
         place = lanes.write(f"getelementptr {kind}, ptr %q{k}.{stream.name}, i64 %i{k}")
         self.passes[k].lines.append(f"  store {kind} {value}, ptr {place}, align {stream.itemsize}")
 
-    def _masked_store(self, stream: Stream, value: str, place: str) -> str:
+    def _masked_store(self, stream: RowStream, value: str, place: str) -> str:
         kind, mask = f"<{LANES} x {stream.stored}>", f"<{LANES} x i1>"
-        call = self._declared("store", stream.stored)
+        call = self._declare_masked("store", stream.stored)
         return (
             f"call void {call}({kind} {value}, ptr {place}, i32 {stream.itemsize}, {mask} %lanes)"
         )

@@ -37,13 +37,19 @@ from graphflow.ops.kernels.gemm.kernel_form import (
     EXCHANGED,
     IN_PLACE,
     TRANSPOSED,
-    Form,
-    Size,
+    GemmForm,
+    GemmSize,
 )
 from graphflow.ops.kernels.gemm.tiling import ELEMENTS, LONG
-from graphflow.ops.kernels.gemm.tiling import cut as best_cut
-from graphflow.ops.kernels.jit.array_address import address, aligned, fresh
-from graphflow.ops.kernels.jit.compiler import Function, Task, compiler, named, vector_width
+from graphflow.ops.kernels.gemm.tiling import choose_tiling as best_cut
+from graphflow.ops.kernels.jit.array_address import address, align_up, empty_aligned
+from graphflow.ops.kernels.jit.compiler import (
+    KernelTask,
+    NativeFunction,
+    compiler,
+    name_module,
+    vector_width,
+)
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 _SHARED = 40_000
@@ -57,21 +63,21 @@ Strides = tuple[int, ...]
 """Bytes from one element to the next along each axis."""
 
 
-def available(dtype: str) -> bool:
+def is_supported(dtype: str) -> bool:
     """Whether there are such kernels for this dtype and processor."""
     return dtype in ELEMENTS and vector_width() >= 8
 
 
 @cache
-def _kernel(form: Form) -> tuple[str, str]:
-    return named(*gemm_text.write(form))
+def _kernel(form: GemmForm) -> tuple[str, str]:
+    return name_module(*gemm_text.write_gemm(form))
 
 
 # Products -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """A kernel with the sizes of a product: what is left to give is where the operands are.
 
         void kernel(ptr* {x, y, out, scratch}, i64* sizes, i64 start, i64 stop)
@@ -88,7 +94,7 @@ class Product:
             is larger than what stays in a cache, and contiguous.
     """
 
-    form: Form
+    form: GemmForm
     sizes: tuple[int, ...]
     units: int
     swapped: bool
@@ -97,17 +103,17 @@ class Product:
     blocks: tuple[tuple[int, int], ...] = ()
 
     @property
-    def task(self) -> Task:
+    def task(self) -> KernelTask:
         """The same as an entry of a table of native calls."""
         name, text = _kernel(self.form)
         order = (1, 0) if self.swapped else ()
-        return Task(
+        return KernelTask(
             name, text, self.sizes, self.units, self.nanoseconds, self.scratch, order,
             blocks=self.blocks,
         )  # fmt: skip
 
     @cached_property
-    def function(self) -> Function:
+    def function(self) -> NativeFunction:
         return compiler().function(*_kernel(self.form))
 
     @cached_property
@@ -116,7 +122,7 @@ class Product:
         return np.array(self.sizes, np.int64)
 
     @cached_property
-    def _given(self) -> ctypes.c_void_p:
+    def _table_pointer(self) -> ctypes.c_void_p:
         return ctypes.c_void_p(address(self.table))
 
     def run(self, out: int, a: int, b: int, addend: int | None = None) -> None:
@@ -126,8 +132,12 @@ class Product:
         given = (x, y, out) if addend is None else (x, y, addend, out)
         pool = current_pool() if self.nanoseconds > _SHARED else None
         if pool is None or pool.threads < 2:
-            function = self.function.held if self.nanoseconds < _FREED else self.function.freed
-            function(_Pointers(*given, _scratch(self.scratch)), self._given, 0, self.units)
+            function = (
+                self.function.holding_gil
+                if self.nanoseconds < _FREED
+                else self.function.releasing_gil
+            )
+            function(_Pointers(*given, _scratch(self.scratch)), self._table_pointer, 0, self.units)
             return
         shares = self._shares(pool.threads)
 
@@ -136,42 +146,42 @@ class Product:
             moved = [g + by for g, by in zip(given, share.places, strict=False)]
             table = ctypes.c_void_p(address(share.table))
             pointers = _Pointers(*moved, _scratch(self.scratch))
-            self.function.freed(pointers, table, share.start, share.stop)
+            self.function.releasing_gil(pointers, table, share.start, share.stop)
 
         pool.run(part, len(shares))
 
-    def _shares(self, threads: int) -> list[_Share]:
+    def _shares(self, threads: int) -> list[_ProductShare]:
         """What each thread does: some tiles of all columns, or where these are few, all tiles of
         some columns."""
-        found = self._known.get(threads)
+        found = self._shares_by_threads.get(threads)
         if found is None:
-            found = self._known[threads] = self._shared(threads)
+            found = self._shares_by_threads[threads] = self._split_shares(threads)
         return found
 
     @cached_property
-    def _known(self) -> dict[int, list[_Share]]:
+    def _shares_by_threads(self) -> dict[int, list[_ProductShare]]:
         return {}
 
-    def _shared(self, threads: int) -> list[_Share]:
+    def _split_shares(self, threads: int) -> list[_ProductShare]:
         sizes, wide = self.sizes, self.form.columns
-        panels = -(-sizes[Size.COLUMNS] // wide)
-        if self.units >= 4 * threads or self.units != sizes[Size.TILES] or panels < threads:
+        panels = -(-sizes[GemmSize.COLUMNS] // wide)
+        if self.units >= 4 * threads or self.units != sizes[GemmSize.TILES] or panels < threads:
             parts = min(threads, max(1, self.units))
             ends = [self.units * i // parts for i in range(parts + 1)]
-            return [_Share(self.table, start, stop) for start, stop in pairwise(ends)]
+            return [_ProductShare(self.table, start, stop) for start, stop in pairwise(ends)]
         ends = [panels * i // threads * wide for i in range(threads)]
         shares = []
-        for start, stop in pairwise([*ends, sizes[Size.COLUMNS]]):
+        for start, stop in pairwise([*ends, sizes[GemmSize.COLUMNS]]):
             table = self.table.copy()
-            table[Size.COLUMNS] = stop - start
-            to = start * sizes[Size.OUT_COLUMN]
-            places = (0, start * sizes[Size.Y_COLUMN], to, to)
-            shares.append(_Share(table, 0, self.units, places))
+            table[GemmSize.COLUMNS] = stop - start
+            to = start * sizes[GemmSize.OUT_COLUMN]
+            places = (0, start * sizes[GemmSize.Y_COLUMN], to, to)
+            shares.append(_ProductShare(table, 0, self.units, places))
         return shares
 
 
 @dataclass(frozen=True, eq=False)
-class _Share:
+class _ProductShare:
     """A part of a product: its sizes, its units, and how far its operands are from the whole's."""
 
     table: np.ndarray[Any, Any]
@@ -181,21 +191,21 @@ class _Share:
 
 
 _Pointers = ctypes.c_void_p * 5
-_own = threading.local()
+_thread_local = threading.local()
 
 
 def _scratch(nbytes: int) -> int:
     """The address of memory of the calling thread's own."""
-    if nbytes > getattr(_own, "nbytes", -1):
-        _own.memory = fresh(nbytes)
-        _own.place = address(_own.memory)
-        _own.nbytes = nbytes
-    place: int = _own.place
+    if nbytes > getattr(_thread_local, "nbytes", -1):
+        _thread_local.memory = empty_aligned(nbytes)
+        _thread_local.place = address(_thread_local.memory)
+        _thread_local.nbytes = nbytes
+    place: int = _thread_local.place
     return place
 
 
 @lru_cache(maxsize=4096)
-def planned(
+def plan_product(
     batch: tuple[int, ...],
     m: int,
     k: int,
@@ -205,7 +215,7 @@ def planned(
     a: Strides,
     b: Strides,
     accumulate: bool = False,
-) -> Product | None:
+) -> MatrixProduct | None:
     """The product of a batch of (m, k) and (k, n) matrices.
 
     None where it cannot be walked: the axes of the batch do not join to two, or a matrix has no
@@ -215,7 +225,7 @@ def planned(
         out, a, b: their strides along the axes of the batch (0 where they broadcast), rows and
             columns; those of transposed operands are given the other way round.
     """  # fmt: skip
-    axes = _joined(batch, (a, b, out))
+    axes = _join_batch_axes(batch, (a, b, out))
     item = np.dtype(dtype).itemsize
     choices = []
     for swapped in (False, True):
@@ -235,30 +245,46 @@ def planned(
     cut, swapped, by_columns, x, y, to = min(choices, key=lambda choice: choice[0].cycles)
     form = cut.form
     packed = min(cut.block, cut.tiles) * (form.height * k + form.width) * item if cut.x else 0
-    buffer = aligned(packed) + aligned(min(k, cut.chunk) + form.width) * form.columns * item
+    buffer = align_up(packed) + align_up(min(k, cut.chunk) + form.width) * form.columns * item
     end = buffer + min(cut.block, cut.tiles) * form.height * form.columns * item
     (inner, count), strides = axes
     if swapped:
         strides = (strides[1], strides[0], strides[2])
     sizes = {
-        Size.COLUMNS: m if swapped else n, Size.K: k, Size.TILES: cut.tiles, Size.TALL: cut.tall,
-        Size.HEIGHT: form.height, Size.PANEL_COLUMNS: form.columns,
-        Size.BLOCK: cut.block, Size.GROUP: cut.group, Size.CHUNK: cut.chunk,
-        Size.X_ROW: x[0], Size.X_K: x[1], Size.X_LAYOUT: cut.x,
-        Size.Y_K: y[0], Size.Y_COLUMN: y[1], Size.Y_LAYOUT: cut.y,
-        Size.OUT_ROW: to[0], Size.OUT_COLUMN: to[1],
-        Size.FLAGS: accumulate * ACCUMULATE + by_columns * TRANSPOSED,
-        Size.INNER: inner, Size.X_OUTER: strides[0][0], Size.X_INNER: strides[0][1],
-        Size.Y_OUTER: strides[1][0], Size.Y_INNER: strides[1][1],
-        Size.OUT_OUTER: strides[2][0], Size.OUT_INNER: strides[2][1],
-        Size.PANEL: aligned(packed), Size.BUFFER: buffer,
-    }  # fmt: skip
+        GemmSize.COLUMNS: m if swapped else n,
+        GemmSize.K: k,
+        GemmSize.TILES: cut.tiles,
+        GemmSize.TALL: cut.tall,
+        GemmSize.HEIGHT: form.height,
+        GemmSize.PANEL_COLUMNS: form.columns,
+        GemmSize.BLOCK: cut.block,
+        GemmSize.GROUP: cut.group,
+        GemmSize.CHUNK: cut.chunk,
+        GemmSize.X_ROW: x[0],
+        GemmSize.X_K: x[1],
+        GemmSize.X_LAYOUT: cut.x,
+        GemmSize.Y_K: y[0],
+        GemmSize.Y_COLUMN: y[1],
+        GemmSize.Y_LAYOUT: cut.y,
+        GemmSize.OUT_ROW: to[0],
+        GemmSize.OUT_COLUMN: to[1],
+        GemmSize.FLAGS: accumulate * ACCUMULATE + by_columns * TRANSPOSED,
+        GemmSize.INNER: inner,
+        GemmSize.X_OUTER: strides[0][0],
+        GemmSize.X_INNER: strides[0][1],
+        GemmSize.Y_OUTER: strides[1][0],
+        GemmSize.Y_INNER: strides[1][1],
+        GemmSize.OUT_OUTER: strides[2][0],
+        GemmSize.OUT_INNER: strides[2][1],
+        GemmSize.PANEL: align_up(packed),
+        GemmSize.BUFFER: buffer,
+    }
     units = count * cut.tiles if m and n else 0
     time = count * (cut.cycles / 2.8 + 50)
-    return Product(form, tuple(sizes[s] for s in Size), units, swapped, time, end)
+    return MatrixProduct(form, tuple(sizes[s] for s in GemmSize), units, swapped, time, end)
 
 
-def _joined(
+def _join_batch_axes(
     batch: Sequence[int], operands: Sequence[Strides]
 ) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None:
     """The axes of a batch as two at most: the size of the last one and of both, and the strides of
@@ -296,17 +322,17 @@ unless the result has so few elements that one pass over both gives it."""
 
 
 @lru_cache(maxsize=4096)
-def preferred(
+def plan_if_faster_than_blas(
     a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool,
     added: bool = False,
-) -> Product | None:  # fmt: skip
+) -> MatrixProduct | None:  # fmt: skip
     """The product of contiguous arrays of these shapes, where that is faster than BLAS; None where
     it is not. A function of shapes, flags and dtype alone, since bits follow from it.
 
     Args:
         added: it takes something of the result's shape to which the product is added.
     """
-    if not available(dtype):
+    if not is_supported(dtype):
         return None
     m, k = a[:-3:-1] if transpose_a else a[-2:]
     n = b[-2] if transpose_b else b[-1]
@@ -324,28 +350,30 @@ def preferred(
         steps = [item]
         for size in shape[:0:-1]:
             steps.insert(0, steps[0] * size)
-        own = _steps(shape, tuple(steps), item)
-        strides.append((0,) * (rank - len(shape)) + (_turned(own) if turn else own))
-    found = planned(batch, m, k, n, dtype, strides[2], strides[0], strides[1], added)
+        own = _effective_strides(shape, tuple(steps), item)
+        strides.append((0,) * (rank - len(shape)) + (_swap_last_two(own) if turn else own))
+    found = plan_product(batch, m, k, n, dtype, strides[2], strides[0], strides[1], added)
     count = math.prod(batch)
     if found is not None and added:
         sizes = list(found.sizes)
-        sizes[Size.FLAGS] |= APART
+        sizes[GemmSize.FLAGS] |= APART
         found = replace(found, sizes=tuple(sizes))
     if found is None or count * m * n * item <= 2 * _CACHED:
         return found
-    return replace(found, blocks=_blocks(found, count, m, n, item))
+    return replace(found, blocks=_finished_blocks(found, count, m, n, item))
 
 
-def _blocks(product: Product, count: int, m: int, n: int, item: int) -> tuple[tuple[int, int], ...]:
+def _finished_blocks(
+    product: MatrixProduct, count: int, m: int, n: int, item: int
+) -> tuple[tuple[int, int], ...]:
     """Where blocks of a product end: some tiles of a matrix, or some matrices."""
     tiles = product.units // count
-    step, height = product.sizes[Size.BLOCK], product.form.height - 1
+    step, height = product.sizes[GemmSize.BLOCK], product.form.height - 1
     if product.swapped or m * n * item <= _CACHED:
         some = max(1, _CACHED // (m * n * item))
         ends = [(tiles * i, m * n * i) for i in range(some, count, some)]
     else:
-        tall = product.sizes[Size.TALL]
+        tall = product.sizes[GemmSize.TALL]
         ends = [
             (tiles * i + tile, m * n * i + n * (tile * height + min(tile, tall)))
             for i in range(count)
@@ -378,35 +406,35 @@ def gemm(
         out.shape, a.shape, b.shape, out.strides, a.strides, b.strides, out.dtype, a.dtype,
         b.dtype, transpose_a, transpose_b, accumulate,
     )  # fmt: skip
-    _product(*key).run(address(out), address(a), address(b))
+    _plan_for_arrays(*key).run(address(out), address(a), address(b))
 
 
 @lru_cache(maxsize=4096)
-def _product(
+def _plan_for_arrays(
     out: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...], out_strides: Strides,
     a_strides: Strides, b_strides: Strides, dtype: Any, a_dtype: Any, b_dtype: Any,
     transpose_a: bool, transpose_b: bool, accumulate: bool,
-) -> Product:  # fmt: skip
+) -> MatrixProduct:  # fmt: skip
     if transpose_a:
-        a, a_strides = _turned(a), _turned(a_strides)
+        a, a_strides = _swap_last_two(a), _swap_last_two(a_strides)
     if transpose_b:
-        b, b_strides = _turned(b), _turned(b_strides)
+        b, b_strides = _swap_last_two(b), _swap_last_two(b_strides)
     rank, (m, n), k = len(out), out[-2:], a[-1]
     product = None
     batch = out[:-2]
     if (
         dtype == a_dtype == b_dtype
-        and available(dtype.name)
+        and is_supported(dtype.name)
         and (a[-2], k, b[-1]) == (m, b[-2], n)
         and broadcast_shapes(broadcast_shapes(a[:-2], b[:-2]), batch) == batch
     ):
         item = dtype.itemsize
         spread = [
-            (0,) * (rank - len(shape)) + _steps(shape, strides, item)
+            (0,) * (rank - len(shape)) + _effective_strides(shape, strides, item)
             for shape, strides in ((a, a_strides), (b, b_strides))
         ]
-        out_strides = _steps(out, out_strides, item)
-        product = planned(batch, m, k, n, dtype.name, out_strides, *spread, accumulate)
+        out_strides = _effective_strides(out, out_strides, item)
+        product = plan_product(batch, m, k, n, dtype.name, out_strides, *spread, accumulate)
     if product is None:
         raise ShapeError(
             f"no kernel for {a_dtype}{a} of strides {a_strides} times {b_dtype}{b} of strides "
@@ -415,11 +443,11 @@ def _product(
     return product
 
 
-def _steps(shape: tuple[int, ...], strides: Strides, item: int) -> Strides:
+def _effective_strides(shape: tuple[int, ...], strides: Strides, item: int) -> Strides:
     """Strides that say nothing of axes without a second element."""
     matrix = strides[-2:] if 0 not in shape else (shape[-1] * item, item)
     return (*(s if n > 1 else 0 for n, s in zip(shape[:-2], strides, strict=False)), *matrix)
 
 
-def _turned(axes: tuple[int, ...]) -> tuple[int, ...]:
+def _swap_last_two(axes: tuple[int, ...]) -> tuple[int, ...]:
     return (*axes[:-2], axes[-1], axes[-2])

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ops.kernels.codegen.control_flow import BYTES, Flow, element_of, lanes_of
+from graphflow.ops.kernels.codegen.control_flow import BYTES, KernelWriter, element_of, lanes_of
 from graphflow.ops.kernels.codegen.vector_writer import Floats
-from graphflow.ops.kernels.fusion.parallel_call import call, function
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.fusion.parallel_call import call_parallel, native_function
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 
 _LEAST = 4096
@@ -42,7 +42,7 @@ def rows_dot(element: str, together: int) -> tuple[str, str]:
     Args:
         together: rows that are read at once, a power of two.
     """
-    flow = Flow()
+    flow = KernelWriter()
     a, x, out = (flow.pointer(i) for i in range(3))
     count = flow.size(0)
     lanes, item = lanes_of(element), BYTES[element]
@@ -52,12 +52,14 @@ def rows_dot(element: str, together: int) -> tuple[str, str]:
     some, mask = flow.step("icmp sgt", left, 0), flow.first_lanes(lanes, left)
 
     def rows(r: str, many: int) -> None:
-        lines = [flow.at(a, element, flow.mul(flow.add(r, i), count)) for i in range(many)]
+        lines = [flow.gep(a, element, flow.mul(flow.add(r, i), count)) for i in range(many)]
 
         def vector(j: str, *totals: str, mask: str | None = None) -> list[str]:
-            given = flow.read(lanes, element, flow.at(x, element, j), mask)
+            given = flow.load_vector(lanes, element, flow.gep(x, element, j), mask)
             return [
-                f.fma(flow.read(lanes, element, flow.at(line, element, j), mask), given, total)
+                f.fma(
+                    flow.load_vector(lanes, element, flow.gep(line, element, j), mask), given, total
+                )
                 for line, total in zip(lines, totals, strict=True)
             ]
 
@@ -66,15 +68,15 @@ def rows_dot(element: str, together: int) -> tuple[str, str]:
             some, [(kind, t) for t in totals], lambda: vector(whole, *totals, mask=mask)
         )
         for i, total in enumerate(totals):
-            one = flow.folded(lanes, element, total, Floats.add)
-            flow.store(element, one, flow.at(out, element, flow.add(r, i)), item)
+            one = flow.reduce_lanes(lanes, element, total, Floats.add)
+            flow.store(element, one, flow.gep(out, element, flow.add(r, i)), item)
 
-    _rows(flow, "%start", "%stop", together, rows)
-    return flow.function()
+    _loop_rows(flow, "%start", "%stop", together, rows)
+    return flow.finish()
 
 
-def _rows(
-    flow: Flow, start: str, stop: str, together: int, rows: Callable[[str, int], None]
+def _loop_rows(
+    flow: KernelWriter, start: str, stop: str, together: int, rows: Callable[[str, int], None]
 ) -> None:
     """Loops over rows, so many at once and those that are left."""
     if together > 1:
@@ -96,7 +98,7 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
     Args:
         count: elements of a row.
     """
-    flow = Flow()
+    flow = KernelWriter()
     a, x, out, memory = (flow.pointer(i) for i in range(4))
     rows, blocks = (flow.size(i) for i in range(2))
     lanes = lanes_of(element)
@@ -117,88 +119,96 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
         if stop is None and vectors:
             body(str(whole), vectors, edge)
 
-    def of(v: int, many: int, mask: str | None) -> str | None:
+    def mask_of(v: int, many: int, mask: str | None) -> str | None:
         """The mask of one of some vectors: that of the last one."""
         return mask if v == many - 1 else None
 
     def block(b: str) -> None:
         first, last = (flow.step("udiv", flow.mul(rows, i), blocks) for i in (b, flow.add(b, 1)))
-        target = flow.at(memory, element, flow.mul(b, count))
+        target = flow.gep(memory, element, flow.mul(b, count))
         if count <= strip:
-            columns(partial(narrow, first, last, target))
+            columns(partial(sum_in_registers, first, last, target))
         else:
             flow.loop(
-                "0", tiled, (), lambda j: wide(first, last, target, j, flow.add(j, tile)), tile
+                "0",
+                tiled,
+                (),
+                lambda j: sum_in_memory(first, last, target, j, flow.add(j, tile)),
+                tile,
             )
-            wide(first, last, target, str(tiled), None)
+            sum_in_memory(first, last, target, str(tiled), None)
 
-    def narrow(first: str, last: str, target: str, j: str, many: int, mask: str | None) -> None:
+    def sum_in_registers(
+        first: str, last: str, target: str, j: str, many: int, mask: str | None
+    ) -> None:
         """The sums of a strip in registers, row by row."""
 
         def row(r: str, *totals: str) -> list[str]:
-            line = flow.at(a, element, flow.add(flow.mul(r, count), j))
-            return added(scale_of(r), line, many, mask, totals)
+            line = flow.gep(a, element, flow.add(flow.mul(r, count), j))
+            return accumulate(scale_of(r), line, many, mask, totals)
 
         totals = flow.loop(first, last, [(kind, "zeroinitializer")] * many, row)
-        written(flow.at(target, element, j), many, mask, totals)
+        store(flow.gep(target, element, j), many, mask, totals)
 
-    def wide(first: str, last: str, target: str, start: str, stop: str | None) -> None:
+    def sum_in_memory(first: str, last: str, target: str, start: str, stop: str | None) -> None:
         """The sums of a tile in memory, for some rows at a time."""
 
-        def cleared(j: str, many: int, mask: str | None) -> None:
-            written(flow.at(target, element, j), many, mask, ["zeroinitializer"] * many)
+        def clear_tile(j: str, many: int, mask: str | None) -> None:
+            store(flow.gep(target, element, j), many, mask, ["zeroinitializer"] * many)
 
         def some(r: str, together: int) -> None:
             scales = [scale_of(flow.add(r, i)) for i in range(together)]
-            lines = [flow.at(a, element, flow.mul(flow.add(r, i), count)) for i in range(together)]
+            lines = [flow.gep(a, element, flow.mul(flow.add(r, i), count)) for i in range(together)]
 
             def strip_of(j: str, many: int, mask: str | None) -> None:
-                place = flow.at(target, element, j)
-                totals = read(place, many, mask)
+                place = flow.gep(target, element, j)
+                totals = load(place, many, mask)
                 for scale, line in zip(scales, lines, strict=True):
-                    totals = added(scale, flow.at(line, element, j), many, mask, totals)
-                written(place, many, mask, totals)
+                    totals = accumulate(scale, flow.gep(line, element, j), many, mask, totals)
+                store(place, many, mask, totals)
 
             columns(strip_of, start, stop)
 
-        columns(cleared, start, stop)
-        _rows(flow, first, last, _ROWS if count * BYTES[element] >= _PAGE else 1, some)
+        columns(clear_tile, start, stop)
+        _loop_rows(flow, first, last, _ROWS if count * BYTES[element] >= _PAGE else 1, some)
 
     def scale_of(r: str) -> str:
-        return flow.spread(
-            lanes, element, flow.load(element, flow.at(x, element, r), BYTES[element])
+        return flow.broadcast(
+            lanes, element, flow.load(element, flow.gep(x, element, r), BYTES[element])
         )
 
-    def read(line: str, many: int, mask: str | None) -> list[str]:
+    def load(line: str, many: int, mask: str | None) -> list[str]:
         return [
-            flow.read(lanes, element, flow.at(line, element, v * lanes), of(v, many, mask))
+            flow.load_vector(
+                lanes, element, flow.gep(line, element, v * lanes), mask_of(v, many, mask)
+            )
             for v in range(many)
         ]
 
-    def added(
+    def accumulate(
         scale: str, line: str, many: int, mask: str | None, totals: Sequence[str]
     ) -> list[str]:
-        given = read(line, many, mask)
+        given = load(line, many, mask)
         return [f.fma(x, scale, total) for x, total in zip(given, totals, strict=True)]
 
-    def written(place: str, many: int, mask: str | None, totals: Sequence[str]) -> None:
+    def store(place: str, many: int, mask: str | None, totals: Sequence[str]) -> None:
         for v, total in enumerate(totals):
-            to = flow.at(place, element, v * lanes)
-            flow.keep(lanes, element, total, to, of(v, many, mask))
+            to = flow.gep(place, element, v * lanes)
+            flow.store_vector(lanes, element, total, to, mask_of(v, many, mask))
 
-    def total(j: str, many: int, mask: str | None) -> None:
+    def sum_blocks(j: str, many: int, mask: str | None) -> None:
         def add(b: str, *sums: str) -> list[str]:
-            line = flow.at(memory, element, flow.add(flow.mul(b, count), j))
-            return [f.add(s, part) for s, part in zip(sums, read(line, many, mask), strict=True)]
+            line = flow.gep(memory, element, flow.add(flow.mul(b, count), j))
+            return [f.add(s, part) for s, part in zip(sums, load(line, many, mask), strict=True)]
 
         sums = flow.loop("0", blocks, [(kind, "zeroinitializer")] * many, add)
-        written(flow.at(out, element, j), many, mask, sums)
+        store(flow.gep(out, element, j), many, mask, sums)
 
     if begin:
         flow.loop("%start", "%stop", (), block)
     if end:
-        columns(total)
-    return flow.function()
+        columns(sum_blocks)
+    return flow.finish()
 
 
 # Products -------------------------------------------------------------------------------------
@@ -215,7 +225,7 @@ class VectorProduct:
 
     rows: int
     columns: int
-    over: bool
+    sums_rows: bool
     swapped: bool
     dtype: str
 
@@ -224,7 +234,7 @@ class VectorProduct:
         return min(_BLOCKS, -(-self.rows // _BLOCK))
 
     @property
-    def _together(self) -> int:
+    def _rows_at_once(self) -> int:
         """Rows that are read at once."""
         return 4 if self.columns * np.dtype(self.dtype).itemsize >= _FAR else 1
 
@@ -233,25 +243,25 @@ class VectorProduct:
         return self.rows * (self.columns * np.dtype(self.dtype).itemsize * 0.06 + 4)
 
     @property
-    def task(self) -> Task:
+    def task(self) -> KernelTask:
         """The same as an entry of a table of native calls."""
         element, order = element_of(self.dtype), (1, 0) if self.swapped else ()
-        if not self.over:
-            name, text = _written(rows_dot, element, self._together)
-            return Task(name, text, (self.columns,), self.rows, self.nanoseconds, 0, order)
-        name, text = _written(rows_sum, element, self.columns, True, True)
+        if not self.sums_rows:
+            name, text = _write_cached(rows_dot, element, self._rows_at_once)
+            return KernelTask(name, text, (self.columns,), self.rows, self.nanoseconds, 0, order)
+        name, text = _write_cached(rows_sum, element, self.columns, True, True)
         sizes = (self.rows, self.blocks)
         memory = self.blocks * self.columns * np.dtype(self.dtype).itemsize + _LINE
-        return Task(name, text, sizes, self.blocks, self.nanoseconds, memory, order)
+        return KernelTask(name, text, sizes, self.blocks, self.nanoseconds, memory, order)
 
     def run(self, out: Any, a: Any, b: Any) -> None:
         """For contiguous operands, on the threads of the current pool."""
         matrix, vector = (b, a) if self.swapped else (a, b)
         element = element_of(self.dtype)
-        if not self.over:
+        if not self.sums_rows:
             given = [matrix, vector, out]
-            call(
-                function(rows_dot, element, self._together),
+            call_parallel(
+                native_function(rows_dot, element, self._rows_at_once),
                 given,
                 [self.columns],
                 self.rows,
@@ -261,17 +271,19 @@ class VectorProduct:
         memory = scratch(np, "vectors", (self.blocks, self.columns), out.dtype)
         given = [matrix, vector, out, memory]
         sizes = [self.rows, self.blocks]
-        first = function(rows_sum, element, self.columns, True, False)
-        call(first, given, sizes, self.blocks, self.nanoseconds)
-        call(function(rows_sum, element, self.columns, False, True), given, sizes, 1, 0)
+        first = native_function(rows_sum, element, self.columns, True, False)
+        call_parallel(first, given, sizes, self.blocks, self.nanoseconds)
+        call_parallel(
+            native_function(rows_sum, element, self.columns, False, True), given, sizes, 1, 0
+        )
 
 
 @lru_cache(maxsize=256)
-def _written(write: Callable[..., tuple[str, str]], *args: Any) -> tuple[str, str]:
+def _write_cached(write: Callable[..., tuple[str, str]], *args: Any) -> tuple[str, str]:
     return write(*args)
 
 
-def vector_product(
+def plan_vector_product(
     a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool
 ) -> VectorProduct | None:
     """The product of two contiguous operands of which one is a vector; None where neither is, or
@@ -282,7 +294,7 @@ def vector_product(
     n = b[0] if transpose_b else b[1]
     made = partial(VectorProduct, dtype=dtype)
     if n == 1 and a[0] * a[1] > _LEAST:
-        return made(*a, over=transpose_a, swapped=False)
+        return made(*a, sums_rows=transpose_a, swapped=False)
     if m == 1 and b[0] * b[1] > _LEAST:
-        return made(*b, over=not transpose_b, swapped=True)
+        return made(*b, sums_rows=not transpose_b, swapped=True)
     return None

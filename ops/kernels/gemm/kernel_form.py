@@ -8,7 +8,7 @@ from enum import IntEnum, auto
 from graphflow.base.lazy_dataclass import dataclass
 
 
-class Size(IntEnum):
+class GemmSize(IntEnum):
     """Places in the table of sizes; strides are in bytes."""
 
     COLUMNS = 0
@@ -48,7 +48,7 @@ whether it is added to something else, which is stored as `out` is (and may be i
 
 
 @dataclass(frozen=True)
-class Form:
+class GemmForm:
     """What a kernel is specialised for: equal forms share one.
 
     Attributes:
@@ -72,7 +72,7 @@ class Form:
         """That hold a column of a tile."""
         return -(-self.height // self.width)
 
-    def named(self, function: str) -> str:
+    def function_name(self, function: str) -> str:
         """A function's name, which tells what it is specialised for: kernels that stand together
         have most functions in common, and these once."""
         return f"gemm_{function}_{self.element}{self.width}"

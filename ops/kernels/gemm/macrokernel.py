@@ -19,9 +19,23 @@ buffer. Packed things and the buffer are in the scratch memory.
 from __future__ import annotations
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ops.kernels.codegen.function_writer import Function
-from graphflow.ops.kernels.gemm.kernel_form import APART, COPIED, EXCHANGED, IN_PLACE, Form, Size
-from graphflow.ops.kernels.gemm.microkernel import LINE, copy, exchange, finish, strip, tile
+from graphflow.ops.kernels.codegen.function_writer import FunctionWriter
+from graphflow.ops.kernels.gemm.kernel_form import (
+    APART,
+    COPIED,
+    EXCHANGED,
+    IN_PLACE,
+    GemmForm,
+    GemmSize,
+)
+from graphflow.ops.kernels.gemm.microkernel import (
+    LINE,
+    write_copy,
+    write_exchange,
+    write_finish,
+    write_strip,
+    write_tile,
+)
 
 _ROWS = 8
 """Rows of x that are copied to all tiles at a time."""
@@ -30,22 +44,26 @@ _APART = 64
 elements too few."""
 
 
-def write(form: Form) -> tuple[str, str]:
+def write_gemm(form: GemmForm) -> tuple[str, str]:
     """The kernel's text after its name, and the declarations and functions that it needs."""
     heights = [form.height, *([form.height - 1] if form.height > 1 else [])]
     functions = [
-        *(tile(form, height) for height in heights),
-        copy(form, form.vectors), copy(form, form.registers), strip(form, form.registers, _ROWS),
-        finish(form), exchange(form),
-        _walk(form),
-    ]  # fmt: skip
-    kernel = Function("kernel", _ARGUMENTS, form.element, form.width, inner=False)
+        *(write_tile(form, height) for height in heights),
+        write_copy(form, form.vectors),
+        write_copy(form, form.registers),
+        write_strip(form, form.registers, _ROWS),
+        write_finish(form),
+        write_exchange(form),
+        _write_walk(form),
+    ]
+    kernel = FunctionWriter("kernel", _ARGUMENTS, form.element, form.width, inner=False)
     used = [f"tile{height}x{form.vectors}" for height in (heights[0], heights[-1])]
     used += [f"copy{form.vectors}", f"copy{form.registers}", f"strip{form.registers}"]
     used.append(f"finish{form.vectors}")
-    given = ", ".join(f"ptr @{form.named(name)}" for name in used)
-    kernel.do(
-        f"call void @{form.named('walk')}(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop, {given})"
+    given = ", ".join(f"ptr @{form.function_name(name)}" for name in used)
+    kernel.write_effect(
+        f"call void @{form.function_name('walk')}"
+        f"(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop, {given})"
     )
     declared = dict.fromkeys(d for f in functions for d in f.declared)
     texts = dict.fromkeys(f.text() for f in functions)
@@ -56,37 +74,39 @@ def write(form: Form) -> tuple[str, str]:
 _ARGUMENTS = ("ptr %ptrs", "ptr %sizes", "i64 %start", "i64 %stop")
 
 
-def _walk(form: Form) -> Function:
+def _write_walk(form: GemmForm) -> FunctionWriter:
     """The kernel of any form, whose functions it is given."""
     functions = ("tall", "short", "copy", "copy_x", "strip", "finish")
-    f = Function(
-        form.named("walk"), [*_ARGUMENTS, *(f"ptr %{name}" for name in functions)],
+    f = FunctionWriter(
+        form.function_name("walk"), [*_ARGUMENTS, *(f"ptr %{name}" for name in functions)],
         form.element, form.width,
     )  # fmt: skip
-    size = {s: f.argument("%sizes", "i64", s) for s in Size}
+    size = {s: f.argument("%sizes", "i64", s) for s in GemmSize}
     x, y, addend = (f.argument("%ptrs", "ptr", i) for i in range(3))
-    more = f.write(f"and i64 {size[Size.FLAGS]}, {APART}")
-    rest = f.at("%ptrs", f.mul(more, 8 // APART))
+    more = f.write(f"and i64 {size[GemmSize.FLAGS]}, {APART}")
+    rest = f.gep("%ptrs", f.mul(more, 8 // APART))
     out, scratch = (f.argument(rest, "ptr", i) for i in (2, 3))
     apart = f.sub(*(f.write(f"ptrtoint ptr {pointer} to i64") for pointer in (addend, out)))
-    tiles = size[Size.TILES]
+    tiles = size[GemmSize.TILES]
     with f.loop("%start", "%stop") as unit:
         matrix = f.write(f"udiv i64 {unit}, {tiles}")
         first = f.sub(unit, f.mul(matrix, tiles))
-        some = f.least(f.sub("%stop", unit), size[Size.BLOCK])
-        last = f.least(f.add(first, some), tiles)
-        outer = f.write(f"udiv i64 {matrix}, {size[Size.INNER]}")
-        inner = f.sub(matrix, f.mul(outer, size[Size.INNER]))
+        some = f.minimum(f.sub("%stop", unit), size[GemmSize.BLOCK])
+        last = f.minimum(f.add(first, some), tiles)
+        outer = f.write(f"udiv i64 {matrix}, {size[GemmSize.INNER]}")
+        inner = f.sub(matrix, f.mul(outer, size[GemmSize.INNER]))
         bases = []
         for pointer, big, small in (
-            (x, Size.X_OUTER, Size.X_INNER),
-            (y, Size.Y_OUTER, Size.Y_INNER),
-            (out, Size.OUT_OUTER, Size.OUT_INNER),
+            (x, GemmSize.X_OUTER, GemmSize.X_INNER),
+            (y, GemmSize.Y_OUTER, GemmSize.Y_INNER),
+            (out, GemmSize.OUT_OUTER, GemmSize.OUT_INNER),
         ):
-            place = f.at(pointer, f.mul(outer, size[big]))
-            bases.append(f.at(place, f.mul(inner, size[small])))
-        _Block(f, f"@{form.named('exchange')}", size, first, last, scratch, apart).write(*bases)
-        f.advance(unit, f.sub(last, first))
+            place = f.gep(pointer, f.mul(outer, size[big]))
+            bases.append(f.gep(place, f.mul(inner, size[small])))
+        _BlockWriter(
+            f, f"@{form.function_name('exchange')}", size, first, last, scratch, apart
+        ).write(*bases)
+        f.set_loop_step(unit, f.sub(last, first))
     return f
 
 
@@ -103,7 +123,7 @@ class _Panel:
     width: str
 
 
-class _Block:
+class _BlockWriter:
     """Writes what computes some tiles of one matrix: group of panels after group, of a group chunk
     after chunk, of a chunk panel after panel, of these tile after tile.
 
@@ -116,32 +136,32 @@ class _Block:
     """
 
     def __init__(
-        self, f: Function, exchange: str, size: dict[Size, str], first: str, last: str,
+        self, f: FunctionWriter, exchange: str, size: dict[GemmSize, str], first: str, last: str,
         scratch: str, apart: str,
     ) -> None:  # fmt: skip
         self.f, self.size = f, size
         self.exchange = exchange
         self.apart = apart
         self.first, self.last = first, last
-        self.start = self._row(first)
-        self.wide = f.mul(size[Size.PANEL_COLUMNS], f.bytes)
-        self.step = f.mul(size[Size.HEIGHT], f.bytes)
+        self.start = self._first_row(first)
+        self.wide = f.mul(size[GemmSize.PANEL_COLUMNS], f.bytes)
+        self.step = f.mul(size[GemmSize.HEIGHT], f.bytes)
         self.packed = scratch
-        self.panel = f.at(scratch, size[Size.PANEL])
-        self.buffer = f.at(scratch, size[Size.BUFFER])
-        self.is_packed = f.compare("ne", size[Size.X_LAYOUT], IN_PLACE)
+        self.panel = f.gep(scratch, size[GemmSize.PANEL])
+        self.buffer = f.gep(scratch, size[GemmSize.BUFFER])
+        self.is_packed = f.compare("ne", size[GemmSize.X_LAYOUT], IN_PLACE)
         # A vector more, for the last row of a tile is copied in whole vectors.
-        self.tile_bytes = f.add(f.mul(size[Size.K], self.step), f.width * f.bytes)
+        self.tile_bytes = f.add(f.mul(size[GemmSize.K], self.step), f.width * f.bytes)
 
-    def _row(self, tile: str) -> str:
+    def _first_row(self, tile: str) -> str:
         """The first row of a tile."""
-        tall = self.f.least(tile, self.size[Size.TALL])
-        height = self.size[Size.HEIGHT]
+        tall = self.f.minimum(tile, self.size[GemmSize.TALL])
+        height = self.size[GemmSize.HEIGHT]
         return self.f.sub(self.f.mul(tile, height), self.f.sub(tile, tall))
 
     def _call(self, function: str, *arguments: tuple[str, str | int]) -> None:
         given = ", ".join(f"{kind} {value}" for kind, value in arguments)
-        self.f.do(f"call void {function}({given})")
+        self.f.write_effect(f"call void {function}({given})")
 
     def _not(self, condition: str) -> str:
         return self.f.write(f"xor i1 {condition}, true")
@@ -149,23 +169,25 @@ class _Block:
     def write(self, x: str, y: str, out: str) -> None:
         f, size = self.f, self.size
         accumulate, transposed = (
-            f.write(f"trunc i64 {f.write(f'lshr i64 {size[Size.FLAGS]}, {bit}')} to i1")
+            f.write(f"trunc i64 {f.write(f'lshr i64 {size[GemmSize.FLAGS]}, {bit}')} to i1")
             for bit in range(2)
         )
         straight = self._not(f.write(f"or i1 {accumulate}, {transposed}"))
-        x = f.at(x, f.mul(self.start, size[Size.X_ROW]))
+        x = f.gep(x, f.mul(self.start, size[GemmSize.X_ROW]))
         with f.when(self.is_packed):
             self._pack(x)
-        out = f.at(out, f.mul(self.start, size[Size.OUT_ROW]))
-        most = size[Size.PANEL_COLUMNS]
-        some = f.compare("sgt", size[Size.K], 0)
-        end = f.select(some, "i64", size[Size.K], "1")  # sums of nothing are stored as well
-        with f.loop(0, size[Size.COLUMNS], size[Size.GROUP]) as start:
-            stop = f.least(f.add(start, size[Size.GROUP]), size[Size.COLUMNS])
-            with f.loop(0, end, size[Size.CHUNK]) as k, f.loop(start, stop, most) as j:
+        out = f.gep(out, f.mul(self.start, size[GemmSize.OUT_ROW]))
+        most = size[GemmSize.PANEL_COLUMNS]
+        some = f.compare("sgt", size[GemmSize.K], 0)
+        end = f.select(some, "i64", size[GemmSize.K], "1")  # sums of nothing are stored as well
+        with f.loop(0, size[GemmSize.COLUMNS], size[GemmSize.GROUP]) as start:
+            stop = f.minimum(f.add(start, size[GemmSize.GROUP]), size[GemmSize.COLUMNS])
+            with f.loop(0, end, size[GemmSize.CHUNK]) as k, f.loop(start, stop, most) as j:
                 panel = self._panel(out, j, stop, straight)
-                terms = f.least(f.sub(size[Size.K], k), size[Size.CHUNK])
-                self._chunk(x, y, k, terms, j, panel, self._next(y, k, terms, end, j, start, stop))
+                terms = f.minimum(f.sub(size[GemmSize.K], k), size[GemmSize.CHUNK])
+                self._chunk(
+                    x, y, k, terms, j, panel, self._next_panel(y, k, terms, end, j, start, stop)
+                )
             before = f.mul(f.write(f"udiv i64 {f.sub(f.sub(stop, start), '1')}, {most}"), most)
             panel = self._panel(out, f.add(start, before), stop, straight)
             with f.when(self._not(panel.direct)):
@@ -175,94 +197,100 @@ class _Block:
         """Where the panel that begins at a column goes. Of the panels of a group, the last one
         alone may go by way of the buffer."""
         f, size = self.f, self.size
-        columns = f.least(f.sub(stop, j), size[Size.PANEL_COLUMNS])
-        whole = f.compare("eq", columns, size[Size.PANEL_COLUMNS])
-        here = f.at(out, f.mul(j, size[Size.OUT_COLUMN]))
+        columns = f.minimum(f.sub(stop, j), size[GemmSize.PANEL_COLUMNS])
+        whole = f.compare("eq", columns, size[GemmSize.PANEL_COLUMNS])
+        here = f.gep(out, f.mul(j, size[GemmSize.OUT_COLUMN]))
         direct = f.write(f"and i1 {whole}, {straight}")
         target = f.select(direct, "ptr", here, self.buffer)
-        width = f.select(direct, "i64", size[Size.OUT_ROW], self.wide)
+        width = f.select(direct, "i64", size[GemmSize.OUT_ROW], self.wide)
         return _Panel(here, columns, whole, direct, target, width)
 
     def _pack(self, x: str) -> None:
         """The tiles' rows of x, each tile's columns one after the other."""
         f, size, step = self.f, self.size, self.step
-        by_columns = f.compare("eq", size[Size.X_LAYOUT], COPIED)
+        by_columns = f.compare("eq", size[GemmSize.X_LAYOUT], COPIED)
         # Some rows of x at a time, whose elements for all tiles are next to each other. What is
         # read behind a tile is its row's, or the next row's, of which the last has none.
-        apart = f.compare("sge", size[Size.X_K], _APART)
+        apart = f.compare("sge", size[GemmSize.X_K], _APART)
         quick = f.select(f.write(f"and i1 {by_columns}, {apart}"), "i64", str(-_ROWS), "0")
-        quick = f.write(f"and i64 {f.sub(size[Size.K], '1')}, {quick}")
+        quick = f.write(f"and i64 {f.sub(size[GemmSize.K], '1')}, {quick}")
         with f.loop(0, quick, _ROWS) as k, f.loop(self.first, self.last) as tile:
-            source, target = self._packing(x, k, tile)
+            source, target = self._packing_addresses(x, k, tile)
             self._call(
-                "%strip", ("ptr", source), ("i64", size[Size.X_K]), ("ptr", target), ("i64", step)
+                "%strip",
+                ("ptr", source),
+                ("i64", size[GemmSize.X_K]),
+                ("ptr", target),
+                ("i64", step),
             )
-        some = f.select(by_columns, "i64", str(_ROWS), size[Size.K])
-        with f.loop(quick, size[Size.K], some) as k, f.loop(self.first, self.last) as tile:
-            row = f.sub(self._row(tile), self.start)
-            rows = f.sub(f.sub(self._row(f.add(tile, 1)), self.start), row)
-            terms = f.least(f.sub(size[Size.K], k), some)
-            source, target = self._packing(x, k, tile)
+        some = f.select(by_columns, "i64", str(_ROWS), size[GemmSize.K])
+        with f.loop(quick, size[GemmSize.K], some) as k, f.loop(self.first, self.last) as tile:
+            row = f.sub(self._first_row(tile), self.start)
+            rows = f.sub(f.sub(self._first_row(f.add(tile, 1)), self.start), row)
+            terms = f.minimum(f.sub(size[GemmSize.K], k), some)
+            source, target = self._packing_addresses(x, k, tile)
             with f.when(by_columns):
                 self._call(
-                    "%copy_x", ("ptr", source), ("i64", size[Size.X_K]), ("ptr", target),
+                    "%copy_x", ("ptr", source), ("i64", size[GemmSize.X_K]), ("ptr", target),
                     ("i64", step), ("i64", terms), ("i64", rows),
                 )  # fmt: skip
             with f.when(self._not(by_columns)):
                 self._call(
-                    self.exchange, ("ptr", source), ("i64", size[Size.X_ROW]), ("ptr", target),
+                    self.exchange, ("ptr", source), ("i64", size[GemmSize.X_ROW]), ("ptr", target),
                     ("i64", step), ("i64", rows), ("i64", terms), ("i1", "false"), ("i64", 0),
                 )  # fmt: skip
 
-    def _packing(self, x: str, k: str, tile: str) -> tuple[str, str]:
+    def _packing_addresses(self, x: str, k: str, tile: str) -> tuple[str, str]:
         """Where a tile's terms from some on are, and where they are packed."""
         f, size = self.f, self.size
-        row = f.sub(self._row(tile), self.start)
-        source = f.at(f.at(x, f.mul(row, size[Size.X_ROW])), f.mul(k, size[Size.X_K]))
-        target = f.at(self.packed, f.mul(f.sub(tile, self.first), self.tile_bytes))
-        return source, f.at(target, f.mul(k, self.step))
+        row = f.sub(self._first_row(tile), self.start)
+        source = f.gep(f.gep(x, f.mul(row, size[GemmSize.X_ROW])), f.mul(k, size[GemmSize.X_K]))
+        target = f.gep(self.packed, f.mul(f.sub(tile, self.first), self.tile_bytes))
+        return source, f.gep(target, f.mul(k, self.step))
 
-    def _next(
+    def _next_panel(
         self, y: str, k: str, terms: str, end: str, j: str, start: str, stop: str
     ) -> str:  # fmt: skip
         """What is read after a chunk of a panel: that of the next panel, the next chunk of the
         group's first one, or the next group."""
         f, size = self.f, self.size
         after = f.add(k, terms)
-        beside = f.add(j, size[Size.PANEL_COLUMNS])
+        beside = f.add(j, size[GemmSize.PANEL_COLUMNS])
         inside = f.compare("slt", beside, stop)
         last = f.compare("sge", after, end)
         row = f.select(inside, "i64", k, f.select(last, "i64", "0", after))
         column = f.select(inside, "i64", beside, f.select(last, "i64", stop, start))
-        return f.at(f.at(y, f.mul(row, size[Size.Y_K])), f.mul(column, size[Size.Y_COLUMN]))
+        return f.gep(
+            f.gep(y, f.mul(row, size[GemmSize.Y_K])), f.mul(column, size[GemmSize.Y_COLUMN])
+        )
 
     def _chunk(self, x: str, y: str, k: str, terms: str, j: str, panel: _Panel, after: str) -> None:
         f, size = self.f, self.size
-        y = f.at(y, f.mul(j, size[Size.Y_COLUMN]))
-        exchanged = f.compare("eq", size[Size.Y_LAYOUT], EXCHANGED)
-        copied = f.compare("eq", size[Size.Y_LAYOUT], COPIED)
+        y = f.gep(y, f.mul(j, size[GemmSize.Y_COLUMN]))
+        exchanged = f.compare("eq", size[GemmSize.Y_LAYOUT], EXCHANGED)
+        copied = f.compare("eq", size[GemmSize.Y_LAYOUT], COPIED)
         either = f.write(f"or i1 {copied}, {self._not(panel.whole)}")
         moved = f.write(f"or i1 {exchanged}, {either}")
-        here = f.at(y, f.mul(k, size[Size.Y_K]))
+        here = f.gep(y, f.mul(k, size[GemmSize.Y_K]))
         with f.when(exchanged):
             self._call(
-                self.exchange, ("ptr", here), ("i64", size[Size.Y_COLUMN]),
+                self.exchange, ("ptr", here), ("i64", size[GemmSize.Y_COLUMN]),
                 ("ptr", self.panel), ("i64", self.wide), ("i64", panel.columns), ("i64", terms),
                 ("i1", "false"), ("i64", 0),
             )  # fmt: skip
         with f.when(f.write(f"xor i1 {moved}, {exchanged}")):
             self._call(
-                "%copy", ("ptr", here), ("i64", size[Size.Y_K]),
+                "%copy", ("ptr", here), ("i64", size[GemmSize.Y_K]),
                 ("ptr", self.panel), ("i64", self.wide), ("i64", terms), ("i64", panel.columns),
             )  # fmt: skip
         source = f.select(moved, "ptr", self.panel, here)
-        step = f.select(moved, "i64", self.wide, size[Size.Y_K])
+        step = f.select(moved, "i64", self.wide, size[GemmSize.Y_K])
         # What comes next is brought closer meanwhile, a line for each term and tile, by as many
         # tiles as a row of the panel has lines; the others do so with what the next tile reads.
-        beside = f.at(y, f.mul(size[Size.Y_COLUMN], size[Size.PANEL_COLUMNS]))
-        ahead = f.select(exchanged, "ptr", f.at(beside, f.mul(k, LINE)), after)
-        far = f.select(exchanged, "i64", str(LINE), size[Size.Y_K])
-        more = f.select(exchanged, "i64", f.mul(size[Size.K], LINE), str(LINE))
+        beside = f.gep(y, f.mul(size[GemmSize.Y_COLUMN], size[GemmSize.PANEL_COLUMNS]))
+        ahead = f.select(exchanged, "ptr", f.gep(beside, f.mul(k, LINE)), after)
+        far = f.select(exchanged, "i64", str(LINE), size[GemmSize.Y_K])
+        more = f.select(exchanged, "i64", f.mul(size[GemmSize.K], LINE), str(LINE))
         self._tiles(x, k, source, step, panel.target, panel.width, terms, (ahead, far, more))
 
     def _tiles(
@@ -270,49 +298,55 @@ class _Block:
         ahead: tuple[str, str, str],
     ) -> None:  # fmt: skip
         f, size = self.f, self.size
-        step_x = f.select(self.is_packed, "i64", self.step, size[Size.X_K])
-        row_x = f.select(self.is_packed, "i64", str(f.bytes), size[Size.X_ROW])
-        base = f.at(f.select(self.is_packed, "ptr", self.packed, x), f.mul(k, step_x))
+        step_x = f.select(self.is_packed, "i64", self.step, size[GemmSize.X_K])
+        row_x = f.select(self.is_packed, "i64", str(f.bytes), size[GemmSize.X_ROW])
+        base = f.gep(f.select(self.is_packed, "ptr", self.packed, x), f.mul(k, step_x))
         later = f.compare("ne", k, 0)
         # What tiles read next comes closer at the pace at which it will be read.
         by_rows = f.compare("eq", step_x, f.bytes)
         pace = f.select(by_rows, "i64", self.step, step_x)
         with f.loop(self.first, self.last) as tile:
             number = f.sub(tile, self.first)
-            row = f.sub(self._row(tile), self.start)
-            place, beside = (self._of_x(each, row_x) for each in (tile, f.add(tile, 1)))
+            row = f.sub(self._first_row(tile), self.start)
+            place, beside = (self._tile_offset(each, row_x) for each in (tile, f.add(tile, 1)))
             wanted = f.compare("slt", f.mul(number, LINE), self.wide)
-            line = f.at(ahead[0], f.mul(number, ahead[2]))
+            line = f.gep(ahead[0], f.mul(number, ahead[2]))
             given: list[tuple[str, str | int]] = [
-                ("ptr", f.at(base, place)), ("i64", row_x), ("i64", step_x), ("ptr", y),
-                ("i64", step), ("ptr", f.at(target, f.mul(row, width))), ("i64", width),
+                ("ptr", f.gep(base, place)), ("i64", row_x), ("i64", step_x), ("ptr", y),
+                ("i64", step), ("ptr", f.gep(target, f.mul(row, width))), ("i64", width),
                 ("i64", terms), ("i1", later),
-                ("ptr", f.select(wanted, "ptr", line, f.at(base, beside))),
+                ("ptr", f.select(wanted, "ptr", line, f.gep(base, beside))),
                 ("i64", f.select(wanted, "i64", ahead[1], pace)),
             ]  # fmt: skip
-            tall = f.compare("slt", tile, size[Size.TALL])
+            tall = f.compare("slt", tile, size[GemmSize.TALL])
             self._call(f.select(tall, "ptr", "%tall", "%short"), *given)
 
-    def _of_x(self, tile: str, row_x: str) -> str:
+    def _tile_offset(self, tile: str, row_x: str) -> str:
         """Bytes from the first tile's x to that of another, packed or in place."""
         f = self.f
         packed = f.mul(f.sub(tile, self.first), self.tile_bytes)
-        here = f.mul(f.sub(self._row(tile), self.start), row_x)
+        here = f.mul(f.sub(self._first_row(tile), self.start), row_x)
         return f.select(self.is_packed, "i64", packed, here)
 
     def _flush(self, out: str, columns: str, accumulate: str, transposed: str) -> None:
         """What the buffer holds, to where it belongs."""
         f, size = self.f, self.size
-        rows = f.sub(self._row(self.last), self.start)
+        rows = f.sub(self._first_row(self.last), self.start)
         with f.when(transposed):
             self._call(
-                self.exchange, ("ptr", self.buffer), ("i64", self.wide), ("ptr", out),
-                ("i64", size[Size.OUT_COLUMN]), ("i64", rows), ("i64", columns), ("i1", accumulate),
+                self.exchange,
+                ("ptr", self.buffer),
+                ("i64", self.wide),
+                ("ptr", out),
+                ("i64", size[GemmSize.OUT_COLUMN]),
+                ("i64", rows),
+                ("i64", columns),
+                ("i1", accumulate),
                 ("i64", self.apart),
-            )  # fmt: skip
+            )
         with f.when(self._not(transposed)):
             self._call(
-                "%finish", ("ptr", self.buffer), ("ptr", out), ("i64", size[Size.OUT_ROW]),
+                "%finish", ("ptr", self.buffer), ("ptr", out), ("i64", size[GemmSize.OUT_ROW]),
                 ("i64", rows), ("i64", columns), ("i1", accumulate),
                 ("i64", self.apart),
             )  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphflow.ops.kernels.codegen.function_writer import Function
-from graphflow.ops.kernels.gemm.kernel_form import Form
+from graphflow.ops.kernels.codegen.function_writer import FunctionWriter
+from graphflow.ops.kernels.gemm.kernel_form import GemmForm
 
 LINE = 64
 """Bytes that come closer at once."""
@@ -16,43 +16,49 @@ multiply-adds a term, as many as 16 such registers leave room for, end before a 
 instructions do."""
 
 
-def tile(form: Form, height: int) -> Function:
+def write_tile(form: GemmForm, height: int) -> FunctionWriter:
     """Rows of x times a panel of y, in registers, going on from what is in `out` or from zero. For
     each term, a line of what is needed next is brought closer, and now and then one of where the
     next tile goes: all lines at once, when a tile begins, would keep its loads waiting."""
-    f = Function(
-        form.named(f"tile{height}x{form.vectors}"),
+    f = FunctionWriter(
+        form.function_name(f"tile{height}x{form.vectors}"),
         ["ptr %x", "i64 %row", "i64 %step", "ptr %y", "i64 %next", "ptr %out", "i64 %width",
          "i64 %k", "i1 %more", "ptr %ahead", "i64 %far"],
         form.element, form.width,
     )  # fmt: skip
-    begun = _begun(f, form, height)
+    begun = _load_sums(f, form, height)
     # Rows are addressed in threes from one pointer, since an address is a sum of two registers.
     three = f.mul("%row", 3)
     rows = f.mul("%width", height)
-    below = f.at("%out", rows)
-    end = f.at(below, rows)
+    below = f.gep("%out", rows)
+    end = f.gep(below, rows)
     starts = ["%x"]
     for _ in range(1, -(-height // 3)):
-        starts.append(_hidden(f, f.at(starts[-1], three)))
+        starts.append(_hide_pointer(f, f.gep(starts[-1], three)))
     state = ["%k", "0", below, "%y", "%ahead", *starts, *begun]
     before = "ready"
     for terms in (_TERMS, 1) if form.width * f.bytes <= _NARROW else (1,):
-        state = _chain(f, form, height, state, before, end, terms)
+        state = _write_terms(f, form, height, state, before, end, terms)
         before = f"after{terms}"
-    for value, place in zip(state[-len(begun) :], _places(f, form, height), strict=True):
+    for value, place in zip(state[-len(begun) :], _out_addresses(f, form, height), strict=True):
         f.store(value, place)
     return f
 
 
-def _hidden(f: Function, pointer: str) -> str:
+def _hide_pointer(f: FunctionWriter, pointer: str) -> str:
     """A pointer of which LLVM does not see how it is related to others, of which it would make one
     chain of additions, or more pointers than there are registers."""
     return f.write(f'call ptr asm "", "=r,0"(ptr {pointer})')
 
 
-def _chain(
-    f: Function, form: Form, height: int, state: list[str], before: str, end: str, terms: int
+def _write_terms(
+    f: FunctionWriter,
+    form: GemmForm,
+    height: int,
+    state: list[str],
+    before: str,
+    end: str,
+    terms: int,
 ) -> list[str]:
     """So many terms at a time, as often as there are as many left.
 
@@ -68,111 +74,111 @@ def _chain(
     pointers = 3 + -(-height // 3)
     kinds = ["i64", "i64", *["ptr"] * pointers, *[f.vector] * (len(state) - 2 - pointers)]
     enough = f.compare("sge", state[0], terms)
-    f.do(f"br i1 {enough}, label %chain{terms}, label %after{terms}")
-    f.label(f"chain{terms}")
+    f.write_effect(f"br i1 {enough}, label %chain{terms}, label %after{terms}")
+    f.start_block(f"chain{terms}")
     names = [f.name() for _ in state]
-    opening = [f.later() for _ in state]
+    opening = [f.reserve_line() for _ in state]
     left, line, below, y, ahead, *places = names[: 2 + pointers]
     totals = names[2 + pointers :]
-    f.prefetch(f.at(below, line), write=True)
+    f.prefetch(f.gep(below, line), write=True)
     for _ in range(terms):
         f.prefetch(ahead, near=2)
-        right = [f.load(f.at(y, v * f.width * f.bytes)) for v in range(form.vectors)]
+        right = [f.load(f.gep(y, v * f.width * f.bytes)) for v in range(form.vectors)]
         sums = iter(totals)
         totals = []
         for r in range(height):
             place = places[r // 3]
             if r % 3:
-                place = f.at(place, "%row" if r % 3 == 1 else f.write("shl i64 %row, 1"))
-            element = f.spread(place)
+                place = f.gep(place, "%row" if r % 3 == 1 else f.write("shl i64 %row, 1"))
+            element = f.broadcast(place)
             totals += [f.fma(element, each, next(sums)) for each in right]
-        ahead, y = f.at(ahead, "%far"), f.at(y, "%next")
-        places = [f.at(place, "%step") for place in places]
+        ahead, y = f.gep(ahead, "%far"), f.gep(y, "%next")
+        places = [f.gep(place, "%step") for place in places]
         if terms > 1:  # or else what all terms read would be read at once, by addresses of its own
-            f.do('call void asm sideeffect "", "~{memory}"()')
-            y, *places = (_hidden(f, pointer) for pointer in (y, *places))
+            f.write_effect('call void asm sideeffect "", "~{memory}"()')
+            y, *places = (_hide_pointer(f, pointer) for pointer in (y, *places))
     after = f.add(line, LINE)
     over = f.compare("sge", after, form.columns * f.bytes)
     line = f.select(over, "i64", "0", after)
-    row = f.select(over, "ptr", f.at(below, "%width"), below)
+    row = f.select(over, "ptr", f.gep(below, "%width"), below)
     last = f.write(f"icmp eq ptr {row}, {end}")
     below = f.select(last, "ptr", below, row)
     left = f.sub(left, str(terms))
     latest = [left, line, below, y, ahead, *places, *totals]
     again = f.compare("sge", left, terms)
-    f.do(f"br i1 {again}, label %chain{terms}, label %after{terms}")
+    f.write_effect(f"br i1 {again}, label %chain{terms}, label %after{terms}")
     for give, name, kind, first, value in zip(opening, names, kinds, state, latest, strict=True):
         give(f"{name} = phi {kind} [{first}, %{before}], [{value}, %chain{terms}]")
-    f.label(f"after{terms}")
+    f.start_block(f"after{terms}")
     return [
         f.write(f"phi {kind} [{first}, %{before}], [{value}, %chain{terms}]")
         for kind, first, value in zip(kinds, state, latest, strict=True)
     ]
 
 
-def _places(f: Function, form: Form, height: int) -> Iterator[str]:
+def _out_addresses(f: FunctionWriter, form: GemmForm, height: int) -> Iterator[str]:
     """Where the registers of a tile go in `out`."""
     row = "%out"
     for r in range(height):
-        row = f.at(row, "%width") if r else row
-        yield from (f.at(row, v * f.width * f.bytes) for v in range(form.vectors))
+        row = f.gep(row, "%width") if r else row
+        yield from (f.gep(row, v * f.width * f.bytes) for v in range(form.vectors))
 
 
-def _begun(f: Function, form: Form, height: int) -> list[str]:
+def _load_sums(f: FunctionWriter, form: GemmForm, height: int) -> list[str]:
     """The sums to go on from, in a block named `ready`."""
-    f.do("br i1 %more, label %resumed, label %fresh")
-    f.label("resumed")
-    held = [f.load(place) for place in _places(f, form, height)]
-    f.do("br label %ready")
-    f.label("fresh")
-    f.do("br label %ready")
-    f.label("ready")
+    f.write_effect("br i1 %more, label %resumed, label %fresh")
+    f.start_block("resumed")
+    held = [f.load(place) for place in _out_addresses(f, form, height)]
+    f.write_effect("br label %ready")
+    f.start_block("fresh")
+    f.write_effect("br label %ready")
+    f.start_block("ready")
     return [f.write(f"phi {f.vector} [{x}, %resumed], [zeroinitializer, %fresh]") for x in held]
 
 
 # Panels ---------------------------------------------------------------------------------------
 
 
-def copy(form: Form, vectors: int) -> Function:
+def write_copy(form: GemmForm, vectors: int) -> FunctionWriter:
     """Rows of so many vectors, of which there are some columns, in another place; beyond them there
     are zeros. Rows may overlap there: they are written in order."""
-    f = Function(
-        form.named(f"copy{vectors}"),
+    f = FunctionWriter(
+        form.function_name(f"copy{vectors}"),
         ["ptr %from", "i64 %next", "ptr %to", "i64 %width", "i64 %k", "i64 %columns"],
         form.element, form.width,
     )  # fmt: skip
     masks = [f.first_lanes("%columns", v * f.width) for v in range(vectors)]
     with f.loop(0, "%k") as p:
-        source = f.at("%from", f.mul(p, "%next"))
-        target = f.at("%to", f.mul(p, "%width"))
+        source = f.gep("%from", f.mul(p, "%next"))
+        target = f.gep("%to", f.mul(p, "%width"))
         for v, mask in enumerate(masks):
             place = v * f.width * f.bytes
-            f.store(f.masked_load(f.at(source, place), mask), f.at(target, place))
+            f.store(f.masked_load(f.gep(source, place), mask), f.gep(target, place))
     return f
 
 
-def strip(form: Form, vectors: int, rows: int) -> Function:
+def write_strip(form: GemmForm, vectors: int, rows: int) -> FunctionWriter:
     """So many rows of whole vectors in another place, of which the later ones lie over what the
     earlier ones had too many; as many further down are brought closer meanwhile."""
-    f = Function(
-        form.named(f"strip{vectors}"), ["ptr %from", "i64 %next", "ptr %to", "i64 %width"],
+    f = FunctionWriter(
+        form.function_name(f"strip{vectors}"), ["ptr %from", "i64 %next", "ptr %to", "i64 %width"],
         form.element, form.width,
     )  # fmt: skip
     source, target = "%from", "%to"
     below = f.mul("%next", rows)
     for _ in range(rows):
-        f.prefetch(f.at(source, below))
+        f.prefetch(f.gep(source, below))
         for v in range(vectors):
             place = v * form.width * f.bytes
-            f.store(f.load(f.at(source, place)), f.at(target, place))
-        source, target = f.at(source, "%next"), f.at(target, "%width")
+            f.store(f.load(f.gep(source, place)), f.gep(target, place))
+        source, target = f.gep(source, "%next"), f.gep(target, "%width")
     return f
 
 
-def finish(form: Form) -> Function:
+def write_finish(form: GemmForm) -> FunctionWriter:
     """The columns that there are of a buffer's rows into `out`, or added to it."""
-    f = Function(
-        form.named(f"finish{form.vectors}"),
+    f = FunctionWriter(
+        form.function_name(f"finish{form.vectors}"),
         ["ptr %from", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add",
          "i64 %apart"],
         form.element, form.width,
@@ -180,27 +186,27 @@ def finish(form: Form) -> Function:
     masks = [f.first_lanes("%columns", v * f.width) for v in range(form.vectors)]
     wholes = [f.compare("sge", "%columns", (v + 1) * f.width) for v in range(form.vectors)]
     with f.loop(0, "%rows") as r:
-        source = f.at("%from", f.mul(r, form.columns * f.bytes))
-        target = f.at("%to", f.mul(r, "%next"))
+        source = f.gep("%from", f.mul(r, form.columns * f.bytes))
+        target = f.gep("%to", f.mul(r, "%next"))
         for v, (mask, whole) in enumerate(zip(masks, wholes, strict=True)):
             place = v * f.width * f.bytes
-            value = f.load(f.at(source, place))
-            to = f.at(target, place)
+            value = f.load(f.gep(source, place))
+            to = f.gep(target, place)
             with f.when("%add"):
                 total = f.write(
-                    f"fadd {f.vector} {f.masked_load(f.at(to, '%apart'), mask)}, {value}"
+                    f"fadd {f.vector} {f.masked_load(f.gep(to, '%apart'), mask)}, {value}"
                 )
-                f.keep(total, to, mask, whole)
+                f.store_lanes(total, to, mask, whole)
             store = f.write("xor i1 %add, true")
             with f.when(store):
-                f.keep(value, to, mask, whole)
+                f.store_lanes(value, to, mask, whole)
     return f
 
 
-def exchange(form: Form) -> Function:
+def write_exchange(form: GemmForm) -> FunctionWriter:
     """to[j, i] = from[i, j], or added to it: squares of a register's width go through registers."""
-    f = Function(
-        form.named("exchange"),
+    f = FunctionWriter(
+        form.function_name("exchange"),
         ["ptr %from", "i64 %row", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add",
          "i64 %apart"],
         form.element, form.width,
@@ -215,20 +221,20 @@ def exchange(form: Form) -> Function:
             seen = f.first_lanes(left)
             rows = []
             for lane in range(f.width):
-                row = f.least(f.add(i, lane), last)  # what is beyond is not stored
-                place = f.at(f.at("%from", f.mul(row, "%row")), f.mul(j, f.bytes))
+                row = f.minimum(f.add(i, lane), last)  # what is beyond is not stored
+                place = f.gep(f.gep("%from", f.mul(row, "%row")), f.mul(j, f.bytes))
                 rows.append(f.masked_load(place, seen))
-            target = f.at(f.at("%to", f.mul(i, f.bytes)), f.mul(j, "%next"))
-            for lane, value in enumerate(_exchanged(f, rows)):
+            target = f.gep(f.gep("%to", f.mul(i, f.bytes)), f.mul(j, "%next"))
+            for lane, value in enumerate(_transpose_registers(f, rows)):
                 with f.when(f.compare("sgt", left, lane)):
-                    to = f.at(target, f.mul("%next", lane))
-                    held = f.masked_load(f.at(to, "%apart"), old)
+                    to = f.gep(target, f.mul("%next", lane))
+                    held = f.masked_load(f.gep(to, "%apart"), old)
                     total = f.write(f"fadd {f.vector} {held}, {value}")
-                    f.keep(f.select("%add", f.vector, total, value), to, here, whole)
+                    f.store_lanes(f.select("%add", f.vector, total, value), to, here, whole)
     return f
 
 
-def _exchanged(f: Function, rows: list[str]) -> list[str]:
+def _transpose_registers(f: FunctionWriter, rows: list[str]) -> list[str]:
     """A square of registers with rows and columns exchanged: squares within squares change
     places."""
     rows, lanes, side = list(rows), range(f.width), 1

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ops.kernels.gemm.kernel_form import COPIED, EXCHANGED, IN_PLACE, Form
+from graphflow.ops.kernels.gemm.kernel_form import COPIED, EXCHANGED, IN_PLACE, GemmForm
 from graphflow.ops.kernels.jit.compiler import vector_width
 
 ELEMENTS = {"float32": "float", "float64": "double"}
@@ -52,7 +52,7 @@ others, so many that it is far again when its turn comes."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class GemmTiling:
     """How a product is cut into tiles and panels, by its sizes alone.
 
     Attributes:
@@ -62,7 +62,7 @@ class Cut:
         cycles: a rough guess of one thread's time.
     """
 
-    form: Form
+    form: GemmForm
     tiles: int
     tall: int
     block: int
@@ -74,7 +74,7 @@ class Cut:
 
 
 @cache
-def cut(m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool) -> Cut:
+def choose_tiling(m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool) -> GemmTiling:
     """The cheapest cut of m rows of length k times n columns.
 
     Args:
@@ -83,13 +83,13 @@ def cut(m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool) -> C
     """
     # Of 16 registers two rows of four are left, each of which waits for its last term.
     most = 4 if vector_width() == 16 else 3
-    cuts = [_cut_of(m, k, n, dtype, x, y, buffered, vectors) for vectors in range(1, most + 1)]
+    cuts = [_tiling_with(m, k, n, dtype, x, y, buffered, vectors) for vectors in range(1, most + 1)]
     return min(cuts, key=lambda cut: cut.cycles)
 
 
-def _cut_of(
+def _tiling_with(
     m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool, vectors: int
-) -> Cut:
+) -> GemmTiling:
     lanes = vector_width()
     registers, (rows, packed, near) = (32, _WIDE) if lanes == 16 else (16, _NARROW)
     item = np.dtype(dtype).itemsize
@@ -99,7 +99,7 @@ def _cut_of(
     height = max(1, -(-m // tiles))
     if height == most - 1 and height * tiles == m:
         height = most  # of which all tiles have a row less: one form fewer
-    form = Form(ELEMENTS[dtype], width, height, vectors)
+    form = GemmForm(ELEMENTS[dtype], width, height, vectors)
     panels = -(-n // form.columns)
     block = -(-rows // height)
     square = 5 / width  # cycles for an element of an exchange
@@ -147,4 +147,4 @@ def _cut_of(
         group *= max(1, _GROUP // (min(m, block * height) * group * item))
     chunks = -(-k // max(1, panel // (form.columns * item))) if tiles > 1 else 1
     chunk = max(1, -(-k // max(1, chunks)))
-    return Cut(form, tiles, m - tiles * (height - 1), block, group, chunk, x, y, cycles)
+    return GemmTiling(form, tiles, m - tiles * (height - 1), block, group, chunk, x, y, cycles)

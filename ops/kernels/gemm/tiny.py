@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from graphflow.ops.kernels.jit.compiler import Task, named, vector_width
+from graphflow.ops.kernels.jit.compiler import KernelTask, name_module, vector_width
 
 _ELEMENTS = {"float32": "float", "float64": "double"}
 _MOST = 32
@@ -22,7 +22,7 @@ _MOST = 32
 @cache
 def tiny_task(
     m: int, k: int, n: int, dtype: str, transpose_a: bool = False, transpose_b: bool = False
-) -> Task | None:
+) -> KernelTask | None:
     """The kernel of a product of m × k by k × n, contiguous as they are stored; None where sizes
     are too large (or nothing) for it, or the processor is none that it is for."""
     element = _ELEMENTS.get(dtype)
@@ -35,12 +35,12 @@ def tiny_task(
         return None
     if transpose_b and n * k > 256:  # its columns are picked together one by one
         return None
-    name, text = named(*_write(m, k, n, element, transpose_a, transpose_b))
+    name, text = name_module(*_write_tiny(m, k, n, element, transpose_a, transpose_b))
     terms = max(m * vectors / 2, 4) + (n if transpose_b else 0)
-    return Task(name, text, (), 1, (6 + 0.3 * k * terms))
+    return KernelTask(name, text, (), 1, (6 + 0.3 * k * terms))
 
 
-def _write(m: int, k: int, n: int, element: str, ta: bool, tb: bool) -> tuple[str, str]:
+def _write_tiny(m: int, k: int, n: int, element: str, ta: bool, tb: bool) -> tuple[str, str]:
     """The function after its name, and what it needs."""
     row = f"<{n} x {element}>"
     size = 4 if element == "float" else 8

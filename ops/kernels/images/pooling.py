@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.codegen.memory_loops import call
-from graphflow.ops.kernels.fusion.region_kernels import enabled
-from graphflow.ops.kernels.images.pooling_text import reading, writing
+from graphflow.ops.kernels.codegen.memory_loops import call_native
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.images.pooling_text import window_reduction, window_scatter
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Function
+from graphflow.ops.kernels.jit.compiler import NativeFunction
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _SHARED = 1 << 16  # taps that are worth a hand-over to another thread
 
 
-def fits(xp: Any, x: Any, windows: Windows) -> bool:
+def is_supported(xp: Any, x: Any, windows: Windows) -> bool:
     """Whether there are kernels for a tensor's windows."""
     taps = 1
     for k in windows.kernel:
@@ -30,33 +30,33 @@ def fits(xp: Any, x: Any, windows: Windows) -> bool:
         and x.dtype == np.float32
         and len(windows.out) in (1, 2)
         and taps <= 256
-        and enabled()
+        and is_jit_enabled()
     )
 
 
-def largest(out: Any, x: Any, windows: Windows) -> None:
+def max_pool(out: Any, x: Any, windows: Windows) -> None:
     """The largest element of each window; NaN where there is one."""
-    _run(reading("max", _stride(windows)), x, x, out, x.shape[2:], windows)
+    _run(window_reduction("max", _stride(windows)), x, x, out, x.shape[2:], windows)
 
 
-def chosen_taps(out: Any, x: Any, y: Any, windows: Windows) -> None:
+def max_taps(out: Any, x: Any, y: Any, windows: Windows) -> None:
     """The number of the first tap, as uint8, that has the largest element y."""
-    _run(reading("taps", _stride(windows)), x, y, out, x.shape[2:], windows)
+    _run(window_reduction("taps", _stride(windows)), x, y, out, x.shape[2:], windows)
 
 
-def means(out: Any, x: Any, factors: Any, windows: Windows) -> None:
+def mean_pool(out: Any, x: Any, factors: Any, windows: Windows) -> None:
     """The sum of each window times the factor (float32) of its position."""
-    _run(reading("mean", _stride(windows)), x, factors, out, x.shape[2:], windows)
+    _run(window_reduction("mean", _stride(windows)), x, factors, out, x.shape[2:], windows)
 
 
-def put(out: Any, g: Any, chosen: Any, windows: Windows) -> None:
+def scatter_to_taps(out: Any, g: Any, chosen: Any, windows: Windows) -> None:
     """Zeros, with each window's number added where its chosen tap (uint8) is."""
-    _run(writing("put", _stride(windows)), g, chosen, out, out.shape[2:], windows)
+    _run(window_scatter("put", _stride(windows)), g, chosen, out, out.shape[2:], windows)
 
 
-def spread(out: Any, g: Any, factors: Any, windows: Windows) -> None:
+def scatter_means(out: Any, g: Any, factors: Any, windows: Windows) -> None:
     """Zeros, with each window's number times its factor added to all of its elements."""
-    _run(writing("spread", _stride(windows)), g, factors, out, out.shape[2:], windows)
+    _run(window_scatter("spread", _stride(windows)), g, factors, out, out.shape[2:], windows)
 
 
 def _stride(windows: Windows) -> int:
@@ -64,7 +64,7 @@ def _stride(windows: Windows) -> int:
     return min(windows.stride[-1], 3)
 
 
-def _run(function: Function, a: Any, b: Any, out: Any, sizes: Ints, windows: Windows) -> None:
+def _run(function: NativeFunction, a: Any, b: Any, out: Any, sizes: Ints, windows: Windows) -> None:
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     (kernel, stride, before, dilation, count), extent = windows, sizes
     if len(sizes) == 1:
@@ -80,6 +80,6 @@ def _run(function: Function, a: Any, b: Any, out: Any, sizes: Ints, windows: Win
     places = address(a), address(b), address(out)
 
     def part(i: int) -> None:
-        call(function, places, numbers, planes * i // parts, planes * (i + 1) // parts)
+        call_native(function, places, numbers, planes * i // parts, planes * (i + 1) // parts)
 
     run_parts(part, parts)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from graphflow.ops.kernels.codegen.memory_loops import Nest, Typed, Value
-from graphflow.ops.kernels.jit.compiler import Function, compiler, vector_width
+from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Typed, Value
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 
 
-class _Windows:
+class _WindowWriter:
     """Writes loops over planes, rows of windows, vectors of windows and taps.
 
     Sizes: height, width, rows and columns of windows, of a window; stride, padding before and
@@ -21,7 +21,7 @@ class _Windows:
     """
 
     def __init__(self, pointers: int, stride: int) -> None:
-        self.nest = Nest(vector_width(), pointers, 12)
+        self.nest = LoopNestWriter(vector_width(), pointers, 12)
         self.stride = stride
         sizes = self.nest.sizes
         self.height, self.width, self.rows, self.columns, self.tall, self.wide = sizes[:6]
@@ -33,104 +33,105 @@ class _Windows:
         """first, first + step, … as a vector of i32."""
         nest = self.nest
         lanes = ", ".join(f"i32 {i * step}" for i in range(nest.width))
-        return nest.put(f"add {nest.lanes.vector('i32')} {self.small(first)}, <{lanes}>")
+        return nest.write(f"add {nest.lanes.vector('i32')} {self.splat_i32(first)}, <{lanes}>")
 
-    def small(self, size: str) -> str:
+    def splat_i32(self, size: str) -> str:
         """A size in all lanes, as i32."""
-        return self.nest.splat(self.nest.put(f"trunc i64 {size} to i32"), "i32")
+        return self.nest.splat(self.nest.write(f"trunc i64 {size} to i32"), "i32")
 
-    def between(self, indices: str, size: str, also: str | None = None) -> str:
+    def in_range_mask(self, indices: str, size: str, also: str | None = None) -> str:
         """Where 0 ≤ index < size, of unsigned numbers."""
         nest = self.nest
         kind = nest.lanes.vector("i32")
-        inside = nest.put(f"icmp ult {kind} {indices}, {self.small(size)}")
-        return inside if also is None else self.both(inside, also)
+        inside = nest.write(f"icmp ult {kind} {indices}, {self.splat_i32(size)}")
+        return inside if also is None else self.and_masks(inside, also)
 
-    def both(self, a: str, b: str) -> str:
-        return self.nest.put(f"and {self.nest.lanes.vector('i1')} {a}, {b}")
+    def and_masks(self, a: str, b: str) -> str:
+        return self.nest.write(f"and {self.nest.lanes.vector('i1')} {a}, {b}")
 
     def is_row(self, y: str) -> str:
         """1 where y is a row of the plane, else 0: the turns of a loop."""
-        inside = self.nest.put(f"icmp ult i64 {y}, {self.height}")
-        return self.nest.put(f"zext i1 {inside} to i64")
+        inside = self.nest.write(f"icmp ult i64 {y}, {self.height}")
+        return self.nest.write(f"zext i1 {inside} to i64")
 
-    def row(self, oy: str, ky: str) -> str:
+    def tap_row(self, oy: str, ky: str) -> str:
         """The row that a tap looks at."""
         nest = self.nest
         y = nest.add(nest.mul(oy, self.step_y), nest.mul(ky, self.apart_y))
         return str(nest.sub(y, self.top))
 
-    def column(self, ox: str, kx: str) -> str:
+    def tap_column(self, ox: str, kx: str) -> str:
         """The column of the first of its lanes."""
         nest = self.nest
         x = nest.add(nest.mul(ox, self.step_x), nest.mul(kx, self.apart_x))
         return str(nest.sub(x, self.left))
 
-    def start(self, plane: str, y: str, x: str) -> str:
+    def element_address(self, plane: str, y: str, x: str) -> str:
         nest = self.nest
-        return nest.at(plane, nest.mul(nest.add(nest.mul(y, self.width), x), 4))
+        return nest.gep(plane, nest.mul(nest.add(nest.mul(y, self.width), x), 4))
 
-    def inside(self, first: Value, count: Value, size: str) -> str:
+    def is_inside(self, first: Value, count: Value, size: str) -> str:
         """1 where so many from the first on are all below a size, else 0: the turns of a loop."""
         nest = self.nest
-        below = nest.put(f"icmp sle i64 {nest.add(first, count)}, {size}")
-        after = nest.put(f"icmp sge i64 {first}, 0")
-        return nest.put(f"zext i1 {nest.put(f'and i1 {below}, {after}')} to i64")
+        below = nest.write(f"icmp sle i64 {nest.add(first, count)}, {size}")
+        after = nest.write(f"icmp sge i64 {first}, 0")
+        return nest.write(f"zext i1 {nest.write(f'and i1 {below}, {after}')} to i64")
 
-    def either(self, inside: str, body: Callable[[bool, str], str], given: Typed) -> str:
+    def branch_on_inside(self, inside: str, body: Callable[[bool, str], str], given: Typed) -> str:
         """body(whether all is inside, value), so that what is needs no masks."""
         nest, (kind, value) = self.nest, given
         (value,) = nest.loop(0, inside, lambda _, v: [body(True, v)], [(kind, value)])
         (value,) = nest.loop(inside, 1, lambda _, v: [body(False, v)], [(kind, value)])
         return value
 
-    def whole(self, plane: str, y: str, x: str) -> str:
+    def load_tap_inside(self, plane: str, y: str, x: str) -> str:
         """What a tap sees where all of it is inside."""
         nest = self.nest
-        start = self.start(plane, y, x)
+        start = self.element_address(plane, y, x)
         if self.stride == 1:
             return nest.load(start)
         if self.stride != 2:
             return nest.gather(start, nest.mul(self.step_x, 4), None)
-        first, last = nest.load(start), nest.load(nest.at(start, nest.nbytes - 4))
+        first, last = nest.load(start), nest.load(nest.gep(start, nest.nbytes - 4))
         half = nest.width // 2
         order = [2 * i if i < half else nest.width + 2 * (i - half) + 1 for i in range(nest.width)]
         return nest.shuffle(first, last, order)
 
-    def full(self, size: str, count: int) -> str:
+    def fits_vector(self, size: str, count: int) -> str:
         """Whether a row of some size has strips of so many elements: all of them are whole."""
-        return self.nest.put(f"icmp sge i64 {size}, {count}")
+        return self.nest.write(f"icmp sge i64 {size}, {count}")
 
-    def span(self) -> Value:
+    def tap_span(self) -> Value:
         """Elements of a row that a tap sees, from the first to the last one."""
         nest = self.nest
         return nest.add(nest.mul(self.step_x, nest.width - 1), 1)
 
-    def seen(self, plane: str, y: str, x: str, on: str) -> tuple[str, str]:
+    def load_tap(self, plane: str, y: str, x: str, on: str) -> tuple[str, str]:
         """What a tap sees, and where there is anything to see."""
         nest = self.nest
-        start = self.start(plane, y, x)
+        start = self.element_address(plane, y, x)
         if self.stride == 1:
-            mask = self.between(self.indices(x, 1), self.width, on)
+            mask = self.in_range_mask(self.indices(x, 1), self.width, on)
             return nest.load(start, mask), mask
         if self.stride != 2:
             kind = nest.lanes.vector("i32")
-            steps = nest.put(f"mul {kind} {self.indices('0', 1)}, {self.small(self.step_x)}")
-            places = nest.put(f"add {kind} {steps}, {self.small(x)}")
-            mask = self.between(places, self.width, on)
+            steps = nest.write(f"mul {kind} {self.indices('0', 1)}, {self.splat_i32(self.step_x)}")
+            places = nest.write(f"add {kind} {steps}, {self.splat_i32(x)}")
+            mask = self.in_range_mask(places, self.width, on)
             return nest.gather(start, nest.mul(self.step_x, 4), mask), mask
-        mask = self.between(self.indices(x, 2), self.width, on)
+        mask = self.in_range_mask(self.indices(x, 2), self.width, on)
         halves = [
-            nest.load(nest.at(start, h * nest.nbytes), m) for h, m in enumerate(self.halves(mask))
+            nest.load(nest.gep(start, h * nest.nbytes), m)
+            for h, m in enumerate(self.interleaved_masks(mask))
         ]
         return nest.shuffle(halves[0], halves[1], range(0, 2 * nest.width, 2)), mask
 
-    def halves(self, mask: str) -> list[str]:
+    def interleaved_masks(self, mask: str) -> list[str]:
         """The masks of two vectors in which every other lane belongs to one of a mask."""
         nest = self.nest
         kind, width = nest.lanes.vector("i1"), nest.width
         return [
-            nest.put(
+            nest.write(
                 f"shufflevector {kind} {mask}, {kind} zeroinitializer, <{width} x i32> <"
                 + ", ".join(
                     f"i32 {h * width // 2 + i // 2 if i % 2 == 0 else width}" for i in range(width)
@@ -140,28 +141,28 @@ class _Windows:
             for h in range(2)
         ]
 
-    def add(self, value: str, plane: str, y: str, x: str, on: str) -> None:
+    def add_to_tap(self, value: str, plane: str, y: str, x: str, on: str) -> None:
         """Add lanes to what a tap sees."""
         nest = self.nest
-        old, mask = self.seen(plane, y, x, on)
-        start = self.start(plane, y, x)
+        old, mask = self.load_tap(plane, y, x, on)
+        start = self.element_address(plane, y, x)
         nest.scatter(nest.floats.add(old, value), start, nest.mul(self.step_x, 4), mask)
 
-    def load_small(self, pointer: str, mask: str | None) -> str:
+    def load_bytes(self, pointer: str, mask: str | None) -> str:
         """A vector of bytes as i32."""
         nest = self.nest
         if mask is None:
-            found = nest.put(f"load {nest.lanes.vector('i8')}, ptr {pointer}, align 1")
+            found = nest.write(f"load {nest.lanes.vector('i8')}, ptr {pointer}, align 1")
             return nest.lanes.convert("zext", found, "i8", "i32")
         kind, ones = nest.lanes.vector("i8"), nest.lanes.vector("i1")
         call = f"@llvm.masked.load.v{nest.width}i8.p0"
         nest.module.declared[call] = f"declare {kind} {call}(ptr, i32, {ones}, {kind})"
-        found = nest.put(
+        found = nest.write(
             f"call {kind} {call}(ptr {pointer}, i32 1, {ones} {mask}, {kind} zeroinitializer)"
         )
         return nest.lanes.convert("zext", found, "i8", "i32")
 
-    def store_small(self, value: str, pointer: str, mask: str | None) -> None:
+    def store_bytes(self, value: str, pointer: str, mask: str | None) -> None:
         nest = self.nest
         kind, ones = nest.lanes.vector("i8"), nest.lanes.vector("i1")
         if mask is None:
@@ -176,20 +177,20 @@ class _Windows:
         )
 
 
-def _tap_number(w: _Windows, ky: str, kx: str) -> str:
+def _tap_number(w: _WindowWriter, ky: str, kx: str) -> str:
     nest = w.nest
     number = nest.add(nest.mul(ky, w.wide), kx)
-    return nest.splat(nest.put(f"trunc i64 {number} to i32"), "i32")
+    return nest.splat(nest.write(f"trunc i64 {number} to i32"), "i32")
 
 
 @cache
-def reading(kind: str, stride: int) -> Function:
+def window_reduction(kind: str, stride: int) -> NativeFunction:
     """out[window] from what its taps see: "max", "mean", or "taps": which has the largest first.
 
     Pointers: x, then the factors of the positions (mean) or the largest elements (taps), out.
     Sizes as of `_Windows`; the range is over planes.
     """
-    w = _Windows(3, stride)
+    w = _WindowWriter(3, stride)
     nest, f = w.nest, w.nest.floats
     x, other, out = nest.pointers
     small = kind == "taps"
@@ -199,41 +200,43 @@ def reading(kind: str, stride: int) -> Function:
     if small:
         begun = [(whole, unset)]
 
-    span = w.span()
+    span = w.tap_span()
     ones = nest.lanes.vector("i1")
 
     def tap(plane: str, at: str, ox: str, ky: str, kx: str, on: str, so_far: str, y: str) -> str:
-        column = w.column(ox, kx)
+        column = w.tap_column(ox, kx)
 
         def one(inside: bool, so_far: str) -> str:
             value, mask = (
-                (w.whole(plane, at, column), None) if inside else w.seen(plane, at, column, on)
+                (w.load_tap_inside(plane, at, column), None)
+                if inside
+                else w.load_tap(plane, at, column, on)
             )
             if kind == "mean":
                 return f.add(so_far, value)  # zeros where there is nothing
             odd = f.compare("uno", value, value)
             if kind == "max":
-                chosen = nest.put(f"or {ones} {f.compare('ogt', value, so_far)}, {odd}")
+                chosen = nest.write(f"or {ones} {f.compare('ogt', value, so_far)}, {odd}")
             else:
-                same = nest.put(f"or {ones} {f.compare('oeq', value, y)}, {odd}")
-                chosen = w.both(same, nest.put(f"icmp eq {whole} {so_far}, {unset}"))
+                same = nest.write(f"or {ones} {f.compare('oeq', value, y)}, {odd}")
+                chosen = w.and_masks(same, nest.write(f"icmp eq {whole} {so_far}, {unset}"))
             if mask is not None:
-                chosen = w.both(mask, chosen)
+                chosen = w.and_masks(mask, chosen)
             if kind == "max":
                 return f.select(chosen, value, so_far)
             return nest.lanes.select(chosen, "i32", _tap_number(w, ky, kx), so_far)
 
-        return w.either(w.inside(column, span, w.width), one, (begun[0][0], so_far))
+        return w.branch_on_inside(w.is_inside(column, span, w.width), one, (begun[0][0], so_far))
 
     def strip(p: str, plane: str, oy: str, ox: str) -> None:
-        on = nest.first(nest.sub(w.columns, ox))
+        on = nest.first_lanes(nest.sub(w.columns, ox))
         position = nest.add(nest.mul(oy, w.columns), ox)
         size = nest.mul(w.rows, w.columns)
         here = nest.add(nest.mul(p, size), position)
-        y = nest.load(nest.at(other, nest.mul(here, 4)), on) if small else ""
+        y = nest.load(nest.gep(other, nest.mul(here, 4)), on) if small else ""
 
         def row(ky: str, so_far: str) -> list[str]:
-            at = w.row(oy, ky)
+            at = w.tap_row(oy, ky)
 
             def turn(_: str, so_far: str) -> list[str]:
                 return nest.loop(
@@ -249,25 +252,25 @@ def reading(kind: str, stride: int) -> Function:
         if small:
             zero = nest.lanes.constant(0, "i32")
             found = nest.lanes.select(
-                nest.put(f"icmp eq {whole} {found}, {unset}"), "i32", zero, found
+                nest.write(f"icmp eq {whole} {found}, {unset}"), "i32", zero, found
             )
         if kind == "mean":
-            factor = nest.load(nest.at(other, nest.mul(position, 4)), on)
+            factor = nest.load(nest.gep(other, nest.mul(position, 4)), on)
             found = f.mul(found, factor)
 
         def store(mask: str | None) -> None:
             if small:
-                w.store_small(found, nest.at(out, here), mask)
+                w.store_bytes(found, nest.gep(out, here), mask)
             else:
-                nest.store(found, nest.at(out, nest.mul(here, 4)), mask)
+                nest.store(found, nest.gep(out, nest.mul(here, 4)), mask)
 
-        nest.either(w.full(w.columns, nest.width), lambda: store(None), lambda: store(on))
+        nest.if_else(w.fits_vector(w.columns, nest.width), lambda: store(None), lambda: store(on))
 
     def plane_loop(p: str) -> None:
-        plane = nest.at(x, nest.mul(nest.mul(p, 4), nest.mul(w.height, w.width)))
+        plane = nest.gep(x, nest.mul(nest.mul(p, 4), nest.mul(w.height, w.width)))
 
         def row(oy: str) -> None:
-            nest.in_whole_strips(w.columns, nest.width, lambda ox: strip(p, plane, oy, ox))
+            nest.loop_overlapping(w.columns, nest.width, lambda ox: strip(p, plane, oy, ox))
 
         nest.loop(0, w.rows, row)
 
@@ -275,11 +278,11 @@ def reading(kind: str, stride: int) -> Function:
     return compiler().function(*nest.source())
 
 
-class _Given:
+class _WindowCotangents:
     """Writes what windows have for a tap: their cotangents where they chose it ("put"), or times
     their factors ("spread"). Pointers: g, then chosen taps or factors, out."""
 
-    def __init__(self, w: _Windows, kind: str) -> None:
+    def __init__(self, w: _WindowWriter, kind: str) -> None:
         self.w = w
         self.g, self.other, _ = w.nest.pointers
         self.chooses = kind == "put"
@@ -289,44 +292,44 @@ class _Given:
         nest = self.w.nest
         position = nest.add(nest.mul(oy, self.w.columns), ox)
         here = nest.add(nest.mul(p, nest.mul(self.w.rows, self.w.columns)), position)
-        given = nest.load(nest.at(self.g, nest.mul(here, 4)), on)
+        given = nest.load(nest.gep(self.g, nest.mul(here, 4)), on)
         if self.chooses:
-            return given, self.w.load_small(nest.at(self.other, here), on)
-        factor = nest.load(nest.at(self.other, nest.mul(position, 4)), on)
+            return given, self.w.load_bytes(nest.gep(self.other, here), on)
+        factor = nest.load(nest.gep(self.other, nest.mul(position, 4)), on)
         return nest.floats.mul(given, factor), ""
 
-    def at_tap(self, value: str, chosen: str, ky: str, kx: str) -> str:
+    def value_at_tap(self, value: str, chosen: str, ky: str, kx: str) -> str:
         if not self.chooses:
             return value
         nest = self.w.nest
         kind = nest.lanes.vector("i32")
-        this = nest.put(f"icmp eq {kind} {chosen}, {_tap_number(self.w, ky, kx)}")
+        this = nest.write(f"icmp eq {kind} {chosen}, {_tap_number(self.w, ky, kx)}")
         return nest.floats.select(this, value, nest.floats.const(0.0))
 
 
 @cache
-def writing(kind: str, stride: int) -> Function:
+def window_scatter(kind: str, stride: int) -> NativeFunction:
     """The transposes: what each window's elements get, from zeros: "put" its cotangent where the
     chosen tap is, "spread" it, times its factor, to all.
 
     Pointers: g, then the chosen taps or the factors of the positions, out.
     """
-    w = _Windows(3, stride)
+    w = _WindowWriter(3, stride)
     nest = w.nest
-    given = _Given(w, kind)
+    given = _WindowCotangents(w, kind)
     size = nest.mul(w.height, w.width)
 
     def plane(p: str) -> None:
-        start = nest.at(nest.pointers[2], nest.mul(nest.mul(p, 4), size))
+        start = nest.gep(nest.pointers[2], nest.mul(nest.mul(p, 4), size))
         if stride > 2:
-            _scattered(w, given, p, start)
+            _write_scattering(w, given, p, start)
             return
 
         def row(y: str) -> None:
             def strip(x: str) -> None:
-                _collected(w, given, p, start, y, x)
+                _write_collecting(w, given, p, start, y, x)
 
-            nest.in_whole_strips(w.width, nest.width * stride, strip)
+            nest.loop_overlapping(w.width, nest.width * stride, strip)
 
         nest.loop(0, w.height, row)
 
@@ -334,7 +337,9 @@ def writing(kind: str, stride: int) -> Function:
     return compiler().function(*nest.source())
 
 
-def _collected(w: _Windows, given: _Given, p: str, plane: str, y: str, x: str) -> None:
+def _write_collecting(
+    w: _WindowWriter, given: _WindowCotangents, p: str, plane: str, y: str, x: str
+) -> None:
     """Elements from x on: a vector for each remainder by the stride, from windows side by side."""
     nest, f = w.nest, w.nest.floats
     zero = nest.lanes.constant(0.0, "float")
@@ -346,8 +351,8 @@ def _collected(w: _Windows, given: _Given, p: str, plane: str, y: str, x: str) -
             if w.stride == 1:
                 new.append(add(oy, ky, kx, str(u), so_far))
                 continue
-            odd = nest.put(f"and i64 {u}, 1")
-            ox = nest.put(f"ashr i64 {u}, 1")
+            odd = nest.write(f"and i64 {u}, 1")
+            ox = nest.write(f"ashr i64 {u}, 1")
             # a loop of one turn or none
 
             def turn(_: str, v: str, ox: str = ox) -> list[str]:
@@ -358,18 +363,18 @@ def _collected(w: _Windows, given: _Given, p: str, plane: str, y: str, x: str) -
 
     def add(oy: str, ky: str, kx: str, ox: str, so_far: str) -> str:
         def one(inside: bool, so_far: str) -> str:
-            on = None if inside else w.between(w.indices(ox, 1), w.columns)
+            on = None if inside else w.in_range_mask(w.indices(ox, 1), w.columns)
             value, chosen = given.load(p, oy, ox, on)
-            return f.add(so_far, given.at_tap(value, chosen, ky, kx))
+            return f.add(so_far, given.value_at_tap(value, chosen, ky, kx))
 
-        return w.either(w.inside(ox, nest.width, w.columns), one, (nest.kind, so_far))
+        return w.branch_on_inside(w.is_inside(ox, nest.width, w.columns), one, (nest.kind, so_far))
 
     def row(ky: str, *sums: str) -> list[str]:
         t = nest.sub(nest.add(y, w.top), nest.mul(ky, w.apart_y))
-        oy = nest.put(f"sdiv i64 {t}, {w.step_y}")
-        exact = nest.put(f"icmp eq i64 {nest.mul(oy, w.step_y)}, {t}")
-        inside = nest.put(f"icmp ult i64 {oy}, {w.rows}")
-        there = nest.put(f"zext i1 {nest.put(f'and i1 {exact}, {inside}')} to i64")
+        oy = nest.write(f"sdiv i64 {t}, {w.step_y}")
+        exact = nest.write(f"icmp eq i64 {nest.mul(oy, w.step_y)}, {t}")
+        inside = nest.write(f"icmp ult i64 {oy}, {w.rows}")
+        there = nest.write(f"zext i1 {nest.write(f'and i1 {exact}, {inside}')} to i64")
 
         def turn(_: str, *sums: str) -> list[str]:
             carried = [(nest.kind, s) for s in sums]
@@ -378,7 +383,7 @@ def _collected(w: _Windows, given: _Given, p: str, plane: str, y: str, x: str) -
         return nest.loop(0, there, turn, [(nest.kind, s) for s in sums])
 
     found = nest.loop(0, w.tall, row, [(nest.kind, zero)] * w.stride)
-    start, rest = w.start(plane, y, x), nest.sub(w.width, x)
+    start, rest = w.element_address(plane, y, x), nest.sub(w.width, x)
     width = nest.width
 
     def store(masked: bool) -> None:
@@ -388,28 +393,32 @@ def _collected(w: _Windows, given: _Given, p: str, plane: str, y: str, x: str) -
                 first = part * width // 2
                 order = [first + i // 2 + (width if i % 2 else 0) for i in range(width)]
                 value = nest.shuffle(found[0], found[1], order)
-            mask = nest.first(nest.sub(rest, part * width)) if masked else None
-            nest.store(value, nest.at(start, part * nest.nbytes), mask)
+            mask = nest.first_lanes(nest.sub(rest, part * width)) if masked else None
+            nest.store(value, nest.gep(start, part * nest.nbytes), mask)
 
-    nest.either(w.full(w.width, width * w.stride), lambda: store(False), lambda: store(True))
+    nest.if_else(
+        w.fits_vector(w.width, width * w.stride), lambda: store(False), lambda: store(True)
+    )
 
 
-def _scattered(w: _Windows, given: _Given, p: str, plane: str) -> None:
+def _write_scattering(w: _WindowWriter, given: _WindowCotangents, p: str, plane: str) -> None:
     """All elements of a plane, window by window."""
     nest = w.nest
     zero = nest.floats.const(0.0)
     size = nest.mul(w.height, w.width)
-    nest.in_strips(size, lambda i, mask: nest.store(zero, nest.at(plane, nest.mul(i, 4)), mask))
+    nest.loop_vectors(size, lambda i, mask: nest.store(zero, nest.gep(plane, nest.mul(i, 4)), mask))
 
     def strip(oy: str, ox: str) -> None:
-        on = nest.first(nest.sub(w.columns, ox))
+        on = nest.first_lanes(nest.sub(w.columns, ox))
         value, chosen = given.load(p, oy, ox, on)
 
         def taps(ky: str) -> None:
-            at = w.row(oy, ky)
+            at = w.tap_row(oy, ky)
 
             def tap(kx: str) -> None:
-                w.add(given.at_tap(value, chosen, ky, kx), plane, at, w.column(ox, kx), on)
+                w.add_to_tap(
+                    given.value_at_tap(value, chosen, ky, kx), plane, at, w.tap_column(ox, kx), on
+                )
 
             nest.loop(0, w.is_row(at), lambda _: nest.loop(0, w.wide, tap))
 

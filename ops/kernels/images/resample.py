@@ -25,7 +25,7 @@ ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 MODES = ("nearest", "linear", "cubic", "area")
 
 
-class Rule(NamedTuple):
+class ResampleRule(NamedTuple):
     """How an axis is resampled; plain data, so that it can be an attribute.
 
     Attributes:
@@ -44,14 +44,14 @@ class Rule(NamedTuple):
     end: float = 1.0
 
 
-class Table(NamedTuple):
+class WeightTable(NamedTuple):
     """Both (outputs, entries): an output is the weighted sum of its inputs."""
 
     inputs: Array
     weights: Array
 
 
-def source(n: int, m: int, rule: Rule) -> Array:
+def source_coordinates(n: int, m: int, rule: ResampleRule) -> Array:
     """For each of m outputs, where it lies on the axis of n inputs."""
     out = np.arange(m, dtype=np.float64)
     width = float(m) if rule.scale is None else rule.scale * n
@@ -73,34 +73,34 @@ def source(n: int, m: int, rule: Rule) -> Array:
     return half
 
 
-def outside(n: int, m: int, rule: Rule) -> Array:
+def is_outside(n: int, m: int, rule: ResampleRule) -> Array:
     """Which outputs lie beyond the axis, where "tf_crop_and_resize" has a value of its own."""
     if rule.coordinates != "tf_crop_and_resize":
         return np.zeros(m, bool)
-    x = source(n, m, rule)
+    x = source_coordinates(n, m, rule)
     return np.asarray((x < 0) | (x > n - 1))
 
 
 @lru_cache(maxsize=256)
-def table(n: int, m: int, rule: Rule) -> Table:
+def weight_table(n: int, m: int, rule: ResampleRule) -> WeightTable:
     """The table from an axis of n elements to one of m."""
     if rule.mode == "area":
-        return _area(n, m)
-    x = source(n, m, rule)
+        return _area_table(n, m)
+    x = source_coordinates(n, m, rule)
     if rule.mode == "nearest":
-        index = np.clip(_rounded(x, rule.rounding), 0, n - 1).astype(np.int64)[:, None]
+        index = np.clip(_round(x, rule.rounding), 0, n - 1).astype(np.int64)[:, None]
         weight = np.ones(index.shape)
     else:
-        index, weight = _filtered(x, m / n if rule.scale is None else rule.scale, rule)
+        index, weight = _filter_weights(x, m / n if rule.scale is None else rule.scale, rule)
         if rule.exclude_outside:
             weight = np.where((index < 0) | (index >= n), 0.0, weight)
             total = weight.sum(axis=1, keepdims=True)
             weight = weight / np.where(total == 0, 1.0, total)
         index = np.clip(index, 0, n - 1)
-    return Table(index, np.where(outside(n, m, rule)[:, None], 0.0, weight))
+    return WeightTable(index, np.where(is_outside(n, m, rule)[:, None], 0.0, weight))
 
 
-def _rounded(x: Array, rounding: str) -> Array:
+def _round(x: Array, rounding: str) -> Array:
     if rounding == "round_prefer_floor":
         return np.asarray(np.ceil(x - 0.5))
     if rounding == "round_prefer_ceil":
@@ -108,7 +108,7 @@ def _rounded(x: Array, rounding: str) -> Array:
     return np.asarray(np.floor(x) if rounding == "floor" else np.ceil(x))
 
 
-def _filtered(x: Array, scale: float, rule: Rule) -> tuple[Array, Array]:
+def _filter_weights(x: Array, scale: float, rule: ResampleRule) -> tuple[Array, Array]:
     """The inputs under the filter around each x, with its values there."""
     shrink = min(scale, 1.0) if rule.antialias else 1.0
     radius = 1 if rule.mode == "linear" else 2
@@ -118,32 +118,32 @@ def _filtered(x: Array, scale: float, rule: Rule) -> tuple[Array, Array]:
     if rule.mode == "linear":
         weight = np.clip(1 - distance, 0, 1)
     else:
-        weight = _cubic(distance, rule.cubic_a)
+        weight = _cubic_weights(distance, rule.cubic_a)
     if rule.antialias:
         weight = weight / weight.sum(axis=1, keepdims=True)
     return index, weight
 
 
-def _cubic(d: Array, a: float) -> Array:
+def _cubic_weights(d: Array, a: float) -> Array:
     """Keys' cubic convolution. Source: Keys, IEEE TASSP 29(6), 1981."""
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
-def _area(n: int, m: int) -> Table:
+def _area_table(n: int, m: int) -> WeightTable:
     """The mean of the inputs that each output covers, those in part included."""
     out = np.arange(m)
     begin, end = out * n // m, -(-(out + 1) * n // m)
     index = begin[:, None] + np.arange(int((end - begin).max(initial=1)))
     weight = np.where(index < end[:, None], 1.0 / (end - begin)[:, None], 0.0)
-    return Table(np.minimum(index, n - 1), weight)
+    return WeightTable(np.minimum(index, n - 1), weight)
 
 
 @lru_cache(maxsize=256)
-def transposed(n: int, m: int, rule: Rule) -> Table:
+def transposed_table(n: int, m: int, rule: ResampleRule) -> WeightTable:
     """The transpose of `table(n, m, rule)`: from m elements to n."""
-    index, weight = table(n, m, rule)
+    index, weight = weight_table(n, m, rule)
     used = weight.reshape(-1) != 0
     inputs = index.reshape(-1)[used]
     outputs = np.repeat(np.arange(m), index.shape[1])[used]
@@ -155,17 +155,17 @@ def transposed(n: int, m: int, rule: Rule) -> Table:
     at = starts[:, None] + np.minimum(np.arange(entries), np.maximum(counts, 1)[:, None] - 1)
     at = np.minimum(at, max(0, len(outputs) - 1))
     if not len(outputs):
-        return Table(np.zeros((n, 1), np.int64), np.zeros((n, 1)))
-    return Table(outputs[at], np.where(np.arange(entries) < counts[:, None], values[at], 0.0))
+        return WeightTable(np.zeros((n, 1), np.int64), np.zeros((n, 1)))
+    return WeightTable(outputs[at], np.where(np.arange(entries) < counts[:, None], values[at], 0.0))
 
 
-def rows_of(n: int, m: int, rule: Rule, transpose: bool) -> Table:
+def table_for(n: int, m: int, rule: ResampleRule, transpose: bool) -> WeightTable:
     """The table from an axis of n elements to one of m: a rule's, or the transpose of that which
     goes the other way."""
-    return transposed(m, n, rule) if transpose else table(n, m, rule)
+    return transposed_table(m, n, rule) if transpose else weight_table(n, m, rule)
 
 
-def used(rows: Table, first: int, last: int) -> tuple[int, int]:
+def input_range(rows: WeightTable, first: int, last: int) -> tuple[int, int]:
     """From which to which input some outputs of a table see."""
     inputs, weights = (entries[first:last] for entries in rows)
     seen = inputs[weights != 0]
@@ -175,14 +175,14 @@ def used(rows: Table, first: int, last: int) -> tuple[int, int]:
     return int(seen.min()), int(seen.max()) + 1
 
 
-def part_of(rows: Table, first: int, count: int, low: int, have: int) -> Table:
+def slice_table(rows: WeightTable, first: int, count: int, low: int, have: int) -> WeightTable:
     """What a table does to `have` inputs from `low` on, for `count` outputs from `first` on."""
     inputs, weights = (entries[first : first + count] for entries in rows)
     there = (inputs >= low) & (inputs < low + have)
-    return Table(np.clip(inputs - low, 0, max(0, have - 1)), np.where(there, weights, 0.0))
+    return WeightTable(np.clip(inputs - low, 0, max(0, have - 1)), np.where(there, weights, 0.0))
 
 
-def resample(xp: Any, out: Any, x: Any, axis: int, rows: Table) -> None:
+def resample(xp: Any, out: Any, x: Any, axis: int, rows: WeightTable) -> None:
     """out = the table applied to an axis of x."""
     index, weight = rows
     lead = int(np.prod(x.shape[:axis], dtype=np.int64))
@@ -201,7 +201,7 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: Table) -> None:
 
     def part(i: int) -> None:
         rows = slice(i * each, (i + 1) * each)
-        _weighted(xp, sums[rows], flat[rows], places, factors)
+        _apply_weights(xp, sums[rows], flat[rows], places, factors)
         if len(empty):  # made of nothing: 0, and not 0 times what is elsewhere
             sums[rows, xp.asarray(empty)] = 0
 
@@ -211,7 +211,7 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: Table) -> None:
         part(0)
 
 
-def _weighted(xp: Any, sums: Any, x: Any, places: Any, factors: Any) -> None:
+def _apply_weights(xp: Any, sums: Any, x: Any, places: Any, factors: Any) -> None:
     """sums = Σ over entries of factors · x[:, places]; no factors: one entry as it is."""
     take_into(xp, sums, x, places[:, 0], 1)
     if factors is None:

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 _BLOCK = 1 << 20  # elements that are compared together
 
 
-class Regions(NamedTuple):
+class BinGrid(NamedTuple):
     """How boxes are cut into bins.
 
     Attributes:
@@ -34,7 +34,7 @@ class Regions(NamedTuple):
     half_pixel: bool
 
 
-class Samples(NamedTuple):
+class BinSamples(NamedTuple):
     """The samples of each bin along one axis, each between two elements.
 
     Attributes:
@@ -56,7 +56,9 @@ class Samples(NamedTuple):
         return result
 
 
-def samples_of(box: Array, space: tuple[int, int], regions: Regions) -> tuple[Samples, Samples]:
+def samples_of(
+    box: Array, space: tuple[int, int], regions: BinGrid
+) -> tuple[BinSamples, BinSamples]:
     """The samples of a box (left, top, right, bottom) down and across an image of this size.
 
     Raises:
@@ -71,7 +73,7 @@ def samples_of(box: Array, space: tuple[int, int], regions: Regions) -> tuple[Sa
             "bins have, is not finite; state `samples`, or mend what computes the boxes"
         )
     down, across = (
-        _along(
+        _axis_samples(
             begin,
             end - begin if regions.half_pixel else max(end - begin, 1.0),
             bins,
@@ -83,7 +85,7 @@ def samples_of(box: Array, space: tuple[int, int], regions: Regions) -> tuple[Sa
     return down, across
 
 
-def _along(begin: float, length: float, bins: int, n: int, samples: int) -> Samples:
+def _axis_samples(begin: float, length: float, bins: int, n: int, samples: int) -> BinSamples:
     """The samples of each bin of an axis; more than one element outside, they count nothing."""
     count = samples if samples > 0 else max(0, math.ceil(length / bins))
     step, bin_ = length / bins, np.arange(bins)[:, None]
@@ -99,7 +101,7 @@ def _along(begin: float, length: float, bins: int, n: int, samples: int) -> Samp
     part = at - low
     weights = np.stack([1.0 - part, part], axis=-1) * there[..., None]
     places = np.stack([low, np.where(there, high, 0)], axis=-1)
-    return Samples(places.reshape(bins, -1), weights.reshape(bins, -1), float(count))
+    return BinSamples(places.reshape(bins, -1), weights.reshape(bins, -1), float(count))
 
 
 def _on_image(begins: Array, gap: float, n: int, count: int) -> Array:
@@ -117,7 +119,7 @@ def _on_image(begins: Array, gap: float, n: int, count: int) -> Array:
     return numbers
 
 
-def means(out: Array, x: Array, boxes: Array, batch: Array, regions: Regions) -> None:
+def mean_samples(out: Array, x: Array, boxes: Array, batch: Array, regions: BinGrid) -> None:
     """out (r, channels, bins) = the means of the samples of each bin.
 
     Bilinear samples on a grid are a product of one sum down and one across.
@@ -126,13 +128,13 @@ def means(out: Array, x: Array, boxes: Array, batch: Array, regions: Regions) ->
         down, across = _matrices(boxes[r], x.shape[2:], regions, x.dtype)
         rows = np.empty((len(down), x.shape[1], x.shape[3]), x.dtype)
         for bin_, weights in enumerate(down):
-            _weigh(rows[bin_], weights, x[image].swapaxes(0, 1))
+            _weighted_sum(rows[bin_], weights, x[image].swapaxes(0, 1))
         bins = out[r].reshape(x.shape[1], len(down), len(across))
         for bin_, weights in enumerate(across):
-            _weigh(bins[:, :, bin_], weights, rows.T)
+            _weighted_sum(bins[:, :, bin_], weights, rows.T)
 
 
-def _weigh(out: Array, weights: Array, parts: Array) -> None:
+def _weighted_sum(out: Array, weights: Array, parts: Array) -> None:
     """out = the sum of what parts weigh, in order, so that each element has the same bits whatever
     its neighbours are; one of no weight may be NaN."""
     out[...] = 0
@@ -140,7 +142,7 @@ def _weigh(out: Array, weights: Array, parts: Array) -> None:
         out += weights[i] * parts[i]
 
 
-def spread_means(out: Array, g: Array, boxes: Array, batch: Array, regions: Regions) -> None:
+def spread_means(out: Array, g: Array, boxes: Array, batch: Array, regions: BinGrid) -> None:
     """The transpose of `means`: g (r, channels, bins) onto images."""
     out[...] = 0
     for r, image in enumerate(batch):
@@ -157,13 +159,13 @@ def spread_means(out: Array, g: Array, boxes: Array, batch: Array, regions: Regi
 
 
 def _matrices(
-    box: Array, space: tuple[int, int], regions: Regions, dtype: Any
+    box: Array, space: tuple[int, int], regions: BinGrid, dtype: Any
 ) -> tuple[Array, Array]:
     down, across = samples_of(box, space, regions)
     return down.matrix(space[0], dtype), across.matrix(space[1], dtype)
 
 
-def largest(picks: Array, x: Array, boxes: Array, batch: Array, regions: Regions) -> None:
+def pick_largest(picks: Array, x: Array, boxes: Array, batch: Array, regions: BinGrid) -> None:
     """picks (r, channels, bins) = which weighted element of each bin is the largest: its place down
     the samples of the bin times their number across, plus its place across."""
     picks[...] = 0
@@ -183,8 +185,8 @@ def largest(picks: Array, x: Array, boxes: Array, batch: Array, regions: Regions
                 bins[start : start + channels, bin_] = np.argmax(flat, axis=2)
 
 
-def chosen(
-    box: Array, picks: Array, space: tuple[int, int], regions: Regions
+def picked_samples(
+    box: Array, picks: Array, space: tuple[int, int], regions: BinGrid
 ) -> tuple[Array, Array]:
     """places and weights, (channels, bins) both, of the elements that were picked."""
     down, across = samples_of(box, space, regions)

@@ -25,16 +25,16 @@ alignment never changes a kernel's path."""
 
 def address(array: Any) -> int:
     """Where a numpy array's elements begin."""
-    return _reader()(array)
+    return _address_reader()(array)
 
 
-def aligned(place: int) -> int:
+def align_up(place: int) -> int:
     """The first place from there on where a buffer may start; of sizes, how far buffers are
     apart."""
     return -(-place // ALIGNMENT) * ALIGNMENT
 
 
-def fresh(nbytes: int) -> np.ndarray[Any, Any]:
+def empty_aligned(nbytes: int) -> np.ndarray[Any, Any]:
     """Uninitialised memory where a buffer may start, as a flat uint8 array."""
     memory: np.ndarray[Any, Any] = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
     # A slice of nothing would begin where the memory does.
@@ -42,20 +42,20 @@ def fresh(nbytes: int) -> np.ndarray[Any, Any]:
 
 
 @cache
-def _reader() -> Callable[[Any], int]:
+def _address_reader() -> Callable[[Any], int]:
     block = np.arange(24, dtype=np.float32).reshape(4, 6)
     probes = (block, block[1:, 2:], np.zeros(()), block.view(np.uint8), np.zeros((0, 3)))
-    if all(_read(array) == _told(array) for array in probes):
-        return _read
-    return _told
+    if all(_object_address(array) == _interface_address(array) for array in probes):
+        return _object_address
+    return _interface_address
 
 
-def _read(array: Any) -> int:
+def _object_address(array: Any) -> int:
     if not isinstance(array, np.ndarray):
-        return _told(array)
+        return _interface_address(array)
     return _word(id(array) + _OFFSET).value
 
 
-def _told(array: Any) -> int:
+def _interface_address(array: Any) -> int:
     place: int = array.__array_interface__["data"][0]
     return place

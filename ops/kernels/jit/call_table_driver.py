@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ops.kernels.jit.compiler import Function, Task, compiler, named
+from graphflow.ops.kernels.jit.compiler import KernelTask, NativeFunction, compiler, name_module
 
 WORDS = 5
 """Of an entry."""
@@ -151,34 +151,34 @@ class Driver:
         loop: (frame, none, start, stop).
     """
 
-    walk: Function
-    loop: Function
+    walk: NativeFunction
+    loop: NativeFunction
 
 
 @cache
 def driver() -> Driver:
     """The driver of this process."""
-    walk, loop = texts()
-    functions = compiler().functions(texts())
+    walk, loop = driver_sources()
+    functions = compiler().functions(driver_sources())
     return Driver(functions[walk], functions[loop])
 
 
 @cache
-def texts() -> dict[str, str]:
+def driver_sources() -> dict[str, str]:
     """What `driver` compiles, for those who compile other things at the same time."""
-    walk = named(_WALK, "")
-    loop = named(_LOOP.replace("@WALK@", "@walked"), f"define internal void @walked{_WALK}")
+    walk = name_module(_WALK, "")
+    loop = name_module(_LOOP.replace("@WALK@", "@walked"), f"define internal void @walked{_WALK}")
     return dict([walk, loop])
 
 
 @cache
-def copy_task(nbytes: int) -> Task:
+def copy_task(nbytes: int) -> KernelTask:
     """A copy of so many bytes: pointers to where from and where to."""
-    name, text = named(_COPY, "")
-    return Task(name, text, (), nbytes, 2.0 + 0.05 * nbytes)
+    name, text = name_module(_COPY, "")
+    return KernelTask(name, text, (), nbytes, 2.0 + 0.05 * nbytes)
 
 
-def frame(
+def loop_frame(
     entries: int, tests: int, count: int, moves: int, movers: int, pred: int
 ) -> np.ndarray[Any, Any]:
     """A loop's frame, of addresses and counts; its last word says how far it came."""

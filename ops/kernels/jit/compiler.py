@@ -17,32 +17,32 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError
-from graphflow.ops.kernels.jit.object_cache import Store
+from graphflow.ops.kernels.jit.object_cache import ObjectCache
 
 _ARGUMENTS = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _RELEASING = ctypes.CFUNCTYPE(*_ARGUMENTS)
 _HOLDING = ctypes.PYFUNCTYPE(*_ARGUMENTS)
 
 
-class Function:
+class NativeFunction:
     """Native code: (operands, sizes, start, stop), by address."""
 
     def __init__(self, address: int) -> None:
         self.address = address
 
     @cached_property
-    def held(self) -> Any:
+    def holding_gil(self) -> Any:
         """As a callable that keeps the interpreter's lock, which is faster for a short run."""
         return _HOLDING(self.address)
 
     @cached_property
-    def freed(self) -> Any:
+    def releasing_gil(self) -> Any:
         """As a callable that lets other threads run Python meanwhile."""
         return _RELEASING(self.address)
 
 
 @dataclass(frozen=True)
-class Task:
+class KernelTask:
     """A generated kernel for operands of certain sizes; what is left to give is where they are.
 
     Attributes:
@@ -87,16 +87,16 @@ class _Compiler:
         self._alive: list[Any] = []
         self._engines: dict[bytes, Any] = {}  # by the object code that they hold
         self._lock = threading.Lock()
-        self._functions: dict[str, Function] = {}
-        self.store = Store()
+        self._functions: dict[str, NativeFunction] = {}
+        self.store = ObjectCache()
         self.compiled = 0
 
-    def function(self, name: str, text: str) -> Function:
+    def function(self, name: str, text: str) -> NativeFunction:
         """The function of a module's text, of that name."""
         found = self._functions.get(name)
         return self.functions({name: text})[name] if found is None else found
 
-    def functions(self, texts: Mapping[str, str]) -> Mapping[str, Function]:
+    def functions(self, texts: Mapping[str, str]) -> Mapping[str, NativeFunction]:
         """The functions of some modules, each by its name. Those that are neither here nor on disk
         are compiled together, which takes less time than one by one.
 
@@ -147,7 +147,7 @@ class _Compiler:
         places = {name: engine.get_function_address(name) for name in names}
         if not all(places.values()):
             return False
-        self._functions.update({name: Function(place) for name, place in places.items()})
+        self._functions.update({name: NativeFunction(place) for name, place in places.items()})
         return True
 
     def _machine(self) -> Any:
@@ -158,15 +158,15 @@ class _Compiler:
         return machine
 
     def _object(self, text: str) -> bytes:
-        code: bytes = self._machine().emit_object(self._parsed(text))
+        code: bytes = self._machine().emit_object(self._parse(text))
         return code
 
     def assembly(self, text: str) -> str:
         """The text of a module in the processor's assembly language."""
-        result: str = self._machine().emit_assembly(self._parsed(text))
+        result: str = self._machine().emit_assembly(self._parse(text))
         return result
 
-    def _parsed(self, text: str) -> Any:
+    def _parse(self, text: str) -> Any:
         try:
             module = self._llvm.parse_assembly(text)
             module.verify()
@@ -184,18 +184,18 @@ def _chunks(text: str) -> list[str]:
     return [chunk.rstrip("\n") + "\n" for chunk in _TOPLEVEL.split(text) if chunk.strip()]
 
 
-_made: list[_Compiler] = []
-_making = threading.Lock()
+_instances: list[_Compiler] = []
+_instance_lock = threading.Lock()
 
 
 def compiler() -> _Compiler:
     """The compiler of this process, made when the first kernel is: one for all threads, for code of
     another would be freed with it."""
-    if not _made:
-        with _making:
-            if not _made:
-                _made.append(_Compiler())
-    return _made[0]
+    if not _instances:
+        with _instance_lock:
+            if not _instances:
+                _instances.append(_Compiler())
+    return _instances[0]
 
 
 @cache
@@ -207,7 +207,7 @@ def vector_width() -> int:
     return 8 if "+avx2" in features else 4
 
 
-def named(body: str, needs: Sequence[str] | str) -> tuple[str, str]:
+def name_module(body: str, needs: Sequence[str] | str) -> tuple[str, str]:
     """A module of one function, named by what it says: its name and text."""
     text = f"{needs}\n{body}"
     name = f"graphflow_{hashlib.sha256(text.encode()).hexdigest()[:32]}"

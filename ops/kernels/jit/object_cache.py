@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from graphflow.base.environment import home, own_folder
+from graphflow.base.environment import folder_setting, home_folder
 from graphflow.base.lazy_dataclass import dataclass
 
 LIMIT = 64 << 20
@@ -30,12 +30,12 @@ _DIGEST = hashlib.sha256().digest_size
 
 def cache_folder() -> Path:
     """The user's folder for what graphflow keeps between processes."""
-    own, base = own_folder("GRAPHFLOW_CACHE"), own_folder("XDG_CACHE_HOME")
-    return own or (base or home() / ".cache") / "graphflow"
+    own, base = folder_setting("GRAPHFLOW_CACHE"), folder_setting("XDG_CACHE_HOME")
+    return own or (base or home_folder() / ".cache") / "graphflow"
 
 
 @dataclass(frozen=True)
-class Usage:
+class CacheUsage:
     """What is in a store."""
 
     folder: Path
@@ -43,7 +43,7 @@ class Usage:
     nbytes: int
 
 
-class Store:
+class ObjectCache:
     """A folder of entries: bytes by key.
 
     Args:
@@ -58,7 +58,7 @@ class Store:
     def get(self, key: str) -> bytes | None:
         """An entry; None where there is none, or a damaged one, or where somebody else could have
         put it: it is code, and it would run."""
-        if not self._ours():
+        if not self._is_private():
             return None
         data = self._read(self._path(key))
         if data is not None and data.startswith(_ELSEWHERE):
@@ -66,7 +66,7 @@ class Store:
             data = self._read(self.folder / Path(place).name)
         return data
 
-    def _ours(self) -> bool:
+    def _is_private(self) -> bool:
         """Whether nobody but this user, or root, can write to the folder."""
         try:
             status = self.folder.stat()
@@ -121,12 +121,12 @@ class Store:
             raise
         self._written += len(data)
 
-    def usage(self) -> Usage:
+    def usage(self) -> CacheUsage:
         files = self._files()
         entries = sum(path.suffix == _SUFFIX for _, _, path in files)
-        return Usage(self.folder, entries, sum(size for _, size, _ in files))
+        return CacheUsage(self.folder, entries, sum(size for _, size, _ in files))
 
-    def clear(self) -> tuple[Usage, list[OSError]]:
+    def clear(self) -> tuple[CacheUsage, list[OSError]]:
         """Remove all entries; returns what was removed, and why something is left."""
         entries = nbytes = 0
         refused: list[OSError] = []
@@ -147,7 +147,7 @@ class Store:
                 continue
             entries += path.suffix == _SUFFIX
             nbytes += size
-        return Usage(self.folder, entries, nbytes), refused
+        return CacheUsage(self.folder, entries, nbytes), refused
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.jit.array_address import fresh
+from graphflow.ops.kernels.jit.array_address import empty_aligned
 
 _KEPT = 1 << 26  # bytes; larger buffers go back to the system
 _local = threading.local()
@@ -28,7 +28,7 @@ def scratch(xp: Any, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
     kept: dict[str, Any] = _local.__dict__
     buffer = kept.get(slot)
     if nbytes > _KEPT:
-        buffer = fresh(nbytes)
+        buffer = empty_aligned(nbytes)
     elif buffer is None or buffer.nbytes < nbytes:
-        buffer = kept[slot] = fresh(max(nbytes, 1 << 12))
+        buffer = kept[slot] = empty_aligned(max(nbytes, 1 << 12))
     return buffer[:nbytes].view(dtype).reshape(shape)

@@ -19,7 +19,7 @@ from graphflow.errors import DeviceError
 Part = Callable[[int], None]
 
 
-class _Share:
+class _ThreadShare:
     """What one thread does of a run: part(i) for each i of `numbers`."""
 
     __slots__ = ("done", "error", "numbers", "part")
@@ -41,7 +41,7 @@ class _Share:
         self.done = True
 
 
-class _Worker:
+class _PoolThread:
     """A thread that sleeps until it is given a share.
 
     Ctrl-C may come between any two lines of the caller. So a lock only wakes who waits, once too
@@ -49,7 +49,7 @@ class _Worker:
     """
 
     def __init__(self, name: str) -> None:
-        self._share: _Share | None = _Share()
+        self._share: _ThreadShare | None = _ThreadShare()
         self._given = threading.Lock()
         self._finished = threading.Lock()
         self._given.acquire()
@@ -68,12 +68,12 @@ class _Worker:
                 share.do()
                 _wake(self._finished)
 
-    def give(self, share: _Share | None) -> None:
+    def assign(self, share: _ThreadShare | None) -> None:
         """Let it do a share, or end; for one caller at a time."""
         self._share = share
         _wake(self._given)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until it has done what it was given, also where its caller was interrupted before
         it was woken."""
         _wake(self._given)
@@ -86,9 +86,9 @@ def _wake(lock: threading.Lock) -> None:
         lock.release()
 
 
-def _stop(workers: Sequence[_Worker]) -> None:
+def _stop(workers: Sequence[_PoolThread]) -> None:
     for worker in workers:
-        worker.give(None)
+        worker.assign(None)
 
 
 class Pool:
@@ -104,10 +104,10 @@ class Pool:
     def __init__(self, threads: int) -> None:
         self.threads = max(1, threads)
         self._busy = threading.Lock()
-        self._workers: list[_Worker] = []
+        self._workers: list[_PoolThread] = []
         try:
             for i in range(1, self.threads):
-                self._workers.append(_Worker(f"graphflow-kernel-{i}"))
+                self._workers.append(_PoolThread(f"graphflow-kernel-{i}"))
         except RuntimeError:
             _stop(self._workers)
             raise DeviceError(
@@ -133,11 +133,11 @@ class Pool:
     def _run_shared(self, part: Part, parts: int) -> None:
         threads = min(self.threads, parts)
         helping = self._workers[: threads - 1]
-        shares = [_Share(part, range(first, parts, threads)) for first in range(threads)]
+        shares = [_ThreadShare(part, range(first, parts, threads)) for first in range(threads)]
         interrupted: BaseException | None = None
         try:
             for worker, share in zip(helping, shares[1:], strict=True):
-                worker.give(share)
+                worker.assign(share)
             for i in shares[0].numbers:
                 part(i)
         except BaseException as error:
@@ -148,7 +148,7 @@ class Pool:
         while waiting:
             try:
                 for worker in helping:
-                    worker.settle()
+                    worker.wait()
                 waiting = False
             except BaseException as error:
                 interrupted = interrupted or error
@@ -168,7 +168,7 @@ class Pool:
 _local = threading.local()
 
 
-class using:
+class use_pool:
     """Kernels that this thread runs in the block share `pool`. Not a generator: it is entered in
     every step."""
 

@@ -21,15 +21,15 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.codegen.control_flow import element_of, lanes_of
-from graphflow.ops.kernels.fusion.parallel_call import function
-from graphflow.ops.kernels.fusion.region_kernels import enabled
-from graphflow.ops.kernels.gemm.gemm import Product, available, planned
+from graphflow.ops.kernels.fusion.parallel_call import native_function
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.gemm.gemm import MatrixProduct, is_supported, plan_product
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.call_table_driver import driver
-from graphflow.ops.kernels.jit.compiler import Function
+from graphflow.ops.kernels.jit.compiler import NativeFunction
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 from graphflow.ops.kernels.sequence import flash_attention_loops as attend_loops
-from graphflow.ops.kernels.sequence.flash_attention_loops import Size
+from graphflow.ops.kernels.sequence.flash_attention_loops import ScoreSize
 
 QUERIES, KEYS = 64, 512
 """Rows and columns of a block of scores."""
@@ -49,21 +49,21 @@ _OWN = 0
 
 
 @dataclass(frozen=True)
-class Form:
+class HeadsLayout:
     """Shapes and strides (bytes) of an array of heads, (lead, heads, T, d), and how scores come
     about. `lead` are the axes before the heads as one, which must be evenly spaced."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def heads(self, group: int = 1) -> Any:
+    def head_offsets(self, group: int = 1) -> Any:
         """Where each head begins, in bytes; each one `group` times."""
         lead, heads = (np.arange(n) * s for n, s in zip(self.shape[:2], self.strides, strict=False))
         return np.repeat((lead[:, None] + heads).reshape(-1), group)
 
 
 @dataclass(frozen=True)
-class Pattern:
+class BandPattern:
     """Which keys a query may see, and the scale of scores; as in ops/attention.py."""
 
     scale: float
@@ -71,17 +71,17 @@ class Pattern:
     right: int | None
     offset: int
 
-    def keys(self, first: int, last: int, number: int) -> tuple[int, int]:
+    def visible_keys(self, first: int, last: int, number: int) -> tuple[int, int]:
         """The range of keys that some query in [first, last) sees."""
         start = 0 if self.left is None else first + self.offset - self.left
         stop = number if self.right is None else last + self.offset + self.right
         return max(0, start), max(0, min(number, stop))
 
-    def queries(self, number: int) -> int:
+    def query_block(self, number: int) -> int:
         """Rows of a block of scores of so many keys."""
         return QUERIES // 2 if self.right is not None and number <= _FEW else QUERIES
 
-    def limits(self, query: int, key: int) -> tuple[int, int]:
+    def row_limits(self, query: int, key: int) -> tuple[int, int]:
         """What row 0 of a block that begins there sees: from, and behind the last."""
         shift = query + self.offset - key
         first = -_FAR if self.left is None else shift - self.left
@@ -92,7 +92,7 @@ class Pattern:
 # Lists of calls -------------------------------------------------------------------------------
 
 
-class Calls:
+class CallList:
     """Calls of native functions for one head, unit by unit; units may run at the same time.
 
     Args:
@@ -100,14 +100,14 @@ class Calls:
         own: bytes of memory that a thread needs.
 
     Attributes:
-        from_zero: whether sums that stay must be 0 before.
+        needs_zeroed_sums: whether sums that stay must be 0 before.
     """
 
     def __init__(self, ahead: Any) -> None:
         self.ahead = ahead
         self.nanoseconds = 0.0
         self.own = 0
-        self.from_zero = False
+        self.needs_zeroed_sums = False
         self._arrays: list[int] = []
         self._bytes: list[int] = []
         self._table: Any = []
@@ -116,7 +116,7 @@ class Calls:
         self._units = [0]
 
     def add(
-        self, native: Function, places: Sequence[Place], sizes: Sequence[int], rows: int
+        self, native: NativeFunction, places: Sequence[Place], sizes: Sequence[int], rows: int
     ) -> None:
         key = tuple(sizes)
         if key not in self._known:
@@ -126,12 +126,12 @@ class Calls:
         self._arrays += [number for number, _ in places]
         self._bytes += [ahead for _, ahead in places]
 
-    def unit(self) -> None:
+    def end_unit(self) -> None:
         """What follows may run at the same time as what came before."""
         if self._units[-1] < len(self._table):
             self._units.append(len(self._table))
 
-    def close(self, scratch: int) -> Calls:
+    def finalize(self, scratch: int) -> CallList:
         """Ready to run; places in a thread's own memory that are -1 are at `scratch`."""
         arrays, ahead = np.array(self._arrays, np.int64), np.array(self._bytes, np.int64)
         ahead[(arrays == _OWN) & (ahead == -1)] = scratch
@@ -153,14 +153,14 @@ class Calls:
             memory = np.empty(self.own + _LINE, np.uint8)
             own = -(-address(memory) // _LINE) * _LINE
             bases = np.array([own, *starts], np.int64)
-            self._some(bases, units * i // parts, units * (i + 1) // parts)
+            self._run_units(bases, units * i // parts, units * (i + 1) // parts)
 
         if pool is None or parts < 2:
             part(0)
         else:
             pool.run(part, parts)
 
-    def _some(self, bases: Any, first: int, last: int) -> None:
+    def _run_units(self, bases: Any, first: int, last: int) -> None:
         """Units first to last of all heads', some heads at a time."""
         each = len(self._units) - 1
         together = max(1, _TOGETHER // len(self._table))
@@ -173,7 +173,7 @@ class Calls:
             table[:, :, 1] += starts[:, None]
             begin, end = (self._call(min(max(u - head * each, 0), each * len(heads)))
                           for u in (first, last))  # fmt: skip
-            driver().walk.freed(ctypes.c_void_p(address(table)), None, begin, end)
+            driver().walk.releasing_gil(ctypes.c_void_p(address(table)), None, begin, end)
 
     def _call(self, unit: int) -> int:
         """The first call of a unit, counted over heads."""
@@ -181,7 +181,7 @@ class Calls:
         return head * len(self._table) + self._units[own]
 
 
-class _Memory:
+class _ThreadMemory:
     """Hands out places in a thread's own memory."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class _Memory:
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class _MatrixPlace:
     """Rows and columns at a place: strides in bytes."""
 
     place: Place
@@ -202,28 +202,35 @@ class _Matrix:
     column: int
 
     @property
-    def T(self) -> _Matrix:
-        return _Matrix(self.place, self.column, self.row)
+    def T(self) -> _MatrixPlace:
+        return _MatrixPlace(self.place, self.column, self.row)
 
 
-class _Writer:
+class _CallListWriter:
     """Writes products and loops over blocks."""
 
-    def __init__(self, dtype: str, mask: _Mask, ahead: Sequence[Any]) -> None:
+    def __init__(self, dtype: str, mask: _MaskLayout, ahead: Sequence[Any]) -> None:
         own = np.zeros_like(ahead[0])
-        self.calls, self.memory = Calls(np.stack([own, *ahead], axis=1)), _Memory()
+        self.calls, self.memory = CallList(np.stack([own, *ahead], axis=1)), _ThreadMemory()
         self.dtype, self.item = dtype, np.dtype(dtype).itemsize
         self.element = element_of(dtype)
         self.lanes = lanes_of(self.element)
         self.mask = mask
         self._scratch = 0
 
-    def padded(self, count: int) -> int:
+    def pad_to_vectors(self, count: int) -> int:
         """Elements of a row of whole vectors."""
         return -(-count // self.lanes) * self.lanes
 
     def product(
-        self, m: int, k: int, n: int, a: _Matrix, b: _Matrix, out: _Matrix, add: bool = False
+        self,
+        m: int,
+        k: int,
+        n: int,
+        a: _MatrixPlace,
+        b: _MatrixPlace,
+        out: _MatrixPlace,
+        add: bool = False,
     ) -> None:
         """out = a @ b, or added to it."""
         product = _product(
@@ -239,29 +246,34 @@ class _Writer:
         self, write: Callable[..., tuple[str, str]], variant: Sequence[Any],
         places: Sequence[Place], sizes: Sequence[int], rows: int,
     ) -> None:  # fmt: skip
-        self.calls.add(function(write, self.element, *variant), places, sizes, rows)
+        self.calls.add(native_function(write, self.element, *variant), places, sizes, rows)
 
     def block_sizes(
-        self, pattern: Pattern, t: range, s: range, row: int, width: int
+        self, pattern: BandPattern, t: range, s: range, row: int, width: int
     ) -> tuple[int, ...]:
-        first, end = pattern.limits(t.start, s.start)
+        first, end = pattern.row_limits(t.start, s.start)
         sizes = {
-            Size.KEYS: len(s), Size.ROW: row, Size.WIDTH: width, Size.FIRST: first, Size.END: end,
-            Size.MASK_ROW: self.mask.row, Size.SCALE: _bits(pattern.scale),
-        }  # fmt: skip
-        return tuple(sizes[name] for name in Size)
+            ScoreSize.KEYS: len(s),
+            ScoreSize.ROW: row,
+            ScoreSize.WIDTH: width,
+            ScoreSize.FIRST: first,
+            ScoreSize.END: end,
+            ScoreSize.MASK_ROW: self.mask.row,
+            ScoreSize.SCALE: _bits(pattern.scale),
+        }
+        return tuple(sizes[name] for name in ScoreSize)
 
-    def close(self) -> Calls:
+    def finalize(self) -> CallList:
         self.calls.own = self.memory.nbytes + self._scratch + _LINE
-        return self.calls.close(self.memory.nbytes)
+        return self.calls.finalize(self.memory.nbytes)
 
 
 @lru_cache(maxsize=4096)
 def _product(
     m: int, k: int, n: int, dtype: str, out: tuple[int, int], a: tuple[int, int],
     b: tuple[int, int], add: bool,
-) -> Product:  # fmt: skip
-    product = planned((), m, k, n, dtype, out, a, b, add)
+) -> MatrixProduct:  # fmt: skip
+    product = plan_product((), m, k, n, dtype, out, a, b, add)
     assert product is not None
     return product
 
@@ -271,7 +283,7 @@ def _bits(x: float) -> int:
 
 
 @dataclass(frozen=True)
-class _Mask:
+class _MaskLayout:
     """A mask over (lead, heads, T, S): its kind as `attend_loops` names it, where each head's part
     begins, and its strides in bytes, 0 along what it is broadcast."""
 
@@ -284,7 +296,7 @@ class _Mask:
         return (_OWN, 0) if self.kind == "none" else (number, row * self.row + key * self.column)
 
 
-def mask_of(mask: Any, lead: Sequence[int], scores: Sequence[int]) -> _Mask:
+def mask_layout(mask: Any, lead: Sequence[int], scores: Sequence[int]) -> _MaskLayout:
     """Of a contiguous mask that broadcasts to (*lead, *scores), for scores (heads, T, S)."""
     rank = len(lead) + 3
     strides = [0] * (rank - mask.ndim) + [
@@ -296,7 +308,7 @@ def mask_of(mask: Any, lead: Sequence[int], scores: Sequence[int]) -> _Mask:
         ahead = ahead[..., None] + np.arange(size) * step
     kind = "bool" if mask.dtype == bool else "float"
     shared = "" if column or scores[-1] == 1 else "1"
-    return _Mask(kind + shared, tuple(ahead.reshape(-1).tolist()), row, column)
+    return _MaskLayout(kind + shared, tuple(ahead.reshape(-1).tolist()), row, column)
 
 
 def blocks(first: int, last: int, step: int) -> Iterator[range]:
@@ -310,45 +322,61 @@ def blocks(first: int, last: int, step: int) -> Iterator[range]:
 _Q, _K, _V, _Y, _LOGS, _MASK = range(1, 7)
 
 
-def _rows_ahead(shape: Sequence[int], item: int) -> Any:
+def _row_offsets(shape: Sequence[int], item: int) -> Any:
     """Where each head's rows begin in an array (lead, heads, T)."""
     return np.arange(shape[0] * shape[1]) * (shape[2] * item)
 
 
-def _mask_ahead(mask: _Mask, shape: Sequence[int]) -> Any:
+def _mask_offsets(mask: _MaskLayout, shape: Sequence[int]) -> Any:
     return np.array(mask.heads or [0] * (shape[0] * shape[1]), np.int64)
 
 
 @lru_cache(maxsize=64)
-def forward_calls(
-    q: Form, k: Form, v: Form, y: Form, dtype: str, mask: _Mask, pattern: Pattern
-) -> Calls:
+def plan_forward(
+    q: HeadsLayout,
+    k: HeadsLayout,
+    v: HeadsLayout,
+    y: HeadsLayout,
+    dtype: str,
+    mask: _MaskLayout,
+    pattern: BandPattern,
+) -> CallList:
     """What computes y and the logarithms of the sums, (lead, heads, T) one after the other."""
     _, heads, rows, d = q.shape
     group, number, e = heads // k.shape[1], k.shape[2], v.shape[3]
     item = np.dtype(dtype).itemsize
-    ahead = [q.heads(), k.heads(group), v.heads(group), y.heads(), _rows_ahead(q.shape, item)]
-    w = _Writer(dtype, mask, [*ahead, _mask_ahead(mask, q.shape)])
-    most, width, queries = w.padded(min(KEYS, number)), w.padded(e), pattern.queries(number)
+    ahead = [
+        q.head_offsets(),
+        k.head_offsets(group),
+        v.head_offsets(group),
+        y.head_offsets(),
+        _row_offsets(q.shape, item),
+    ]
+    w = _CallListWriter(dtype, mask, [*ahead, _mask_offsets(mask, q.shape)])
+    most, width, queries = (
+        w.pad_to_vectors(min(KEYS, number)),
+        w.pad_to_vectors(e),
+        pattern.query_block(number),
+    )
     scores, result = w.memory.take(queries * most * item), w.memory.take(queries * width * item)
     tops, totals = (w.memory.take(queries * item) for _ in range(2))
-    into, block = _Matrix(result, width * item, item), _Matrix(scores, most * item, item)
+    into, block = _MatrixPlace(result, width * item, item), _MatrixPlace(scores, most * item, item)
     for t in blocks(0, rows, queries):
-        start, stop = pattern.keys(t.start, t.stop, number)
-        of_q = _Matrix((_Q, t.start * q.strides[2]), q.strides[2], item)
+        start, stop = pattern.visible_keys(t.start, t.stop, number)
+        of_q = _MatrixPlace((_Q, t.start * q.strides[2]), q.strides[2], item)
         for i, s in enumerate(blocks(start, stop, KEYS) if start < stop else [range(1)]):
-            of_k = _Matrix((_K, s.start * k.strides[2]), k.strides[2], item)
-            of_v = _Matrix((_V, s.start * v.strides[2]), v.strides[2], item)
+            of_k = _MatrixPlace((_K, s.start * k.strides[2]), k.strides[2], item)
+            of_v = _MatrixPlace((_V, s.start * v.strides[2]), v.strides[2], item)
             w.product(len(t), d, len(s), of_q, of_k.T, block)
             places = [scores, tops, totals, result, mask.place(_MASK, t.start, s.start)]
             sizes = w.block_sizes(pattern, t, s, most, width)
-            w.loop(attend_loops.soften, (mask.kind, i > 0), places, sizes, len(t))
+            w.loop(attend_loops.online_softmax, (mask.kind, i > 0), places, sizes, len(t))
             w.product(len(t), len(s), e, block, of_v, into, add=i > 0)
             w.calls.nanoseconds += len(t) * len(s)
         places = [result, tops, totals, (_Y, t.start * y.strides[2]), (_LOGS, t.start * item)]
-        w.loop(attend_loops.finish, (), places, [e, width, y.strides[2] // item], len(t))
-        w.calls.unit()
-    return w.close()
+        w.loop(attend_loops.normalize_rows, (), places, [e, width, y.strides[2] // item], len(t))
+        w.calls.end_unit()
+    return w.finalize()
 
 
 # Backward -------------------------------------------------------------------------------------
@@ -357,12 +385,21 @@ _G, _DELTA, _DQ, _DK, _DV = range(7, 12)  # and y where queries have their place
 
 
 @lru_cache(maxsize=64)
-def backward_calls(
-    q: Form, k: Form, v: Form, g: Form, dq: Form, dk: Form, dv: Form, dtype: str, mask: _Mask,
-    pattern: Pattern, y: Form | None = None,
-) -> Calls:  # fmt: skip
+def plan_backward(
+    q: HeadsLayout,
+    k: HeadsLayout,
+    v: HeadsLayout,
+    g: HeadsLayout,
+    dq: HeadsLayout,
+    dk: HeadsLayout,
+    dv: HeadsLayout,
+    dtype: str,
+    mask: _MaskLayout,
+    pattern: BandPattern,
+    y: HeadsLayout | None = None,
+) -> CallList:
     """What computes the gradients for a group of heads that share keys; dk and dv are 0 before, if
-    `from_zero`.
+    `needs_zeroed_sums`.
 
     Args:
         y: the result, if delta, its product with g along each row, is to be computed first.
@@ -371,35 +408,45 @@ def backward_calls(
     shared, number, e = k.shape[1], k.shape[2], v.shape[3]
     group = heads // shared
     item = np.dtype(dtype).itemsize
-    lines, of_masks = _rows_ahead(q.shape, item), _mask_ahead(mask, q.shape)
+    lines, of_masks = _row_offsets(q.shape, item), _mask_offsets(mask, q.shape)
     first = slice(None, None, group)
-    ahead = [q.heads()[first], k.heads(), v.heads(), (y or q).heads()[first], lines[first],
-             of_masks[first], g.heads()[first], lines[first], dq.heads()[first], dk.heads(),
-             dv.heads()]  # fmt: skip
-    w = _Writer(dtype, mask, ahead)
-    most, queries = w.padded(min(KEYS, number)), pattern.queries(number)
+    ahead = [
+        q.head_offsets()[first],
+        k.head_offsets(),
+        v.head_offsets(),
+        (y or q).head_offsets()[first],
+        lines[first],
+        of_masks[first],
+        g.head_offsets()[first],
+        lines[first],
+        dq.head_offsets()[first],
+        dk.head_offsets(),
+        dv.head_offsets(),
+    ]
+    w = _CallListWriter(dtype, mask, ahead)
+    most, queries = w.pad_to_vectors(min(KEYS, number)), pattern.query_block(number)
     probabilities, reach = (w.memory.take(queries * most * item) for _ in range(2))
-    p, z = (_Matrix(place, most * item, item) for place in (probabilities, reach))
+    p, z = (_MatrixPlace(place, most * item, item) for place in (probabilities, reach))
     order = list(blocks(0, rows, queries))
     if pattern.right is not None:
         order.reverse()  # the first one sees all keys that the others do
-    covered = _Covered(number)
+    covered = _KeyCoverage(number)
     head_mask = 0 if mask.kind == "none" or group == 1 else int(of_masks[1] - of_masks[0])
     for head in range(group):
         if y is not None:
             places = [(n, head * x.strides[1]) for n, x in ((_G, g), (_Y, y))]
             steps = [e, g.strides[2] // item, y.strides[2] // item, 1]
-            w.loop(attend_loops.dots, (), [*places, (_DELTA, head * rows * item)], steps, rows)
+            w.loop(attend_loops.row_dots, (), [*places, (_DELTA, head * rows * item)], steps, rows)
         for t in order:
-            start, stop = pattern.keys(t.start, t.stop, number)
+            start, stop = pattern.visible_keys(t.start, t.stop, number)
             of_q, of_g, to_q = (
-                _Matrix((n, head * x.strides[1] + t.start * x.strides[2]), x.strides[2], item)
+                _MatrixPlace((n, head * x.strides[1] + t.start * x.strides[2]), x.strides[2], item)
                 for n, x in ((_Q, q), (_G, g), (_DQ, dq))
             )
             line = (head * rows + t.start) * item
             for i, s in enumerate(blocks(start, stop, KEYS) if start < stop else [range(1)]):
                 of_k, of_v, to_k, to_v = (
-                    _Matrix((n, s.start * x.strides[2]), x.strides[2], item)
+                    _MatrixPlace((n, s.start * x.strides[2]), x.strides[2], item)
                     for n, x in ((_K, k), (_V, v), (_DK, dk), (_DV, dv))
                 )
                 w.product(len(t), d, len(s), of_q, of_k.T, p)
@@ -408,23 +455,23 @@ def backward_calls(
                 of_mask = (base, more + (head * head_mask if base else 0))
                 places = [probabilities, reach, (_LOGS, line), (_DELTA, line), of_mask]
                 sizes = w.block_sizes(pattern, t, s, most, 0)
-                w.loop(attend_loops.slopes, (mask.kind,), places, sizes, len(t))
+                w.loop(attend_loops.score_gradients, (mask.kind,), places, sizes, len(t))
                 add = covered.adds(s)
                 w.product(len(s), len(t), e, p.T, of_g, to_v, add)
                 w.product(len(s), len(t), d, z.T, of_q, to_k, add)
                 w.product(len(t), len(s), d, z, of_k, to_q, add=i > 0)
                 w.calls.nanoseconds += len(t) * len(s)
-    w.calls.unit()
-    w.calls.from_zero = covered.from_zero
-    return w.close()
+    w.calls.end_unit()
+    w.calls.needs_zeroed_sums = covered.needs_zeroed_sums
+    return w.finalize()
 
 
-class _Covered:
+class _KeyCoverage:
     """Keys whose sums have begun: where none of a block has, storing is enough.
 
     Attributes:
-        from_zero: whether sums must be 0 before, for some are added to that have not begun, or
-            never begin.
+        needs_zeroed_sums: whether the sums must be 0 before, since some are added to before they
+            have begun, or never begin.
     """
 
     def __init__(self, number: int) -> None:
@@ -432,7 +479,7 @@ class _Covered:
         self._early = False
 
     @property
-    def from_zero(self) -> bool:
+    def needs_zeroed_sums(self) -> bool:
         return self._early or bool(self._left)
 
     def adds(self, s: range) -> bool:
@@ -447,47 +494,47 @@ class _Covered:
 
 def is_native(xp: Any, q: Any, k: Any, v: Any, softcap: Any) -> bool:
     some = all(x.size for x in (q, k, v))
-    return xp is np and enabled() and available(q.dtype.name) and softcap is None and some
+    return xp is np and is_jit_enabled() and is_supported(q.dtype.name) and softcap is None and some
 
 
-def form_of(x: Any) -> Form:
+def heads_layout(x: Any) -> HeadsLayout:
     """Of (…, heads, T, d), whose last axis is contiguous, and whose first ones join to one."""
     lead = math.prod(x.shape[:-3])
     joined = [
         (size, step) for size, step in zip(x.shape[:-3], x.strides[:-3], strict=True) if size > 1
     ]
     step = joined[-1][1] if joined else 0
-    return Form((lead, *x.shape[-3:]), (step, *x.strides[-3:]))
+    return HeadsLayout((lead, *x.shape[-3:]), (step, *x.strides[-3:]))
 
 
-def _mask(mask: Sequence[Any], q: Any, k: Any) -> _Mask:
+def _optional_mask_layout(mask: Sequence[Any], q: Any, k: Any) -> _MaskLayout:
     if not mask:
-        return _Mask()
-    return mask_of(mask[0], q.shape[:-3], (*q.shape[-3:-1], k.shape[-2]))
+        return _MaskLayout()
+    return mask_layout(mask[0], q.shape[:-3], (*q.shape[-3:-1], k.shape[-2]))
 
 
 def forward(
-    y: Any, logs: Any, q: Any, k: Any, v: Any, mask: Sequence[Any], pattern: Pattern
+    y: Any, logs: Any, q: Any, k: Any, v: Any, mask: Sequence[Any], pattern: BandPattern
 ) -> None:
     """y (…, heads, T, e) and logs (…, heads, T), contiguous, of q, k and v."""
-    forms = (form_of(x) for x in (q, k, v, y))
-    calls = forward_calls(*forms, q.dtype.name, _mask(mask, q, k), pattern)
+    forms = (heads_layout(x) for x in (q, k, v, y))
+    calls = plan_forward(*forms, q.dtype.name, _optional_mask_layout(mask, q, k), pattern)
     calls.run([q, k, v, y, logs, mask[0] if mask else q])
 
 
 def backward(
     out: Sequence[Any], g: Any, delta: Any, q: Any, k: Any, v: Any, logs: Any, mask: Sequence[Any],
-    pattern: Pattern, y: Any = None,
+    pattern: BandPattern, y: Any = None,
 ) -> None:  # fmt: skip
     """The gradients of q, k and v from that of y; logs and delta (…, heads, T) are contiguous.
 
     With y, delta is filled with Σ g·y of each row; else it is given.
     """
     dq, dk, dv = out
-    forms = (form_of(x) for x in (q, k, v, g, dq, dk, dv))
-    of_y = None if y is None else form_of(y)
-    calls = backward_calls(*forms, q.dtype.name, _mask(mask, q, k), pattern, of_y)
-    if calls.from_zero:
+    forms = (heads_layout(x) for x in (q, k, v, g, dq, dk, dv))
+    of_y = None if y is None else heads_layout(y)
+    calls = plan_backward(*forms, q.dtype.name, _optional_mask_layout(mask, q, k), pattern, of_y)
+    if calls.needs_zeroed_sums:
         dk[...] = 0
         dv[...] = 0
     of_mask = mask[0] if mask else q

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.codegen.control_flow import element_of
-from graphflow.ops.kernels.fusion.parallel_call import function
-from graphflow.ops.kernels.fusion.region_kernels import enabled
-from graphflow.ops.kernels.gemm.gemm import Product, available, gemm, planned
-from graphflow.ops.kernels.jit.array_address import address, fresh
-from graphflow.ops.kernels.jit.call_table_driver import driver, frame
-from graphflow.ops.kernels.jit.compiler import Function, vector_width
+from graphflow.ops.kernels.fusion.parallel_call import native_function
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.gemm.gemm import MatrixProduct, gemm, is_supported, plan_product
+from graphflow.ops.kernels.jit.array_address import address, empty_aligned
+from graphflow.ops.kernels.jit.call_table_driver import driver, loop_frame
+from graphflow.ops.kernels.jit.compiler import NativeFunction, vector_width
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 from graphflow.ops.kernels.sequence import lstm_loops
 
@@ -32,36 +32,42 @@ _PANELS, _NARROW = (64, 32, 16), (16,)
 
 
 def is_native(xp: Any, dtype: Any) -> bool:
-    return xp is np and enabled() and available(np.dtype(dtype).name)
+    return xp is np and is_jit_enabled() and is_supported(np.dtype(dtype).name)
 
 
 # Chains ---------------------------------------------------------------------------------------
 
 
-class At(NamedTuple):
+class StepOperand(NamedTuple):
     """Where an operand of a step is: the address in step 0, and the bytes to that of the next."""
 
     start: int
     stride: int = 0
 
 
-class Chain:
+class CallChain:
     """Calls of native functions for each of several steps, with operands that move on.
 
     Built and run at once; it keeps alive the tables that it points to.
     """
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Function, list[At], tuple[int, ...], int]] = []
+        self._calls: list[tuple[NativeFunction, list[StepOperand], tuple[int, ...], int]] = []
 
     def add(
-        self, function: Function, places: Sequence[At], sizes: Sequence[int], rows: int
+        self,
+        function: NativeFunction,
+        places: Sequence[StepOperand],
+        sizes: Sequence[int],
+        rows: int,
     ) -> None:
         self._calls.append((function, list(places), tuple(sizes), rows))
 
-    def product(self, product: Product, a: At, b: At, out: At, memory: int) -> None:
+    def product(
+        self, product: MatrixProduct, a: StepOperand, b: StepOperand, out: StepOperand, memory: int
+    ) -> None:
         x, y = (b, a) if product.swapped else (a, b)
-        self.add(product.function, [x, y, out, At(memory)], product.sizes, product.units)
+        self.add(product.function, [x, y, out, StepOperand(memory)], product.sizes, product.units)
 
     def run(self, first: int, last: int) -> None:
         """Do steps `first` to `last` in order."""
@@ -82,11 +88,11 @@ class Chain:
             at, size = at + len(places), size + len(own) + 1
         entries, table = np.array(words, np.int64), np.array([*moves, 0], np.int64)
         count = len(self._calls)
-        steps = frame(address(entries), 0, count, address(table), len(moves) // 3, 0)
-        driver().loop.freed(ctypes.c_void_p(address(steps)), None, first, last)
+        steps = loop_frame(address(entries), 0, count, address(table), len(moves) // 3, 0)
+        driver().loop.releasing_gil(ctypes.c_void_p(address(steps)), None, first, last)
 
 
-def _by_rows(batch: int, work: float, part: Callable[[int, int], None]) -> None:
+def _split_batch(batch: int, work: float, part: Callable[[int, int], None]) -> None:
     """part(first, last) over the rows of a batch, on threads where that pays."""
     pool = current_pool()
     parts = 1
@@ -99,7 +105,7 @@ def _by_rows(batch: int, work: float, part: Callable[[int, int], None]) -> None:
     pool.run(lambda i: part(edges[i], edges[i + 1]), parts)
 
 
-class _Packed:
+class _PackedWeights:
     """A matrix (k, n) that many products share, in panels of columns whose rows follow each other:
     they are read from one end to the other."""
 
@@ -111,10 +117,10 @@ class _Packed:
         panels = matrix.reshape(k, n // self.panel, self.panel).transpose(1, 0, 2)
         self.array = np.ascontiguousarray(panels)
 
-    def product(self, m: int) -> Product:
+    def product(self, m: int) -> MatrixProduct:
         """(m, k) by this, of matrices whose rows follow each other."""
         (k, n), panel, item = self.shape, self.panel, self.dtype.itemsize
-        product = planned(
+        product = plan_product(
             (n // panel,), m, k, panel, self.dtype.name,
             (panel * item, n * item, item), (0, k * item, item),
             (k * panel * item, panel * item, item),
@@ -150,37 +156,47 @@ def _forward_natively(
 ) -> None:
     steps, batch, size = y.shape
     dtype, item = z.dtype, z.itemsize
-    weights = _Packed(r.T)
-    loop = function(lstm_loops.forward, element_of(dtype), gates)
+    weights = _PackedWeights(r.T)
+    loop = native_function(lstm_loops.forward, element_of(dtype), gates)
     first, way = (steps - 1, -1) if reverse else (0, 1)
 
     def part(start: int, stop: int) -> None:
         many = stop - start
         product = weights.product(many)
-        sums, memory = np.empty((many, 4 * size), dtype), fresh(product.scratch)
+        sums, memory = np.empty((many, 4 * size), dtype), empty_aligned(product.scratch)
 
-        def along(array: Any, ahead: int = 0) -> At:
+        def step_rows(array: Any, ahead: int = 0) -> StepOperand:
             """Of the rows of an array (T, B, …), `ahead` steps before the chain's."""
             step = array.strides[0] * way
-            return At(
+            return StepOperand(
                 address(array) + array.strides[0] * first + start * array.strides[1] - ahead * step,
                 step,
             )
 
-        def of(array: Any) -> At:
-            return At(address(array) + start * size * item)
+        def fixed_rows(array: Any) -> StepOperand:
+            return StepOperand(address(array) + start * size * item)
 
         for past_h, past_c, begin, end in (
-            (of(h), of(c), 0, 1), (along(y, 1), along(cs, 1), 1, steps),
+            (fixed_rows(h), fixed_rows(c), 0, 1), (step_rows(y, 1), step_rows(cs, 1), 1, steps),
         ):  # fmt: skip
-            chain = Chain()
-            here = At(address(sums))
-            chain.product(product, past_h, At(address(weights.array)), here, address(memory))
-            places = [along(z), here, At(address(bias)), past_c, along(kept), along(cs), along(y)]
+            chain = CallChain()
+            here = StepOperand(address(sums))
+            chain.product(
+                product, past_h, StepOperand(address(weights.array)), here, address(memory)
+            )
+            places = [
+                step_rows(z),
+                here,
+                StepOperand(address(bias)),
+                past_c,
+                step_rows(kept),
+                step_rows(cs),
+                step_rows(y),
+            ]
             chain.add(loop, places, [size], many)
             chain.run(begin, end)
 
-    _by_rows(batch, steps * batch * size * (4 * size / 40 + 4), part)
+    _split_batch(batch, steps * batch * size * (4 * size / 40 + 4), part)
 
 
 def _forward_by_arrays(
@@ -218,10 +234,10 @@ def backward(
         _backward_natively(dz, dh, dc, gy, r, c, cs, kept, gates, reverse)
     else:
         _backward_by_arrays(xp, dz, dh, dc, gy, r, c, cs, kept, gates, reverse)
-    _weights(xp, dr, dz, h, y, reverse)
+    _recurrent_weight_gradient(xp, dr, dz, h, y, reverse)
 
 
-def _weights(xp: Any, dr: Any, dz: Any, h: Any, y: Any, reverse: bool) -> None:
+def _recurrent_weight_gradient(xp: Any, dr: Any, dz: Any, h: Any, y: Any, reverse: bool) -> None:
     """Σ over steps of dzᵀ @ (h before the step)."""
     many = dz.shape[2]
     later, past = (dz[:-1], y[1:]) if reverse else (dz[1:], y[:-1])
@@ -242,33 +258,50 @@ def _backward_natively(
 ) -> None:  # fmt: skip
     steps, batch, size = gy.shape
     dtype, item = dz.dtype, dz.itemsize
-    weights = _Packed(r)
-    loop = function(lstm_loops.backward, element_of(dtype), gates)
+    weights = _PackedWeights(r)
+    loop = native_function(lstm_loops.backward, element_of(dtype), gates)
     first, way = (0, 1) if reverse else (steps - 1, -1)
 
     def part(start: int, stop: int) -> None:
         many = stop - start
         product = weights.product(many)
-        memory = fresh(product.scratch)
+        memory = empty_aligned(product.scratch)
 
-        def along(array: Any, ahead: int = 0) -> At:
+        def step_rows(array: Any, ahead: int = 0) -> StepOperand:
             step = array.strides[0] * way
-            return At(
+            return StepOperand(
                 address(array) + array.strides[0] * first + start * array.strides[1] + ahead * step,
                 step,
             )
 
-        def of(array: Any) -> At:
-            return At(address(array) + start * size * item)
+        def fixed_rows(array: Any) -> StepOperand:
+            return StepOperand(address(array) + start * size * item)
 
-        for past_c, begin, end in ((along(cs, 1), 0, steps - 1), (of(c), steps - 1, steps)):
-            chain = Chain()
-            places = [along(gy), of(dh), along(kept), along(cs), past_c, along(dz), of(dc)]
+        for past_c, begin, end in (
+            (step_rows(cs, 1), 0, steps - 1),
+            (fixed_rows(c), steps - 1, steps),
+        ):
+            chain = CallChain()
+            places = [
+                step_rows(gy),
+                fixed_rows(dh),
+                step_rows(kept),
+                step_rows(cs),
+                past_c,
+                step_rows(dz),
+                fixed_rows(dc),
+            ]
             chain.add(loop, places, [size], many)
-            chain.product(product, along(dz), At(address(weights.array)), of(dh), address(memory))
+            chain.product(
+                product,
+                step_rows(dz),
+                StepOperand(address(weights.array)),
+                fixed_rows(dh),
+                address(memory),
+            )
             chain.run(begin, end)
 
-    _by_rows(batch, steps * batch * size * (4 * size / 40 + 3), part)
+    _split_batch(batch, steps * batch * size * (4 * size / 40 + 3), part)
 
 
 def _backward_by_arrays(

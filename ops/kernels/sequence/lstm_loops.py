@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphflow.ops.kernels.codegen.control_flow import Flow, lanes_of
+from graphflow.ops.kernels.codegen.control_flow import KernelWriter, lanes_of
 from graphflow.ops.kernels.codegen.vector_math import sigmoid, tanh
 from graphflow.ops.kernels.codegen.vector_writer import Floats
 
 
-class _Rows:
+class _GateRows:
     """Rows of batch entries from start to stop, and vectors of the H elements of each gate.
 
     Size 0 is H; a row of all gates has 4·H elements. What is beyond the last whole vector goes the
     same way under a mask.
     """
 
-    def __init__(self, flow: Flow, element: str, gates: str) -> None:
+    def __init__(self, flow: KernelWriter, element: str, gates: str) -> None:
         self.flow, self.element, self.gates = flow, element, gates
         self.width = lanes_of(element)
         self.floats: Floats = flow.floats(self.width, element)
@@ -30,14 +30,16 @@ class _Rows:
         start = flow.mul(row, flow.mul(self.size, many))
         if gate is not None:
             start = flow.add(start, flow.mul(self.size, self.gates.index(gate)))
-        return flow.at(base, self.element, flow.add(start, j))
+        return flow.gep(base, self.element, flow.add(start, j))
 
-    def read(self, base: str, row: str, j: str, gate: str | None = None) -> str:
-        return self.flow.read(self.width, self.element, self.place(base, row, j, gate), self.mask)
+    def load(self, base: str, row: str, j: str, gate: str | None = None) -> str:
+        return self.flow.load_vector(
+            self.width, self.element, self.place(base, row, j, gate), self.mask
+        )
 
-    def keep(self, value: str, base: str, row: str, j: str, gate: str | None = None) -> None:
+    def store(self, value: str, base: str, row: str, j: str, gate: str | None = None) -> None:
         place = self.place(base, row, j, gate)
-        self.flow.keep(self.width, self.element, value, place, self.mask)
+        self.flow.store_vector(self.width, self.element, value, place, self.mask)
 
     def run(self, body: Callable[[str, str], None]) -> None:
         """body(row, j) for all vectors of all rows."""
@@ -65,24 +67,24 @@ def forward(element: str, gates: str) -> tuple[str, str]:
 
     Pointers: z, recurrent, bias, c, then what is written: activated gates, c', h.
     """
-    flow = Flow()
+    flow = KernelWriter()
     z, past, bias, c, kept, c_out, h = (flow.pointer(i) for i in range(7))
-    rows = _Rows(flow, element, gates)
+    rows = _GateRows(flow, element, gates)
     f = rows.floats
 
     def step(r: str, j: str) -> None:
         value = {}
         for gate in "ifgo":
-            total = f.add(rows.read(z, r, j, gate), rows.read(bias, "0", j, gate))
-            total = f.add(total, rows.read(past, r, j, gate))
+            total = f.add(rows.load(z, r, j, gate), rows.load(bias, "0", j, gate))
+            total = f.add(total, rows.load(past, r, j, gate))
             value[gate] = tanh(f, total) if gate == "g" else sigmoid(f, total)
-            rows.keep(value[gate], kept, r, j, gate)
-        state = f.fma(value["f"], rows.read(c, r, j), f.mul(value["i"], value["g"]))
-        rows.keep(state, c_out, r, j)
-        rows.keep(f.mul(value["o"], tanh(f, state)), h, r, j)
+            rows.store(value[gate], kept, r, j, gate)
+        state = f.fma(value["f"], rows.load(c, r, j), f.mul(value["i"], value["g"]))
+        rows.store(state, c_out, r, j)
+        rows.store(f.mul(value["o"], tanh(f, state)), h, r, j)
 
     rows.run(step)
-    return flow.function()
+    return flow.finish()
 
 
 def backward(element: str, gates: str) -> tuple[str, str]:
@@ -91,31 +93,31 @@ def backward(element: str, gates: str) -> tuple[str, str]:
     Pointers: that of y at this step, that of h from the steps after it, activated gates, c', c,
     then what is written: the cotangents of the gates' sums; that of c', which becomes that of c.
     """
-    flow = Flow()
+    flow = KernelWriter()
     from_y, from_h, kept, c_out, c, dz, dc = (flow.pointer(i) for i in range(7))
-    rows = _Rows(flow, element, gates)
+    rows = _GateRows(flow, element, gates)
     f = rows.floats
 
     def step(r: str, j: str) -> None:
         one = f.const(1.0)
-        value = {gate: rows.read(kept, r, j, gate) for gate in "ifgo"}
-        dh = f.add(rows.read(from_y, r, j), rows.read(from_h, r, j))
-        level = tanh(f, rows.read(c_out, r, j))
+        value = {gate: rows.load(kept, r, j, gate) for gate in "ifgo"}
+        dh = f.add(rows.load(from_y, r, j), rows.load(from_h, r, j))
+        level = tanh(f, rows.load(c_out, r, j))
         flat = f.sub(one, f.mul(level, level))
-        dstate = f.fma(f.mul(dh, value["o"]), flat, rows.read(dc, r, j))
+        dstate = f.fma(f.mul(dh, value["o"]), flat, rows.load(dc, r, j))
 
         def slope(gate: str) -> str:
             return f.mul(value[gate], f.sub(one, value[gate]))
 
         sums = {
             "i": f.mul(f.mul(dstate, value["g"]), slope("i")),
-            "f": f.mul(f.mul(dstate, rows.read(c, r, j)), slope("f")),
+            "f": f.mul(f.mul(dstate, rows.load(c, r, j)), slope("f")),
             "g": f.mul(f.mul(dstate, value["i"]), f.sub(one, f.mul(value["g"], value["g"]))),
             "o": f.mul(f.mul(dh, level), slope("o")),
         }
         for gate, total in sums.items():
-            rows.keep(total, dz, r, j, gate)
-        rows.keep(f.mul(dstate, value["f"]), dc, r, j)
+            rows.store(total, dz, r, j, gate)
+        rows.store(f.mul(dstate, value["f"]), dc, r, j)
 
     rows.run(step)
-    return flow.function()
+    return flow.finish()

@@ -15,8 +15,8 @@ import numpy as np
 
 from graphflow.ops.kernels.codegen.control_flow import element_of
 from graphflow.ops.kernels.cuda import scatter_rows as cuda_rows
-from graphflow.ops.kernels.fusion.parallel_call import call, function
-from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.fusion.parallel_call import call_parallel, native_function
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.kernels.sparse import csr_loops
 from graphflow.ops.kernels.sparse.scatter_rows import combine_rows
@@ -70,7 +70,7 @@ def _entry_rows(xp: Any, offsets: Any) -> Any:
     return xp.searchsorted(offsets.astype(np.int64), entries, side="right") - 1
 
 
-def places(xp: Any, columns: Any, offsets: Any, shape: tuple[int, int]) -> Any:
+def flat_places(xp: Any, columns: Any, offsets: Any, shape: tuple[int, int]) -> Any:
     """Where each entry is in the flattened dense matrix."""
     require_structure(columns, offsets, shape)
     return _entry_rows(xp, offsets) * shape[1] + columns.astype(np.int64, copy=False)
@@ -87,7 +87,7 @@ def matmul(
     transpose: bool,
 ) -> None:
     """out = A @ dense, or A^T @ dense."""
-    if xp is np and _natively(out, values, columns, offsets, dense, shape, transpose):
+    if xp is np and _try_native_matmul(out, values, columns, offsets, dense, shape, transpose):
         return
     require_structure(columns, offsets, shape)
     columns = columns.astype(np.int64, copy=False)
@@ -101,9 +101,9 @@ def matmul(
         _sum_rows(out, values, columns, offsets, dense)
 
 
-def _native_kinds(dtype: Any, columns: Any, offsets: Any, shape: tuple[int, int]) -> Any:
+def _native_types(dtype: Any, columns: Any, offsets: Any, shape: tuple[int, int]) -> Any:
     """What native loops are written for; None where there are none, or nothing to do."""
-    if not enabled() or not columns.size or min(shape) == 0 or shape[1] >= 1 << 31:
+    if not is_jit_enabled() or not columns.size or min(shape) == 0 or shape[1] >= 1 << 31:
         return None
     kinds = (columns.dtype.name, offsets.dtype.name)
     if dtype.name not in _NUMBERS or any(kind not in ("int32", "int64") for kind in kinds):
@@ -111,12 +111,12 @@ def _native_kinds(dtype: Any, columns: Any, offsets: Any, shape: tuple[int, int]
     return tuple(map(element_of, (dtype, *kinds)))
 
 
-def _natively(
+def _try_native_matmul(
     out: Any, values: Any, columns: Any, offsets: Any, dense: Any, shape: tuple[int, int],
     transpose: bool,
 ) -> bool:  # fmt: skip
     """The product by a native loop; False where there is none."""
-    kinds = _native_kinds(values.dtype, columns, offsets, shape)
+    kinds = _native_types(values.dtype, columns, offsets, shape)
     width = dense.shape[1]
     if kinds is None or not 0 < width <= _WIDEST:
         return False
@@ -126,20 +126,20 @@ def _natively(
     given = [values, columns, offsets, dense]
     _require_offsets(columns, offsets, shape)
     if not transpose:
-        loop = function(csr_loops.sum_rows, *kinds, width)
-        call(loop, [*given, out, wrong], sizes, shape[0], work)
+        loop = native_function(csr_loops.sum_rows, *kinds, width)
+        call_parallel(loop, [*given, out, wrong], sizes, shape[0], work)
     else:
-        loop = function(csr_loops.add_columns, *kinds, width)
-        pieces = csr_loops.pieces(kinds[0], width)
+        loop = native_function(csr_loops.add_columns, *kinds, width)
+        pieces = csr_loops.piece_count(kinds[0], width)
         if pieces > 1:
             out[...] = 0
-            call(loop, [*given, out, wrong], sizes, pieces, work)
+            call_parallel(loop, [*given, out, wrong], sizes, pieces, work)
         else:
             blocks = max(1, min(_BLOCKS, len(values) // (4 * shape[1]), len(values) // _LEAST))
             edges = [shape[0] * i // blocks for i in range(blocks + 1)]
             sums = out if blocks == 1 else np.empty((blocks, *out.shape), out.dtype)
             sums[...] = 0
-            call(loop, [*given, sums, wrong], [*sizes, *edges], blocks, work)
+            call_parallel(loop, [*given, sums, wrong], [*sizes, *edges], blocks, work)
             if blocks > 1:
                 np.add.reduce(sums, axis=0, out=out)
     if wrong[0]:
@@ -147,7 +147,7 @@ def _natively(
     return True
 
 
-def _by_columns(part: Any, width: int, entries: int) -> None:
+def _run_columns(part: Any, width: int, entries: int) -> None:
     """part(j) for each column of the dense side, in blocks."""
     blocks = min(_BLOCKS, width) if width * entries >= _LEAST else 1
 
@@ -176,7 +176,7 @@ def _sum_rows(out: Any, values: Any, columns: Any, offsets: Any, dense: Any) -> 
         else:
             out[filled, j] = sums
 
-    _by_columns(column, dense.shape[1], len(values))
+    _run_columns(column, dense.shape[1], len(values))
 
 
 def _add_columns(out: Any, values: Any, columns: Any, rows: Any, dense: Any) -> None:
@@ -189,7 +189,7 @@ def _add_columns(out: Any, values: Any, columns: Any, rows: Any, dense: Any) -> 
         np.multiply(products, values, out=products)
         combine_rows(np, sums[j].reshape(-1, 1), columns, products.reshape(-1, 1), "add")
 
-    _by_columns(column, dense.shape[1], len(values))
+    _run_columns(column, dense.shape[1], len(values))
     np.copyto(out, sums.T)
 
 
@@ -197,7 +197,7 @@ def sample(
     xp: Any, out: Any, columns: Any, offsets: Any, rows: Any, others: Any, shape: tuple[int, int]
 ) -> None:
     """out[e] = the scalar product of the rows of both matrices that entry e names."""
-    if xp is np and _sample_natively(out, columns, offsets, rows, others, shape):
+    if xp is np and _try_native_sample(out, columns, offsets, rows, others, shape):
         return
     require_structure(columns, offsets, shape)
     columns = columns.astype(np.int64, copy=False)
@@ -217,19 +217,19 @@ def sample(
     run_parts(chunk, -(-len(columns) // step))
 
 
-def _sample_natively(
+def _try_native_sample(
     out: Any, columns: Any, offsets: Any, rows: Any, others: Any, shape: tuple[int, int]
 ) -> bool:
-    kinds = _native_kinds(out.dtype, columns, offsets, shape)
+    kinds = _native_types(out.dtype, columns, offsets, shape)
     width = rows.shape[1]
     if kinds is None or not 0 < width <= _WIDEST:
         return False
     _require_offsets(columns, offsets, shape)
     wrong = np.zeros(1, np.int64)
-    loop = function(csr_loops.sample_entries, *kinds, width)
+    loop = native_function(csr_loops.sample_entries, *kinds, width)
     work = 0.7 * len(columns) * (8 + width * rows.itemsize / 16)
     sizes = [*shape]
-    call(loop, [columns, offsets, rows, others, out, wrong], sizes, shape[0], work)
+    call_parallel(loop, [columns, offsets, rows, others, out, wrong], sizes, shape[0], work)
     if wrong[0]:
         require_structure(columns, offsets, shape)
     return True

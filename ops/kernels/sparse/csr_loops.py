@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graphflow.ops.kernels.codegen.control_flow import BYTES, Flow
+from graphflow.ops.kernels.codegen.control_flow import BYTES, KernelWriter
 from graphflow.ops.kernels.codegen.vector_writer import Floats
 from graphflow.ops.kernels.jit.compiler import vector_width
 
@@ -33,7 +33,7 @@ class _Entries:
     Pointers from `first`: columns, offsets. Sizes: rows, columns.
     """
 
-    def __init__(self, flow: Flow, index: str, offset: str, first: int = 1) -> None:
+    def __init__(self, flow: KernelWriter, index: str, offset: str, first: int = 1) -> None:
         self.flow = flow
         self.kinds = index, offset
         self.columns, self.offsets = flow.pointer(first), flow.pointer(first + 1)
@@ -41,7 +41,7 @@ class _Entries:
         self.last = flow.add(flow.size(1), -1)
         self.lanes = lanes_of(index, 1 << 10)
         narrow = self.last if index == "i64" else flow.write(f"trunc i64 {self.last} to {index}")
-        self.lasts = flow.spread(self.lanes, index, narrow)
+        self.lasts = flow.broadcast(self.lanes, index, narrow)
 
     def rows(self, first: str, last: str, body: Callable[[str, str, str], None]) -> None:
         """body(row, its first entry, the one behind its last) for rows first to last, a few at a
@@ -49,7 +49,7 @@ class _Entries:
         flow = self.flow
 
         def some(r: str) -> None:
-            behind = flow.least(flow.add(r, _TOGETHER), last)
+            behind = flow.minimum(flow.add(r, _TOGETHER), last)
             bad = self._outside(self.offset(r), self.offset(behind))
             limit = flow.write(f"select i1 {bad}, i64 {r}, i64 {behind}")
             flow.loop(r, limit, (), lambda row: body(row, *self.bounds(row)))
@@ -57,7 +57,7 @@ class _Entries:
         flow.loop(first, last, (), some, _TOGETHER)
 
     def offset(self, row: str) -> str:
-        return self.flow.index(self.offsets, self.kinds[1], row)
+        return self.flow.load_index(self.offsets, self.kinds[1], row)
 
     def bounds(self, row: str) -> tuple[str, str]:
         """The first entry of a row, and the one behind its last; the caller has checked them."""
@@ -69,34 +69,34 @@ class _Entries:
         vectors = flow.lanes(lanes)
 
         def some(e: str, worst: str, mask: str | None = None) -> list[str]:
-            read = flow.read(lanes, index, flow.at(self.columns, index, e), mask)
+            read = flow.load_vector(lanes, index, flow.gep(self.columns, index, e), mask)
             return [vectors.intrinsic("umax", index, worst, read)]
 
-        whole, left = self.cut(start, stop)
+        whole, left = self.split_whole(start, stop)
         kind = f"<{lanes} x {index}>"
         (worst,) = flow.loop(start, whole, [(kind, "zeroinitializer")], some, lanes)
         mask = flow.first_lanes(lanes, left)
         (worst,) = some(whole, worst, mask)
-        return self.tell(worst)
+        return self.report_outside(worst)
 
-    def cut(self, start: str, stop: str) -> tuple[str, str]:
+    def split_whole(self, start: str, stop: str) -> tuple[str, str]:
         """Where the last whole vector of some entries ends, and how many are left."""
         flow = self.flow
         count = flow.step("sub", stop, start)
         whole = flow.add(start, flow.step("and", count, -self.lanes))
         return whole, flow.step("sub", stop, whole)
 
-    def tell(self, worst: str) -> str:
+    def report_outside(self, worst: str) -> str:
         """Leave word if a lane is a column outside the matrix; whether one is."""
         flow, lanes = self.flow, self.lanes
-        outside = flow.lanes(lanes).two("icmp ugt", self.kinds[0], worst, self.lasts)
+        outside = flow.lanes(lanes).binary("icmp ugt", self.kinds[0], worst, self.lasts)
         bits = flow.write(f"bitcast <{lanes} x i1> {outside} to i{lanes}")
         bad = flow.write(f"icmp ne i{lanes} {bits}, 0")
         flow.when(bad, (), lambda: flow.store("i64", "1", self.wrong, 8))
         return bad
 
     def column(self, entry: str) -> str:
-        return self.flow.index(self.columns, self.kinds[0], entry)
+        return self.flow.load_index(self.columns, self.kinds[0], entry)
 
 
 def _chunks(width: int, lanes: int) -> list[tuple[int, int]]:
@@ -105,10 +105,12 @@ def _chunks(width: int, lanes: int) -> list[tuple[int, int]]:
     return [(v, min(WIDE, vectors - v)) for v in range(0, vectors, WIDE)]
 
 
-class _Row:
+class _RowVectors:
     """Some neighbouring vectors of a row of the dense side or the result."""
 
-    def __init__(self, flow: Flow, element: str, width: int, chunk: tuple[int, int]) -> None:
+    def __init__(
+        self, flow: KernelWriter, element: str, width: int, chunk: tuple[int, int]
+    ) -> None:
         self.flow, self.element, self.width = flow, element, width
         self.lanes = lanes_of(element, width)
         self.first, self.count = chunk
@@ -122,29 +124,29 @@ class _Row:
         return f"<{bits}>"
 
     def place(self, base: str, row: str) -> str:
-        return self.flow.at(base, self.element, self.flow.mul(row, self.width))
+        return self.flow.gep(base, self.element, self.flow.mul(row, self.width))
 
     def _vector(self, row: str, vector: int) -> str:
-        return self.flow.at(row, self.element, (self.first + vector) * self.lanes)
+        return self.flow.gep(row, self.element, (self.first + vector) * self.lanes)
 
-    def read(self, row: str) -> list[str]:
+    def load(self, row: str) -> list[str]:
         return [
-            self.flow.read(self.lanes, self.element, self._vector(row, v), self._mask(v))
+            self.flow.load_vector(self.lanes, self.element, self._vector(row, v), self._mask(v))
             for v in range(self.count)
         ]
 
-    def keep(self, row: str, values: Sequence[str]) -> None:
+    def store(self, row: str, values: Sequence[str]) -> None:
         for v, value in enumerate(values):
             place = self._vector(row, v)
-            self.flow.keep(self.lanes, self.element, value, place, self._mask(v))
+            self.flow.store_vector(self.lanes, self.element, value, place, self._mask(v))
 
 
-def multiply_add(flow: Flow, lanes: int, element: str) -> Callable[[str, str, str], str]:
+def multiply_add(flow: KernelWriter, lanes: int, element: str) -> Callable[[str, str, str], str]:
     """a·b + c of vectors; of floats rounded once."""
     if element in ("float", "double"):
         return Floats(flow.lanes(lanes), element).fma
     vectors = flow.lanes(lanes)
-    return lambda a, b, c: vectors.two("add", element, vectors.two("mul", element, a, b), c)
+    return lambda a, b, c: vectors.binary("add", element, vectors.binary("mul", element, a, b), c)
 
 
 def sum_rows(element: str, index: str, offset: str, width: int) -> tuple[str, str]:
@@ -154,33 +156,33 @@ def sum_rows(element: str, index: str, offset: str, width: int) -> tuple[str, st
     """
     if width == 1:
         return _sum_rows_of_vector(element, index, offset)
-    flow = Flow()
+    flow = KernelWriter()
     values, dense, out = (flow.pointer(i) for i in (0, 3, 4))
     entries = _Entries(flow, index, offset)
     lanes = lanes_of(element, width)
     fma = multiply_add(flow, lanes, element)
 
-    def piece(part: _Row, r: str, start: str, stop: str) -> None:
+    def piece(part: _RowVectors, r: str, start: str, stop: str) -> None:
         def entry(e: str, *sums: str) -> list[str]:
-            terms = part.read(part.place(dense, entries.column(e)))
-            value = flow.load(element, flow.at(values, element, e), BYTES[element])
-            many = flow.spread(lanes, element, value)
+            terms = part.load(part.place(dense, entries.column(e)))
+            value = flow.load(element, flow.gep(values, element, e), BYTES[element])
+            many = flow.broadcast(lanes, element, value)
             return [fma(many, t, s) for t, s in zip(terms, sums, strict=True)]
 
         zeros = [(part.kind, "zeroinitializer")] * part.count
-        part.keep(part.place(out, r), flow.loop(start, stop, zeros, entry))
+        part.store(part.place(out, r), flow.loop(start, stop, zeros, entry))
 
     def row(r: str, start: str, stop: str) -> None:
         for chunk in _chunks(width, lanes):
-            piece(_Row(flow, element, width, chunk), r, start, stop)
+            piece(_RowVectors(flow, element, width, chunk), r, start, stop)
 
     entries.rows("%start", "%stop", row)
-    return flow.function()
+    return flow.finish()
 
 
 def _sum_rows_of_vector(element: str, index: str, offset: str) -> tuple[str, str]:
     """The entries of a row in vectors, for which elements of the dense side are gathered."""
-    flow = Flow()
+    flow = KernelWriter()
     values, dense, out = (flow.pointer(i) for i in (0, 3, 4))
     entries = _Entries(flow, index, offset)
     lanes = entries.lanes
@@ -189,18 +191,18 @@ def _sum_rows_of_vector(element: str, index: str, offset: str) -> tuple[str, str
     word = f"<{lanes} x {index}>"
 
     def some(e: str, worst: str, total: str, mask: str | None = None) -> list[str]:
-        said = flow.read(lanes, index, flow.at(entries.columns, index, e), mask)
+        said = flow.load_vector(lanes, index, flow.gep(entries.columns, index, e), mask)
         worst = vectors.intrinsic("umax", index, worst, said)
         places = vectors.intrinsic("umin", index, said, entries.lasts)
         if index == "i64":
             places = vectors.convert("trunc", places, "i64", "i32")
         terms = flow.gather(lanes, element, dense, places, mask)
-        given = flow.read(lanes, element, flow.at(values, element, e), mask)
+        given = flow.load_vector(lanes, element, flow.gep(values, element, e), mask)
         return [worst, fma(given, terms, total)]
 
     def row(r: str, worst: str) -> list[str]:
         start, stop = entries.bounds(r)
-        whole, left = entries.cut(start, stop)
+        whole, left = entries.split_whole(start, stop)
         kinds = [(word, worst), (f"<{lanes} x {element}>", "zeroinitializer")]
         state = flow.loop(start, whole, kinds, some, lanes)
         worst, total = flow.when(
@@ -208,17 +210,19 @@ def _sum_rows_of_vector(element: str, index: str, offset: str) -> tuple[str, str
             [(kind, value) for (kind, _), value in zip(kinds, state, strict=True)],
             lambda: some(whole, state[0], state[1], flow.first_lanes(lanes, left)),
         )
-        one = flow.folded(lanes, element, total, _plus)
-        flow.store(element, one, flow.at(out, element, r), BYTES[element])
+        one = flow.reduce_lanes(lanes, element, total, _add_vectors)
+        flow.store(element, one, flow.gep(out, element, r), BYTES[element])
         return [worst]
 
     (worst,) = flow.loop("%start", "%stop", [(word, "zeroinitializer")], row)
-    entries.tell(worst)
-    return flow.function()
+    entries.report_outside(worst)
+    return flow.finish()
 
 
-def _plus(f: Floats, a: str, b: str) -> str:
-    return f.add(a, b) if f.element in ("float", "double") else f.lanes.two("add", f.element, a, b)
+def _add_vectors(f: Floats, a: str, b: str) -> str:
+    return (
+        f.add(a, b) if f.element in ("float", "double") else f.lanes.binary("add", f.element, a, b)
+    )
 
 
 def add_columns(element: str, index: str, offset: str, width: int) -> tuple[str, str]:
@@ -228,62 +232,64 @@ def add_columns(element: str, index: str, offset: str, width: int) -> tuple[str,
     Of a narrow one they are blocks of rows, each with sums of its own, and sizes 2, 3, … say the
     rows at which blocks begin. Pointers as for `sum_rows`.
     """
-    flow = Flow()
+    flow = KernelWriter()
     lanes = lanes_of(element, width)
     chunks = _chunks(width, lanes)
     dense, out = flow.pointer(3), flow.pointer(4)
-    whole = _Row(flow, element, width, chunks[0])
-    adding = _Adding(flow, element, index, offset)
+    whole = _RowVectors(flow, element, width, chunks[0])
+    adding = _ColumnAdder(flow, element, index, offset)
     if len(chunks) == 1:
         each = flow.mul(flow.size(1), width)
 
         def block(b: str) -> None:
             first, last = flow.size(flow.add(b, 2)), flow.size(flow.add(b, 3))
-            adding.rows(whole, first, last, dense, flow.at(out, element, flow.mul(b, each)))
+            adding.rows(whole, first, last, dense, flow.gep(out, element, flow.mul(b, each)))
 
         flow.loop("%start", "%stop", (), block)
-        return flow.function()
+        return flow.finish()
     full = len(chunks) - (chunks[-1][1] < WIDE or width % lanes > 0)
     rows = flow.size(0)
 
     def piece(p: str) -> None:
         shift = flow.mul(p, WIDE * lanes)
-        adding.rows(whole, "0", rows, flow.at(dense, element, shift), flow.at(out, element, shift))
+        adding.rows(
+            whole, "0", rows, flow.gep(dense, element, shift), flow.gep(out, element, shift)
+        )
 
-    flow.loop("%start", flow.least("%stop", full), (), piece)
+    flow.loop("%start", flow.minimum("%stop", full), (), piece)
     if full < len(chunks):
-        rest = _Row(flow, element, width, chunks[-1])
+        rest = _RowVectors(flow, element, width, chunks[-1])
         reached = flow.step("icmp sgt", "%stop", full)
         flow.when(reached, (), lambda: adding.rows(rest, "0", rows, dense, out))
-    return flow.function()
+    return flow.finish()
 
 
-def pieces(element: str, width: int) -> int:
+def piece_count(element: str, width: int) -> int:
     """How many pieces of the dense side `add_columns` does by themselves."""
     return len(_chunks(width, lanes_of(element, width)))
 
 
-class _Adding:
+class _ColumnAdder:
     """Adds rows of the dense side where their entries are."""
 
-    def __init__(self, flow: Flow, element: str, index: str, offset: str) -> None:
+    def __init__(self, flow: KernelWriter, element: str, index: str, offset: str) -> None:
         self.flow, self.element = flow, element
         self.values = flow.pointer(0)
         self.entries = _Entries(flow, index, offset)
 
-    def rows(self, part: _Row, first: str, last: str, dense: str, out: str) -> None:
+    def rows(self, part: _RowVectors, first: str, last: str, dense: str, out: str) -> None:
         flow, element = self.flow, self.element
         fma = multiply_add(flow, part.lanes, element)
 
         def row(r: str, start: str, stop: str) -> None:
-            terms = part.read(part.place(dense, r))
+            terms = part.load(part.place(dense, r))
 
             def entry(e: str) -> None:
                 place = part.place(out, self.entries.column(e))
-                value = flow.load(element, flow.at(self.values, element, e), BYTES[element])
-                many = flow.spread(part.lanes, element, value)
-                sums = part.read(place)
-                part.keep(place, [fma(many, t, s) for t, s in zip(terms, sums, strict=True)])
+                value = flow.load(element, flow.gep(self.values, element, e), BYTES[element])
+                many = flow.broadcast(part.lanes, element, value)
+                sums = part.load(place)
+                part.store(place, [fma(many, t, s) for t, s in zip(terms, sums, strict=True)])
 
             flow.loop(start, stop, (), entry)
 
@@ -293,31 +299,31 @@ class _Adding:
 def sample_entries(element: str, index: str, offset: str, width: int) -> tuple[str, str]:
     """out[e] = the scalar product of rows[r] and others[columns[e]], for the entries of rows start
     to stop. Pointers: columns, offsets, rows, others, out, wrong."""
-    flow = Flow()
+    flow = KernelWriter()
     left, right, out = (flow.pointer(i) for i in (2, 3, 4))
     entries = _Entries(flow, index, offset, first=0)
     lanes = lanes_of(element, width)
-    parts = [_Row(flow, element, width, chunk) for chunk in _chunks(width, lanes)]
+    parts = [_RowVectors(flow, element, width, chunk) for chunk in _chunks(width, lanes)]
     fma = multiply_add(flow, lanes, element)
 
     def row(r: str, start: str, stop: str) -> None:
-        mine = parts[0].read(parts[0].place(left, r)) if len(parts) == 1 else []
+        mine = parts[0].load(parts[0].place(left, r)) if len(parts) == 1 else []
 
         def entry(e: str) -> None:
             column = entries.column(e)
             sums = ["zeroinitializer"] * parts[0].count
             for part in parts:
-                own = mine or part.read(part.place(left, r))
-                other = part.read(part.place(right, column))
+                own = mine or part.load(part.place(left, r))
+                other = part.load(part.place(right, column))
                 pairs = zip(own, other, sums, strict=False)
                 sums[: part.count] = [fma(a, b, s) for a, b, s in pairs]
             total = sums[0]
             for more in sums[1:]:
-                total = _plus(flow.floats(lanes, element), total, more)
-            one = flow.folded(lanes, element, total, _plus)
-            flow.store(element, one, flow.at(out, element, e), BYTES[element])
+                total = _add_vectors(flow.floats(lanes, element), total, more)
+            one = flow.reduce_lanes(lanes, element, total, _add_vectors)
+            flow.store(element, one, flow.gep(out, element, e), BYTES[element])
 
         flow.loop(start, stop, (), entry)
 
     entries.rows("%start", "%stop", row)
-    return flow.function()
+    return flow.finish()

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.codegen.control_flow import Flow, element_of, lanes_of
-from graphflow.ops.kernels.fusion.parallel_call import call, function
-from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.codegen.control_flow import KernelWriter, element_of, lanes_of
+from graphflow.ops.kernels.fusion.parallel_call import call_parallel, native_function
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 
@@ -28,7 +28,7 @@ _LANES = 16
 def along_rows(element: str) -> tuple[str, str]:
     """out[u, i] = x[u, 0] + … + x[u, i] for rows u. Pointers: x, out. Sizes: of a row, the first
     element, and 1 or -1 for the way from there."""
-    flow = Flow()
+    flow = KernelWriter()
     x, out = (flow.pointer(i) for i in range(2))
     count, first, step = (flow.size(i) for i in range(3))
 
@@ -37,22 +37,22 @@ def along_rows(element: str) -> tuple[str, str]:
 
         def one(i: str, total: str) -> list[str]:
             at = flow.add(start, flow.mul(i, step))
-            given = flow.load(element, flow.at(x, element, at), 4)
-            total = flow.write(f"fadd double {total}, {_wide(flow, given, element)}")
-            flow.store(element, _narrow(flow, total, element), flow.at(out, element, at), 4)
+            given = flow.load(element, flow.gep(x, element, at), 4)
+            total = flow.write(f"fadd double {total}, {_to_double(flow, given, element)}")
+            flow.store(element, _from_double(flow, total, element), flow.gep(out, element, at), 4)
             return [total]
 
         flow.loop(0, count, [("double", "-0.0")], one)  # so that a first -0.0 stays what it is
 
     flow.loop("%start", "%stop", (), row)
-    return flow.function()
+    return flow.finish()
 
 
 def down_columns(element: str) -> tuple[str, str]:
     """The same for units of _STRIP columns of matrices. Pointers: x, out, and memory for the sums.
     Sizes: rows, columns, units of a matrix, in elements the first row and from row to row, and the
     sums of a unit."""
-    flow = Flow()
+    flow = KernelWriter()
     x, out, memory = (flow.pointer(i) for i in range(3))
     rows, columns, strips, first, step, reach = (flow.size(i) for i in range(6))
     lanes = lanes_of("double")
@@ -60,27 +60,29 @@ def down_columns(element: str) -> tuple[str, str]:
     def unit(u: str) -> None:
         matrix, strip = (flow.step(how, u, strips) for how in ("udiv", "urem"))
         begin = flow.mul(strip, _STRIP)
-        width = flow.least(flow.step("sub", columns, begin), _STRIP)
+        width = flow.minimum(flow.step("sub", columns, begin), _STRIP)
         start = flow.add(flow.add(flow.mul(matrix, flow.mul(rows, columns)), first), begin)
-        sums = flow.at(memory, "double", flow.mul(u, reach))
+        sums = flow.gep(memory, "double", flow.mul(u, reach))
         whole = flow.step("and", width, -lanes)
         left = flow.step("sub", width, whole)
         some, mask = flow.step("icmp sgt", left, 0), flow.first_lanes(lanes, left)
         none = "splat (double -0.0)"
-        flow.loop(0, width, (), lambda j: flow.keep(
-            lanes, "double", none, flow.at(sums, "double", j)), lanes)  # fmt: skip
+        flow.loop(0, width, (), lambda j: flow.store_vector(
+            lanes, "double", none, flow.gep(sums, "double", j)), lanes)  # fmt: skip
 
         def row(i: str) -> None:
             line = flow.add(start, flow.mul(i, step))
 
             def vector(j: str, mask: str | None = None) -> None:
-                at, place = flow.add(line, j), flow.at(sums, "double", j)
-                given = flow.read(lanes, element, flow.at(x, element, at), mask)
-                total = flow.read(lanes, "double", place)
-                total = flow.floats(lanes, "double").add(total, _wide(flow, given, element, lanes))
-                flow.keep(lanes, "double", total, place)
-                narrow = _narrow(flow, total, element, lanes)
-                flow.keep(lanes, element, narrow, flow.at(out, element, at), mask)
+                at, place = flow.add(line, j), flow.gep(sums, "double", j)
+                given = flow.load_vector(lanes, element, flow.gep(x, element, at), mask)
+                total = flow.load_vector(lanes, "double", place)
+                total = flow.floats(lanes, "double").add(
+                    total, _to_double(flow, given, element, lanes)
+                )
+                flow.store_vector(lanes, "double", total, place)
+                narrow = _from_double(flow, total, element, lanes)
+                flow.store_vector(lanes, element, narrow, flow.gep(out, element, at), mask)
 
             flow.loop(0, whole, (), vector, lanes)
             flow.when(some, (), lambda: vector(whole, mask))
@@ -88,39 +90,49 @@ def down_columns(element: str) -> tuple[str, str]:
         flow.loop(0, rows, (), row)
 
     flow.loop("%start", "%stop", (), unit)
-    return flow.function()
+    return flow.finish()
 
 
-def _wide(flow: Flow, value: str, element: str, lanes: int = 0) -> str:
-    return _converted(flow, "fpext", value, element, "double", lanes)
+def _to_double(flow: KernelWriter, value: str, element: str, lanes: int = 0) -> str:
+    return _convert_float(flow, "fpext", value, element, "double", lanes)
 
 
-def _narrow(flow: Flow, value: str, element: str, lanes: int = 0) -> str:
-    return _converted(flow, "fptrunc", value, "double", element, lanes)
+def _from_double(flow: KernelWriter, value: str, element: str, lanes: int = 0) -> str:
+    return _convert_float(flow, "fptrunc", value, "double", element, lanes)
 
 
-def _converted(flow: Flow, how: str, value: str, source: str, target: str, lanes: int) -> str:
+def _convert_float(
+    flow: KernelWriter, how: str, value: str, source: str, target: str, lanes: int
+) -> str:
     if source == target:
         return value
     source, target = (f"<{lanes} x {kind}>" if lanes else kind for kind in (source, target))
     return flow.write(f"{how} {source} {value} to {target}")
 
 
-def running_sum(out: Any, x: Any, axis: int, reverse: bool) -> bool:
+def try_running_sum(out: Any, x: Any, axis: int, reverse: bool) -> bool:
     """Running sums of contiguous arrays into `out`, where there are loops for them; whether there
     are, which follows from shapes and dtypes."""
     fits = x.dtype == out.dtype and x.dtype.name in ("float32", "float64")
-    if not fits or x.size < _LEAST or not enabled() or vector_width() < 8:
+    if not fits or x.size < _LEAST or not is_jit_enabled() or vector_width() < 8:
         return False
     element, count, inner = element_of(x.dtype), x.shape[axis], prod(x.shape[axis + 1 :])
     x, outer = np.ascontiguousarray(x), prod(x.shape[:axis])
     way, start = (-1, count - 1) if reverse else (1, 0)
     if inner == 1:
-        call(function(along_rows, element), [x, out], [count, start, way], outer, 1.2 * x.size)
+        call_parallel(
+            native_function(along_rows, element), [x, out], [count, start, way], outer, 1.2 * x.size
+        )
         return True
     strips = -(-inner // _STRIP)
     reach = min(_STRIP, -(-inner // _LANES) * _LANES)
     memory = scratch(np, "sums", (outer * strips, reach), np.float64)
     sizes = [count, inner, strips, start * inner, way * inner, reach]
-    call(function(down_columns, element), [x, out, memory], sizes, outer * strips, 0.5 * x.size)
+    call_parallel(
+        native_function(down_columns, element),
+        [x, out, memory],
+        sizes,
+        outer * strips,
+        0.5 * x.size,
+    )
     return True

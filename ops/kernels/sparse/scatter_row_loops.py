@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphflow.ops.kernels.codegen.control_flow import BYTES, Flow
-from graphflow.ops.kernels.codegen.vector_writer import Lanes
+from graphflow.ops.kernels.codegen.control_flow import BYTES, KernelWriter
+from graphflow.ops.kernels.codegen.vector_writer import VectorWriter
 from graphflow.ops.kernels.jit.compiler import vector_width
 
 FLOATS = ("float", "double")
@@ -26,54 +26,56 @@ def lanes_for(element: str, width: int) -> int:
 def combine(element: str, reduction: str, signed: bool, lanes: int) -> tuple[str, str]:
     """Pointers: out, rows, updates. Sizes: the number of updates, elements of a row. From start to
     stop are pieces of `PIECE` vectors of the rows; each does all updates."""
-    flow = Flow()
+    flow = KernelWriter()
     out, rows, updates = (flow.pointer(i) for i in range(3))
     count, width = flow.size(0), flow.size(1)
     piece = PIECE * lanes
     first = flow.mul("%start", piece)
-    last = flow.least(flow.mul("%stop", piece), width)
+    last = flow.minimum(flow.mul("%stop", piece), width)
     span = flow.step("sub", last, first)
     whole = flow.add(first, flow.step("and", span, -lanes))
     left = flow.step("sub", last, whole)
     some = flow.step("icmp sgt", left, 0)
     mask = flow.first_lanes(lanes, left)
-    step = _step(flow.lanes(lanes), element, reduction, signed)
+    step = _combining_step(flow.lanes(lanes), element, reduction, signed)
 
     def update(j: str) -> None:
-        target = flow.at(out, element, flow.mul(flow.index(rows, "i64", j), width))
-        source = flow.at(updates, element, flow.mul(j, width))
+        target = flow.gep(out, element, flow.mul(flow.load_index(rows, "i64", j), width))
+        source = flow.gep(updates, element, flow.mul(j, width))
 
         def vector(i: str, mask: str | None = None) -> None:
-            place = flow.at(target, element, i)
-            old = flow.read(lanes, element, place, mask)
-            new = flow.read(lanes, element, flow.at(source, element, i), mask)
-            flow.keep(lanes, element, step(old, new), place, mask)
+            place = flow.gep(target, element, i)
+            old = flow.load_vector(lanes, element, place, mask)
+            new = flow.load_vector(lanes, element, flow.gep(source, element, i), mask)
+            flow.store_vector(lanes, element, step(old, new), place, mask)
 
         flow.loop(first, whole, (), vector, lanes)
         if lanes > 1:
             flow.when(some, (), lambda: vector(whole, mask))
 
     flow.loop("0", count, (), update)
-    return flow.function()
+    return flow.finish()
 
 
 PIECE = 4
 """Vectors of a row that a thread does at least."""
 
 
-def _step(lanes: Lanes, element: str, reduction: str, signed: bool) -> Callable[[str, str], str]:
+def _combining_step(
+    lanes: VectorWriter, element: str, reduction: str, signed: bool
+) -> Callable[[str, str], str]:
     """∘ of two vectors; the smaller or larger one as numpy has it, NaN above all."""
     is_float = element in FLOATS
     if reduction in ("add", "mul"):
         instruction = ("f" if is_float else "") + reduction
-        return lambda old, new: lanes.two(instruction, element, old, new)
+        return lambda old, new: lanes.binary(instruction, element, old, new)
     way = {"min": "lt", "max": "gt"}[reduction]
     compare = f"fcmp o{way}" if is_float else f"icmp {'s' if signed else 'u'}{way}"
 
-    def chosen(old: str, new: str) -> str:
-        keeps = lanes.two(compare, element, old, new)
+    def select(old: str, new: str) -> str:
+        keeps = lanes.binary(compare, element, old, new)
         if is_float:
-            keeps = lanes.two("or", "i1", keeps, lanes.two("fcmp uno", element, old, old))
+            keeps = lanes.binary("or", "i1", keeps, lanes.binary("fcmp uno", element, old, old))
         return lanes.select(keeps, element, old, new)
 
-    return chosen
+    return select

@@ -13,8 +13,8 @@ import numpy as np
 from graphflow.ir.spec import is_half
 from graphflow.ops.kernels.codegen.control_flow import element_of
 from graphflow.ops.kernels.cuda import scatter_rows as cuda_rows
-from graphflow.ops.kernels.fusion.parallel_call import call, function
-from graphflow.ops.kernels.fusion.region_kernels import enabled
+from graphflow.ops.kernels.fusion.parallel_call import call_parallel, native_function
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.sparse import scatter_row_loops as row_loops
 
 REDUCTIONS = ("none", "add", "mul", "min", "max")
@@ -24,7 +24,7 @@ _WIDE = 512
 _CHUNK = 16384  # elements whose places are computed together: they stay in the cache
 
 
-def checked(xp: Any, indices: Any, n: int, axis: int | None = None) -> Any:
+def normalize_indices(xp: Any, indices: Any, n: int, axis: int | None = None) -> Any:
     """Indices as int64, counted from the front.
 
     Raises:
@@ -69,7 +69,7 @@ def combine_rows(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> 
         cuda_rows.combine(xp, out, rows, updates, reduction)
     elif reduction == "none":
         out[rows] = updates
-    elif _combined_natively(out, rows, updates, reduction):
+    elif _try_native_combine(out, rows, updates, reduction):
         return
     elif out.shape[1] >= _WIDE:
         _combine_wide(out, rows, updates, getattr(np, _UFUNCS[reduction]))
@@ -77,19 +77,19 @@ def combine_rows(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> 
         _combine_narrow(out, rows, updates, getattr(np, _UFUNCS[reduction]))
 
 
-def _combined_natively(out: Any, rows: Any, updates: Any, reduction: str) -> bool:
+def _try_native_combine(out: Any, rows: Any, updates: Any, reduction: str) -> bool:
     """By a native loop; False where there is none."""
     known = out.dtype.kind in "iuf" and updates.dtype == out.dtype
     plain = out.flags.c_contiguous and updates.flags.c_contiguous and rows.flags.c_contiguous
-    if not (known and plain and enabled()):
+    if not (known and plain and is_jit_enabled()):
         return False
     count, width = updates.shape
     element = element_of(out.dtype)
     lanes = row_loops.lanes_for(element, width)
-    loop = function(row_loops.combine, element, reduction, out.dtype.kind == "i", lanes)
+    loop = native_function(row_loops.combine, element, reduction, out.dtype.kind == "i", lanes)
     pieces = -(-width // (lanes * row_loops.PIECE))
     work = count * (2 + 0.06 * width * out.itemsize)
-    call(loop, [out, rows, updates], [count, width], pieces, work)
+    call_parallel(loop, [out, rows, updates], [count, width], pieces, work)
     return True
 
 

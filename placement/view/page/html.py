@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
-from graphflow.base.formatting import counted, show_bytes, show_seconds, time_unit
+from graphflow.base.formatting import show_bytes, show_count, show_seconds, time_unit
 from graphflow.errors import PlanError
 from graphflow.placement.plans.plan_notices import ports, taken
 from graphflow.placement.plans.report import DeviceUse, device_uses, shown_devices
@@ -25,7 +25,7 @@ from graphflow.placement.view.scene import headlines
 from graphflow.placement.view.text import printable, shorten
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
 
 SCRIPTS = ("layered.js", "looks.js", "frames.js", "drawing.js", "explorer.js")
 FONT = "Inter, Helvetica Neue, Helvetica, Arial, sans-serif"
@@ -40,7 +40,7 @@ _TIP = (
 _FACT = '<div><span style="color:#5c6877">{}</span> @{{{}}}</div>'
 
 
-def render(plan: Plan) -> str:
+def render(plan: PlanData) -> str:
     """A self-contained HTML page that makes no request.
 
     Raises:
@@ -62,7 +62,7 @@ def render(plan: Plan) -> str:
     here = files("graphflow.placement.view.page")
     return fill(
         summary=" · ".join(
-            [counted(len(plan.nodes), "node"), counted(len(plan.cluster.devices), "device")]
+            [show_count(len(plan.nodes), "node"), show_count(len(plan.cluster.devices), "device")]
         ),
         tiles=_tiles(plan),
         devices=_devices(plan),
@@ -85,7 +85,7 @@ def render(plan: Plan) -> str:
 # Plain HTML ---------------------------------------------------------------------------------------
 
 
-def _tiles(plan: Plan) -> str:
+def _tiles(plan: PlanData) -> str:
     return "".join(
         f"<div class=tile><h3>{escape(title)}</h3><b>{escape(number)}</b>"
         f"<p>{escape(remark)}</p></div>"
@@ -93,7 +93,7 @@ def _tiles(plan: Plan) -> str:
     )
 
 
-def _devices(plan: Plan) -> str:
+def _devices(plan: PlanData) -> str:
     shades = {name: colours.shade(i).strong for i, name in enumerate(plan.cluster.devices)}
     shown, others = shown_devices(device_uses(plan))
     rows = [_device(use, shades[use.device], plan.makespan) for use in shown]
@@ -126,7 +126,7 @@ def _meter(percent: float, colour: str) -> str:
     )
 
 
-def _ports(plan: Plan) -> str:
+def _ports(plan: PlanData) -> str:
     """A section, if transfers shared anything."""
     rows = "".join(
         f"<tr><td>{escape(printable(use.title))}<td>{use.transfers:,}<td>{show_bytes(use.bytes)}"
@@ -143,7 +143,7 @@ def _ports(plan: Plan) -> str:
     )
 
 
-def _schedule(plan: Plan) -> str:
+def _schedule(plan: PlanData) -> str:
     """A section, if the plan is of a pipeline."""
     drawn = schedule.rows(plan)
     if not drawn:
@@ -156,7 +156,7 @@ def _schedule(plan: Plan) -> str:
     )
 
 
-def _taken(plan: Plan) -> str:
+def _taken(plan: PlanData) -> str:
     """A section, if anything took choices away."""
     rows = "".join(
         f"<tr><td>{escape(printable(each.why))}<td>{each.nodes or '':}"

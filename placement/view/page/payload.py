@@ -22,7 +22,7 @@ from graphflow.placement.view.text import printable
 from graphflow.placement.view.tree import Group, Tree, tree
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan import Plan
+    from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import Interval
 
 LINKS = 24
@@ -57,7 +57,7 @@ class _Table:
         return index
 
 
-def payload(plan: Plan) -> dict[str, Any]:
+def payload(plan: PlanData) -> dict[str, Any]:
     """Everything that the page shows, as JSON.
 
     Raises:
@@ -99,7 +99,7 @@ def payload(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _kernels(plan: Plan, made: Tree, place: Sequence[int]) -> list[list[int]]:
+def _kernels(plan: PlanData, made: Tree, place: Sequence[int]) -> list[list[int]]:
     """The nodes of each kernel that has several."""
     found: dict[str, list[int]] = {}
     for i, leaf in enumerate(made.leaves):
@@ -112,7 +112,7 @@ def _short(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def _devices(plan: Plan) -> tuple[list[str], list[colours.Shade]]:
+def _devices(plan: PlanData) -> tuple[list[str], list[colours.Shade]]:
     names = list(plan.cluster.devices)
     names += [n for n in dict.fromkeys(node.device for node in plan.nodes) if n not in set(names)]
     shades = [colours.CLIENT if n == CLIENT else colours.shade(i) for i, n in enumerate(names)]
@@ -150,7 +150,7 @@ def _walk(made: Tree) -> tuple[dict[str, list[Any]], list[int]]:
 
 
 def _columns(
-    plan: Plan, made: Tree, order: Sequence[int], number: dict[str, int]
+    plan: PlanData, made: Tree, order: Sequence[int], number: dict[str, int]
 ) -> dict[str, Any]:
     tables = {name: _Table() for name in ("ops", "outputs", "places", "whys")}
     measured: dict[tuple[str, str], float] = {}
@@ -182,7 +182,7 @@ def _columns(
     return columns | {name: table.texts for name, table in tables.items()}
 
 
-def _timeline(plan: Plan, at: dict[str, int], number: dict[str, int]) -> dict[str, Any]:
+def _timeline(plan: PlanData, at: dict[str, int], number: dict[str, int]) -> dict[str, Any]:
     """Rows, and their bars by start: devices first, then the links that move most."""
     sides: list[tuple[bool, Iterable[Interval]]] = [(False, plan.timeline)]
     if plan.measured is not None:
@@ -220,7 +220,9 @@ def _timeline(plan: Plan, at: dict[str, int], number: dict[str, int]) -> dict[st
     }
 
 
-def _tracks(plan: Plan, found: Collection[str], number: dict[str, int]) -> tuple[list[str], int]:
+def _tracks(
+    plan: PlanData, found: Collection[str], number: dict[str, int]
+) -> tuple[list[str], int]:
     """Tracks with rows of their own, and how many links have none."""
     devices = [name for name in number if name in found and name != CLIENT]
     links = [name for name in found if name not in number]
@@ -232,7 +234,7 @@ def _tracks(plan: Plan, found: Collection[str], number: dict[str, int]) -> tuple
     return devices + links[:LINKS], max(0, len(links) - LINKS)
 
 
-def _node(plan: Plan, bar: Interval, at: dict[str, int]) -> int:
+def _node(plan: PlanData, bar: Interval, at: dict[str, int]) -> int:
     """The node that a bar is about: what it computes, or the maker of what travels; -1: none."""
     name = bar.name
     if bar.kind in ("wait", "send"):  # recv/<tensor>/<edge>, send/<tensor>/<edge>

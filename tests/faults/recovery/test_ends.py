@@ -227,7 +227,7 @@ with gf.Session(checkpoint=folder, every="1h") as s:
     if how in ("waiting", "logging", "own"):  # for one of those who waits for what is held here
         logging.getLogger("graphflow").setLevel("INFO")
         logging.getLogger("graphflow").addHandler(handler := logging.StreamHandler())
-        s._steps.routed = slow(s._steps.routed)
+        s._steps.run_cached = slow(s._steps.run_cached)
         futures = [s.run_async(step) for _ in range(5)]
         locks = {"waiting": futures[4]._condition, "logging": handler.lock, "own": own}
         while s.step < 2:
@@ -238,11 +238,11 @@ with gf.Session(checkpoint=folder, every="1h") as s:
         time.sleep(30)
     if how == "inner":
         with gf.Session(checkpoint=folder + "-other", every="1h") as inner:
-            inner._short, inner._steps.run = False, told(inner._steps.run)
+            inner._runs_cached, inner._steps.run = False, told(inner._steps.run)
             inner.run(step)
     if how == "outer":
         with gf.Session(checkpoint=folder + "-other", every="1h"):
-            s._short, s._steps.run = False, told(s._steps.run)
+            s._runs_cached, s._steps.run = False, told(s._steps.run)
             s.run(step)
     if how == "close":
         s._recovery.close = told(s._recovery.close)

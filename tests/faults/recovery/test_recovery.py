@@ -179,14 +179,14 @@ def test_a_kill_during_recovery_itself_changes_no_bit(
     """After the workers are back, while steps are done again, and while variables are restored."""
     from graphflow.recovery.recoverer import Recovery
 
-    original, left = Recovery._redo, [2, 1]
+    original, left = Recovery._replay, [2, 1]
 
     def redo(self: Recovery, entry: Any) -> None:
         if left:
             kill(s, left.pop() % 2)
         original(self, entry)
 
-    monkeypatch.setattr(Recovery, "_redo", redo)
+    monkeypatch.setattr(Recovery, "_replay", redo)
     with local(checkpoint=tmp_path / "c", every=5) as s:
         assert train(s, Model(2), lambda n: kill(s, 0) if n == 8 else None) == curves[2]
     assert not left
@@ -201,7 +201,7 @@ def test_losses_in_steps_that_are_done_again_count_for_those_steps(
     from graphflow.recovery.recoverer import Recovery
     from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
 
-    again, died, left, found = Recovery._redo, PoisonTaskTracker.died, [7, 6, 5], []
+    again, died, left, found = Recovery._replay, PoisonTaskTracker.died, [7, 6, 5], []
 
     def redo(self: Recovery, entry: Any) -> None:
         if left and entry.before == left[-1]:
@@ -212,7 +212,7 @@ def test_losses_in_steps_that_are_done_again_count_for_those_steps(
         found.append(committed)
         return died(self, error, committed)
 
-    monkeypatch.setattr(Recovery, "_redo", redo)
+    monkeypatch.setattr(Recovery, "_replay", redo)
     monkeypatch.setattr(PoisonTaskTracker, "died", counted)
     expected = []
 
@@ -232,7 +232,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
 ) -> None:
     def strike(number: int) -> None:
         if number in (10, 15):
-            s._recovery._begin()  # type: ignore[union-attr]
+            s._recovery._begin_checkpoint()  # type: ignore[union-attr]
             kill(s, number % 2)
 
     with local(checkpoint=tmp_path / "c", every=5) as s:
@@ -416,7 +416,7 @@ def test_a_worker_that_comes_back_at_its_address_goes_on_with_the_session(
         assert len(s.cluster.workers) == 2
         before = s.step
         with Stranger(found[0].address) as late:  # of epoch 1, with the session's own token
-            store = s._recovery.saver.store  # type: ignore[union-attr]
+            store = s._recovery.writer.store  # type: ignore[union-attr]
             late.session, late.token = store.session, store.token
             assert store.epoch == 2
             assert late.ask(Measure(900), "Fenced").error == "StaleEpoch"

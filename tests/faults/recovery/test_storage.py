@@ -160,8 +160,8 @@ def test_steps_go_on_while_a_checkpoint_is_written(
             s.run(step)
         started, steps = time.monotonic(), 0
         assert s._recovery is not None
-        flight: Any = s._recovery.saver.flight
-        while flight.outcome is None:
+        pending: Any = s._recovery.writer.pending
+        while pending.outcome is None:
             s.run(step)
             steps += 1
         assert time.monotonic() - started > 1.0 and steps > 10

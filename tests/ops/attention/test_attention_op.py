@@ -17,7 +17,7 @@ from graphflow.ir.op import REGISTRY
 from graphflow.ops import nn
 from graphflow.ops.attention import attention_op as module
 from graphflow.ops.attention import block_patterns as attention_blocks
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.kernels.sequence import flash_attention as attend
 
 
@@ -113,7 +113,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(threads: int) -> None:
         return [a.tobytes() for a in (y, logs, *grads)]
 
     alone, pool = both(), Pool(threads)
-    with using(pool):
+    with use_pool(pool):
         shared = both()
     pool.close()
     assert alone == shared
@@ -280,7 +280,7 @@ def test_keys_that_few_or_no_queries_see_have_their_gradients_and_no_others(
     rng = np.random.default_rng(1)
     q, g = (rng.normal(size=(2, 75, 9)).astype("float32") for _ in range(2))
     k, v = (rng.normal(size=(1, 133, 9)).astype("float32") for _ in range(2))
-    form = attend.Pattern(0.4, *pattern)
+    form = attend.BandPattern(0.4, *pattern)
     y, logs = np.full_like(q, np.nan), np.full((2, 75), np.nan, "float32")
     found = [np.full_like(x, np.nan) for x in (q, k, v)]
     attend.forward(y, logs, q, k, v, (), form)
@@ -306,7 +306,7 @@ def test_attention_has_the_same_bits_for_any_number_of_threads() -> None:
     attrs = {"scale": 0.2, "left": None, "right": 0, "offset": 0, "softcap": None}
     found = []
     for threads in (1, 2, 4):
-        with using(Pool(threads)):
+        with use_pool(Pool(threads)):
             y, logs = REGISTRY["attention"].run(np, [q, k, v], attrs)
             grads = REGISTRY["attention_grad"].run(np, [y, logs, q, k, v, logs], attrs)
         found.append([x.tobytes() for x in (y, logs, *grads)])

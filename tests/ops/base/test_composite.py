@@ -18,7 +18,7 @@ HALVES = ["bfloat16", "float16"]
 COMPOSITES = {
     name: f
     for name, f in public().items()
-    if getattr(f, "__code__", None) is not None and f.__code__.co_name == "entered"
+    if getattr(f, "__code__", None) is not None and f.__code__.co_name == "wrapper"
     and f.__code__.co_filename.endswith("composite.py")
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ import graphflow as gf
 from graphflow.errors import FeedError, ShapeError
 from graphflow.frontend.interpreter import evaluate, run
 from graphflow.ir.graph import Graph, bodies
-from graphflow.ops.control_flow.control import folded
+from graphflow.ops.control_flow.control import fold_in
 from graphflow.passes import optimize
 
 X = np.random.default_rng(0).normal(size=(5, 3))
@@ -229,7 +229,7 @@ def test_a_bounded_while_loop_equals_a_loop_in_python(
 
 @given(st.lists(st.integers(0, 2**40), min_size=2, max_size=30, unique=True))
 def test_iterations_of_different_steps_draw_from_different_counters(steps: Sequence[int]) -> None:
-    drawn = {folded(step, i) for step in steps for i in range(20)}
+    drawn = {fold_in(step, i) for step in steps for i in range(20)}
     assert len(drawn) == 20 * len(steps)
     assert all(0 <= d < 2**48 for d in drawn)
 

@@ -190,10 +190,10 @@ def test_a_function_of_a_module_is_known_by_its_name_and_others_are_not() -> Non
     def call_of(fn: Any) -> HostFunction:
         return gf.host_call(fn, 1.0, spec=gf.spec("float32")).node.attrs["call"]
 
-    assert call_of("numpy:float32").place == "numpy:float32"
-    assert call_of(np.sort).place is None or call_of(np.sort).place.startswith("numpy")
-    assert call_of(lambda x: x).place is None
-    assert call_of(HostFunction.name.fget).place is None
+    assert call_of("numpy:float32").import_path == "numpy:float32"
+    assert call_of(np.sort).import_path is None or call_of(np.sort).import_path.startswith("numpy")
+    assert call_of(lambda x: x).import_path is None
+    assert call_of(HostFunction.name.fget).import_path is None
 
 
 HERE = r"host_call at .*test_host_call\.py:\d+: .*"

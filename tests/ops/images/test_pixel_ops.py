@@ -17,7 +17,7 @@ from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import FUNCTIONS
 from graphflow.ops import nn
-from graphflow.ops.kernels.images.roi_sampling import Regions, samples_of
+from graphflow.ops.kernels.images.roi_sampling import BinGrid, samples_of
 from graphflow.transforms.reverse_mode import gradients
 
 Array = np.ndarray[Any, Any]
@@ -187,7 +187,7 @@ def test_the_largest_of_a_region_is_that_of_its_weighted_elements() -> None:
     x = np.random.default_rng(0).normal(size=(1, 2, 6, 6))
     box = np.array([[0.3, 1.2, 4.9, 5.5]])
     have = value(lambda x, b: nn.roi_align(x, b, np.array([0]), 2, samples=2, mode="max"), x, box)
-    down, across = samples_of(box[0], (6, 6), Regions((2, 2), 1.0, 2, True))
+    down, across = samples_of(box[0], (6, 6), BinGrid((2, 2), 1.0, 2, True))
     for i, j in np.ndindex(2, 2):
         taken = x[0][:, down.places[i]][:, :, across.places[j]]
         weighted = taken * down.weights[i][:, None] * across.weights[j]

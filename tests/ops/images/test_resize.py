@@ -18,15 +18,15 @@ from graphflow.ops.kernels.images.resample import (
     COORDINATES,
     MODES,
     ROUNDINGS,
-    Rule,
-    Table,
-    table,
-    transposed,
+    ResampleRule,
+    WeightTable,
+    transposed_table,
+    weight_table,
 )
 
 Array = np.ndarray[Any, Any]
 RULES = st.builds(
-    Rule,
+    ResampleRule,
     st.sampled_from(MODES),
     st.sampled_from(COORDINATES),
     st.sampled_from([None, 0.4, 1.3, 2.0]),
@@ -44,15 +44,17 @@ def value(build: Any, x: Array) -> Array:
     return np.asarray(evaluate([build(p)], {p: x})[0])
 
 
-def dense(rows: Table, n: int) -> Array:
+def dense(rows: WeightTable, n: int) -> Array:
     matrix = np.zeros((len(rows.inputs), n))
     np.add.at(matrix, (np.arange(len(matrix))[:, None], rows.inputs), rows.weights)
     return matrix
 
 
 @given(st.integers(1, 9), st.integers(1, 9), RULES)
-def test_tables_take_means_and_their_transposes_are_tables(n: int, m: int, rule: Rule) -> None:
-    rows = table(n, m, rule)
+def test_tables_take_means_and_their_transposes_are_tables(
+    n: int, m: int, rule: ResampleRule
+) -> None:
+    rows = weight_table(n, m, rule)
     assert (
         rows.inputs.shape == rows.weights.shape and 0 <= rows.inputs.min() <= rows.inputs.max() < n
     )
@@ -62,7 +64,7 @@ def test_tables_take_means_and_their_transposes_are_tables(n: int, m: int, rule:
     assert (inside | (sums == 0)).all()
     if rule.coordinates != "tf_crop_and_resize" and not rule.exclude_outside:
         assert inside.all()
-    np.testing.assert_array_equal(dense(transposed(n, m, rule), m), matrix.T)
+    np.testing.assert_array_equal(dense(transposed_table(n, m, rule), m), matrix.T)
 
 
 LINE = np.array([[[1.0, 2.0, 4.0, 8.0]]])
@@ -111,10 +113,15 @@ def test_axes_one_after_the_other_and_channels_last() -> None:
         np.moveaxis(a, 1, -1).copy(),
     )
     np.testing.assert_array_equal(np.moveaxis(last, -1, 1), both)
-    rows = table(4, 6, Rule("cubic"))
+    rows = weight_table(4, 6, ResampleRule("cubic"))
     np.testing.assert_allclose(
         both,
-        np.einsum("ih,nchw,jw->ncij", dense(rows, 4), a, dense(table(5, 3, Rule("cubic")), 5)),
+        np.einsum(
+            "ih,nchw,jw->ncij",
+            dense(rows, 4),
+            a,
+            dense(weight_table(5, 3, ResampleRule("cubic")), 5),
+        ),
         rtol=1e-12,
     )
 

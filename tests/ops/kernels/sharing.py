@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ir.op import REGISTRY
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 Array = np.ndarray[Any, Any]
 
@@ -26,7 +26,7 @@ def check_threads(compute: Callable[[], Sequence[Array]], alone: Sequence[Array]
     """What is computed by 2 and 3 threads has the bits of what one computed `alone`."""
     for threads in (2, 3):
         pool = Pool(threads)
-        with using(pool):
+        with use_pool(pool):
             shared = compute()
         pool.close()
         assert [a.tobytes() for a in shared] == [a.tobytes() for a in alone], threads

@@ -19,8 +19,8 @@ from graphflow.ir.op import FUNCTIONS as G
 from graphflow.ir.op import REGISTRY
 from graphflow.ir.spec import Dim, spec
 from graphflow.ops.kernels.jit.compiler import vector_width
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
-from graphflow.ops.matrices.matmul import split_rule
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
+from graphflow.ops.matrices.matmul import choose_blocks
 from graphflow.placement import Cluster
 from graphflow.sessions.session import Session
 
@@ -89,7 +89,7 @@ def test_any_number_of_threads_gives_the_same_bits(
         for threads in (1, 2, 3):
             pool = Pool(threads)
             out = np.full_like(alone, np.nan)
-            with using(pool):
+            with use_pool(pool):
                 MATMUL.into(np, out, x, y, **attrs)
             pool.close()
             assert out.tobytes() == alone.tobytes()
@@ -172,24 +172,24 @@ def test_a_long_sum_of_products_has_the_same_bits_for_any_number_of_threads(
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_JIT", "off")
     x, y = RNG.normal(size=(20_001, 40)), RNG.normal(size=(20_001, 50))
-    assert split_rule((), 40, len(x), 50) == (2, 2)
+    assert choose_blocks((), 40, len(x), 50) == (2, 2)
     found = []
     for threads in (1, 3):
-        with using(Pool(threads)):
+        with use_pool(Pool(threads)):
             found += MATMUL.run(np, [x, y], {"transpose_a": True})
     np.testing.assert_array_equal(*found)
     np.testing.assert_allclose(found[0], x.T @ y, rtol=0, atol=1e-10)
 
 
 def test_products_are_split_along_their_longest_side_into_blocks_of_at_least_32() -> None:
-    assert split_rule((), 64, 64, 64) == (0, 1)
-    assert split_rule((), 128, 784, 512) == (1, 2)
-    assert split_rule((), 784, 128, 512) == (0, 2)
-    assert split_rule((), 1024, 1024, 1024) == (0, 8)
-    assert split_rule((), 40, 100_000, 40) == (2, 2)
-    assert split_rule((1,), 40, 100_000, 40) == (1, 1)
-    assert split_rule((8,), 256, 256, 256) == (0, 2)
-    assert split_rule((2, 64), 256, 256, 256) == (1, 8)
+    assert choose_blocks((), 64, 64, 64) == (0, 1)
+    assert choose_blocks((), 128, 784, 512) == (1, 2)
+    assert choose_blocks((), 784, 128, 512) == (0, 2)
+    assert choose_blocks((), 1024, 1024, 1024) == (0, 8)
+    assert choose_blocks((), 40, 100_000, 40) == (2, 2)
+    assert choose_blocks((1,), 40, 100_000, 40) == (1, 1)
+    assert choose_blocks((8,), 256, 256, 256) == (0, 2)
+    assert choose_blocks((2, 64), 256, 256, 256) == (1, 8)
 
 
 def test_outer_vecdot_trace_and_triangles_are_numpys() -> None:

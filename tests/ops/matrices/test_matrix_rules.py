@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 import graphflow.ops  # noqa: F401 - fills the registry
 from graphflow.errors import CheckError
 from graphflow.ir.op import REGISTRY
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 RNG = np.random.default_rng(0)
 BATCH = RNG.standard_normal((40, 20, 20)) + 20 * np.eye(20)
@@ -43,7 +43,7 @@ def test_any_number_of_threads_gives_the_same_bits_which_are_those_of_each_alone
                 assert whole[i : i + 1].tobytes() == one.tobytes()
         for threads in (2, 3):
             pool = Pool(threads)
-            with using(pool):
+            with use_pool(pool):
                 shared = op.run(np, [array], attrs)
             pool.close()
             for a, b in zip(alone, shared, strict=True):
@@ -54,7 +54,7 @@ def test_a_matrix_at_fault_is_named_in_a_batch_that_threads_share() -> None:
     batch = BATCH.copy()
     batch[31] = 1.0
     pool = Pool(2)
-    with using(pool), pytest.raises(CheckError, match=r"index \(31,\) of shape \(20, 20\)"):
+    with use_pool(pool), pytest.raises(CheckError, match=r"index \(31,\) of shape \(20, 20\)"):
         REGISTRY["inv"].run(np, [batch], {})
     pool.close()
 

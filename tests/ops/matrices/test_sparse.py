@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, OpError, ShapeError
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 Array = np.ndarray[Any, Any]
 
@@ -100,7 +100,7 @@ def test_sums_do_not_depend_on_threads_and_float16_is_summed_in_float32() -> Non
         y = gf.sparse.spmm(s, x if not transpose else np.resize(x, (400, 40)), transpose)
         (alone,) = evaluate([y])
         pool = Pool(3)
-        with using(pool):
+        with use_pool(pool):
             (shared,) = evaluate([y])
         pool.close()
         assert alone.tobytes() == shared.tobytes()

@@ -15,7 +15,7 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY
 from graphflow.ops import nn
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.kernels.sequence import lstm
 
 Step = Callable[..., tuple[np.ndarray, ...]]
@@ -290,7 +290,7 @@ def test_a_sequence_has_the_same_bits_for_any_number_of_threads() -> None:
     attrs = {"gates": "ifgo", "reverse": False}
     found = []
     for threads in (1, 2, 4):
-        with using(Pool(threads)):
+        with use_pool(Pool(threads)):
             outs = REGISTRY["lstm"].run(np, [z, r, bias, h, c], attrs)
             y, _, _, cs, kept = outs
             grads = REGISTRY["lstm_grad"].run(np, [y, h, c, r, h, c, y, cs, kept], attrs)

@@ -11,7 +11,7 @@ from graphflow.errors import ArgumentError, DTypeError
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY, as_tensor, name_scope
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.randomness import philox, random
 from graphflow.ops.reductions.reduce import sum
 from graphflow.transforms.reverse_mode import gradients
@@ -233,19 +233,19 @@ def test_a_generated_loop_draws_the_same_words(count: int, monkeypatch: pytest.M
     streams = [((5, 1), 2), ((2**40 + 7, 3), 2**33 + 1), ((2**63 + 11, 2**33 + 5), 0)]
     bound = 2**31 + 5
     have = [philox.words(np, count, *given) for given in streams]
-    masks = [philox.below(np, count, bound, *given) for given in streams]
+    masks = [philox.draw_below(np, count, bound, *given) for given in streams]
     monkeypatch.setenv("GRAPHFLOW_JIT", "off")
     for given, words, mask in zip(streams, have, masks, strict=True):
         assert words.dtype == np.uint32 and mask.dtype == bool
         assert (philox.words(np, count, *given) == words).all()
-        assert (philox.below(np, count, bound, *given) == mask).all()
+        assert (philox.draw_below(np, count, bound, *given) == mask).all()
 
 
 def test_any_number_of_threads_draws_the_same_words() -> None:
     alone = philox.words(np, 1_000_003, (3, 4), 5)
     for threads in (2, 3):
         pool = Pool(threads)
-        with using(pool):
+        with use_pool(pool):
             shared = philox.words(np, 1_000_003, (3, 4), 5)
         pool.close()
         assert (alone == shared).all()

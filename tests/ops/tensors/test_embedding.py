@@ -15,7 +15,7 @@ from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY
 from graphflow.placement.cost_model.problem_builder import build_problem
-from graphflow.runtime.memory.memory_layout import Layout, plan_layout
+from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from tests.placement.speeds import profile
 from tests.runtime.programs import alone
 
@@ -125,7 +125,7 @@ def test_lazy_momentum_decays_only_where_rows_occur() -> None:
         assert session.get(table)[:, 0].tolist() == [-1 - 1.5, -1, 0]
 
 
-def _layout(fetch: gf.Tensor) -> Layout:
+def _layout(fetch: gf.Tensor) -> MemoryLayout:
     return plan_layout(alone(fetch), {})
 
 

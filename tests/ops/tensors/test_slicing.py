@@ -15,7 +15,7 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import FUNCTIONS as G
-from graphflow.ir.spec import Dim, known_nonnegative, minimum
+from graphflow.ir.spec import Dim, is_nonnegative, minimum
 
 A = np.arange(24, dtype="float32").reshape(2, 3, 4)
 
@@ -94,9 +94,9 @@ def test_concat_adds_unknown_sizes_and_splitting_subtracts_them() -> None:
 
 def test_nonnegativity_of_symbolic_sizes_is_seen_where_it_is_certain() -> None:
     n = Dim.symbol("n")
-    assert known_nonnegative(n) and known_nonnegative(2 * n + 1)
-    assert known_nonnegative(minimum(n, 5)) and known_nonnegative(n - minimum(n, 5))
-    assert not known_nonnegative(n - 1) and not known_nonnegative(minimum(n, 5) - n)
+    assert is_nonnegative(n) and is_nonnegative(2 * n + 1)
+    assert is_nonnegative(minimum(n, 5)) and is_nonnegative(n - minimum(n, 5))
+    assert not is_nonnegative(n - 1) and not is_nonnegative(minimum(n, 5) - n)
 
 
 @pytest.mark.parametrize(

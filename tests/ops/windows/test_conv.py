@@ -17,7 +17,7 @@ from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY
 from graphflow.ir.spec import Dim
 from graphflow.ops import nn
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 Array = np.ndarray[Any, Any]
 
@@ -146,7 +146,7 @@ def test_bits_do_not_depend_on_threads(
     np.testing.assert_allclose(alone[0], wide, rtol=1e-4, atol=1e-3)
     for threads in (2, 3):
         pool = Pool(threads)
-        with using(pool):
+        with use_pool(pool):
             assert [a.tobytes() for a in results()] == [a.tobytes() for a in alone]
         pool.close()
 

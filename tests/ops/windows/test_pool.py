@@ -15,7 +15,7 @@ from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.spec import Dim
 from graphflow.ops import nn
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.transforms.reverse_mode import gradients
 
 Array = np.ndarray[Any, Any]
@@ -229,7 +229,7 @@ def test_large_images_are_pooled_in_pieces_with_the_same_bits() -> None:
     outputs.append(nn.interpolate(x, (70, 40), mode="bilinear"))
     alone = evaluate(outputs, {x: a})
     pool = Pool(3)
-    with using(pool):
+    with use_pool(pool):
         shared = evaluate(outputs, {x: a})
     pool.close()
     assert [v.tobytes() for v in alone] == [v.tobytes() for v in shared]

@@ -22,7 +22,7 @@ from graphflow.ir.spec import evaluate as evaluate_size
 from graphflow.parallel.mesh.device_mesh import AxisSplit, Mesh, SizePartitioner
 from graphflow.parallel.mesh.layouts import Layout, whole
 from graphflow.parallel.sharding.partitioner import ShardedGraph, partition_graph
-from graphflow.transforms.op_testing import doubled, draw, inferred
+from graphflow.transforms.op_testing import draw, infer_specs, to_double
 
 MESHES: list[dict[str, int]] = [{"a": 2}, {"a": 3}, {"a": 4}, {"a": 2, "b": 2}, {"a": 3, "b": 2}]
 OPS = [op for op in REGISTRY.values() if op.samples and op.name not in ("print", "check")]
@@ -47,13 +47,13 @@ def resized(op: Op, sample: Sample, rng: random.Random) -> Sample:
 
 def exact(op: Op, sample: Sample) -> Sample:
     """The sample in float64, if the op takes that."""
-    return taken(op, doubled(sample)) or sample
+    return taken(op, to_double(sample)) or sample
 
 
 def taken(op: Op, sample: Sample) -> Sample | None:
     """The sample, if the op takes it."""
     try:
-        inferred(op, sample, sample.inputs)
+        infer_specs(op, sample, sample.inputs)
         op.run(np, draw(sample, op.name), sample.attrs)
     except (GraphflowError, ArithmeticError, LookupError, TypeError, ValueError):
         return None

@@ -26,7 +26,7 @@ from graphflow.parallel.searching.candidates import StrategyCandidate, candidate
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
 from graphflow.placement.calibration.trace_corrections import Learned
 from graphflow.placement.cost_model.trace_observations import lessons
-from graphflow.planning.profiling_run import teach_agreed
+from graphflow.planning.profiling_run import observe_least_times
 
 X = np.random.default_rng(1).normal(size=(64, 16)).astype("float32")
 
@@ -375,12 +375,12 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
                     more = 1 + 300 * random.random() if late else random.uniform(1, 1.05)
                     step[name] = lesson.predicted * ratio * more
                 steps.append(step)
-            teach_agreed(learned, known, steps)
+            observe_least_times(learned, known, steps)
             return 5
 
-        monkeypatch.setattr(search, "try_out", played)
+        monkeypatch.setattr(search, "profile_first_steps", played)
         monkeypatch.setattr(search, "is_known", lambda cluster: True)
-        monkeypatch.setattr(search, "remember", lambda learned, cluster: None)
+        monkeypatch.setattr(search, "save_corrections", lambda learned, cluster: None)
         x, loss = network(128, 2)
         return auto(loss, TWO, shapes={x: (4096, 128)}, quiet=True)
 

@@ -107,7 +107,7 @@ def test_each_shard_has_the_queries_keys_and_values_of_its_heads() -> None:
     value = np.arange(48.0 * SIZE).reshape(48, SIZE)
     rows = value.reshape(3, 16, SIZE)
     for i, ((span, _), each) in enumerate(zip(pieces.spans, pieces.nodes, strict=True)):
-        mine = value[span.within(48)]
+        mine = value[span.to_index(48)]
         assert mine.shape == each.specs[0].shape
         assert np.array_equal(mine, rows[:, 8 * i : 8 * i + 8].reshape(24, SIZE))
 
@@ -153,7 +153,7 @@ def test_weights_with_fewer_keys_than_queries_are_read_set_and_saved_whole(tmp_p
             *range(16 + 4 * i, 20 + 4 * i),
             *range(24 + 4 * i, 28 + 4 * i),
         ]
-        assert np.array_equal(value[span.within(32)], value[rows])
+        assert np.array_equal(value[span.to_index(32)], value[rows])
     with gf.Session(gf.Cluster.local(2)) as s:
         s.run(fetches, {x: batch})
         s.set(weight, value / value.size)

@@ -10,13 +10,13 @@ import pytest
 
 import graphflow as gf
 from graphflow.ir.graph import Graph
-from graphflow.ir.scopes import seeded
+from graphflow.ir.scopes import seed_scope
 from graphflow.parallel.sharding import emitter, partitioner
 
 
 def _divided(strategy: Any) -> str:
     """All that a divided step of training says of itself, but where its objects are in memory."""
-    with seeded(0):
+    with seed_scope(0):
         h = gf.placeholder("float32", ("batch", 4), name="x")
         for i in range(3):
             w = gf.variable(np.full((4, 4), 0.1 * i, np.float32), name=f"w{i}")

@@ -14,7 +14,7 @@ from graphflow.errors import DeviceError
 from graphflow.frontend.builders import assign, placeholder, variable
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Op, Tensor, device, made_by
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Op, Tensor, device, origin_scope
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.placement.calibration.cluster_rates import is_described, link_matrices, rates
 from graphflow.placement.calibration.roofline import Rates, contended, given_speeds, interpolated
@@ -326,7 +326,7 @@ def test_a_variable_and_its_assign_with_different_pins_are_an_error_that_names_b
 def test_contradictory_pins_of_a_slot_and_an_assignment_are_told_as_a_chain_with_lines() -> None:
     with device("/worker:0"):
         w = variable(init.zeros((2,)), name="w")
-    with made_by(w.node):
+    with origin_scope(w.node):
         slot = variable(init.zeros((2,)), name="slot", trainable=False)
     with device("/worker:1"):
         update = assign(slot, slot + w, name="update")

@@ -34,7 +34,7 @@ def test_a_plan_tells_what_its_nodes_hold() -> None:
 
 def test_what_nodes_hold_is_saved_and_loaded() -> None:
     plan = looped()
-    assert loads(dumps(plan), "plan.json").nodes == plan.nodes
+    assert gf.Plan(**loads(dumps(plan), "plan.json")).nodes == plan.nodes
 
 
 def test_what_nodes_hold_is_inside_them_in_the_page() -> None:

@@ -32,8 +32,10 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.node_times import Predictions
 from graphflow.placement.cost_model.problem_builder import build_problems
 from graphflow.placement.placers.auto import Auto
-from graphflow.placement.plans.plan import Plan, devices_of, order_of, plan, plan_graph
+from graphflow.placement.plans.plan import Plan, devices_of, order_of
+from graphflow.placement.plans.plan_fetches import plan
 from graphflow.placement.plans.plan_records import Interval, Measured
+from graphflow.placement.plans.planning import plan_graph
 from graphflow.runtime.partitioning.partition import partition
 from tests.placement.speeds import profile
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from graphflow.errors import ProblemError
 from graphflow.placement import Assignment, Cluster, Problem, Timeline, place, simulate
+from graphflow.placement.clusters.port_routes import shared_links
 from graphflow.placement.clusters.shared_ports import Port
-from graphflow.placement.clusters.topology import shared_links
 from graphflow.placement.simulation.simulator import schedule
 from tests.placement.instances import problems
 

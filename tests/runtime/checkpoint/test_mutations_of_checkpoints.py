@@ -15,10 +15,10 @@ from unittest import mock
 import pytest
 
 from graphflow.errors import GraphflowError
-from graphflow.execution.variable_store import State
+from graphflow.execution.variable_store import VariableStore
 from graphflow.recovery import recoverer as recovery
-from graphflow.recovery.checkpoint_writer import Saver
-from graphflow.recovery.recoverer import Ran, Recovery
+from graphflow.recovery.checkpoint_writer import CheckpointWriter
+from graphflow.recovery.recoverer import CommittedStep, Recovery
 from graphflow.runtime.checkpoint import files, folder, manifest, remote, store
 from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.host import session_state
@@ -195,7 +195,7 @@ def begins_at_the_same_epoch(init: Any) -> Any:
 
 
 def resumes_off_by_one(resume: Any) -> Any:
-    def mutant(self: Saver, *given: Any) -> Any:
+    def mutant(self: CheckpointWriter, *given: Any) -> Any:
         found = resume(self, *given)
         if found is not None:
             self._steps.committed += 1
@@ -207,7 +207,7 @@ def resumes_off_by_one(resume: Any) -> Any:
 def writes_the_step_before(begin: Any) -> Any:
     """A checkpoint is named by a step that it is not of."""
 
-    def mutant(self: Saver) -> Any:
+    def mutant(self: CheckpointWriter) -> Any:
         self._steps.committed -= 1
         try:
             return begin(self)
@@ -218,9 +218,9 @@ def writes_the_step_before(begin: Any) -> Any:
 
 
 def counts_as_written(land: Any) -> Any:
-    def mutant(self: Saver) -> Any:
-        if self.flight is not None and self.flight.outcome is not None:
-            self.flight.outcome = str(self.flight.outcome)
+    def mutant(self: CheckpointWriter) -> Any:
+        if self.pending is not None and self.pending.outcome is not None:
+            self.pending.outcome = str(self.pending.outcome)
         return land(self)
 
     return mutant
@@ -228,7 +228,7 @@ def counts_as_written(land: Any) -> Any:
 
 def notes_another_step(note: Any) -> Any:
     def mutant(self: Recovery, entry: Any, nbytes: int) -> None:
-        if isinstance(entry, Ran):
+        if isinstance(entry, CommittedStep):
             entry = replace(entry, before=entry.before + 1)
         note(self, entry, nbytes)
 
@@ -238,7 +238,7 @@ def notes_another_step(note: Any) -> Any:
 def notes_feeds_themselves(step: Any) -> Any:
     def mutant(self: Recovery, tensors: Any, feeds: Any, begun: Any) -> Any:
         values = step(self, tensors, feeds, begun)
-        entries = self._stretches[-1].entries
+        entries = self._segments[-1].entries
         entries[-1] = replace(entries[-1], feeds=feeds)
         return values
 
@@ -246,7 +246,9 @@ def notes_feeds_themselves(step: Any) -> Any:
 
 
 def notes_steps_only(note: Any) -> Any:
-    return lambda self, entry, nbytes: note(self, entry, nbytes) if isinstance(entry, Ran) else None
+    return lambda self, entry, nbytes: (
+        note(self, entry, nbytes) if isinstance(entry, CommittedStep) else None
+    )
 
 
 def begins_with(shift: int) -> Callable[[Any], Any]:
@@ -265,7 +267,7 @@ def begins_with(shift: int) -> Callable[[Any], Any]:
 def keeps_the_state(restore: Any) -> Any:
     """What workers hold is taken for what the checkpoint says."""
 
-    def mutant(self: State, checkpoint: Any, *, homes: bool) -> None:
+    def mutant(self: VariableStore, checkpoint: Any, *, homes: bool) -> None:
         restore(self, replace(checkpoint, variables={}), homes=homes)
 
     return mutant
@@ -283,7 +285,7 @@ def never_uncertain() -> Iterator[None]:
 
 @contextmanager
 def without_end() -> Iterator[None]:
-    with mock.patch.object(recovery, "MOST", 10**9):
+    with mock.patch.object(recovery, "MAX_RECOVERIES", 10**9):
         yield
 
 
@@ -400,8 +402,14 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
         alone(folders.test_a_directory_keeps_the_last_few_and_a_new_start_takes_the_next_epoch),
     ),
     "a recovery takes no epoch": (around(Store, "advance", advances_by(0)), NOTED),
-    "a session goes on a step later": (around(Saver, "resume", resumes_off_by_one), LOOP),
-    "a checkpoint of the step before": (around(Saver, "begin", writes_the_step_before), LOOP),
+    "a session goes on a step later": (
+        around(CheckpointWriter, "resume", resumes_off_by_one),
+        LOOP,
+    ),
+    "a checkpoint of the step before": (
+        around(CheckpointWriter, "begin", writes_the_step_before),
+        LOOP,
+    ),
     "the state moves while it is written": (
         around(
             session_state.SessionState,
@@ -415,7 +423,7 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
         patched(sessions.test_what_is_written_beside_steps_that_go_on_is_the_state_of_its_step),
     ),
     "what failed counts as written": (
-        around(Saver, "land", counts_as_written),
+        around(CheckpointWriter, "collect_finished", counts_as_written),
         losing(sessions.test_after_ctrl_c_training_goes_on_though_the_disk_is_full, patches=True),
     ),
     "steps draw other numbers again": (around(Recovery, "_note", notes_another_step), AGAIN),
@@ -424,9 +432,9 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
         losing(sessions.test_feeds_are_kept_as_they_were),
     ),
     "what was set is not kept": (around(Recovery, "_note", notes_steps_only), SET),
-    "steps are left out": (around(Recovery, "_base", begins_with(+1)), AGAIN),
-    "steps are done twice": (around(Recovery, "_base", begins_with(-1)), AGAIN),
-    "the state is not restored": (around(State, "restore", keeps_the_state), AGAIN),
+    "steps are left out": (around(Recovery, "_find_base", begins_with(+1)), AGAIN),
+    "steps are done twice": (around(Recovery, "_find_base", begins_with(-1)), AGAIN),
+    "the state is not restored": (around(VariableStore, "restore", keeps_the_state), AGAIN),
     "one checkpoint leads on, and no other": (
         around(Recovery, "_last_written", drops_one_more),
         BASE,

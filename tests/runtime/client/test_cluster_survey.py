@@ -75,7 +75,7 @@ def test_a_fetch_that_no_worker_has_told_is_named() -> None:
     fetched = gf.constant(1.0) + gf.variable(2.0, name="v")
     with gf.Session() as s:
         s.run(fetched)
-        compiled = s._deployment.known([fetched])
+        compiled = s._deployment.find([fetched])
         assert compiled is not None
         with pytest.raises(ProtocolError, match=r"'add' at .*test_cluster_survey\.py:\d+"):
             compiled.values({}, {})

@@ -18,13 +18,18 @@ import graphflow.ops  # noqa: F401 - fills the registry
 from graphflow.ir.op import REGISTRY
 from graphflow.ir.spec import TensorSpec, as_dtype, kind
 from graphflow.ops.communication.reduction_order import shares
-from graphflow.ops.kernels.jit.array_address import fresh
+from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.runtime.collectives import message_transport as parcels
 from graphflow.runtime.collectives import shared_memory_transport as shared
-from graphflow.runtime.collectives.message_transport import MessageExchange, Post
+from graphflow.runtime.collectives.message_transport import MessageExchange, MessagePort
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.collectives.shared_counters import SharedCounters
-from graphflow.runtime.collectives.shared_memory_transport import Mapped, Slots, ground, private
+from graphflow.runtime.collectives.shared_memory_transport import (
+    MappedTransport,
+    SlotTransport,
+    private_memory,
+    shared_bytes,
+)
 from graphflow.runtime.transport import nontemporal_copy as bypass
 from graphflow.runtime.wire.messages import Parcel
 
@@ -94,7 +99,7 @@ def plain(what: Collective, xs: Sequence[Array]) -> list[Array]:
 def exchanged(what: Collective, xs: Sequence[Array], carry: Any) -> list[Array]:
     """What each device's thread gets when all run together."""
     members = {d: [r for r, at in enumerate(what.devices) if at == d] for d in what.devices}
-    ys = [np.zeros(what.result(r).shape, what.dtype) for r in range(what.count)]
+    ys = [np.zeros(what.result_spec(r).shape, what.dtype) for r in range(what.count)]
     jobs = []
     for ranks in members.values():
         given = {r: (xs[r] if r < len(xs) else None) for r in ranks}
@@ -111,7 +116,7 @@ def together(jobs: Sequence[Any]) -> None:
 
 def wait(gates: SharedCounters, value: int) -> None:
     for _ in range(1000):
-        if gates.pending(value, 0.02) < 0:
+        if gates.wait_all(value, 0.02) < 0:
             return
     raise AssertionError("a rank did not come")
 
@@ -147,33 +152,37 @@ class Box:
 def test_parcels_give_the_bits_of_the_plain_kernel(data: Any) -> None:
     what, xs = collective(data.draw)
     box = Box()
-    post = Post("s", "p/0", "'y'", box.put, box.take)
+    post = MessagePort("s", "p/0", "'y'", box.put, box.take)
 
     def carry(ranks: Sequence[int], given: Mapping[int, Any], results: Any) -> None:
         MessageExchange(what, ranks, post).run(1, given, results)
 
-    before, parcels.PART = parcels.PART, data.draw(st.sampled_from([16, 1 << 20]))
+    before, parcels.CHUNK_BYTES = parcels.CHUNK_BYTES, data.draw(st.sampled_from([16, 1 << 20]))
     try:
         assert same_bits(exchanged(what, xs, carry), plain(what, xs))
     finally:
-        parcels.PART = before
+        parcels.CHUNK_BYTES = before
     assert box.arrays == {}
 
 
 def in_shared_memory(what: Collective, xs: Sequence[Array], ys: Sequence[Array]) -> None:
     """Three times, by slots where a collective is small."""
     small = shared.is_small(what)
-    memory = private(max(1, ground(what)))
+    memory = private_memory(max(1, shared_bytes(what)))
     members = {d: [r for r, at in enumerate(what.devices) if at == d] for d in what.devices}
     given = [xs[r] if r < len(xs) else None for r in range(what.count)]
     seen = [np.empty(0, what.dtype) if x is None else x for x in given]
 
     def carry(ranks: Sequence[int]) -> None:
-        way = Slots(what, ranks, memory) if small else Mapped(what, ranks, memory, seen, ys)
+        way = (
+            SlotTransport(what, ranks, memory)
+            if small
+            else MappedTransport(what, ranks, memory, seen, ys)
+        )
         for _ in range(3):
-            if isinstance(way, Slots):
-                way.offer({r: given[r] for r in ranks})
-                way.take({r: ys[r] for r in ranks}, wait)
+            if isinstance(way, SlotTransport):
+                way.publish({r: given[r] for r in ranks})
+                way.collect({r: ys[r] for r in ranks}, wait)
             else:
                 way.run(wait)
 
@@ -185,10 +194,10 @@ def in_shared_memory(what: Collective, xs: Sequence[Array], ys: Sequence[Array])
 def test_shared_memory_gives_the_bits_of_the_plain_kernel(data: Any) -> None:
     what, xs = collective(data.draw)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared, "SMALL", data.draw(st.sampled_from([1 << 20, -1])))
+        patch.setattr(shared, "SMALL_BYTES", data.draw(st.sampled_from([1 << 20, -1])))
         cache = data.draw(st.sampled_from([0, 1 << 40]))
         patch.setattr(bypass, "_last_cache", lambda: cache)
-        ys = [np.zeros(what.result(r).shape, what.dtype) for r in range(what.count)]
+        ys = [np.zeros(what.result_spec(r).shape, what.dtype) for r in range(what.count)]
         in_shared_memory(what, xs, ys)
     assert same_bits(ys, plain(what, xs))
 
@@ -205,7 +214,7 @@ def test_shared_memory_gives_the_bits_of_the_plain_kernel(data: Any) -> None:
 def test_what_lies_in_no_cache_is_exchanged_with_the_same_bits(
     name: str, dtype: str, reduction: str, algorithm: str, past: bool, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(shared, "SMALL", -1)
+    monkeypatch.setattr(shared, "SMALL_BYTES", -1)
     monkeypatch.setattr(bypass, "_last_cache", lambda: 0 if past else 1 << 40)
     if dtype == "int32" and reduction == "mean":
         pytest.skip("integers have no mean")
@@ -225,9 +234,9 @@ def test_what_lies_in_no_cache_is_exchanged_with_the_same_bits(
                 x.reshape(-1)[1::9] = np.inf * sign
         ys = []
         for rank in range(2):
-            result = what.result(rank)
+            result = what.result_spec(rank)
             count = int(np.prod(result.shape))
-            room = fresh((count + astray) * what.dtype.itemsize).view(what.dtype)
+            room = empty_aligned((count + astray) * what.dtype.itemsize).view(what.dtype)
             ys.append(room[astray:].reshape(result.shape))
         in_shared_memory(what, xs, ys)
         assert same_bits(ys, plain(what, xs)), shape

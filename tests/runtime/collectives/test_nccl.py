@@ -24,8 +24,8 @@ from graphflow.base.environment import check_environment
 from graphflow.errors import ArgumentError, StepTimeout
 from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.collectives import nccl
-from graphflow.runtime.collectives.exchanges import Exchanges
-from graphflow.runtime.collectives.nccl import Communicator, Nccl
+from graphflow.runtime.collectives.exchanges import SessionCollectives
+from graphflow.runtime.collectives.nccl import Communicator, NcclCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
 from tests.house.sources import ROOT
@@ -124,7 +124,7 @@ class Backend:
             yield
 
     @contextmanager
-    def beside(self, stream: Any) -> Iterator[None]:
+    def side_stream(self, stream: Any) -> Iterator[None]:
         with self.active():
             yield
 
@@ -138,14 +138,14 @@ def test_nccl_gives_the_bits_of_the_plain_kernel(
     what, xs = collective(data.draw)
     stand = Stand(what.count)
     monkeypatch.setattr(nccl, "library", lambda: stand)
-    ys = [np.zeros(what.result(r).shape, what.dtype).view(Device) for r in range(what.count)]
+    ys = [np.zeros(what.result_spec(r).shape, what.dtype).view(Device) for r in range(what.count)]
 
     def carry(rank: int) -> None:
         group = Communicator(Backend())
-        assert group.meet(what.count, (1, 2, 3), rank, lambda: None)
-        way = Nccl(what, rank, group)
+        assert group.connect(what.count, (1, 2, 3), rank, lambda: None)
+        way = NcclCollective(what, rank, group)
         for _ in range(2):
-            way.made()
+            way.record_ready()
             x = xs[rank].view(Device) if rank < len(xs) else None
             way.run(x, ys[rank], lambda: None)
         group.close()
@@ -184,9 +184,9 @@ def test_an_exchange_that_is_given_up_frees_the_gpu(
             raise StepTimeout("step 1: all_reduce did not come")
 
     group = Communicator(backend)
-    assert group.meet(1, (1,), 0, go_on)
-    way = Nccl(what, 0, group)
-    way.made()
+    assert group.connect(1, (1,), 0, go_on)
+    way = NcclCollective(what, 0, group)
+    way.record_ready()
     with pytest.raises(StepTimeout):
         way.run(np.ones(4, "f4").view(Device), np.zeros(4, "f4").view(Device), go_on)
     assert stand.aborted == [0] and time.monotonic() < end + 5
@@ -207,7 +207,7 @@ def test_a_group_that_meets_when_nobody_waits_any_more_is_let_go_of(
 
     group = Communicator(Backend())
     with pytest.raises(StepTimeout):
-        group.meet(1, (1,), 0, go_on)
+        group.connect(1, (1,), 0, go_on)
     group.close()
     free.set()
     until = time.monotonic() + 5
@@ -219,7 +219,7 @@ def test_a_group_that_meets_when_nobody_waits_any_more_is_let_go_of(
 def _gpus(monkeypatch: pytest.MonkeyPatch, stand: Stand, *names: str) -> None:
     """Let a worker have these GPUs."""
     monkeypatch.setattr(nccl, "library", lambda: stand)
-    monkeypatch.setattr(nccl, "_gpu", lambda index: names[index])
+    monkeypatch.setattr(nccl, "_gpu_address", lambda index: names[index])
 
 
 class Steps:
@@ -235,7 +235,7 @@ class Steps:
         ]  # fmt: skip
         mail = TensorMailbox()
         mail.deadline = time.monotonic() + 60
-        self.exchanges = Exchanges("s", 0, mail, lambda parcel: None)
+        self.exchanges = SessionCollectives("s", 0, mail, lambda parcel: None)
         self.direct: list[bool] = []
 
     def run(self, steps: Sequence[int]) -> None:
@@ -243,20 +243,20 @@ class Steps:
         together([partial(self._go, rank, steps) for rank in range(2)])
 
     def _go(self, rank: int, steps: Sequence[int]) -> None:
-        part = self.exchanges.part("p", self.devices[rank])
-        members = [part.member(what, "y") for what in self.groups]
+        part = self.exchanges.for_program("p", self.devices[rank])
+        members = [part.join(what, "y") for what in self.groups]
         ys = [np.zeros(what.specs[0].shape, "f4").view(Device) for what in self.groups]
         for member in members:
-            member.use(Backend())
+            member.use_gpu(Backend())
         for step in steps:
             for member, y in zip(members, ys, strict=True):
                 x = np.full(y.shape, step + rank, "f4").view(Device)
-                if member.on_device:
+                if member.can_run_on_device:
                     member.start_on_device(step, x, y)
                 else:
                     member.start(step, rank, x, y, fixed=False, meanwhile=True)
                 member.finish(step)
-                self.direct.append(member.direct)
+                self.direct.append(member.is_on_device)
                 assert (y == 2 * step + 1).all()
 
 
@@ -308,15 +308,15 @@ def test_nccl_is_for_one_host_unless_the_environment_says_otherwise(
         if setting is not None:
             monkeypatch.setenv("GRAPHFLOW_NCCL", setting)
         _gpus(monkeypatch, Stand(2), "host/0", "other/0")
-        told[setting] = nccl.gpus(what, 0)
+        told[setting] = nccl.local_gpus(what, 0)
     assert told["off"] is None and told[None] == told["host"]
-    assert nccl.may_meet([told["on"]], 2) and not nccl.may_meet([told["host"]], 2)
+    assert nccl.can_use_nccl([told["on"]], 2) and not nccl.can_use_nccl([told["host"]], 2)
     one, other = {"at": ["a/0"], "far": True}, {"at": ["b/0"], "far": True}
-    assert nccl.may_meet([one, other], 2)
-    assert not nccl.may_meet([one, {**other, "far": False}], 2), "one of them does not allow it"
-    assert not nccl.may_meet([one, other], 3)
+    assert nccl.can_use_nccl([one, other], 2)
+    assert not nccl.can_use_nccl([one, {**other, "far": False}], 2), "one of them does not allow it"
+    assert not nccl.can_use_nccl([one, other], 3)
     for wrong in (None, {}, {"at": "a"}, [], "x"):
-        assert not nccl.may_meet([one, wrong], 2)
+        assert not nccl.can_use_nccl([one, wrong], 2)
     monkeypatch.setenv("GRAPHFLOW_NCCL", "yes")
     with pytest.raises(ArgumentError, match=r"GRAPHFLOW_NCCL .* one of off, host, on, not 'yes'"):
         check_environment()
@@ -337,7 +337,7 @@ def test_ranks_that_do_not_meet_in_nccl_exchange_by_the_host(
         return make(count, unique, rank)
 
     monkeypatch.setattr(stand, "NcclCommunicator", faulty)
-    monkeypatch.setattr(nccl, "MEETING", 0.3)
+    monkeypatch.setattr(nccl, "CONNECT_SECONDS", 0.3)
     _gpus(monkeypatch, stand, "host/0", "host/1")
     steps = Steps([5])
     steps.run(range(1, 4))
@@ -375,7 +375,7 @@ def test_ranks_meet_under_a_name_of_either_form_that_cupy_has(form: type) -> Non
         return "made"
 
     stand = SimpleNamespace(NcclCommunicator=communicator)
-    assert nccl._communicator(stand, 2, tuple(given), 0) == "made"
+    assert nccl._create_communicator(stand, 2, tuple(given), 0) == "made"
     assert met == [given]
 
 

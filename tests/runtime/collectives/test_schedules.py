@@ -14,11 +14,11 @@ import pytest
 
 from graphflow.errors import StepTimeout
 from graphflow.ir.spec import TensorSpec
-from graphflow.runtime.collectives.exchanges import Exchanges
+from graphflow.runtime.collectives.exchanges import SessionCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.collectives.schedules import Round, all_reduce, spread
-from graphflow.runtime.collectives.shared_counters import LINE, SharedCounters
-from graphflow.runtime.collectives.shared_memory_transport import private
+from graphflow.runtime.collectives.schedules import Round, all_reduce, broadcast
+from graphflow.runtime.collectives.shared_counters import COUNTER_BYTES, SharedCounters
+from graphflow.runtime.collectives.shared_memory_transport import private_memory
 from graphflow.runtime.transport.shared_memory import Segment, is_possible
 from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
 from tests.runtime.collectives.test_exchanges import together
@@ -52,7 +52,7 @@ def test_two_levels_meet_by_their_leaders_only() -> None:
 
 
 def test_a_tensor_spreads_from_rank_0_along_a_tree() -> None:
-    assert [draw(own) for own in spread(4)] == ["0:1»2 0:1»1", "0:1«0", "0:1«0 0:1»3", "0:1«2"]
+    assert [draw(own) for own in broadcast(4)] == ["0:1»2 0:1»1", "0:1«0", "0:1«0 0:1»3", "0:1«2"]
 
 
 @pytest.mark.parametrize("count", range(1, 12))
@@ -77,22 +77,22 @@ def test_what_is_sent_is_what_is_taken_and_the_bytes_are_least(algorithm: str, c
 
 
 def test_a_gate_waits_no_longer_than_it_is_told_and_says_who_is_missing() -> None:
-    gates = SharedCounters(private(3 * LINE), 3)
-    gates.tell(0, 1)
+    gates = SharedCounters(private_memory(3 * COUNTER_BYTES), 3)
+    gates.publish(0, 1)
     started = time.monotonic()
-    assert gates.pending(1, 0.05) == 1
+    assert gates.wait_all(1, 0.05) == 1
     assert 0.04 < time.monotonic() - started < 5
     for rank in (1, 2):
-        gates.tell(rank, 5)
-    assert gates.pending(1, 0.05) == -1 and gates.pending(2, 0.0) == 0
+        gates.publish(rank, 5)
+    assert gates.wait_all(1, 0.05) == -1 and gates.wait_all(2, 0.0) == 0
 
 
 def test_who_sleeps_at_a_gate_is_woken() -> None:
-    memory = private(LINE)
+    memory = private_memory(COUNTER_BYTES)
     mine, others = SharedCounters(memory, 1), SharedCounters(memory, 1)
-    threading.Timer(0.1, others.tell, (0, 7)).start()
+    threading.Timer(0.1, others.publish, (0, 7)).start()
     started = time.monotonic()
-    assert mine.pending(7, 20.0) == -1
+    assert mine.wait_all(7, 20.0) == -1
     assert time.monotonic() - started < 10
 
 
@@ -106,12 +106,12 @@ def test_gates_order_memory_between_processes() -> None:
     wrong = 0
     for turn in range(1, 2000):
         numbers[me * 8] = turn
-        gates.tell(me, 2 * turn)
-        while gates.pending(2 * turn, 5.0) >= 0:
+        gates.publish(me, 2 * turn)
+        while gates.wait_all(2 * turn, 5.0) >= 0:
             pass
         wrong += int(numbers[(1 - me) * 8] != turn)
-        gates.tell(me, 2 * turn + 1)
-        while gates.pending(2 * turn + 1, 5.0) >= 0:
+        gates.publish(me, 2 * turn + 1)
+        while gates.wait_all(2 * turn + 1, 5.0) >= 0:
             pass
     if not child:
         os._exit(min(wrong, 100))
@@ -134,9 +134,9 @@ def test_a_part_that_waits_in_vain_names_the_rank_and_the_next_step_is_right(
 ) -> None:
     mail = TensorMailbox()
     mail.deadline = time.monotonic() + (30.0 if cancelled else 0.3)
-    exchanges = Exchanges("s", 0, mail, lambda parcel: None)
+    exchanges = SessionCollectives("s", 0, mail, lambda parcel: None)
     what = pair(size)
-    parts = [exchanges.part("p", device).member(what, "'y'") for device in what.devices]
+    parts = [exchanges.for_program("p", device).join(what, "'y'") for device in what.devices]
     x, ys = np.ones(size, "f4"), [np.zeros(size, "f4") for _ in parts]
 
     def go(rank: int, step: int) -> None:

@@ -247,11 +247,13 @@ def test_a_lost_link_of_an_exchange_or_an_edge_names_the_tensor_and_the_users_li
     fetches, feeds = everything(devices, (5, 3), "ring", "sum")
     with gf.Session(gf.Cluster.here(devices)) as s:
         s.run(fetches, feeds)
-        compiled = s._deployment.known(fetches)
+        compiled = s._deployment.find(fetches)
         assert compiled is not None
 
         def told(edge: Any) -> str:
-            return str(compiled.explained(LinkLost("cut", source=0, target=1, step=3, edge=edge)))
+            return str(
+                compiled.explain_link_loss(LinkLost("cut", source=0, target=1, step=3, edge=edge))
+            )
 
         (group, *_) = {start.group for start in compiled.exchanges({}).values()}
         for rest in ("offer", "0/1/2"):

@@ -17,8 +17,12 @@ import graphflow as gf
 from graphflow.errors import GraphflowError, StepTimeout, WorkerLost
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.runtime.collectives import shared_memory_edges as passages
-from graphflow.runtime.collectives.exchanges import Exchanges
-from graphflow.runtime.collectives.shared_memory_edges import MOST, ROOM, carried
+from graphflow.runtime.collectives.exchanges import SessionCollectives
+from graphflow.runtime.collectives.shared_memory_edges import (
+    MAX_SLOT_BYTES,
+    MAX_TENSOR_BYTES,
+    edges_that_fit,
+)
 from graphflow.runtime.host.session_state import MEETING
 from graphflow.runtime.transport.shared_memory import Segment, is_possible
 from graphflow.runtime.wire.messages import Parcel
@@ -39,10 +43,12 @@ class Pair:
     def __init__(self, specs: dict[int, TensorSpec], seconds: float = 20.0) -> None:
         self.mails = TensorMailbox(0), TensorMailbox(1)
         self.words: list[str] = []
-        self.ends = [Exchanges("s", i, mail, self._outbox) for i, mail in enumerate(self.mails)]
+        self.ends = [
+            SessionCollectives("s", i, mail, self._outbox) for i, mail in enumerate(self.mails)
+        ]
         to, of = ({n: Awaited(f"edge {n}", worker) for n in specs} for worker in (1, 0))
-        out = self.ends[0].part("p", SOURCE).outward(TARGET, 1, to, specs)
-        into = self.ends[1].part("p", TARGET).inward(SOURCE, 0, of, specs)
+        out = self.ends[0].for_program("p", SOURCE).edge_senders(TARGET, 1, to, specs)
+        into = self.ends[1].for_program("p", TARGET).edge_receivers(SOURCE, 0, of, specs)
         self.out, self.into = out, into
         self.give(seconds)
 
@@ -57,11 +63,11 @@ class Pair:
     def send(self, step: int, arrays: dict[int, Array]) -> list[bool]:
         """Which of them needed no message."""
         went = [self.out[edge].send(step, edge, array) for edge, array in arrays.items()]
-        self.ends[0].settle(step)
+        self.ends[0].finish_handshakes(step)
         return went
 
     def take(self, step: int) -> dict[int, Array | None]:
-        return {edge: end.take(step, edge) for edge, end in self.into.items()}
+        return {edge: end.receive(step, edge) for edge, end in self.into.items()}
 
     def both(self, step: int, arrays: dict[int, Array]) -> tuple[list[bool], dict[int, Any]]:
         """A step of both devices."""
@@ -196,13 +202,13 @@ def test_where_memory_is_not_shared_messages_stay_the_way(
 
 
 def test_large_and_empty_tensors_and_those_without_room_go_as_messages() -> None:
-    most = MOST // 4
-    specs = {n: spec("float32", (most,)) for n in range(ROOM // MOST)}
+    most = MAX_TENSOR_BYTES // 4
+    specs = {n: spec("float32", (most,)) for n in range(MAX_SLOT_BYTES // MAX_TENSOR_BYTES)}
     beside = {100: (most + 1,), 101: (0, 3), 102: (1,)}
     specs |= {n: spec("float32", shape) for n, shape in beside.items()}
-    kept = carried(dict(reversed(specs.items())))
-    assert list(kept) == list(range(ROOM // MOST // 2))  # two slots each
-    assert list(carried({n: specs[n] for n in beside})) == [102]
+    kept = edges_that_fit(dict(reversed(specs.items())))
+    assert list(kept) == list(range(MAX_SLOT_BYTES // MAX_TENSOR_BYTES // 2))  # two slots each
+    assert list(edges_that_fit({n: specs[n] for n in beside})) == [102]
 
 
 # Sessions ---------------------------------------------------------------------------------------
@@ -258,18 +264,18 @@ def test_sizes_that_are_not_used_any_more_hold_no_memory() -> None:
 def test_a_session_holds_only_so_many_at_either_end(
     end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passages, "HELD", 1)
+    monkeypatch.setattr(passages, "MAX_OPEN_EDGES", 1)
     with pair({0: spec("float32", (2,))}) as two:
         (passage,) = {*two.out.values(), *two.into.values()} - {(two.out, two.into)[1 - end][0]}
-        two.ends[end].open.add(object())  # another one
+        two.ends[end].open_edges.add(object())  # another one
         for step in range(3):
             assert two.both(step, {0: np.ones(2, "f4")}) == ([False], {0: None})
-        assert passage not in two.ends[end].open
-        two.ends[end].open.clear()
+        assert passage not in two.ends[end].open_edges
+        two.ends[end].open_edges.clear()
         two.abort()
         for step in range(3, 6):
             assert two.both(step, {0: np.ones(2, "f4")})[0] == [step > 3]
-        assert two.ends[end].open == {passage}
+        assert two.ends[end].open_edges == {passage}
 
 
 @needs_memory

@@ -15,7 +15,7 @@ from graphflow.errors import OpError, SessionError, StepTimeout
 from graphflow.ir.graph import Graph
 from graphflow.runtime.host.host import Host
 from graphflow.runtime.host.session_state import FAILED
-from graphflow.runtime.partitioning.partition import FORMS, Partition, partition
+from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition, partition
 from graphflow.runtime.wire.messages import Computed, Parcel
 from tests.runtime.collectives.test_shared_memory_edges import needs_memory
 from tests.runtime.programs import CPU, placed
@@ -124,13 +124,13 @@ def test_both_ends_let_go_of_the_same_sizes_though_one_ran_something_else_meanwh
     two.hosts[1].add("s", "p", [parts[FAR]])
     alone = Graph([gf.constant(1.0) + 1.0])
     two.hosts[0].add("s", "q", list(partition(alone, placed(alone)).values()))
-    sizes = list(range(1, FORMS[0] + 1))
+    sizes = list(range(1, SPECIALISATION_LIMITS[0] + 1))
     for step, n in enumerate(sizes):
         two.step(step, k=np.zeros(n, "int32"))
     for host in two.hosts:
         host.prepare("s", "p", {"n": 3})  # which they have
     two.hosts[0].compute("s", "q", 100, {}, {}, False, 5.0)
     two.hosts[0].commit("s", 100)
-    two.step(101, k=np.zeros(FORMS[0], "int32"))
+    two.step(101, k=np.zeros(SPECIALISATION_LIMITS[0], "int32"))
     first, second = two.forms()
     assert first == second

@@ -24,12 +24,12 @@ from graphflow.errors import (
 )
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Tensor
-from graphflow.ir.spec import alone
+from graphflow.ir.spec import sole_symbol
 from graphflow.runtime.host.host import Host
 from graphflow.runtime.host.host_interface import LocalHosts
 from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.memory.backend import CpuBackend
-from graphflow.runtime.partitioning.partition import FORMS, Partition, partition
+from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition, partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.wire.graph_codec import encode
 from graphflow.runtime.wire.messages import Computed, Parcel
@@ -260,7 +260,7 @@ def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
     compiled = Counter[int]()
 
     def compiling(*arguments: Any) -> Program:
-        compiled[arguments[1][alone(size)]] += 1
+        compiled[arguments[1][sole_symbol(size)]] += 1
         return Program(*arguments)
 
     monkeypatch.setattr("graphflow.runtime.host.session_state.Program", compiling)
@@ -268,13 +268,15 @@ def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
     try:
         for step, n in enumerate([*range(1, 40), 39, 1]):
             fed = {"x": np.ones(n, "float32")}
-            assert compute(host, step, feeds=fed, **{alone(size): n}).fetches["0"].shape == (n,)
+            assert compute(host, step, feeds=fed, **{sole_symbol(size): n}).fetches["0"].shape == (
+                n,
+            )
             host.commit("s", step)
         alive = sum(arena() is not None for arena in arenas)
     finally:
         gc.enable()
     assert (compiled[39], compiled[1]) == (1, 2), "what was used last is kept, the rest comes back"
-    assert alive < FORMS[0] / 2, "most lie in the same memory"
+    assert alive < SPECIALISATION_LIMITS[0] / 2, "most lie in the same memory"
 
 
 # Waiting ----------------------------------------------------------------------------------------

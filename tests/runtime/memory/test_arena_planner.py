@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT
-from graphflow.runtime.memory.arena_planner import Block, plan_arena
+from graphflow.runtime.memory.arena_planner import BufferLifetime, plan_arena
 
 lives = st.builds(
-    lambda birth, length, nbytes: Block(birth, birth + length, nbytes),
+    lambda birth, length, nbytes: BufferLifetime(birth, birth + length, nbytes),
     st.integers(0, 30),
     st.integers(0, 30),
     st.integers(0, 5000),
@@ -17,7 +17,7 @@ lives = st.builds(
 
 
 @given(st.lists(lives, max_size=40))
-def test_blocks_that_live_at_the_same_time_never_overlap(blocks: list[Block]) -> None:
+def test_blocks_that_live_at_the_same_time_never_overlap(blocks: list[BufferLifetime]) -> None:
     arena = plan_arena(blocks)
     spans = [(o, o + b.nbytes, b) for o, b in zip(arena.offsets, blocks, strict=True)]
     for i, (start, end, a) in enumerate(spans):
@@ -30,7 +30,7 @@ def test_blocks_that_live_at_the_same_time_never_overlap(blocks: list[Block]) ->
 
 @given(st.lists(lives, max_size=40))
 def test_an_arena_is_no_larger_than_its_blocks_and_no_smaller_than_those_alive(
-    blocks: list[Block],
+    blocks: list[BufferLifetime],
 ) -> None:
     arena = plan_arena(blocks)
     rounded = [-(-max(b.nbytes, 1) // ALIGNMENT) * ALIGNMENT for b in blocks]
@@ -45,7 +45,12 @@ def test_an_arena_is_no_larger_than_its_blocks_and_no_smaller_than_those_alive(
 
 
 def test_a_block_is_taken_again_when_its_owner_is_dead() -> None:
-    blocks = [Block(0, 1, 1000), Block(1, 2, 1000), Block(2, 3, 1000), Block(3, 4, 1000)]
+    blocks = [
+        BufferLifetime(0, 1, 1000),
+        BufferLifetime(1, 2, 1000),
+        BufferLifetime(2, 3, 1000),
+        BufferLifetime(3, 4, 1000),
+    ]
     arena = plan_arena(blocks)
     assert arena.offsets == (0, 1024, 0, 1024)
     assert arena.nbytes == 2048
@@ -58,8 +63,8 @@ def test_no_blocks_need_no_arena() -> None:
 def test_a_chain_that_is_all_alive_and_then_dies_backwards_is_laid_out_in_linear_time() -> None:
     """The lives of a deep graph and its gradients: 50,000 at once (0.3 s; quadratic: minutes)."""
     deep = 50_000
-    blocks = [Block(i, 2 * deep - i, 64) for i in range(deep)]
-    blocks += [Block(deep + i, deep + i + 1, 64) for i in range(deep)]
+    blocks = [BufferLifetime(i, 2 * deep - i, 64) for i in range(deep)]
+    blocks += [BufferLifetime(deep + i, deep + i + 1, 64) for i in range(deep)]
     begin = time.process_time()
     arena = plan_arena(blocks)
     assert time.process_time() - begin < 10

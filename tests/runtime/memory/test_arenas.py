@@ -32,37 +32,37 @@ class Scarce(CpuBackend):
 
 def test_a_program_lies_where_there_is_room() -> None:
     arenas = Arenas(CpuBackend(1))
-    first = arenas.of(1000, False)
+    first = arenas.reserve(1000, False)
     assert first.memory.nbytes == 1000, "the first has what it needs"
-    assert arenas.of(640, False) is first and first.taken == 1000
-    second = arenas.of(1100, False)
-    assert second is not first and second.memory.nbytes == 1500 and second.taken == 1100
-    assert arenas.of(1500, False) is second and second.taken == 1500
-    assert arenas.of(640, False) is second
+    assert arenas.reserve(640, False) is first and first.used_bytes == 1000
+    second = arenas.reserve(1100, False)
+    assert second is not first and second.memory.nbytes == 1500 and second.used_bytes == 1100
+    assert arenas.reserve(1500, False) is second and second.used_bytes == 1500
+    assert arenas.reserve(640, False) is second
 
 
 def test_sizes_that_grow_leave_few_arenas_behind() -> None:
     arenas = Arenas(CpuBackend(1))
-    made = {arenas.of(nbytes, False): nbytes for nbytes in range(1 << 10, 1 << 15, 64)}
+    made = {arenas.reserve(nbytes, False): nbytes for nbytes in range(1 << 10, 1 << 15, 64)}
     assert len(made) < 12
     assert sum(arena.memory.nbytes for arena in made) < 3 * 1.5 * (1 << 15)
 
 
 def test_an_arena_goes_with_the_last_of_its_programs() -> None:
     arenas = Arenas(CpuBackend(1))
-    large = arenas.of(1 << 20, False)
+    large = arenas.reserve(1 << 20, False)
     del large
     gc.collect()
-    assert arenas.of(1 << 10, False).memory.nbytes == 1 << 10
+    assert arenas.reserve(1 << 10, False).memory.nbytes == 1 << 10
 
 
 def test_where_memory_is_short_a_program_gets_what_it_needs_or_an_error() -> None:
     arenas = Arenas(Scarce(1200))
-    first = arenas.of(1000, False)
-    assert arenas.of(1200, False).memory.nbytes == 1200
+    first = arenas.reserve(1000, False)
+    assert arenas.reserve(1200, False).memory.nbytes == 1200
     with pytest.raises(DeviceOutOfMemory):
-        arenas.of(1300, False)
-    assert first.taken == 1000
+        arenas.reserve(1300, False)
+    assert first.used_bytes == 1000
 
 
 @pytest.mark.skipif(not segment.is_possible(), reason="needs Linux's anonymous shared memory")
@@ -70,14 +70,14 @@ def test_what_others_are_to_reach_is_shared_and_serves_the_rest_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arenas = Arenas(CpuBackend(1))
-    private = arenas.of(1 << 12, False)
-    shared = arenas.of(1 << 10, True)
+    private = arenas.reserve(1 << 12, False)
+    shared = arenas.reserve(1 << 10, True)
     assert private.segment is None and shared.segment is not None
     assert shared.memory.nbytes >= 1 << 12
-    assert arenas.of(1 << 12, False) is shared
+    assert arenas.reserve(1 << 12, False) is shared
     shared.memory[: 1 << 12] = 7  # it is there
     monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", "off")
-    assert Arenas(CpuBackend(1)).of(1 << 10, True).segment is None
+    assert Arenas(CpuBackend(1)).reserve(1 << 10, True).segment is None
 
 
 @pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]])
@@ -108,5 +108,5 @@ def test_steps_of_any_sizes_and_fetches_have_the_bits_that_they_have_with_memory
         taken[-1].memory[:] = 255  # NaNs
         return taken[-1]
 
-    monkeypatch.setattr(Arenas, "of", apart)
+    monkeypatch.setattr(Arenas, "reserve", apart)
     assert together == run() and len(taken) > 40

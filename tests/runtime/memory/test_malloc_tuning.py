@@ -12,10 +12,10 @@ import pytest
 FAULTS = """
 import resource, sys
 import numpy as np
-from graphflow.runtime.memory.malloc_tuning import keep_freed_memory
+from graphflow.runtime.memory.malloc_tuning import raise_trim_threshold
 
 if sys.argv[1:]:
-    keep_freed_memory()
+    raise_trim_threshold()
 faults = []
 for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt

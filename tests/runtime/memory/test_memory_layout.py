@@ -11,8 +11,8 @@ import graphflow as gf
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.passes import optimize
-from graphflow.runtime.memory.memory_layout import Layout, plan_layout
-from graphflow.runtime.partitioning.partition import FREE, Partition, partition
+from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from tests.properties.random_graphs import random_case
 from tests.runtime.programs import CPU, OTHER, alone, placed
 
@@ -20,7 +20,7 @@ ELSEWHERE = {"constant", "placeholder", "variable", "recv", "send"}
 SHAPE = (4, 3)
 
 
-def layout_of(*fetches: Tensor) -> Layout:
+def layout_of(*fetches: Tensor) -> MemoryLayout:
     return plan_layout(alone(*fetches), {"batch": 5})
 
 
@@ -28,7 +28,7 @@ def variable(name: str, shape: tuple[int, ...] = SHAPE, dtype: str = "float32") 
     return gf.variable(np.ones(shape, dtype), name=name)
 
 
-def deferred(layout: Layout) -> dict[str, str]:
+def deferred(layout: MemoryLayout) -> dict[str, str]:
     """Op to the variable that it updates in place."""
     return {node.op.name: v.node.name for node, v in layout.deferred.items()}
 
@@ -180,7 +180,7 @@ def test_in_place_needs_the_same_spec_and_a_dead_input() -> None:
     assert len(set(halved.blocks.values())) == 2
 
 
-def spans(part: Partition, layout: Layout) -> list[tuple[int, int, int, int, Tensor]]:
+def spans(part: Partition, layout: MemoryLayout) -> list[tuple[int, int, int, int, Tensor]]:
     """Offset, end, birth and last reader of each tensor in the arena, found independently."""
     nodes = part.graph.nodes
     position = {node: i for i, node in enumerate(nodes)}
@@ -206,11 +206,13 @@ def spans(part: Partition, layout: Layout) -> list[tuple[int, int, int, int, Ten
     return result
 
 
-def may_take_over(node: Node, before: Tensor, layout: Layout) -> bool:
+def may_take_over(node: Node, before: Tensor, layout: MemoryLayout) -> bool:
     """Whether the node's result may lie in the memory of one of its inputs."""
     fused = layout.regions.get(node)
     if fused is not None:
-        (ways,) = (w for w, t in zip(fused.ways, fused.results, strict=True) if t.node is node)
+        (ways,) = (
+            w for w, t in zip(fused.result_axes, fused.results, strict=True) if t.node is node
+        )
         pairs = zip(fused.operands, fused.region.operands, strict=True)
         seen = [(t, o.axes) for t, o in pairs if layout.roots[t] is before]
         long = [n != 1 for n in fused.sizes]
@@ -237,7 +239,7 @@ def test_no_tensor_is_overwritten_while_it_is_still_to_be_read(seed: int, two: b
     for node in graph.nodes:
         if node.op.name == "assign":
             devices[node] = devices[node.inputs[0].node]
-        elif node.op.name not in FREE:
+        elif node.op.name not in UNPLACED_OPS:
             devices[node] = OTHER if two and rng.random() < 0.5 else CPU
     for part in partition(graph, devices).values():
         layout = plan_layout(part, {"batch": 5})

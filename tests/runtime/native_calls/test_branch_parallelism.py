@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.ir.op import Tensor
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.memory import memory_layout as layout
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.native_calls import branch_parallelism as wide
-from graphflow.runtime.native_calls.branch_parallelism import Strands, Unit, groups, stretches
-from graphflow.runtime.native_calls.native_segments import Call
+from graphflow.runtime.native_calls.branch_parallelism import (
+    ParallelBranches,
+    ScheduledKernel,
+    find_parallel_sections,
+    schedule_branches,
+)
+from graphflow.runtime.native_calls.native_segments import KernelCall
 from graphflow.runtime.program.program import Program, Span
 from tests.properties.random_graphs import random_case, same_bits
 from tests.runtime.programs import alone, compiled, initial_state
@@ -33,15 +38,17 @@ def jit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes the smallest branches for worth a thread."""
-    monkeypatch.setattr(wide, "LEAST", 1.0)
-    monkeypatch.setattr(wide, "_BRANCH", 1.0)
-    monkeypatch.setattr(wide, "_GAIN", 0.999)
-    monkeypatch.setattr(layout, "_GROWTH", 1e9)
+    monkeypatch.setattr(wide, "MIN_PARALLEL_NANOSECONDS", 1.0)
+    monkeypatch.setattr(wide, "_MIN_BRANCH_NANOSECONDS", 1.0)
+    monkeypatch.setattr(wide, "_MAX_LOAD_SHARE", 0.999)
+    monkeypatch.setattr(layout, "_BRANCH_GROWTH", 1e9)
 
 
-def call(work: float, reads: Sequence[int], writes: Sequence[int]) -> Call:
+def call(work: float, reads: Sequence[int], writes: Sequence[int]) -> KernelCall:
     places = (*reads, *writes)
-    return Call(NODE, Task("", "", (), 1, work), places, (64,) * len(places), len(reads))
+    return KernelCall(
+        NODE, KernelTask("", "", (), 1, work), places, (64,) * len(places), len(reads)
+    )
 
 
 def towers(count: int, depth: int) -> tuple[Tensor, Tensor]:
@@ -60,46 +67,55 @@ def towers(count: int, depth: int) -> tuple[Tensor, Tensor]:
     return x, total
 
 
-def strands(program: Program) -> list[Strands]:
-    return [line for line in program._code.compute.lines if isinstance(line, Strands)]
+def strands(program: Program) -> list[ParallelBranches]:
+    return [line for line in program._code.compute.lines if isinstance(line, ParallelBranches)]
 
 
 # Where ------------------------------------------------------------------------------------------
 
 
 def test_a_stretch_ends_where_its_branches_meet() -> None:
-    units: list[Unit | None] = [
-        Unit(3, 9e4, ()), Unit(5, 9e4, ()), Unit(6, 9e4, (0,)), Unit(8, 9e4, (1,)),
-        Unit(9, 9e4, (2, 3)), Unit(11, 9e4, (4,)),
+    units: list[ScheduledKernel | None] = [
+        ScheduledKernel(3, 9e4, ()), ScheduledKernel(5, 9e4, ()),
+        ScheduledKernel(6, 9e4, (0,)), ScheduledKernel(8, 9e4, (1,)),
+        ScheduledKernel(9, 9e4, (2, 3)), ScheduledKernel(11, 9e4, (4,)),
     ]  # fmt: skip
-    (found,) = stretches(units)
+    (found,) = find_parallel_sections(units)
     assert (found.first, found.last) == (3, 8)
     ours = found.branches
     assert ours[3] == ours[6] != ours[5] == ours[8]
 
 
 def test_what_is_no_kernel_ends_a_stretch_and_small_ones_join_without() -> None:
-    apart: list[Unit | None] = [Unit(0, 9e4, ()), None, Unit(2, 9e4, ()), None]
-    assert stretches(apart) == []
-    small: list[Unit | None] = [Unit(i, 100.0, ()) for i in range(50)]
-    assert stretches(small) == []
-    lopsided: list[Unit | None] = [Unit(0, 9e5, ()), Unit(1, 9e4, ())]
-    assert stretches(lopsided) == []
+    apart: list[ScheduledKernel | None] = [
+        ScheduledKernel(0, 9e4, ()),
+        None,
+        ScheduledKernel(2, 9e4, ()),
+        None,
+    ]
+    assert find_parallel_sections(apart) == []
+    small: list[ScheduledKernel | None] = [ScheduledKernel(i, 100.0, ()) for i in range(50)]
+    assert find_parallel_sections(small) == []
+    lopsided: list[ScheduledKernel | None] = [
+        ScheduledKernel(0, 9e5, ()),
+        ScheduledKernel(1, 9e4, ()),
+    ]
+    assert find_parallel_sections(lopsided) == []
 
 
 def test_calls_that_share_memory_are_one_strand_unless_they_only_read() -> None:
     a = [call(9e4, [0], [128]), call(9e4, [0], [256])]
-    assert [[len(s) for s in group] for group in groups(a, 2)] == [[1, 1]]
+    assert [[len(s) for s in group] for group in schedule_branches(a, 2)] == [[1, 1]]
     for b in (
         call(9e4, [128], [256]),  # reads what the first writes
         call(9e4, [64], [128]),  # writes there too
         call(9e4, [64], [0]),  # writes what it reads
         call(9e4, [64], [150]),  # overlaps by some bytes
     ):
-        assert [len(group) for group in groups([a[0], b], 2)] == [1]
-    assert [len(group) for group in groups(a, 1)] == [1]
-    unknown = Call(NODE, a[0].task, (0, 512))
-    assert [len(group) for group in groups([a[0], unknown], 2)] == [1]
+        assert [len(group) for group in schedule_branches([a[0], b], 2)] == [1]
+    assert [len(group) for group in schedule_branches(a, 1)] == [1]
+    unknown = KernelCall(NODE, a[0].task, (0, 512))
+    assert [len(group) for group in schedule_branches([a[0], unknown], 2)] == [1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 90)), max_size=30),
@@ -109,7 +125,7 @@ def test_groups_of_random_calls_keep_every_order_that_matters(
     items: list[tuple[int, int, int]], threads: int
 ) -> None:
     calls = [call(work * 1e3, [64 * a], [64 * b]) for a, b, work in items]
-    found = groups(calls, threads)
+    found = schedule_branches(calls, threads)
     order: dict[int, tuple[int, int, int]] = {}
     for g, group in enumerate(found):
         assert len(group) <= threads
@@ -119,7 +135,7 @@ def test_groups_of_random_calls_keep_every_order_that_matters(
     assert len(order) == len(calls)
     for i, first in enumerate(calls):
         for second in calls[i + 1 :]:
-            (a, b), (c, d) = first.places, second.places
+            (a, b), (c, d) = first.pointers, second.pointers
             if b in (c, d) or a == d:
                 one, two = order[id(first)], order[id(second)]
                 assert one[0] < two[0] or (one[:2] == two[:2] and one[2] < two[2])
@@ -178,10 +194,10 @@ def test_branches_take_no_more_memory_than_is_worth_it(monkeypatch: pytest.Monke
     _, total = towers(4, 3)
     part = alone(total)
     usual = compiled(part).memory.arena
-    monkeypatch.setattr(wide, "LEAST", 1.0)
-    monkeypatch.setattr(wide, "_BRANCH", 1.0)
+    monkeypatch.setattr(wide, "MIN_PARALLEL_NANOSECONDS", 1.0)
+    monkeypatch.setattr(wide, "_MIN_BRANCH_NANOSECONDS", 1.0)
     more = compiled(part).memory.arena
     assert usual < more <= 1.25 * usual + (2 << 20)
-    monkeypatch.setattr(layout, "_GROWTH", 1.0)
-    monkeypatch.setattr(layout, "_SMALL", 0)
+    monkeypatch.setattr(layout, "_BRANCH_GROWTH", 1.0)
+    monkeypatch.setattr(layout, "_BRANCH_SLACK_BYTES", 0)
     assert compiled(part).memory.arena == usual

@@ -10,39 +10,49 @@ import pytest
 
 import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ops.kernels.gemm.gemm import available
-from graphflow.ops.kernels.jit.compiler import Task
+from graphflow.ops.kernels.gemm.gemm import is_supported
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.native_calls import native_segments as segments
-from graphflow.runtime.native_calls.gemm_epilogues import Step, Used, Work, steps
+from graphflow.runtime.native_calls.gemm_epilogues import (
+    BlockCall,
+    KernelAccess,
+    MemoryRange,
+    interleave_epilogues,
+)
 
-MADE, SCRATCH = Used(1000, 160), Used(2000, 64)
-PRODUCT = Work(
-    Task("product", "", (), 5, 0.0, blocks=((2, 16), (4, 32), (5, 40))),
-    (Used(0, 80), Used(80, 80)),
+MADE, SCRATCH = MemoryRange(1000, 160), MemoryRange(2000, 64)
+PRODUCT = KernelAccess(
+    KernelTask("product", "", (), 5, 0.0, blocks=((2, 16), (4, 32), (5, 40))),
+    (MemoryRange(0, 80), MemoryRange(80, 80)),
     (MADE, SCRATCH),
 )
-REGION = Work(Task("region", "", (), 10, 0.0, row=4), (MADE, Used(None, 16)), (Used(3000, 160),))
+REGION = KernelAccess(
+    KernelTask("region", "", (), 10, 0.0, row=4),
+    (MADE, MemoryRange(None, 16)),
+    (MemoryRange(3000, 160),),
+)
 
 
 def test_a_region_follows_each_block_of_the_product_that_it_reads() -> None:
-    assert steps([PRODUCT, REGION, PRODUCT]) == [
-        Step(0, 0, 2), Step(1, 0, 4), Step(0, 2, 4), Step(1, 4, 8), Step(0, 4, 5), Step(1, 8, 10),
-        Step(2, 0, 5),
+    assert interleave_epilogues([PRODUCT, REGION, PRODUCT]) == [
+        BlockCall(0, 0, 2), BlockCall(1, 0, 4), BlockCall(0, 2, 4), BlockCall(1, 4, 8),
+        BlockCall(0, 4, 5), BlockCall(1, 8, 10),
+        BlockCall(2, 0, 5),
     ]  # fmt: skip
 
 
 def test_a_region_may_write_where_the_product_is() -> None:
-    assert len(steps([PRODUCT, REGION._replace(writes=(MADE,))])) == 6
+    assert len(interleave_epilogues([PRODUCT, REGION._replace(writes=(MADE,))])) == 6
 
 
 @pytest.mark.parametrize(
     "region",
     [
-        REGION._replace(reads=(Used(3000, 160),)),
-        REGION._replace(reads=(MADE, Used(1000, 16))),
-        REGION._replace(writes=(Used(1008, 160),)),
-        REGION._replace(writes=(Used(40, 160),)),
-        REGION._replace(writes=(Used(3000, 160), Used(2000, 8))),
+        REGION._replace(reads=(MemoryRange(3000, 160),)),
+        REGION._replace(reads=(MADE, MemoryRange(1000, 16))),
+        REGION._replace(writes=(MemoryRange(1008, 160),)),
+        REGION._replace(writes=(MemoryRange(40, 160),)),
+        REGION._replace(writes=(MemoryRange(3000, 160), MemoryRange(2000, 8))),
         REGION._replace(task=replace(REGION.task, row=0)),
         REGION._replace(task=replace(REGION.task, rows=9)),
         REGION._replace(task=replace(REGION.task, row=5, rows=8)),
@@ -50,29 +60,34 @@ def test_a_region_may_write_where_the_product_is() -> None:
     ids=["reads another", "reads a part", "shifted", "on an operand", "on scratch", "no rows",
          "other rows", "blocks end in a row"],
 )  # fmt: skip
-def test_otherwise_both_run_as_a_whole(region: Work) -> None:
-    assert steps([PRODUCT, region]) == [Step(0, 0, 5), Step(1, 0, region.task.rows)]
+def test_otherwise_both_run_as_a_whole(region: KernelAccess) -> None:
+    assert interleave_epilogues([PRODUCT, region]) == [
+        BlockCall(0, 0, 5),
+        BlockCall(1, 0, region.task.rows),
+    ]
 
 
 def test_what_is_unknown_runs_as_a_whole() -> None:
-    assert len(steps([Work(PRODUCT.task, (), ()), REGION])) == 2
-    assert len(steps([PRODUCT._replace(writes=(Used(None, 160),)), REGION])) == 2
-    assert steps([]) == []
+    assert len(interleave_epilogues([KernelAccess(PRODUCT.task, (), ()), REGION])) == 2
+    assert (
+        len(interleave_epilogues([PRODUCT._replace(writes=(MemoryRange(None, 160),)), REGION])) == 2
+    )
+    assert interleave_epilogues([]) == []
 
 
-@pytest.mark.skipif(not available("float32"), reason="made for AVX2 and up")
+@pytest.mark.skipif(not is_supported("float32"), reason="made for AVX2 and up")
 @pytest.mark.parametrize("epilogue", ["bias and gelu", "norm", "residual", "attention"])
 def test_programs_with_epilogues_give_the_bits_of_nodes_one_by_one(
     epilogue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
 
-    def seen(works: Any) -> list[Step]:
-        found = steps(works)
+    def seen(works: Any) -> list[BlockCall]:
+        found = interleave_epilogues(works)
         taken.append(len(found) - len(works))
         return found
 
-    monkeypatch.setattr(segments, "steps", seen)
+    monkeypatch.setattr(segments, "interleave_epilogues", seen)
     random = np.random.default_rng(0)
     rows = 700 if epilogue == "attention" else 1200  # a product goes by blocks of up to 1,024
     x = gf.placeholder("float32", (rows, 96))

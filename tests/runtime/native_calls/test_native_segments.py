@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import OpError, ShapeError
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ops.kernels.jit.call_table_driver import copy_task, texts
+from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
-from graphflow.runtime.native_calls.native_segments import Segment
+from graphflow.runtime.native_calls.native_segments import NativeSegment
 from graphflow.runtime.program.program import Program, Span
 from tests.properties.random_graphs import random_case, reference, same_bits
 from tests.runtime.programs import CPU, alone, compiled, initial_state
@@ -27,7 +27,7 @@ def jit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
 
 
-def segments(program: Program) -> list[Segment]:
+def segments(program: Program) -> list[NativeSegment]:
     return program._code.compute.segments
 
 
@@ -148,7 +148,7 @@ def test_a_copy_copies_any_number_of_bytes() -> None:
         source = np.arange(300, dtype=np.uint8)
         target = np.full(300, 255, np.uint8)
         table = np.array([source[3:].ctypes.data, target[5:].ctypes.data], np.uint64)
-        function.held(table.ctypes.data, None, 0, count)
+        function.holding_gil(table.ctypes.data, None, 0, count)
         assert target[5 : 5 + count].tolist() == source[3 : 3 + count].tolist()
         assert (target[:5] == 255).all() and (target[5 + count :] == 255).all()
 
@@ -157,7 +157,7 @@ def test_the_driver_is_compiled_once_for_all_programs() -> None:
     x = gf.placeholder("float32", (7,), name="x")
     compiled(alone(gf.tanh(x)))
     before = compiler().compiled
-    compiler().functions(texts())
+    compiler().functions(driver_sources())
     compiled(alone(gf.tanh(x)))
     assert compiler().compiled == before
 

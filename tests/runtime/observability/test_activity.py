@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from graphflow.errors import NotAuthorised, OpError, SessionError
-from graphflow.runtime.observability.activity import Activity, SessionActivity
+from graphflow.runtime.observability.activity import SessionActivity, WorkerActivity
 from graphflow.runtime.protocol.clock_sync import Clock
 from graphflow.runtime.security import authenticator as guards
 from graphflow.runtime.security.keys import CLIENT, Keyring
@@ -85,7 +85,7 @@ def test_real_processes_tell_one_json_object_a_line_and_no_secret(tmp_path: Path
 
 def test_a_sessions_jobs_are_counted_and_shown() -> None:
     meters = Meters()
-    mine = Activity("session", 3, 1, meters, [])
+    mine = WorkerActivity("session", 3, 1, meters, [])
     assert mine.report()["doing"] == "" and mine.report()["step"] == -1
     for program in ("p", "q"):
         mine.begin(Load(1, program, 1), 0)
@@ -116,10 +116,10 @@ def test_a_sessions_jobs_are_counted_and_shown() -> None:
 
 def test_tensors_are_counted_by_edge_and_words_about_them_by_kind() -> None:
     meters = Meters()
-    mine = Activity("session", 1, 0, meters, ["tcp://a:1"])
+    mine = WorkerActivity("session", 1, 0, meters, ["tcp://a:1"])
     words = ["collective/p0(7)/2/offer", "collective/p0(8)/from /worker:0/cpu:0/found", "taken/3/4"]
     for key in (3, 5 << EDGE_BITS | 3, *words):
-        mine.carried("sent", 0, key, 10)
+        mine.count_tensor("sent", 0, key, 10)
     sent = {edge: count for (_, edge), count in meters.series("graphflow_sent_bytes_total").items()}
     assert sent == {"3": 20, "collective": 20, "taken": 10}
 
@@ -138,7 +138,7 @@ def test_what_was_sent_again_counts_on_in_the_next_epoch() -> None:
 
 @pytest.mark.parametrize("job", [Read(1, "v"), Close(1), Open(1, 0, [], 1.0)])
 def test_other_jobs_are_named(job: Any) -> None:
-    mine = Activity("session", 1, 0, Meters(), [])
+    mine = WorkerActivity("session", 1, 0, Meters(), [])
     mine.begin(job, 0)
     assert mine.report()["doing"] == type(job).__name__.lower()
     mine.end(job, 0, None)
@@ -149,7 +149,7 @@ def test_a_lost_worker_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     mine = SessionActivity("session")
     with caplog.at_level("WARNING", "graphflow.coordinator"):
         for _ in range(3):
-            mine.lost({1: "silent for 5.0 s"}, ["tcp://a:1", "tcp://b:1"])
+            mine.on_workers_lost({1: "silent for 5.0 s"}, ["tcp://a:1", "tcp://b:1"])
     (record,) = caplog.records
     assert record.getMessage() == (
         'worker.lost session=session worker=1 address=tcp://b:1 reason="silent for 5.0 s"'
@@ -160,9 +160,9 @@ def test_a_lost_worker_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_step_that_is_aborted_is_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     mine = SessionActivity("session")
     with caplog.at_level("WARNING", "graphflow.coordinator"):
-        mine.aborted(4, 0.1, OpError("singular"))
-        mine.fed(16)
-        mine.committed(5, 0.1, 32)
+        mine.on_abort(4, 0.1, OpError("singular"))
+        mine.add_fed_bytes(16)
+        mine.on_commit(5, 0.1, 32)
     assert [record.event for record in caplog.records] == ["step.aborted"]  # type: ignore[attr-defined]
     outcomes = mine.meters.series("graphflow_steps_total")
     assert outcomes == {("aborted",): 1, ("committed",): 1}
@@ -175,7 +175,7 @@ def test_a_step_that_is_aborted_is_told_and_counted(caplog: pytest.LogCaptureFix
 
 def hosted(waits: dict[str, float]) -> Any:
     usage = Usage({"cpu:0": 8}, {"cpu:0": 4}, waits)
-    mine = Activity("0123456789abcdef", 1, 0, Meters(), [])
+    mine = WorkerActivity("0123456789abcdef", 1, 0, Meters(), [])
     return SimpleNamespace(activity=mine, queued=2, usage=lambda: usage)
 
 

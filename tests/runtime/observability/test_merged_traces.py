@@ -12,7 +12,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.runtime.client.remote_hosts import RemoteHosts
-from graphflow.runtime.observability.trace import Event, Step, Trace
+from graphflow.runtime.observability.trace import Trace, TraceEvent, TraceStep
 from tests.runtime.workers import serving
 
 SCRIPT = Path(__file__).with_name("shifted_worker.py")
@@ -53,7 +53,7 @@ def there_and_back(file: Path, path: Path) -> Trace:
     return trace
 
 
-def only(step: Step, kind: str, track: str) -> Event:
+def only(step: TraceStep, kind: str, track: str) -> TraceEvent:
     (found,) = (e for e in step.events if e.kind == kind and e.track.startswith(track))
     return found
 

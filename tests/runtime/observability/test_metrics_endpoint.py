@@ -18,7 +18,7 @@ from graphflow.runtime.observability.metrics_endpoint import (
     REQUEST_CAP,
     MetricsServer,
     exposition,
-    page,
+    html_page,
 )
 from graphflow.runtime.telemetry.metrics import METRICS, Meters
 
@@ -214,7 +214,8 @@ def test_who_says_nothing_makes_room_for_who_asks(monkeypatch: pytest.MonkeyPatc
 
 def test_who_does_not_read_makes_room_for_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "REQUEST_SECONDS", 60.0)
-    monkeypatch.setattr(endpoint, "page", lambda meters: "x" * (16 << 20))  # more than buffers take
+    more_than_buffers_take = "x" * (16 << 20)
+    monkeypatch.setattr(endpoint, "html_page", lambda meters: more_than_buffers_take)
     server = MetricsServer("127.0.0.1:*", Meters())
     host, _, port = server.address.rpartition(":")
     with contextlib.ExitStack() as stack:
@@ -279,4 +280,4 @@ def test_closing_twice_is_fine_and_frees_the_port() -> None:
 
 def test_empty_meters_are_an_empty_page() -> None:
     assert exposition(Meters())[0] == b""
-    assert "graphflow metrics" in page(Meters())
+    assert "graphflow metrics" in html_page(Meters())

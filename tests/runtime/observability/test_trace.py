@@ -14,7 +14,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, SessionError
-from graphflow.runtime.observability.trace import Exchange, Span, Trace, link
+from graphflow.runtime.observability.trace import Exchange, Span, Trace, link_track
 
 A, B, GPU = "/worker:0/cpu:0", "/worker:1/cpu:0", "/worker:1/gpu:0"
 EDGES = {7: ("matmul", A, B, 4096), 8: ("relu", B, GPU, 128)}
@@ -51,12 +51,12 @@ def events(made: Trace, phase: str) -> list[dict[str, Any]]:
 def test_a_departure_and_an_arrival_make_a_transfer_on_the_link() -> None:
     (step,) = trace(6).steps
     (moved,) = [event for event in step.events if event.kind == "transfer"]
-    assert (moved.track, moved.name, moved.bytes) == (link(A, B), "matmul", 4096)
+    assert (moved.track, moved.name, moved.bytes) == (link_track(A, B), "matmul", 4096)
     assert moved.end - moved.start == MS
 
 
 def test_what_left_and_never_came_is_left_out() -> None:
-    assert link(B, GPU) not in {event.track for event in trace(6).steps[0].events}
+    assert link_track(B, GPU) not in {event.track for event in trace(6).steps[0].events}
 
 
 def test_an_edge_that_nobody_described_is_left_out() -> None:
@@ -84,7 +84,7 @@ def test_the_measured_step_is_the_median_from_its_own_start() -> None:
     assert kinds[A, "matmul"].start == 0.0
     assert kinds[A, "matmul"].finish == pytest.approx(2e-3)
     assert kinds[B, "recv/matmul/7"].kind == "wait"
-    assert kinds[link(A, B), "matmul"].kind == "transfer"
+    assert kinds[link_track(A, B), "matmul"].kind == "transfer"
     assert kinds[GPU, "add"].kind == "compute"
 
 
@@ -108,7 +108,7 @@ def test_every_track_has_a_name_and_its_own_place() -> None:
         for event in events(made, "M")
         if event["name"] == "thread_name"
     }
-    assert set(places) == {"steps", A, B, GPU, link(A, B)}
+    assert set(places) == {"steps", A, B, GPU, link_track(A, B)}
     assert len(set(places.values())) == len(places)
     assert places[B][0] == places[GPU][0] != places[A][0]
     named = {event["pid"] for event in events(made, "M") if event["name"] == "process_name"}
@@ -409,7 +409,7 @@ def test_tensors_that_are_under_way_at_once_get_lanes_of_one_name() -> None:
     lanes = [e["tid"] for e in events(made, "X") if e["cat"] == "transfer"]
     assert lanes[0] != lanes[1] == lanes[2] and lanes[3] == lanes[0]
     names = {e["tid"]: e["args"]["name"] for e in events(made, "M") if e["name"] == "thread_name"}
-    assert {names[lane] for lane in lanes} == {link(A, B)}
+    assert {names[lane] for lane in lanes} == {link_track(A, B)}
 
 
 def test_arrows_begin_in_the_slice_that_sends_and_end_in_the_one_that_receives() -> None:

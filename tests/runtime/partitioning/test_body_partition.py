@@ -17,7 +17,7 @@ from graphflow import errors
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.graph import Graph, bodies
 from graphflow.passes import optimize
-from graphflow.passes.bodies import spread
+from graphflow.passes.bodies import spans_devices
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.wire.graph_codec import decode, encode
 
@@ -158,7 +158,7 @@ def test_a_loop_whose_parts_are_all_pinned_to_one_device_runs_there() -> None:
 
     c, _ = gf.scan(body, gf.zeros((3,)), length=3)
     assert str(c.node.device) == "/worker:1"
-    assert not spread(c.node)
+    assert not spans_devices(c.node)
 
 
 def test_a_pin_inside_a_body_that_fits_no_device_names_the_line() -> None:

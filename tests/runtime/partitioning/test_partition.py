@@ -11,7 +11,7 @@ import graphflow as gf
 from graphflow.errors import PlacementError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
-from graphflow.runtime.partitioning.partition import FREE, Partition, partition
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from tests.properties.random_graphs import random_case
 from tests.properties.test_bit_equality import scattered
 from tests.runtime.programs import CPU, OTHER, placed
@@ -20,7 +20,7 @@ DEVICES = ("/worker:0/cpu:0", "/worker:0/cpu:1", "/worker:1/cpu:0")
 
 
 def computing(graph: Graph) -> list[Node]:
-    return [n for n in graph.nodes if n.op.name not in (*FREE, "send", "recv")]
+    return [n for n in graph.nodes if n.op.name not in (*UNPLACED_OPS, "send", "recv")]
 
 
 def cut(seed: int) -> tuple[Graph, dict[Node, str], dict[str, Partition]]:
@@ -40,9 +40,9 @@ def test_a_tensor_crosses_to_a_device_once_however_many_read_it_there(seed: int)
     wanted = {
         (tensor, devices[node])
         for node in graph.nodes
-        if node.op.name not in FREE
+        if node.op.name not in UNPLACED_OPS
         for tensor in node.inputs
-        if tensor.node.op.name not in FREE and devices[tensor.node] != devices[node]
+        if tensor.node.op.name not in UNPLACED_OPS and devices[tensor.node] != devices[node]
     }
     sends = [
         (s.attrs["edge"], name, s.attrs["target"], s.inputs[0].spec)
@@ -81,7 +81,9 @@ def test_a_partition_is_fed_what_it_reads_and_fetches_what_it_has(seed: int) -> 
         assert sorted(part.feeds) == sorted(part.graph.names[n] for n in part.graph.placeholders)
     fetched = {i: name for name, part in parts.items() for i in part.fetches}
     assert fetched == {
-        str(i): devices[t.node] for i, t in enumerate(graph.outputs) if t.node.op.name not in FREE
+        str(i): devices[t.node]
+        for i, t in enumerate(graph.outputs)
+        if t.node.op.name not in UNPLACED_OPS
     }
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.runtime.program import loop_edge_flow_control as windows
-from graphflow.runtime.program.loop_edge_flow_control import InLoops, portion_of
+from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel, credit_size
 from graphflow.runtime.wire.messages import EDGE_BITS
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.faults import hazards
@@ -42,10 +42,10 @@ class Wire:
         self.lead[edge & ((1 << EDGE_BITS) - 1)] -= 1
         return array
 
-    def taken(self, step: int, edge: int, portion: int) -> None:
+    def grant_credit(self, step: int, edge: int, portion: int) -> None:
         self.mail.put(step, f"taken/{edge}/{portion}", None)
 
-    def await_taken(self, step: int, edge: int, portion: int, target: str) -> None:
+    def wait_for_credit(self, step: int, edge: int, portion: int, target: str) -> None:
         self.mail.take(step, f"taken/{edge}/{portion}", Awaited(f"room on edge {edge}"))
 
 
@@ -82,7 +82,7 @@ def loops(draw: st.DrawFn, devices: int) -> Loop:
     return Loop(draw(st.integers(1, 30)), body(0))
 
 
-def run(part: Loop | Edge, device: int, ends: InLoops, step: int) -> None:
+def run(part: Loop | Edge, device: int, ends: LoopEdgeChannel, step: int) -> None:
     """What a device does: its part of the one order of everything."""
     if isinstance(part, Loop):
         for _ in range(part.times):
@@ -105,11 +105,11 @@ def test_no_loops_and_cuts_make_devices_wait_in_a_circle(
     mail.deadline = threading.TIMEOUT_MAX
     lead: dict[int, int] = {}
     most: dict[int, int] = {}
-    before, windows.MOST_AHEAD = windows.MOST_AHEAD, ahead
+    before, windows.MAX_TENSORS_AHEAD = windows.MAX_TENSORS_AHEAD, ahead
     try:
         threads = []
         for device in range(devices):
-            ends = InLoops(Wire(mail, lead, most))  # type: ignore[arg-type]
+            ends = LoopEdgeChannel(Wire(mail, lead, most))  # type: ignore[arg-type]
             threads.append(threading.Thread(target=run, args=(loop, device, ends, 1), daemon=True))
         for thread in threads:
             thread.start()
@@ -120,22 +120,22 @@ def test_no_loops_and_cuts_make_devices_wait_in_a_circle(
         # Who receives says so after it has taken: it may hold one tensor that still counts.
         assert all(count <= ahead + 1 for count in most.values())
     finally:
-        windows.MOST_AHEAD = before
+        windows.MAX_TENSORS_AHEAD = before
 
 
 @pytest.mark.parametrize(
     ("nbytes", "portion"), [(0, 32), (4, 32), (256 << 10, 32), (MB, 8), (8 * MB, 1), (1 << 40, 1)]
 )
 def test_a_portion_is_half_of_what_may_be_under_way(nbytes: int, portion: int) -> None:
-    assert portion_of(nbytes) == portion
+    assert credit_size(nbytes) == portion
 
 
 def test_each_step_begins_with_a_whole_window() -> None:
     mail = TensorMailbox()
     mail.deadline = threading.TIMEOUT_MAX
-    ends = InLoops(Wire(mail, {}, {}))  # type: ignore[arg-type]
+    ends = LoopEdgeChannel(Wire(mail, {}, {}))  # type: ignore[arg-type]
     for step in range(1, 4):
-        for _ in range(windows.MOST_AHEAD):  # nobody receives, and nobody waits
+        for _ in range(windows.MAX_TENSORS_AHEAD):  # nobody receives, and nobody waits
             ends.send(step, 5, "there", np.zeros(4))
         mail.finish(step)
 

@@ -27,7 +27,7 @@ class Going(NoChannel):
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
+    def check_cancelled(self, step: int, loop: str, done: int, of: str) -> None:
         self.asked.append(done)
 
 
@@ -41,8 +41,8 @@ def native(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(node.op.name)
         return real(node, *args)
 
-    real = routines.native_runner
-    monkeypatch.setattr(routines, "native_runner", noted)
+    real = routines.make_native_runner
+    monkeypatch.setattr(routines, "make_native_runner", noted)
     return found
 
 

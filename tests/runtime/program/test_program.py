@@ -113,7 +113,7 @@ def test_the_predicted_peak_is_what_is_allocated(seed: int) -> None:
     assert program.memory.variables == total("variable")
     assert program.memory.constants == total("constant")
     assert program.memory.feeds == total("placeholder")
-    assert program.memory.held == program.memory.arena + sum(
+    assert program.memory.resident == program.memory.arena + sum(
         map(total, ("variable", "constant", "placeholder", "recv"))
     )
 

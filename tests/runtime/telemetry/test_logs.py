@@ -21,7 +21,7 @@ from graphflow.runtime.telemetry.logs import (
     Log,
     configure,
     configure_by_environment,
-    quoted,
+    quote_value,
 )
 from tests.house.sources import ROOT, sources
 
@@ -32,7 +32,7 @@ LOG = Log("graphflow.test")
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root = logging.getLogger("graphflow")
     before = (list(root.handlers), root.level, root.propagate)
-    monkeypatch.setattr(logs, "_LIMITS", logs._Limits())
+    monkeypatch.setattr(logs, "_RATE_LIMITER", logs._RateLimiter())
     yield
     root.handlers[:], root.propagate = before[0], before[2]
     root.setLevel(before[1])
@@ -152,7 +152,7 @@ def test_many_peers_together_cannot_flood_either() -> None:
     for peer in range(5000):
         LOG.tell("message.refused", peer=f"peer {peer}", reason="garbage")
     assert len(stream.getvalue().splitlines()) == 50
-    assert len(logs._LIMITS._seen) <= 1000
+    assert len(logs._RATE_LIMITER._seen) <= 1000
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_strangers_can_cause_has_a_limit(event: str) -> None:
 def test_an_event_below_the_level_costs_no_formatting() -> None:
     stream = written(level="warning")
     LOG.tell("session.opened", session=_Unspeakable())
-    assert not LOG.hears("session.opened") and LOG.hears("worker.lost")
+    assert not LOG.is_enabled("session.opened") and LOG.is_enabled("worker.lost")
     assert stream.getvalue() == ""
 
 
@@ -230,12 +230,12 @@ def test_an_event_or_field_that_is_not_declared_is_a_mistake(
 
 @pytest.mark.parametrize("value", ["plain", "tcp://127.0.0.1:7001", "a/b:c"])
 def test_a_plain_value_is_written_bare(value: str) -> None:
-    assert quoted(value) == value
+    assert quote_value(value) == value
 
 
 @pytest.mark.parametrize("value", ["", "a b", "a=b", '"', "\x1b[2J", "\u202e", "\u2028", "\x9b"])
 def test_any_other_value_is_quoted_and_printable(value: str) -> None:
-    assert quoted(value).startswith('"') and quoted(value).isprintable()
+    assert quote_value(value).startswith('"') and quote_value(value).isprintable()
 
 
 def told_in_sources() -> Iterator[tuple[str, str, set[str]]]:

@@ -9,12 +9,12 @@ import pytest
 from graphflow.errors import ArgumentError
 from graphflow.runtime.telemetry.metrics import (
     BUCKETS,
+    MAX_SERIES,
     METRICS,
-    SERIES,
     Histogram,
     Meters,
-    resident,
-    resident_peak,
+    peak_resident_bytes,
+    resident_bytes,
     watch_process,
 )
 from tests.house.sources import ROOT
@@ -76,11 +76,11 @@ def test_what_cannot_be_read_now_is_left_out() -> None:
 
 def test_the_number_of_series_is_bounded_whatever_labels_come() -> None:
     meters = Meters()
-    for edge in range(SERIES + 100):
+    for edge in range(MAX_SERIES + 100):
         meters.add(SENT, 1, "a", str(edge))
     found = values(meters)[SENT]
-    assert len(found) == SERIES + 1 and found["other", "other"] == 100
-    assert meters.value(SENT) == SERIES + 100
+    assert len(found) == MAX_SERIES + 1 and found["other", "other"] == 100
+    assert meters.value(SENT) == MAX_SERIES + 100
 
 
 def test_threads_count_together() -> None:
@@ -105,7 +105,7 @@ def test_a_process_tells_what_it_is_and_its_memory() -> None:
     ((role, address, *_),) = found["graphflow_info"]
     assert (role, address) == ("worker", "tcp://127.0.0.1:1")
     assert found["graphflow_resident_bytes"][()] > 1 << 20  # type: ignore[operator]
-    assert resident() > 1 << 20 and resident_peak() >= resident()
+    assert resident_bytes() > 1 << 20 and peak_resident_bytes() >= resident_bytes()
 
 
 @pytest.mark.parametrize(

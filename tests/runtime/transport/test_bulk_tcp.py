@@ -199,7 +199,9 @@ def test_sizes_that_no_message_has_are_refused_before_memory_is_taken(
     ends: tuple[Pipe, Pipe], sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = ends
-    monkeypatch.setattr(pipes, "fresh", lambda size: pytest.fail(f"{size} bytes were taken"))
+    monkeypatch.setattr(
+        pipes, "empty_aligned", lambda size: pytest.fail(f"{size} bytes were taken")
+    )
     near._socket.send(pipes._HEAD.pack(*sizes))
     with pytest.raises(ProtocolError, match="bytes"):
         wait_for(far.receive)

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from graphflow.ops.kernels.jit.array_address import fresh
+from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.runtime.transport import nontemporal_copy as bypass
 from graphflow.runtime.transport.nontemporal_copy import (
     STREAMED_FROM,
@@ -27,7 +27,7 @@ MB = 1 << 20
 def test_every_byte_is_copied_and_no_other_is_touched(extra: int, offset: int, past: bool) -> None:
     nbytes = STREAMED_FROM + extra
     source = np.random.default_rng(0).integers(0, 256, nbytes + offset, np.uint8)[offset:]
-    memory = fresh(nbytes + 64)
+    memory = empty_aligned(nbytes + 64)
     memory[:] = 7
     copy(memory[:nbytes], source, past)
     assert (memory[:nbytes] == source).all() and (memory[nbytes:] == 7).all()
@@ -36,14 +36,14 @@ def test_every_byte_is_copied_and_no_other_is_touched(extra: int, offset: int, p
 @pytest.mark.parametrize("nbytes", [0, 1, 300, 100_000])
 def test_small_arrays_are_copied_too(nbytes: int) -> None:
     source = np.arange(nbytes, dtype=np.uint8)
-    target = fresh(nbytes)
+    target = empty_aligned(nbytes)
     copy(target, source, True)
     assert (target == source).all()
 
 
 def test_several_threads_copy_at_a_time() -> None:
     sources = [np.full(STREAMED_FROM + 99, value, np.uint8) for value in range(4)]
-    targets = [fresh(source.nbytes) for source in sources]
+    targets = [empty_aligned(source.nbytes) for source in sources]
     threads = [
         threading.Thread(target=copy, args=(*pair, True))
         for pair in zip(targets, sources, strict=True)
@@ -65,7 +65,7 @@ def test_sums_have_the_bits_of_numpy(dtype: str, halved: bool) -> None:
     first, second = (rng.integers(0, 256, size, np.uint8).view(dtype) for _ in range(2))
     both = np.isnan(first) & np.isnan(second)  # numpy keeps now the one's bits, now the other's
     second[both] = first[both]
-    target = fresh(size + TURN).view(dtype)
+    target = empty_aligned(size + TURN).view(dtype)
     target[:] = 7
     with np.errstate(all="ignore"):
         expected = first + second
@@ -87,7 +87,7 @@ def test_of_other_dtypes_numpy_adds() -> None:
 def test_turns_begin_with_a_line_and_leave_few_elements_beside_them(
     dtype: str, astray: int
 ) -> None:
-    memory = fresh(2048).view(dtype)
+    memory = empty_aligned(2048).view(dtype)
     for count in (0, 1, 5, 100, memory.size):
         array = memory[astray:][:count]
         inner = turns(array)
@@ -95,7 +95,7 @@ def test_turns_begin_with_a_line_and_leave_few_elements_beside_them(
         assert part.nbytes % TURN == 0
         assert not part.size or part.ctypes.data % 64 == 0
         assert array.nbytes - part.nbytes < TURN + 64
-    crooked = fresh(2048)[1:2041].view(dtype)
+    crooked = empty_aligned(2048)[1:2041].view(dtype)
     assert dtype == "uint8" or crooked[turns(crooked)].size == 0
 
 

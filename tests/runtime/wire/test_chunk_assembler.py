@@ -88,7 +88,7 @@ def test_memory_that_there_is_not_is_an_error_of_ours(monkeypatch: pytest.Monkey
     def none(nbytes: int) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(assembler, "fresh", none)
+    monkeypatch.setattr(assembler, "empty_aligned", none)
     with pytest.raises(MessageTooLarge, match="no memory"):
         ChunkAssembler().add(0, CHUNK, b"\0" * 24)
 

@@ -18,7 +18,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Op, Sample
 from graphflow.ir.spec import TensorSpec, kind
 from graphflow.placement.clusters.host_facts import host_memory
-from graphflow.runtime.partitioning.partition import FREE, Partition, partition
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from graphflow.runtime.wire.graph_codec import LIMITS, decode, encode
 from graphflow.runtime.wire.graph_limits import Limits
 from tests.properties.random_graphs import random_case, same_bits
@@ -73,7 +73,7 @@ def test_a_partition_arrives_as_it_was_sent(seed: int) -> None:
     for node in graph.nodes:
         if node.op.name == "assign":
             devices[node] = devices[node.inputs[0].node]
-        elif node.op.name not in FREE:
+        elif node.op.name not in UNPLACED_OPS:
             devices[node] = (CPU, OTHER)[rng.integers(2)]
     sent = list(partition(graph, devices).values())
     for part, twin in zip(sent, decode(*encode(sent)), strict=True):

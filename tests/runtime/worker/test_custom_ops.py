@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.base.user_modules import admitted_function
+from graphflow.base.user_modules import allowed_function
 from graphflow.cli.main import main
 from graphflow.errors import (
     ArgumentError,
@@ -188,13 +188,13 @@ def test_a_function_from_the_wire_is_one_that_an_admitted_module_defines() -> No
         decode(header, buffers)
     for place in ("os:system", "os", "", ":", "graphflow.ops.host_calls.host_samples:Any"):
         with pytest.raises(ModuleNotAllowed):
-            admitted_function(place)
+            allowed_function(place)
     for place in (
         "graphflow.ops.host_calls.host_samples:__loader__",
-        "graphflow.ops.host_calls.host_samples:both.__call__",
+        "graphflow.ops.host_calls.host_samples:add_and_compare.__call__",
     ):
         with pytest.raises(ModuleNotAllowed, match="defines no such function"):
-            admitted_function(place)
+            allowed_function(place)
 
 
 # Registering and checking -----------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.ops.pointwise import activations, select, transcendental
 from graphflow.ops.pointwise import arithmetic as elementwise
 from graphflow.ops.reductions import extrema, reduce
@@ -14,7 +14,7 @@ from graphflow.ops.reductions.softmax import softmax
 _NAMES = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
-def transformed(call: Call, scores: Tensor, how: str | int) -> Tensor:
+def apply_post_transform(call: NodeCall, scores: Tensor, how: str | int) -> Tensor:
     """Scores (rows, classes) by a transformation that has a name or a number."""
     if isinstance(how, int):
         how = _NAMES[how] if 0 <= how < len(_NAMES) else str(how)
@@ -30,7 +30,7 @@ def transformed(call: Call, scores: Tensor, how: str | int) -> Tensor:
         return _softmax_zero(scores)
     if how == "PROBIT":
         return _probit(scores)
-    raise call.unsupported(f"post_transform {how!r}; it is one of {', '.join(_NAMES)}")
+    raise call.unsupported_error(f"post_transform {how!r}; it is one of {', '.join(_NAMES)}")
 
 
 def _softmax_zero(x: Tensor) -> Tensor:

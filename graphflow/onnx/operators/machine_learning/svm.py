@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce as reduce_by
 from itertools import combinations
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -19,10 +19,12 @@ from graphflow.errors import OnnxError
 from graphflow.frontend import control_flow as control
 from graphflow.ir.op import Tensor, as_tensor
 from graphflow.onnx.loading import host_nodes as host
-from graphflow.onnx.loading.node_call import Call, RunOnHost
-from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
+from graphflow.onnx.loading.domains import ML
+from graphflow.onnx.loading.node_call import NodeCall, RunOnHost
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.segments import OnnxBody
 from graphflow.onnx.loading.value_kinds import Array
-from graphflow.onnx.operators.machine_learning.post_transform import transformed
+from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
 from graphflow.ops.matrices import matmul as linalg
 from graphflow.ops.pointwise import activations, select, transcendental
 from graphflow.ops.pointwise import arithmetic as elementwise
@@ -33,28 +35,25 @@ from graphflow.ops.tensors.shape import broadcast_to, expand_dims, reshape, swap
 from graphflow.ops.tensors.slicing import concat
 from graphflow.ops.tensors.take import take
 
-if TYPE_CHECKING:
-    from graphflow.onnx.loading.segmented_program import Run
 
-
-def _rows(call: Call) -> Tensor:
+def _rows(call: NodeCall) -> Tensor:
     """The features as (rows, features) in float64; a vector counts as one row."""
     x = astype(call.tensor(0), "float64")
     return expand_dims(x, 0) if x.ndim == 1 else x
 
 
-def _floats(call: Call, name: str) -> Array:
+def _floats(call: NodeCall, name: str) -> Array:
     return np.asarray(call.attr(name, []), np.float64)
 
 
-def _matrix(call: Call, values: Array, rows: int) -> Array:
+def _matrix(call: NodeCall, values: Array, rows: int) -> Array:
     """Values as a matrix of so many rows."""
     if rows < 1 or values.size % rows:
         raise OnnxError(f"{call.label}: {values.size} numbers are not {rows} rows of equal size")
     return values.reshape(rows, -1)
 
 
-def _kernel(call: Call, x: Tensor, vectors: Array) -> Tensor:
+def _kernel(call: NodeCall, x: Tensor, vectors: Array) -> Tensor:
     """What each row of x (rows, features) and each vector (vectors, features) come to."""
     how = call.attr("kernel_type", "LINEAR")
     gamma, shift, degree = [*call.attr("kernel_params", []), 0.0, 0.0, 0.0][:3]
@@ -71,7 +70,7 @@ def _kernel(call: Call, x: Tensor, vectors: Array) -> Tensor:
         apart = lengths + np.square(vectors).sum(1) - product * 2.0
         near: Tensor = transcendental.exp(select.maximum(apart, 0.0) * -gamma)
         return near
-    raise call.unsupported(f"kernel_type {how!r}; it is LINEAR, POLY, RBF or SIGMOID")
+    raise call.unsupported_error(f"kernel_type {how!r}; it is LINEAR, POLY, RBF or SIGMOID")
 
 
 def _power(x: Tensor, degree: int) -> Tensor:
@@ -84,7 +83,7 @@ def _power(x: Tensor, degree: int) -> Tensor:
 
 
 @operator("SVMRegressor", domain=ML)
-def _regressor(call: Call) -> Outputs:
+def _regressor(call: NodeCall) -> Outputs:
     x, weights, rho = _rows(call), _floats(call, "coefficients"), _floats(call, "rho")
     count = call.attr("n_supports", 0)
     if count:
@@ -93,11 +92,13 @@ def _regressor(call: Call) -> Outputs:
     scores = linalg.matmul(x, weights.reshape(-1, 1)) + rho[:1]
     if call.attr("one_class", 0):
         scores = select.where(elementwise.greater(scores, 0), 1.0, -1.0)
-    return astype(transformed(call, scores, call.attr("post_transform", "NONE")), "float32")
+    return astype(
+        apply_post_transform(call, scores, call.attr("post_transform", "NONE")), "float32"
+    )
 
 
 @operator("SVMClassifier", domain=ML)
-def _classifier(call: Call) -> Outputs:
+def _classifier(call: NodeCall) -> Outputs:
     """Labels and scores, one score for each pair of classes or (with probabilities) each class."""
     labels = call.attr("classlabels_ints", [])
     if call.attr("classlabels_strings"):
@@ -110,7 +111,7 @@ def _classifier(call: Call) -> Outputs:
         scores = linalg.matmul(_rows(call), rows, transpose_b=True) + rho[:1]
         votes = scores
     else:
-        scores = _paired(call, weights, rho, sizes)
+        scores = _score_pairs(call, weights, rho, sizes)
         votes = _votes(scores, classes)
         if probable:
             scores = _probabilities(call, scores, classes)
@@ -127,11 +128,13 @@ def _classifier(call: Call) -> Outputs:
         table = labels or [0]
     if scores.shape[1] == 1 and len(rho) == 1 and classes == 2:
         scores = concat([-scores, scores], 1)
-    scores = astype(transformed(call, scores, call.attr("post_transform", "NONE")), "float32")
+    scores = astype(
+        apply_post_transform(call, scores, call.attr("post_transform", "NONE")), "float32"
+    )
     return [take(as_tensor(np.asarray(table, np.int64)), best, 0), scores]
 
 
-def _paired(call: Call, weights: Array, rho: Array, sizes: Sequence[int]) -> Tensor:
+def _score_pairs(call: NodeCall, weights: Array, rho: Array, sizes: Sequence[int]) -> Tensor:
     """Scores (rows, pairs of classes): above 0 for the first class of a pair."""
     count = sum(sizes)
     vectors = _matrix(call, _floats(call, "support_vectors"), count)
@@ -162,7 +165,7 @@ def _votes(scores: Tensor, classes: int) -> Tensor:
     return votes
 
 
-def _probabilities(call: Call, scores: Tensor, classes: int) -> Tensor:
+def _probabilities(call: NodeCall, scores: Tensor, classes: int) -> Tensor:
     """Probabilities of classes (rows, classes) from those of pairs.
 
     Source: Wu, Lin & Weng, JMLR 5, 2004, second method; Gauss-Seidel steps as in libsvm.
@@ -208,14 +211,14 @@ def _probabilities(call: Call, scores: Tensor, classes: int) -> Tensor:
 # Labels that are strings ------------------------------------------------------------------------
 
 
-@host.routine("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", domain=ML)
-def _labelled(run: Run, node: host.Node, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
+@host.host_routine("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", domain=ML)
+def _classify_strings(
+    run: host.HostRun, node: host.HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
+) -> Any:
     """The classifier with numbers for labels, as a graph; then the label of each number."""
-    from graphflow.onnx.loading.importer import Body
-
     words = node.attr("classlabels_strings") or []
     if len(words) < 2 or inputs[0].dtype.kind not in "iuf":
-        return host.by_reference(run, node, inputs)
+        return host.run_reference(run, node, inputs)
     numbered = NodeProto()
     numbered.CopyFrom(node.proto)
     del numbered.attribute[:]
@@ -225,6 +228,6 @@ def _labelled(run: Run, node: host.Node, inputs: Sequence[Any], outer: Mapping[s
     del numbered.input[:], numbered.output[:]
     numbered.input.append("x")
     numbered.output.extend(["label", "scores"])
-    body = Body([numbered], ("x",), ("label", "scores"), node.opsets)
-    labels, scores = run.program(node.proto, body).run(run, {"x": np.asarray(inputs[0])})
+    body = OnnxBody([numbered], ("x",), ("label", "scores"), node.opsets)
+    labels, scores = run.program_for(node.proto, body).run(run, {"x": np.asarray(inputs[0])})
     return [np.asarray(words, object)[labels], scores]

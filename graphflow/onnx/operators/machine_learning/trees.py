@@ -16,11 +16,12 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor, as_tensor
 from graphflow.ir.spec import kind
-from graphflow.onnx.loading.node_call import Call, RunOnHost
-from graphflow.onnx.loading.operator_registry import ML, Outputs, operator
-from graphflow.onnx.loading.reader import array_of
+from graphflow.onnx.loading.domains import ML
+from graphflow.onnx.loading.node_call import NodeCall, RunOnHost
+from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.reader import tensor_to_array
 from graphflow.onnx.loading.value_kinds import Array
-from graphflow.onnx.operators.machine_learning.post_transform import transformed
+from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
 from graphflow.ops.pointwise import arithmetic as elementwise
 from graphflow.ops.pointwise import select
 from graphflow.ops.pointwise.convert import astype
@@ -30,7 +31,7 @@ from graphflow.ops.tensors.shape import broadcast_to, expand_dims
 from graphflow.ops.tensors.slicing import stack, window
 from graphflow.ops.tensors.take import take, take_along_axis
 
-_COMPARED: dict[int, Callable[[Any, Any], Tensor]] = {
+_COMPARISONS: dict[int, Callable[[Any, Any], Tensor]] = {
     0: elementwise.less_equal, 1: elementwise.less, 2: elementwise.greater_equal,
     3: elementwise.greater, 4: elementwise.equal, 5: elementwise.not_equal,
 }  # fmt: skip
@@ -101,7 +102,7 @@ class Forest:
                 same = elementwise.equal(expand_dims(value, -1), take(members, places, 0))
                 found: Tensor = sums.any(same, axis=-1)
                 return found
-            return _COMPARED[mode](value, take(splits, places, 0))
+            return _COMPARISONS[mode](value, take(splits, places, 0))
 
         def test(value: Tensor, places: Tensor) -> Tensor:
             if len(used) == 1:
@@ -117,11 +118,11 @@ class Forest:
         return test
 
 
-def _features(x: Tensor) -> Tensor:
+def _as_floats(x: Tensor) -> Tensor:
     return x if kind(x.dtype) == "float" else astype(x, "float32")
 
 
-def _combined(leaves: Tensor, weights: Array, how: str, dtype: Any) -> Tensor:
+def _aggregate_leaves(leaves: Tensor, weights: Array, how: str, dtype: Any) -> Tensor:
     """The weights (nodes, targets) of the leaves of all trees, as one: (rows, targets)."""
     found = take(as_tensor(weights.astype(dtype)), leaves, 0)
     if how == "MIN":
@@ -132,7 +133,7 @@ def _combined(leaves: Tensor, weights: Array, how: str, dtype: Any) -> Tensor:
 
 
 def _weights(
-    call: Call, n: int, targets: int, how: str, at: Array, ids: Array, values: Array
+    call: NodeCall, n: int, targets: int, how: str, at: Array, ids: Array, values: Array
 ) -> Array:
     """Each leaf's weight for each target, and what does not count for the others."""
     if at.size and not (0 <= ids.min() <= ids.max() < targets):
@@ -142,7 +143,7 @@ def _weights(
         np.add.at(table, (at, ids), values)
         return table
     if how not in ("MIN", "MAX"):
-        raise call.unsupported(f"aggregate_function {how!r}")
+        raise call.unsupported_error(f"aggregate_function {how!r}")
     most = np.finfo(values.dtype).max
     table = np.full((n, targets), most if how == "MIN" else -most, values.dtype)
     (np.minimum if how == "MIN" else np.maximum).at(table, (at, ids), values)
@@ -152,17 +153,17 @@ def _weights(
 # TreeEnsemble: nodes and leaves apart -----------------------------------------------------------
 
 
-def _ints(call: Call, name: str, default: Any = None) -> Array:
-    value = call.required(name) if default is None else call.attr(name, default)
+def _ints(call: NodeCall, name: str, default: Any = None) -> Array:
+    value = call.required_attr(name) if default is None else call.attr(name, default)
     return np.asarray(value, np.int64)
 
 
-def _tensor(call: Call, name: str) -> Array | None:
+def _tensor(call: NodeCall, name: str) -> Array | None:
     value = call.attr(name)
-    return None if value is None else array_of(value, call.label)
+    return None if value is None else tensor_to_array(value, call.label)
 
 
-def _sets(call: Call, modes: Array) -> Array | None:
+def _sets(call: NodeCall, modes: Array) -> Array | None:
     """For each node its set, in rows as long as the largest, the rest NaN."""
     values = _tensor(call, "membership_values")
     at = np.flatnonzero(modes == _MEMBER)
@@ -181,68 +182,70 @@ def _sets(call: Call, modes: Array) -> Array | None:
 
 
 @operator("TreeEnsemble", domain=ML)
-def _ensemble(call: Call) -> Outputs:
+def _ensemble(call: NodeCall) -> Outputs:
     x = call.tensor(0)
-    modes = array_of(call.required("nodes_modes"), call.label).astype(np.int64)
-    splits = array_of(call.required("nodes_splits"), call.label)
-    values = array_of(call.required("leaf_weights"), call.label)
+    modes = tensor_to_array(call.required_attr("nodes_modes"), call.label).astype(np.int64)
+    splits = tensor_to_array(call.required_attr("nodes_splits"), call.label)
+    values = tensor_to_array(call.required_attr("leaf_weights"), call.label)
     n, ends = len(modes), len(values)
 
-    def joined(nodes: Array, leaves: Any) -> Array:
+    def append_leaves(nodes: Array, leaves: Any) -> Array:
         if len(nodes) != n:
             raise OnnxError(f"{call.label}: {n} modes, but {len(nodes)} of another attribute")
         return np.concatenate([nodes, np.broadcast_to(leaves, ends)])
 
     def next_of(which: str) -> Array:
         is_leaf = _ints(call, f"nodes_{which}leafs")
-        return joined(_ints(call, f"nodes_{which}nodeids") + n * is_leaf, n + np.arange(ends))
+        return append_leaves(
+            _ints(call, f"nodes_{which}nodeids") + n * is_leaf, n + np.arange(ends)
+        )
 
     sets = _sets(call, modes)
     if sets is not None:
         sets = np.concatenate([sets, np.full((ends, sets.shape[1]), np.nan, sets.dtype)])
     forest = Forest(
-        joined(modes, _LEAF),
-        joined(_ints(call, "nodes_featureids"), 0),
-        joined(splits, splits.dtype.type(0)),
+        append_leaves(modes, _LEAF),
+        append_leaves(_ints(call, "nodes_featureids"), 0),
+        append_leaves(splits, splits.dtype.type(0)),
         next_of("true"),
         next_of("false"),
-        joined(_ints(call, "nodes_missing_value_tracks_true", [0] * n), 0).astype(bool),
+        append_leaves(_ints(call, "nodes_missing_value_tracks_true", [0] * n), 0).astype(bool),
         _ints(call, "tree_roots"),
         sets,
     )
     code = call.attr("aggregate_function", 1)
     how = {0: "AVERAGE", 1: "SUM", 2: "MIN", 3: "MAX"}.get(code, str(code))
     table = _weights(
-        call, n + ends, call.required("n_targets"), how, n + np.arange(ends),
+        call, n + ends, call.required_attr("n_targets"), how, n + np.arange(ends),
         _ints(call, "leaf_targetids"), values,
     )  # fmt: skip
-    scores = _combined(forest.leaves(x, call.label), table, how, x.dtype)
-    return transformed(call, scores, call.attr("post_transform", 0))
+    scores = _aggregate_leaves(forest.leaves(x, call.label), table, how, x.dtype)
+    return apply_post_transform(call, scores, call.attr("post_transform", 0))
 
 
 # TreeEnsembleRegressor and TreeEnsembleClassifier: nodes named by tree and number -----------------
 
 
-def _floats(call: Call, name: str) -> Array | None:
+def _floats(call: NodeCall, name: str) -> Array | None:
     """An attribute that is a list of floats, or a tensor under a longer name."""
     wide = _tensor(call, f"{name}_as_tensor")
     value = call.attr(name)
     return wide if wide is not None or value is None else np.asarray(value, np.float32)
 
 
-def _named_forest(call: Call) -> tuple[Forest, dict[tuple[int, int], int]]:
+def _named_forest(call: NodeCall) -> tuple[Forest, dict[tuple[int, int], int]]:
     """The forest, and where its nodes are by tree and number."""
-    trees, numbers = call.required("nodes_treeids"), call.required("nodes_nodeids")
+    trees, numbers = call.required_attr("nodes_treeids"), call.required_attr("nodes_nodeids")
     places = {key: i for i, key in enumerate(zip(trees, numbers, strict=True))}
-    words = call.required("nodes_modes")
+    words = call.required_attr("nodes_modes")
     unknown = sorted(set(words) - _WORDS.keys())
     if unknown or len(words) != len(trees):
-        raise call.unsupported(f"{len(words)} modes, unknown: {unknown}")
+        raise call.unsupported_error(f"{len(words)} modes, unknown: {unknown}")
     modes = np.array([_WORDS[word] for word in words], np.int64)
     leaf = modes == _LEAF
 
     def next_of(name: str) -> Array:
-        ids = call.required(name)
+        ids = call.required_attr(name)
         try:
             return np.array(
                 [i if leaf[i] else places[tree, ids[i]] for i, tree in enumerate(trees)], np.int64
@@ -271,15 +274,19 @@ def _named_forest(call: Call) -> tuple[Forest, dict[tuple[int, int], int]]:
     return forest, places
 
 
-def _scores(call: Call, what: str, targets: int, how: str) -> Tensor:
+def _scores(call: NodeCall, what: str, targets: int, how: str) -> Tensor:
     """The sums (rows, targets) of a forest whose leaves' weights are listed as `what`_…"""
-    x = _features(call.tensor(0))
+    x = _as_floats(call.tensor(0))
     forest, places = _named_forest(call)
     values = _floats(call, f"{what}_weights")
     if values is None:
         raise OnnxError(f"{call.label}: attribute '{what}_weights' is missing")
     keys: Sequence[Any] = list(
-        zip(call.required(f"{what}_treeids"), call.required(f"{what}_nodeids"), strict=True)
+        zip(
+            call.required_attr(f"{what}_treeids"),
+            call.required_attr(f"{what}_nodeids"),
+            strict=True,
+        )
     )
     lost = [key for key in keys if key not in places]
     if lost:
@@ -287,33 +294,35 @@ def _scores(call: Call, what: str, targets: int, how: str) -> Tensor:
     at = np.array([places[key] for key in keys], np.int64)
     ids = _ints(call, f"{what}_ids")
     table = _weights(call, len(forest.modes), targets, how, at, ids, values)
-    scores = _combined(forest.leaves(x, call.label), table, how, x.dtype)
+    scores = _aggregate_leaves(forest.leaves(x, call.label), table, how, x.dtype)
     base = _floats(call, "base_values")
     return scores if base is None else scores + base.astype(x.dtype)
 
 
 @operator("TreeEnsembleRegressor", domain=ML)
-def _regressor(call: Call) -> Outputs:
+def _regressor(call: NodeCall) -> Outputs:
     how = call.attr("aggregate_function", "SUM")
-    scores = _scores(call, "target", call.required("n_targets"), how)
-    return astype(transformed(call, scores, call.attr("post_transform", "NONE")), "float32")
+    scores = _scores(call, "target", call.required_attr("n_targets"), how)
+    return astype(
+        apply_post_transform(call, scores, call.attr("post_transform", "NONE")), "float32"
+    )
 
 
 @operator("TreeEnsembleClassifier", domain=ML)
-def _classifier(call: Call) -> Outputs:
+def _classifier(call: NodeCall) -> Outputs:
     """Labels and scores. Weights for only one class are those of the second of two."""
     labels = call.attr("classlabels_int64s")
     if not labels:
         raise RunOnHost("labels are strings")
     post = call.attr("post_transform", "NONE")
     scores = _scores(call, "class", len(labels), "SUM")
-    given = set(call.required("class_ids"))
+    given = set(call.required_attr("class_ids"))
     if len(given) == 1 and len(labels) <= 2:
         (column,) = given
         second = window(scores, 1, column, 1)
         first = 1 - second if post in ("NONE", "PROBIT") else -second
         scores = stack([first[:, 0], second[:, 0]], 1)
-    scores = astype(transformed(call, scores, post), "float32")
+    scores = astype(apply_post_transform(call, scores, post), "float32")
     chosen = extrema.argmax(scores, axis=1)
     table = labels if len(labels) > 1 else [0, labels[0]]
     return [take(as_tensor(np.asarray(table, np.int64)), chosen, 0), scores]

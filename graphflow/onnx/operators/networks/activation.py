@@ -7,7 +7,7 @@ from typing import Any
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import product
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.networks import piecewise_activations as piecewise
@@ -17,9 +17,9 @@ from graphflow.ops.reductions import extrema, reduce, softmax
 from graphflow.ops.tensors.shape import expand_dims, reshape
 
 
-def _plain(name: str, function: Callable[[Any], Tensor]) -> None:
+def _register_plain(name: str, function: Callable[[Any], Tensor]) -> None:
     @operator(name)
-    def translate(call: Call) -> Outputs:
+    def translate(call: NodeCall) -> Outputs:
         return function(call.tensor(0))
 
 
@@ -28,36 +28,38 @@ for _name, _function in {
     "Softsign": activations.softsign, "Mish": activations.mish,
     "HardSwish": piecewise.hard_swish, "Relu": activations.relu,
 }.items():  # fmt: skip
-    _plain(_name, _function)
+    _register_plain(_name, _function)
 
 
-def _with(name: str, function: Callable[..., Tensor], **defaults: Any) -> None:
+def _register_parametric(name: str, function: Callable[..., Tensor], **defaults: Any) -> None:
     """An activation whose attributes are the function's arguments, in order."""
 
     @operator(name)
-    def translate(call: Call) -> Outputs:
+    def translate(call: NodeCall) -> Outputs:
         arguments = [call.attr(key, default) for key, default in defaults.items()]
         return function(call.tensor(0), *arguments)
 
 
-_with("LeakyRelu", activations.leaky_relu, alpha=0.01)
-_with("Elu", activations.elu, alpha=1.0)
-_with("Celu", activations.celu, alpha=1.0)
-_with("Selu", activations.selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875)
-_with("Swish", activations.swish, alpha=1.0)
-_with("ThresholdedRelu", piecewise.thresholded_relu, alpha=1.0)
-_with("HardSigmoid", piecewise.hard_sigmoid, alpha=0.2, beta=0.5)
-_with("Shrink", piecewise.shrink, lambd=0.5, bias=0.0)
+_register_parametric("LeakyRelu", activations.leaky_relu, alpha=0.01)
+_register_parametric("Elu", activations.elu, alpha=1.0)
+_register_parametric("Celu", activations.celu, alpha=1.0)
+_register_parametric(
+    "Selu", activations.selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875
+)
+_register_parametric("Swish", activations.swish, alpha=1.0)
+_register_parametric("ThresholdedRelu", piecewise.thresholded_relu, alpha=1.0)
+_register_parametric("HardSigmoid", piecewise.hard_sigmoid, alpha=0.2, beta=0.5)
+_register_parametric("Shrink", piecewise.shrink, lambd=0.5, bias=0.0)
 
 
 @operator("Gelu")
-def _gelu(call: Call) -> Outputs:
+def _gelu(call: NodeCall) -> Outputs:
     tanh = call.attr("approximate", "none") == "tanh"
     return activations.gelu(call.tensor(0), approximate="tanh" if tanh else None)
 
 
 @operator("PRelu")
-def _prelu(call: Call) -> Outputs:
+def _prelu(call: NodeCall) -> Outputs:
     x, slope = call.tensor(0), call.tensor(1)
     if call.version < 7 and slope.ndim == 1 and slope.shape[0] != 1:
         slope = expand_dims(slope, tuple(range(1, x.ndim - 1)))
@@ -65,7 +67,7 @@ def _prelu(call: Call) -> Outputs:
 
 
 @operator("Softmax", since=13)
-def _softmax(call: Call) -> Outputs:
+def _softmax(call: NodeCall) -> Outputs:
     """Of halves by the steps of the function in ONNX's schema, each of which rounds."""
     x = call.tensor(0)
     axis = axis_of(call, -1, x.ndim)
@@ -76,28 +78,28 @@ def _softmax(call: Call) -> Outputs:
 
 
 @operator("LogSoftmax", since=13)
-def _log_softmax(call: Call) -> Outputs:
+def _log_softmax(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     return softmax.log_softmax(x, axis_of(call, -1, x.ndim))
 
 
 @operator("Hardmax", since=13)
-def _hardmax(call: Call) -> Outputs:
+def _hardmax(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     return piecewise.hardmax(x, axis_of(call, -1, x.ndim))
 
 
-def _flat(name: str, function: Callable[..., Tensor]) -> None:
+def _register_flattened(name: str, function: Callable[..., Tensor]) -> None:
     """Before opset 13, all axes from `axis` on counted as one."""
 
     @operator(name)
-    def translate(call: Call) -> Outputs:
+    def translate(call: NodeCall) -> Outputs:
         x = call.tensor(0)
         axis = axis_of(call, 1, x.ndim)
         rows = reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
         return reshape(function(rows, -1), x.shape)
 
 
-_flat("Softmax", softmax.softmax)
-_flat("LogSoftmax", softmax.log_softmax)
-_flat("Hardmax", piecewise.hardmax)
+_register_flattened("Softmax", softmax.softmax)
+_register_flattened("LogSoftmax", softmax.log_softmax)
+_register_flattened("Hardmax", piecewise.hardmax)

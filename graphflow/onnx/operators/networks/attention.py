@@ -11,7 +11,7 @@ import numpy as np
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Size, floordiv
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.ops.attention import attention_op as attention
 from graphflow.ops.pointwise import arithmetic as elementwise
@@ -24,10 +24,10 @@ from graphflow.ops.tensors.shape import expand_dims, permute_dims, reshape
 
 
 @operator("Attention", since=23)
-def _attention(call: Call) -> Outputs:
+def _attention(call: NodeCall) -> Outputs:
     softcap = call.attr("softcap", 0.0)
     if call.wants(3) or (softcap and call.has(3) and call.version < 24):
-        return call.expanded()
+        return call.expand_schema_body()
     flat = call.rank(0) == 3
     q, k, v = (_heads(call, i, name) for i, name in enumerate(_HEADS))
     past: Size = 0
@@ -38,7 +38,7 @@ def _attention(call: Call) -> Outputs:
     sides = tuple(None if s < 0 else s for s in (_side(call, "left"), _side(call, "right")))
     mask = _mask(call, q, k)
     if call.has(6):  # so many keys of each of the batch: their places are relative to these
-        mask = _joined(_of_lengths(call, q, k, causal, sides), mask)
+        mask = _combine_masks(_length_mask(call, q, k, causal, sides), mask)
         causal, sides = False, (None, None)
     y = attention.attention(
         q,
@@ -60,21 +60,21 @@ def _attention(call: Call) -> Outputs:
 _HEADS = ("q_num_heads", "kv_num_heads", "kv_num_heads")
 
 
-def _side(call: Call, which: str) -> int:
+def _side(call: NodeCall, which: str) -> int:
     return int(call.attr(f"{which}_window_size", -1))
 
 
-def _heads(call: Call, i: int, name: str) -> Tensor:
+def _heads(call: NodeCall, i: int, name: str) -> Tensor:
     """(batch, heads, time, depth), from (batch, time, heads·depth) if it has rank 3."""
     x = call.tensor(i)
     if x.ndim == 4:
         return x
-    heads = call.required(name)
+    heads = call.required_attr(name)
     batch, time, width = x.shape
     return permute_dims(reshape(x, (batch, time, heads, floordiv(width, heads))), (0, 2, 1, 3))
 
 
-def _mask(call: Call, q: Tensor, k: Tensor) -> Tensor | None:
+def _mask(call: NodeCall, q: Tensor, k: Tensor) -> Tensor | None:
     """The given mask, keys beyond its end not seen."""
     mask = call.optional(3)
     if mask is None:
@@ -86,7 +86,7 @@ def _mask(call: Call, q: Tensor, k: Tensor) -> Tensor | None:
     return mask if mask.dtype.kind == "b" else astype(mask, q.dtype)
 
 
-def _of_lengths(call: Call, q: Tensor, k: Tensor, causal: bool, sides: Any) -> Tensor:
+def _length_mask(call: NodeCall, q: Tensor, k: Tensor, causal: bool, sides: Any) -> Tensor:
     """Which keys each query sees where each of the batch has a number of keys that are filled."""
     lengths = reshape(astype(call.tensor(6), "int64"), (-1, 1, 1, 1))
     keys = arange(k.shape[2])
@@ -103,7 +103,7 @@ def _of_lengths(call: Call, q: Tensor, k: Tensor, causal: bool, sides: Any) -> T
     return result
 
 
-def _joined(seen: Tensor, mask: Tensor | None) -> Tensor:
+def _combine_masks(seen: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return seen
     if mask.dtype.kind == "b":

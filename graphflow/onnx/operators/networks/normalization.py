@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.networks import batch_norm, norm
@@ -21,11 +21,11 @@ from graphflow.ops.tensors.shape import repeat
 
 
 @operator("BatchNormalization")
-def _batch_norm(call: Call) -> Outputs:
+def _batch_norm(call: NodeCall) -> Outputs:
     x, scale, bias, mean, variance = (call.tensor(i) for i in range(5))
     epsilon = call.attr("epsilon", 1e-5)
     if call.version < 7 and not call.attr("is_test", 0) and call.wants(1):
-        raise call.unsupported("training as opsets before 7 have it; export for opset 15")
+        raise call.unsupported_error("training as opsets before 7 have it; export for opset 15")
     if not call.attr("training_mode", 0):
         return batch_norm.batch_norm(x, scale, bias, mean, variance, epsilon=epsilon)
     return list(
@@ -44,19 +44,19 @@ def _batch_norm(call: Call) -> Outputs:
 
 
 @operator("InstanceNormalization")
-def _instance_norm(call: Call) -> Outputs:
+def _instance_norm(call: NodeCall) -> Outputs:
     epsilon = call.attr("epsilon", 1e-5)
     return norm.instance_norm(call.tensor(0), call.tensor(1), call.tensor(2), epsilon=epsilon)
 
 
 @operator("GroupNormalization", since=18)
-def _group_norm(call: Call) -> Outputs:
+def _group_norm(call: NodeCall) -> Outputs:
     x, scale, bias = call.tensors()
-    groups = call.required("num_groups")
+    groups = call.required_attr("num_groups")
     if call.version < 21:  # one scale for each group
-        each = call.static(x.shape[1]) // groups
+        each = call.static_size(x.shape[1]) // groups
         scale, bias = repeat(scale, each), repeat(bias, each)
-    wide = _wide(call, x)
+    wide = _upcast(call, x)
     y = norm.group_norm(
         wide,
         groups,
@@ -67,7 +67,7 @@ def _group_norm(call: Call) -> Outputs:
     return astype(y, x.dtype)
 
 
-def _wide(call: Call, x: Tensor) -> Tensor:
+def _upcast(call: NodeCall, x: Tensor) -> Tensor:
     """x as the type that the statistics are computed in (`stash_type`)."""
     if x.dtype.itemsize >= 4:
         return x
@@ -75,13 +75,13 @@ def _wide(call: Call, x: Tensor) -> Tensor:
 
 
 @operator("LayerNormalization", since=17)
-def _layer_norm(call: Call) -> Outputs:
+def _layer_norm(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     axes = tuple(range(axis_of(call, -1, x.ndim), x.ndim))
     epsilon = call.attr("epsilon", 1e-5)
-    wide = _wide(call, x)
+    wide = _upcast(call, x)
     scale, bias = call.tensor(1), call.optional(2)
-    y = _scaled(wide, x, scale, bias, axes, epsilon)
+    y = _normalize_and_scale(wide, x, scale, bias, axes, epsilon)
     if not (call.wants(1) or call.wants(2)):
         return y
     mean = reduce.mean(wide, axis=axes, keepdims=True)
@@ -89,7 +89,7 @@ def _layer_norm(call: Call) -> Outputs:
     return [y, mean, transcendental.rsqrt(variance + epsilon)]
 
 
-def _scaled(
+def _normalize_and_scale(
     wide: Tensor,
     x: Tensor,
     scale: Tensor,
@@ -108,11 +108,11 @@ def _scaled(
 
 
 @operator("RMSNormalization", since=23)
-def _rms_norm(call: Call) -> Outputs:
+def _rms_norm(call: NodeCall) -> Outputs:
     x, scale = call.tensor(0), call.tensor(1)
     axes = tuple(range(axis_of(call, -1, x.ndim), x.ndim))
     epsilon = call.attr("epsilon", 1e-5)
-    wide = _wide(call, x)
+    wide = _upcast(call, x)
     if wide is x and scale.shape == tuple(x.shape[a] for a in axes) and scale.dtype == x.dtype:
         return norm.rms_norm(x, scale, axis=axes, epsilon=epsilon)
     plain = astype(norm.rms_norm(wide, axis=axes, epsilon=epsilon), scale.dtype)
@@ -120,9 +120,9 @@ def _rms_norm(call: Call) -> Outputs:
 
 
 @operator("LRN")
-def _lrn(call: Call) -> Outputs:
+def _lrn(call: NodeCall) -> Outputs:
     """x / (bias + alpha/size · Σ x² over `size` neighbouring channels)^beta."""
-    x, size = call.tensor(0), call.required("size")
+    x, size = call.tensor(0), call.required_attr("size")
     before = (size - 1) // 2
     widths = [(before, size - 1 - before) if i == 1 else (0, 0) for i in range(x.ndim)]
     squares = pad(elementwise.square(x), widths)
@@ -135,7 +135,7 @@ def _lrn(call: Call) -> Outputs:
 
 
 @operator("LpNormalization")
-def _lp_normalization(call: Call) -> Outputs:
+def _lp_normalization(call: NodeCall) -> Outputs:
     """Zeros stay zeros."""
     x, p = call.tensor(0), call.attr("p", 2)
     axis = axis_of(call, -1, x.ndim)
@@ -144,12 +144,12 @@ def _lp_normalization(call: Call) -> Outputs:
     elif p == 2:
         size = transcendental.sqrt(reduce.sum(elementwise.square(x), axis=axis, keepdims=True))
     else:
-        raise call.unsupported(f"p = {p}; 1 and 2 are known")
+        raise call.unsupported_error(f"p = {p}; 1 and 2 are known")
     return x / select.where(elementwise.equal(size, 0), 1, size)
 
 
 @operator("Dropout")
-def _dropout(call: Call) -> Outputs:
+def _dropout(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     if call.version < 12:
         ratio, training = call.attr("ratio", 0.5), False
@@ -159,6 +159,6 @@ def _dropout(call: Call) -> Outputs:
     if not training or ratio == 0:
         return [x, ones_like(x, "bool")]
     if not 0 <= ratio < 1:
-        raise call.unsupported(f"ratio {ratio}; it is at least 0 and below 1")
+        raise call.unsupported_error(f"ratio {ratio}; it is at least 0 and below 1")
     mask = keep_mask(x.shape, 1.0 - ratio)
     return [masked(x, mask, scale=1.0 / (1.0 - ratio)), mask]

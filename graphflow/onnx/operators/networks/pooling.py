@@ -6,7 +6,7 @@ from typing import Any
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import product
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.networks.convolution import padding_of, steps_of
 from graphflow.ops.pointwise import arithmetic as elementwise
@@ -16,8 +16,8 @@ from graphflow.ops.tensors.shape import reshape
 from graphflow.ops.windows import pool
 
 
-def _window(call: Call) -> dict[str, Any]:
-    kernel = call.required("kernel_shape")
+def _window(call: NodeCall) -> dict[str, Any]:
+    kernel = call.required_attr("kernel_shape")
     return {
         "kernel": tuple(kernel),
         "padding": padding_of(call, len(kernel)),
@@ -27,7 +27,7 @@ def _window(call: Call) -> dict[str, Any]:
 
 
 @operator("MaxPool")
-def _max_pool(call: Call) -> Outputs:
+def _max_pool(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     window = _window(call)
     if not call.wants(1):
@@ -60,13 +60,13 @@ def _over_all(x: Tensor, places: Tensor) -> Tensor:
 
 
 @operator("AveragePool")
-def _average_pool(call: Call) -> Outputs:
+def _average_pool(call: NodeCall) -> Outputs:
     include = bool(call.attr("count_include_pad", 0))
     return pool.avg_pool(call.tensor(0), count_include_pad=include, **_window(call))
 
 
 @operator("LpPool")
-def _lp_pool(call: Call) -> Outputs:
+def _lp_pool(call: NodeCall) -> Outputs:
     return pool.lp_pool(call.tensor(0), p=float(call.attr("p", 2)), **_window(call))
 
 
@@ -75,19 +75,19 @@ def _spatial(x: Tensor) -> tuple[int, ...]:
 
 
 @operator("GlobalAveragePool")
-def _global_average(call: Call) -> Outputs:
+def _global_average(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     return reduce.mean(x, axis=_spatial(x), keepdims=True)
 
 
 @operator("GlobalMaxPool")
-def _global_max(call: Call) -> Outputs:
+def _global_max(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     return extrema.max(x, axis=_spatial(x), keepdims=True)
 
 
 @operator("GlobalLpPool")
-def _global_lp(call: Call) -> Outputs:
+def _global_lp(call: NodeCall) -> Outputs:
     x, p = call.tensor(0), float(call.attr("p", 2))
     total = reduce.sum(elementwise.pow(elementwise.abs(x), p), axis=_spatial(x), keepdims=True)
     return elementwise.pow(total, 1.0 / p)

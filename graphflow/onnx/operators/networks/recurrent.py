@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Tensor
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.networks import piecewise_activations as piecewise
@@ -42,7 +42,7 @@ _TAKES = {
 }  # fmt: skip
 
 
-def _activations(call: Call, defaults: tuple[str, ...], directions: int) -> list[_Function]:
+def _activations(call: NodeCall, defaults: tuple[str, ...], directions: int) -> list[_Function]:
     """The activations of all directions, one after the other.
 
     alpha and beta list values for those activations, in order, that have such a parameter.
@@ -50,7 +50,7 @@ def _activations(call: Call, defaults: tuple[str, ...], directions: int) -> list
     names = [n.lower() for n in call.attr("activations", list(defaults) * directions)]
     unknown = [n for n in names if n not in _ACTIVATIONS and n not in _PLAIN]
     if unknown or len(names) != len(defaults) * directions:
-        raise call.unsupported(
+        raise call.unsupported_error(
             f"activations {names}; there are {len(defaults)} a direction of "
             f"{', '.join([*_PLAIN, *_ACTIVATIONS])}"
         )
@@ -65,22 +65,22 @@ def _activations(call: Call, defaults: tuple[str, ...], directions: int) -> list
         takes = _TAKES[name]
         a = alphas.pop(0) if takes > 0 and alphas else alpha
         b = betas.pop(0) if takes > 1 and betas else beta
-        functions.append(partial(_applied, make, a, b))
+        functions.append(partial(_apply_activation, make, a, b))
     return functions
 
 
-def _applied(make: Callable[..., Any], a: float, b: float, x: Tensor) -> Tensor:
+def _apply_activation(make: Callable[..., Any], a: float, b: float, x: Tensor) -> Tensor:
     result: Tensor = make(x, a, b)
     return result
 
 
-def _side(x: Tensor | None, i: int, count: int) -> Tensor | None:
+def _slice_direction(x: Tensor | None, i: int, count: int) -> Tensor | None:
     """Direction i of (directions, …), as (1, …)."""
     return x if x is None or count == 1 else window(x, 0, i, 1)
 
 
 def _layer(
-    call: Call,
+    call: NodeCall,
     layer: Callable[..., Any],
     defaults: tuple[str, ...],
     weights: tuple[Tensor, Tensor] | None = None,
@@ -93,7 +93,7 @@ def _layer(
     """
     direction = call.attr("direction", "forward")
     if direction not in _DIRECTIONS:
-        raise call.unsupported(f"direction {direction!r}")
+        raise call.unsupported_error(f"direction {direction!r}")
     directions = _DIRECTIONS[direction]
     count, batch_first = len(directions), bool(call.attr("layout", 0))
     lstm = len(defaults) == 3
@@ -107,14 +107,14 @@ def _layer(
     outputs, ends = [], []
     for i, way in enumerate(directions):
         chosen = tuple(functions[i * each : (i + 1) * each])
-        started = tuple(_side(state, i, count) for state in states)
+        started = tuple(_slice_direction(state, i, count) for state in states)
         if lstm:
-            choices["peepholes"] = _side(call.optional(7), i, count)
+            choices["peepholes"] = _slice_direction(call.optional(7), i, count)
         y, last = layer(
             call.tensor(0),
-            _side(w, i, count),
-            _side(r, i, count),
-            _side(bias, i, count),
+            _slice_direction(w, i, count),
+            _slice_direction(r, i, count),
+            _slice_direction(bias, i, count),
             started if lstm else started[0],
             lengths=call.optional(4),
             direction=way,
@@ -126,24 +126,24 @@ def _layer(
         outputs.append(y)
         ends.append(last if lstm else (last,))
     at = 2 if batch_first else 1
-    lasts = [_joined([end[j] for end in ends]) for j in range(len(ends[0]))]
+    lasts = [_concat_directions([end[j] for end in ends]) for j in range(len(ends[0]))]
     return [
         stack(outputs, at),
         *(moveaxis(last, 0, 1) if batch_first else last for last in lasts),
     ]
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _concat_directions(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else concat(parts, 0)
 
 
 @operator("RNN")
-def _rnn(call: Call) -> Outputs:
+def _rnn(call: NodeCall) -> Outputs:
     return _layer(call, recurrent.rnn, ("Tanh",))
 
 
 @operator("GRU")
-def _gru(call: Call) -> Outputs:
+def _gru(call: NodeCall) -> Outputs:
     return _layer(
         call,
         recurrent.gru,
@@ -154,7 +154,7 @@ def _gru(call: Call) -> Outputs:
 
 
 @operator("LSTM")
-def _lstm(call: Call) -> Outputs:
+def _lstm(call: NodeCall) -> Outputs:
     return _layer(
         call,
         recurrent.lstm,
@@ -164,16 +164,16 @@ def _lstm(call: Call) -> Outputs:
     )
 
 
-class _QuantizedLstm(recurrent.Lstm):
+class _QuantizedLstm(recurrent.LstmCell):
     """An LSTM whose state goes through 8 bits before it meets the weights."""
 
     def step(
-        self, z: Tensor, state: recurrent.State, weights: recurrent.Weights
+        self, z: Tensor, state: recurrent.State, weights: recurrent.RecurrentWeights
     ) -> recurrent.State:
-        return super().step(z, (_in_8_bits(state[0]), *state[1:]), weights)
+        return super().step(z, (_quantize_dynamically(state[0]), *state[1:]), weights)
 
 
-def _in_8_bits(x: Tensor) -> Tensor:
+def _quantize_dynamically(x: Tensor) -> Tensor:
     """x as `DynamicQuantizeLinear` rounds it: 256 steps from its least to its largest value."""
     low, high = (select.minimum(extrema.min(x), 0), select.maximum(extrema.max(x), 0))
     width = (high - low) / 255
@@ -184,17 +184,17 @@ def _in_8_bits(x: Tensor) -> Tensor:
     return result
 
 
-def _quantized(
+def _run_quantized_lstm(
     x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None, initial: Any, *, gates: str,
     activations: tuple[_Function, ...], clip: float | None, input_forget: bool, **others: Any,
 ) -> tuple[Tensor, recurrent.State]:  # fmt: skip
     """As `recurrent.lstm`, of inputs and states that are rounded to 8 bits."""
     cell = _QuantizedLstm(gates, activations, 2, clip, input_forget)
-    return recurrent.run_layer(cell, _in_8_bits(x), w, r, bias, initial, **others)
+    return recurrent.run_layer(cell, _quantize_dynamically(x), w, r, bias, initial, **others)
 
 
 @operator("DynamicQuantizeLSTM", domain="com.microsoft")
-def _quantized_lstm(call: Call) -> Outputs:
+def _quantized_lstm(call: NodeCall) -> Outputs:
     """onnxruntime's LSTM of 8-bit weights (directions, inputs, gates·hidden), with a scale and a
     zero point for each direction or each column."""
 
@@ -207,7 +207,7 @@ def _quantized_lstm(call: Call) -> Outputs:
 
     return _layer(
         call,
-        _quantized,
+        _run_quantized_lstm,
         ("Sigmoid", "Tanh", "Tanh"),
         (weights(1, 8), weights(2, 10)),
         input_forget=bool(call.attr("input_forget", 0)),
@@ -218,7 +218,7 @@ def _quantized_lstm(call: Call) -> Outputs:
 # Linear attention -----------------------------------------------------------------------------
 
 
-def _by_time(x: Tensor | None, heads: int) -> Tensor | None:
+def _time_major(x: Tensor | None, heads: int) -> Tensor | None:
     """(batch, time, heads·size) as (time, batch, heads, size), in float32 or wider."""
     if x is None:
         return None
@@ -227,7 +227,7 @@ def _by_time(x: Tensor | None, heads: int) -> Tensor | None:
 
 
 @operator("LinearAttention")
-def _linear_attention(call: Call) -> Outputs:
+def _linear_attention(call: NodeCall) -> Outputs:
     """A state (batch, heads, keys, values) that each step decays, writes into and reads.
 
     Source: Yang, Kautz & Hatamizadeh, "Gated Delta Networks", ICLR 2025.
@@ -235,13 +235,13 @@ def _linear_attention(call: Call) -> Outputs:
     rule = call.attr("update_rule", "gated_delta")
     decays, corrects = "gated" in rule, "delta" in rule
     if rule not in ("linear", "gated", "delta", "gated_delta"):
-        raise call.unsupported(f"update_rule {rule!r}")
+        raise call.unsupported_error(f"update_rule {rule!r}")
     if (decays, corrects) != (call.has(4), call.has(5)):
-        raise call.unsupported(f"update_rule {rule!r} with the inputs that are given")
-    heads, queries = call.required("kv_num_heads"), call.required("q_num_heads")
+        raise call.unsupported_error(f"update_rule {rule!r} with the inputs that are given")
+    heads, queries = call.required_attr("kv_num_heads"), call.required_attr("q_num_heads")
     if min(heads, queries) < 1 or queries % heads:
-        raise call.unsupported(f"{queries} heads of queries for {heads} of keys")
-    q, k, v = (_by_time(call.tensor(i), h) for i, h in ((0, queries), (1, heads), (2, heads)))
+        raise call.unsupported_error(f"{queries} heads of queries for {heads} of keys")
+    q, k, v = (_time_major(call.tensor(i), h) for i, h in ((0, queries), (1, heads), (2, heads)))
     assert q is not None and k is not None and v is not None
     steps, batch, _, size = q.shape
     given = call.optional(3)
@@ -251,8 +251,8 @@ def _linear_attention(call: Call) -> Outputs:
         reshape(q, (steps, batch, heads, queries // heads, size)),
         k,
         v,
-        _by_time(call.optional(4), heads),
-        None if rate is None else _by_time(rate, call.static(rate.shape[2])),
+        _time_major(call.optional(4), heads),
+        None if rate is None else _time_major(rate, call.static_size(rate.shape[2])),
     ]
 
     def step(state: Tensor, now: Any) -> tuple[Tensor, Tensor]:
@@ -267,7 +267,7 @@ def _linear_attention(call: Call) -> Outputs:
 
     first = start if given is None else astype(given, q.dtype)
     last, y = FUNCTIONS["scan"](step, first, tuple(item for item in items if item is not None))
-    scale = call.attr("scale", 0.0) or 1 / math.sqrt(call.static(size))
+    scale = call.attr("scale", 0.0) or 1 / math.sqrt(call.static_size(size))
     y = reshape(moveaxis(y * scale, 0, 1), (batch, steps, -1))
     wanted = call.spec(0).dtype
     return [astype(y, wanted), astype(last, wanted if given is None else given.dtype)]

@@ -7,8 +7,9 @@ from typing import Any
 
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
-from graphflow.onnx.loading.node_call import Call
-from graphflow.onnx.loading.operator_registry import TRAINING, Outputs, operator
+from graphflow.onnx.loading.domains import TRAINING
+from graphflow.onnx.loading.node_call import NodeCall
+from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.loading.value_kinds import Known
 from graphflow.ops.pointwise import arithmetic as elementwise
 from graphflow.ops.pointwise import select, transcendental
@@ -19,34 +20,34 @@ from graphflow.transforms.reverse_mode import gradients
 
 
 @operator("Gradient", domain=TRAINING)
-def _gradient(call: Call) -> Outputs:
+def _gradient(call: NodeCall) -> Outputs:
     """Of the tensor named y in those named xs, with other values in place of xs and zs."""
-    names = [*call.required("xs"), *call.attr("zs", [])]
+    names = [*call.required_attr("xs"), *call.attr("zs", [])]
     if len(names) != call.count:
-        raise call.unsupported(f"{call.count} inputs for the {len(names)} names in xs and zs")
-    y = _named(call, call.required("y"))
-    independent = [_named(call, name) for name in names]
-    results = gradients(y, independent[: len(call.required("xs"))])
+        raise call.unsupported_error(f"{call.count} inputs for the {len(names)} names in xs and zs")
+    y = _find_tensor(call, call.required_attr("y"))
+    independent = [_find_tensor(call, name) for name in names]
+    results = gradients(y, independent[: len(call.required_attr("xs"))])
     replaced = {
         tensor: call.tensor(i)
         for i, tensor in enumerate(independent)
         if call.tensor(i) is not tensor
     }
-    return _with_others(results, replaced) if replaced else results
+    return _rebuild_with(results, replaced) if replaced else results
 
 
-def _named(call: Call, name: str) -> Tensor:
+def _find_tensor(call: NodeCall, name: str) -> Tensor:
     value = call.scope.find(name)
     if value is None:
-        raise call.unsupported(f"nothing before it makes {name!r}")
+        raise call.unsupported_error(f"nothing before it makes {name!r}")
     if isinstance(value, Known):
         return call.as_tensor(value)
     if not isinstance(value, Tensor):
-        raise call.unsupported(f"{name!r} is no tensor of this graph")
+        raise call.unsupported_error(f"{name!r} is no tensor of this graph")
     return value
 
 
-def _with_others(results: list[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
+def _rebuild_with(results: list[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
     """What the results are when some tensors that they come from are others."""
 
     def replace(node: Node, inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
@@ -72,11 +73,11 @@ def _optimiser(name: str, states: int) -> Callable[[_Step], _Step]:
 
     def enter(step: _Step) -> _Step:
         @operator(name, domain=TRAINING)
-        def translate(call: Call) -> Outputs:
+        def translate(call: NodeCall) -> Outputs:
             rate, count, *others = call.tensors()
             several, rest = divmod(len(others), 2 + states)
             if rest:
-                raise call.unsupported(f"{len(others)} inputs after the first two")
+                raise call.unsupported_error(f"{len(others)} inputs after the first two")
             steps = [step(call, rate, count, *others[i::several]) for i in range(several)]
             return [made for kind in zip(*steps, strict=True) for made in kind]
 
@@ -85,18 +86,18 @@ def _optimiser(name: str, states: int) -> Callable[[_Step], _Step]:
     return enter
 
 
-def _regularised(call: Call, x: Tensor, gradient: Tensor) -> Tensor:
+def _add_regularization(call: NodeCall, x: Tensor, gradient: Tensor) -> Tensor:
     factor: float = call.attr("norm_coefficient", 0.0)
     return gradient + x * factor if factor else gradient
 
 
 @_optimiser("Adagrad", states=1)
 def _adagrad(
-    call: Call, rate: Tensor, count: Tensor, x: Tensor, gradient: Tensor, squares: Tensor
+    call: NodeCall, rate: Tensor, count: Tensor, x: Tensor, gradient: Tensor, squares: Tensor
 ) -> tuple[Tensor, ...]:
     """Source: Duchi, Hazan & Singer, JMLR 12, 2011."""
     decayed = rate / (astype(count, rate.dtype) * call.attr("decay_factor", 0.0) + 1.0)
-    gradient = _regularised(call, x, gradient)
+    gradient = _add_regularization(call, x, gradient)
     squares = squares + gradient * gradient
     scale = transcendental.sqrt(squares) + call.attr("epsilon", 1e-6)
     return x - astype(decayed, x.dtype) * gradient / scale, squares
@@ -104,12 +105,12 @@ def _adagrad(
 
 @_optimiser("Adam", states=2)
 def _adam(
-    call: Call, rate: Tensor, count: Tensor, x: Tensor, gradient: Tensor, mean: Tensor,
+    call: NodeCall, rate: Tensor, count: Tensor, x: Tensor, gradient: Tensor, mean: Tensor,
     squares: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Source: Kingma & Ba, ICLR 2015."""
     alpha, beta = call.attr("alpha", 0.9), call.attr("beta", 0.999)
-    gradient = _regularised(call, x, gradient)
+    gradient = _add_regularization(call, x, gradient)
     mean = mean * alpha + gradient * (1 - alpha)
     squares = squares * beta + gradient * gradient * (1 - beta)
     power = astype(count, "float64")
@@ -129,14 +130,14 @@ def _power(base: float, exponent: Tensor) -> Tensor:
 
 @_optimiser("Momentum", states=1)
 def _momentum(
-    call: Call, rate: Tensor, count: Tensor, x: Tensor, gradient: Tensor, speed: Tensor
+    call: NodeCall, rate: Tensor, count: Tensor, x: Tensor, gradient: Tensor, speed: Tensor
 ) -> tuple[Tensor, ...]:
     """Source: Nesterov, Soviet Mathematics Doklady 27, 1983; Sutskever et al., ICML 2013."""
-    alpha, mode = call.required("alpha"), call.required("mode")
+    alpha, mode = call.required_attr("alpha"), call.required_attr("mode")
     if mode not in ("standard", "nesterov"):
-        raise call.unsupported(f"mode {mode!r}; it is standard or nesterov")
-    gradient = _regularised(call, x, gradient)
-    later: Any = call.required("beta")
+        raise call.unsupported_error(f"mode {mode!r}; it is standard or nesterov")
+    gradient = _add_regularization(call, x, gradient)
+    later: Any = call.required_attr("beta")
     share = select.where(elementwise.greater(count, 0), later, 1.0)
     speed = speed * alpha + gradient * astype(share, x.dtype)
     ahead = gradient + speed * alpha if mode == "nesterov" else speed

@@ -7,10 +7,10 @@ from typing import Any
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Size, kind, product
-from graphflow.onnx.loading.node_call import Call
+from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.networks.convolution import steps_of
-from graphflow.onnx.operators.quantize import saturated
+from graphflow.onnx.operators.quantize import saturate
 from graphflow.ops.images import deformable_conv as deform
 from graphflow.ops.images import grid_sample as grid
 from graphflow.ops.images import resize, roi
@@ -24,54 +24,56 @@ from graphflow.ops.windows import unfold
 # Resizing -------------------------------------------------------------------------------------
 
 
-def _resized(call: Call, x: Tensor, **how: Any) -> Tensor:
+def _resize_and_round(call: NodeCall, x: Tensor, **how: Any) -> Tensor:
     """Ints are interpolated as floats, and rounded to what they can hold."""
     if how["mode"] == "nearest" or kind(x.dtype) == "float":
         result: Tensor = resize.resize(x, **how)
         return result
     wide = "float64" if x.dtype.itemsize > 2 else "float32"
-    return saturated(resize.resize(astype(x, wide), **how), None, x.dtype)
+    return saturate(resize.resize(astype(x, wide), **how), None, x.dtype)
 
 
-def _list(call: Call, i: int) -> list[Any] | None:
+def _list(call: NodeCall, i: int) -> list[Any] | None:
     """An optional input of numbers; an empty one counts as left out."""
     if not call.has(i) or 0 in call.spec(i).shape:
         return None
-    return [item.item() for item in call.known(i).reshape(-1)]
+    return [item.item() for item in call.known_array(i).reshape(-1)]
 
 
-def _kept_aspect(
-    call: Call, policy: str, shape: Sequence[Size], sizes: Sequence[int]
+def _keep_aspect(
+    call: NodeCall, policy: str, shape: Sequence[Size], sizes: Sequence[int]
 ) -> tuple[list[int], list[float]]:
     """Sizes of one factor for all axes, with which none is larger (or smaller) than wanted."""
     if policy not in ("not_larger", "not_smaller"):
-        raise call.unsupported(f"keep_aspect_ratio_policy {policy!r}")
-    have = [call.static(n) for n in shape]
-    factors = [call.static(size) / n for size, n in zip(sizes, have, strict=True)]
+        raise call.unsupported_error(f"keep_aspect_ratio_policy {policy!r}")
+    have = [call.static_size(n) for n in shape]
+    factors = [call.static_size(size) / n for size, n in zip(sizes, have, strict=True)]
     factor = min(factors) if policy == "not_larger" else max(factors)
     return [int(factor * n + 0.5) for n in have], [factor] * len(have)
 
 
 @operator("Resize", since=11)
-def _resize(call: Call) -> Outputs:
+def _resize(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     scales = _list(call, 2)
     given = call.has(3) and 0 not in call.spec(3).shape
     sizes: list[Any] | None = call.sizes(3) if given else None  # they may be symbolic
     if (scales is None) == (sizes is None):
-        raise call.unsupported("exactly one of scales and sizes is given")
+        raise call.unsupported_error("exactly one of scales and sizes is given")
     axes = [axis % x.ndim for axis in call.attr("axes", range(x.ndim))]
     coordinates = call.attr("coordinate_transformation_mode", "half_pixel")
     if coordinates == "tf_half_pixel_for_nn":
-        raise call.unsupported("coordinates by tf_half_pixel_for_nn; half_pixel is later's name")
+        raise call.unsupported_error(
+            "coordinates by tf_half_pixel_for_nn; half_pixel is later's name"
+        )
     policy = call.attr("keep_aspect_ratio_policy", "stretch")
     if sizes is not None and policy != "stretch":
-        sizes, scales = _kept_aspect(call, policy, [x.shape[a] for a in axes], sizes)
+        sizes, scales = _keep_aspect(call, policy, [x.shape[a] for a in axes], sizes)
     region = None
     if coordinates == "tf_crop_and_resize":
         bounds = _list(call, 1) or [0.0] * len(axes) + [1.0] * len(axes)
         region = list(zip(bounds[: len(axes)], bounds[len(axes) :], strict=True))
-    return _resized(
+    return _resize_and_round(
         call,
         x,
         size=sizes,
@@ -88,13 +90,13 @@ def _resize(call: Call) -> Outputs:
     )
 
 
-def _scaled(call: Call, factors: Sequence[float]) -> Outputs:
+def _resize_by_factors(call: NodeCall, factors: Sequence[float]) -> Outputs:
     """As Resize began: from the corner of the first element, without the choices of later."""
     x = call.tensor(0)
     if len(factors) != x.ndim:
-        raise call.unsupported(f"{len(factors)} scales for {x.ndim} axes")
+        raise call.unsupported_error(f"{len(factors)} scales for {x.ndim} axes")
     mode = call.attr("mode", "nearest")
-    return _resized(
+    return _resize_and_round(
         call,
         x,
         scale=list(factors),
@@ -106,23 +108,25 @@ def _scaled(call: Call, factors: Sequence[float]) -> Outputs:
 
 
 @operator("Resize", since=10)
-def _resize_10(call: Call) -> Outputs:
-    return _scaled(call, call.known(1).astype(float).reshape(-1).tolist())
+def _resize_10(call: NodeCall) -> Outputs:
+    return _resize_by_factors(call, call.known_array(1).astype(float).reshape(-1).tolist())
 
 
 @operator("Upsample", since=9)
-def _upsample(call: Call) -> Outputs:
-    return _scaled(call, call.known(1).astype(float).reshape(-1).tolist())
+def _upsample(call: NodeCall) -> Outputs:
+    return _resize_by_factors(call, call.known_array(1).astype(float).reshape(-1).tolist())
 
 
 @operator("Upsample", since=7)
-def _upsample_7(call: Call) -> Outputs:
-    return _scaled(call, call.required("scales"))
+def _upsample_7(call: NodeCall) -> Outputs:
+    return _resize_by_factors(call, call.required_attr("scales"))
 
 
 @operator("Upsample")
-def _upsample_1(call: Call) -> Outputs:
-    return _scaled(call, [1.0, 1.0, call.required("height_scale"), call.required("width_scale")])
+def _upsample_1(call: NodeCall) -> Outputs:
+    return _resize_by_factors(
+        call, [1.0, 1.0, call.required_attr("height_scale"), call.required_attr("width_scale")]
+    )
 
 
 # Sampling -------------------------------------------------------------------------------------
@@ -131,7 +135,7 @@ _MODES = {"bilinear": "linear", "bicubic": "cubic"}  # names before opset 20
 
 
 @operator("GridSample")
-def _grid_sample(call: Call) -> Outputs:
+def _grid_sample(call: NodeCall) -> Outputs:
     mode = call.attr("mode", "linear")
     return grid.grid_sample(
         call.tensor(0),
@@ -143,13 +147,13 @@ def _grid_sample(call: Call) -> Outputs:
 
 
 @operator("AffineGrid")
-def _affine_grid(call: Call) -> Outputs:
+def _affine_grid(call: NodeCall) -> Outputs:
     return grid.affine_grid(
         call.tensor(0), tuple(call.sizes(1)), align_corners=bool(call.attr("align_corners", 0))
     )
 
 
-def _regions(call: Call, coordinates: str) -> Tensor:
+def _align_regions(call: NodeCall, coordinates: str) -> Tensor:
     result: Tensor = roi.roi_align(
         call.tensor(0),
         astype(call.tensor(1), call.spec(0).dtype),
@@ -164,17 +168,17 @@ def _regions(call: Call, coordinates: str) -> Tensor:
 
 
 @operator("RoiAlign", since=16)
-def _roi_align(call: Call) -> Outputs:
-    return _regions(call, call.attr("coordinate_transformation_mode", "half_pixel"))
+def _roi_align(call: NodeCall) -> Outputs:
+    return _align_regions(call, call.attr("coordinate_transformation_mode", "half_pixel"))
 
 
 @operator("RoiAlign")
-def _roi_align_10(call: Call) -> Outputs:
-    return _regions(call, "output_half_pixel")
+def _roi_align_10(call: NodeCall) -> Outputs:
+    return _align_regions(call, "output_half_pixel")
 
 
 @operator("DeformConv")
-def _deform_conv(call: Call) -> Outputs:
+def _deform_conv(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     rank = x.ndim - 2
     pads = call.attr("pads", [0] * (2 * rank))
@@ -195,15 +199,15 @@ def _deform_conv(call: Call) -> Outputs:
 
 
 @operator("MaxUnpool")
-def _max_unpool(call: Call) -> Outputs:
+def _max_unpool(call: NodeCall) -> Outputs:
     """ONNX counts places through the whole pooled tensor, we through each plane."""
     x, places = call.tensor(0), call.tensor(1)
-    kernel = call.required("kernel_shape")
+    kernel = call.required_attr("kernel_shape")
     rank = len(kernel)
     strides = call.attr("strides", [1] * rank)
     pads = call.attr("pads", [0] * (2 * rank))
     sizes = [
-        (call.static(n) - 1) * strides[i] - pads[i] - pads[rank + i] + kernel[i]
+        (call.static_size(n) - 1) * strides[i] - pads[i] - pads[rank + i] + kernel[i]
         for i, n in enumerate(x.shape[2:])
     ]
     y: Tensor = max_unpool(
@@ -211,16 +215,18 @@ def _max_unpool(call: Call) -> Outputs:
     )
     if not call.has(2):
         return y
-    wanted = [int(n) for n in call.known(2).reshape(-1)]
+    wanted = [int(n) for n in call.known_array(2).reshape(-1)]
     spread = [(0, want - have) for want, have in zip(wanted[2:], sizes, strict=True)]
     if min((after for _, after in spread), default=0) < 0:
-        raise call.unsupported(f"output_shape {wanted} is smaller than {sizes}, which it came from")
+        raise call.unsupported_error(
+            f"output_shape {wanted} is smaller than {sizes}, which it came from"
+        )
     return pad(y, [(0, 0), (0, 0), *spread])
 
 
 @operator("Col2Im")
-def _col_to_image(call: Call) -> Outputs:
-    image, block = ([call.static(n) for n in call.sizes(i)] for i in (1, 2))
+def _col_to_image(call: NodeCall) -> Outputs:
+    image, block = ([call.static_size(n) for n in call.sizes(i)] for i in (1, 2))
     rank = len(image)
     pads = call.attr("pads", [0] * (2 * rank))
     return unfold.fold(
@@ -233,14 +239,14 @@ def _col_to_image(call: Call) -> Outputs:
 
 
 @operator("CenterCropPad")
-def _center_crop_pad(call: Call) -> Outputs:
+def _center_crop_pad(call: NodeCall) -> Outputs:
     """Odd elements are cut, or added, at the end."""
     x, wanted = call.tensor(0), call.sizes(1)
     axes = [axis % x.ndim for axis in call.attr("axes", range(x.ndim))]
     for axis, size in zip(axes, wanted, strict=True):
         if size == x.shape[axis]:
             continue
-        have, want = call.static(x.shape[axis]), call.static(size)
+        have, want = call.static_size(x.shape[axis]), call.static_size(size)
         if have > want:
             x = window.window(x, axis, (have - want) // 2, want)
         else:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graphflow.ir.op import REGISTRY
-from graphflow.ops.kernels.fusion.region_kernels import computed
+from graphflow.ops.kernels.fusion.region_kernels import run_op
 
 Array = np.ndarray[Any, Any]
 LIMIT = {"float32": 2.0, "float64": 4.0}
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def ours(name: str, *arrays: Array) -> Array:
-    result: Array = computed(REGISTRY[name], np, arrays, {})
+    result: Array = run_op(REGISTRY[name], np, arrays, {})
     assert result is not None
     return result
 

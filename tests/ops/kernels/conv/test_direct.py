@@ -117,7 +117,7 @@ def test_windows_that_hardly_overlap_are_products_of_matrices(
     out = tuple((n - k) // stride + 1 for n, k in zip(shape[2:], kernel, strict=True))
     windows = Windows(kernel, (stride,) * rank, (0,) * rank, one, out)
     x = np.empty(shape, "float32")
-    if planar.enabled():
+    if planar.is_jit_enabled():
         assert planar.fits(np, x, weight[0], windows, 1) is not apart
     shapes = (shape, weight, (shape[0], weight[0], *out))
     arrays = [rng.normal(size=s).astype("float32") for s in shapes]

@@ -72,8 +72,8 @@ def test_bits_do_not_depend_on_threads(stride: int) -> None:
     def results() -> list[Any]:
         outs = [np.empty_like(a) for a in (g, x, w)]
         pointwise.convolve(outs[0], x, w, windows)
-        pointwise.convolve_turned(outs[1], g, w, windows)
-        pointwise.convolve_weights(outs[2], x, g, windows)
+        pointwise.input_gradient(outs[1], g, w, windows)
+        pointwise.weight_gradient(outs[2], x, g, windows)
         return outs
 
     check_threads(results, results())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graphflow.errors import DeviceError
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
+from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 from tests.house.sources import ROOT
 
 CUPY = """
@@ -20,8 +20,8 @@ if not os.path.isdir(_folder):
 """
 IMPORTS = """
 import os
-from graphflow.ops.kernels.cuda.cupy_module import imported_cupy
-imported_cupy()
+from graphflow.ops.kernels.cuda.cupy_module import import_cupy
+import_cupy()
 print(os.environ.get("CUPY_CACHE_DIR"), os.path.isdir(os.environ["CUPY_CACHE_DIR"]))
 """
 
@@ -68,7 +68,7 @@ def test_a_cupy_that_cannot_be_imported_is_told_from_one_that_is_not_there(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
     with pytest.raises(DeviceError, match="CuPy cannot be imported: OSError: libcuda is of"):
-        imported_cupy()
+        import_cupy()
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match=r"pip install 'graphflow\[gpu\]'"):
-        imported_cupy()
+        import_cupy()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from graphflow.ir.op import REGISTRY
 from graphflow.ops.kernels.fft.dft import is_native, is_native_real, transform_along
 from graphflow.ops.kernels.fft.dft_loops import radices
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 SIZES = (2, 3, 4, 5, 6, 8, 9, 15, 16, 25, 32, 48, 60, 64, 100, 128, 243)
 
@@ -55,7 +55,7 @@ def test_transforms_have_the_same_bits_for_any_number_of_threads() -> None:
         found = []
         for threads in (1, 2, 3):
             out = np.empty_like(x)
-            with using(Pool(threads)):
+            with use_pool(Pool(threads)):
                 transform_along(x, out, axis, False, 1.0)
             found.append(out.tobytes())
         assert found[0] == found[1] == found[2]

@@ -16,7 +16,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Op, Tensor
 from graphflow.passes import optimize
 from graphflow.runtime.memory.backend import CpuBackend
-from graphflow.runtime.memory.memory_layout import Layout, plan_layout
+from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.program.program import Program, Span
 from tests.runtime.programs import CPU, NoChannel, alone, initial_state, placed
@@ -27,15 +27,15 @@ X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")
 class Alone(NoChannel):
     """A channel of a step that nobody gives up."""
 
-    def proceed(self, step: int, loop: str, done: int, of: str) -> None:
+    def check_cancelled(self, step: int, loop: str, done: int, of: str) -> None:
         """Go on."""
 
 
-def layout_of(*fetches: Tensor) -> Layout:
+def layout_of(*fetches: Tensor) -> MemoryLayout:
     return plan_layout(alone(*fetches), {})
 
 
-def drawn(layout: Layout) -> list[str]:
+def drawn(layout: MemoryLayout) -> list[str]:
     """Each region as its ops, with a star at those whose value is kept."""
     regions = {id(f): f for f in layout.regions.values()}
     return [

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.ir.op import REGISTRY, Tensor
-from graphflow.ops.kernels.codegen.elementwise_emitter import Applied, Operand, Region
-from graphflow.ops.kernels.fusion.multi_tensor_updates import Sweep
+from graphflow.ops.kernels.codegen.elementwise_emitter import Operand, Region, RegionOp
+from graphflow.ops.kernels.fusion.multi_tensor_updates import MultiTensorUpdate
 from graphflow.ops.kernels.fusion.region_kernels import kernel_of
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 Array = np.ndarray[Any, Any]
 TANH = Region(
-    1, (Operand("float32", (True,)),), (Applied(REGISTRY["tanh"], (), ((False, 0),)),), (0,)
+    1, (Operand("float32", (True,)),), (RegionOp(REGISTRY["tanh"], (), ((False, 0),)),), (0,)
 )
 
 
@@ -34,12 +34,12 @@ def test_every_row_is_done_once_whatever_the_sizes_and_threads(
         (kernel.task((x.size,)), (address(x), address(out)))
         for x, out in zip(xs, outs, strict=True)
     ]
-    sweep = Sweep(calls, threads)
+    sweep = MultiTensorUpdate(calls, threads)
     rows = sum(int(table.reshape(-1, 5)[:, 4].sum() - table.reshape(-1, 5)[:, 3].sum())
                for table in sweep.tables)  # fmt: skip
     assert rows == sum(sizes) and len(sweep.tables) <= threads
     pool = Pool(threads)
-    with using(pool):
+    with use_pool(pool):
         sweep()
     pool.close()
     for x, out in zip(xs, outs, strict=True):
@@ -50,7 +50,9 @@ def test_the_work_is_shared_evenly() -> None:
     x = np.zeros(1_000_000, "float32")
     task = kernel_of(TANH).task((x.size,))
     small = kernel_of(TANH).task((100,))
-    sweep = Sweep([(small, (address(x), address(x))), (task, (address(x), address(x)))], 3)
+    sweep = MultiTensorUpdate(
+        [(small, (address(x), address(x))), (task, (address(x), address(x)))], 3
+    )
     rows = [int(t.reshape(-1, 5)[:, 4].sum() - t.reshape(-1, 5)[:, 3].sum()) for t in sweep.tables]
     assert max(rows) - min(rows) < 1000
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY, Op, Tensor
-from graphflow.ops.kernels.codegen.elementwise_emitter import Applied, Operand, Region
+from graphflow.ops.kernels.codegen.elementwise_emitter import Operand, Region, RegionOp
 from graphflow.ops.kernels.fusion import reductions
-from graphflow.ops.kernels.fusion.region_kernels import Kernel, computed, kernel_of
-from graphflow.ops.kernels.fusion.row_ops import collapsed, orientation
+from graphflow.ops.kernels.fusion.region_kernels import RegionKernel, kernel_of, run_op
+from graphflow.ops.kernels.fusion.row_ops import collapse_axes, orientation
 from graphflow.ops.kernels.fusion.row_passes import LANES
 from graphflow.ops.kernels.jit.compiler import compiler
 from tests.ops.kernels.sharing import check_threads
@@ -39,7 +39,7 @@ def attributes_of(name: str, axes: tuple[int, ...], keepdims: bool) -> dict[str,
 def both(op: Op, arrays: list[Array], attrs: dict[str, Any]) -> tuple[Array, Array]:
     """What the generated kernel gives, and what numpy does."""
     with np.errstate(all="ignore"):
-        have = computed(op, np, arrays, attrs)
+        have = run_op(op, np, arrays, attrs)
         (want,) = op.run(np, arrays, attrs, plain=True)
     want = np.asarray(want)
     if have is None:
@@ -122,7 +122,7 @@ def test_cross_entropy_is_close_to_numpys(shape: tuple[int, ...], dtype: str) ->
     assert close(*both(REGISTRY["cross_entropy"], [x, labels], {}))
     assert close(*both(REGISTRY["cross_entropy_grad"], [g, x, labels], {}))
     with pytest.raises(IndexError, match="class numbers"):
-        computed(REGISTRY["cross_entropy"], np, [x, labels + np.asarray(90, dtype)], {})
+        run_op(REGISTRY["cross_entropy"], np, [x, labels + np.asarray(90, dtype)], {})
 
 
 ODD = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -1e-40, 1.0, 3e37]
@@ -172,7 +172,7 @@ def test_long_sums_are_as_accurate_as_pairwise_ones(size: int, down: bool) -> No
         exact = math.fsum(x.tolist())
         given = np.stack([x, x], axis=1 if down else 0)
         axes = (0,) if down else (1,)
-        have = computed(REGISTRY["sum"], np, [given], attributes_of("sum", axes, False))
+        have = run_op(REGISTRY["sum"], np, [given], attributes_of("sum", axes, False))
         ours += (float(have[0]) - exact) ** 2
         theirs += (float(np.sum(given, axes)[0]) - exact) ** 2
     assert ours <= 4 * theirs + 5 * (exact * 2.0**-24) ** 2
@@ -181,9 +181,9 @@ def test_long_sums_are_as_accurate_as_pairwise_ones(size: int, down: bool) -> No
 def test_a_rows_bits_depend_on_its_elements_alone() -> None:
     x = np.random.default_rng(0).normal(size=(7, 5000)).astype("float32")
     attrs = attributes_of("sum", (1,), False)
-    whole = computed(REGISTRY["sum"], np, [x], attrs)
-    rows = [computed(REGISTRY["sum"], np, [row[None].copy()], attrs)[0] for row in x]
-    flat = [computed(REGISTRY["sum"], np, [row], attributes_of("sum", (0,), False)) for row in x]
+    whole = run_op(REGISTRY["sum"], np, [x], attrs)
+    rows = [run_op(REGISTRY["sum"], np, [row[None].copy()], attrs)[0] for row in x]
+    flat = [run_op(REGISTRY["sum"], np, [row], attributes_of("sum", (0,), False)) for row in x]
     assert whole.tobytes() == np.array(rows).tobytes() == np.array(flat).tobytes()
 
 
@@ -208,7 +208,7 @@ def by_blocks(rows: Array) -> Array:
 def test_lanes_chunks_and_blocks_are_summed_in_the_order_that_is_written_down() -> None:
     size = 2 * LANES * reductions.CHUNK * reductions.BLOCK + 3 * 1024 + 37
     x = np.random.default_rng(5).normal(size=size).astype("float32")
-    have = computed(REGISTRY["sum"], np, [x], attributes_of("sum", (0,), False))
+    have = run_op(REGISTRY["sum"], np, [x], attributes_of("sum", (0,), False))
     tail = np.zeros(LANES, "float32")
     tail[: size % LANES] = x[size // LANES * LANES :]
     blocks = by_blocks(x[: size // LANES * LANES].reshape(-1, LANES))
@@ -226,10 +226,10 @@ def test_columns_are_summed_in_the_same_order_however_many_go_down_together(
 ) -> None:
     x = np.random.default_rng(7).normal(size=shape).astype(dtype)
     attrs = attributes_of("sum", (1,), False)
-    have = computed(REGISTRY["sum"], np, [x], attrs)
+    have = run_op(REGISTRY["sum"], np, [x], attrs)
     want = np.stack([in_turn(by_blocks(rows)) for rows in x])
     assert have.tobytes() == want.tobytes()
-    check_threads(lambda: [computed(REGISTRY["sum"], np, [x], attrs)], [want])
+    check_threads(lambda: [run_op(REGISTRY["sum"], np, [x], attrs)], [want])
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 33])
@@ -250,14 +250,14 @@ def test_columns_of_several_reductions_and_of_no_rows(rows: int) -> None:
 def test_any_number_of_threads_gives_the_same_bits(name: str, axis: int) -> None:
     x = np.random.default_rng(6).normal(size=(801, 301)).astype("float32")
     attrs: Any = {"axis": axis} if name == "softmax" else {"axis": (axis,), "epsilon": 0.1}
-    alone = computed(REGISTRY[name], np, [x], attrs)
-    check_threads(lambda: [computed(REGISTRY[name], np, [x], attrs)], [alone])
+    alone = run_op(REGISTRY[name], np, [x], attrs)
+    check_threads(lambda: [run_op(REGISTRY[name], np, [x], attrs)], [alone])
 
 
-def kernel(names: list[str], over: str = "rows") -> Kernel:
+def kernel(names: list[str], over: str = "rows") -> RegionKernel:
     axis = (("axis", 1, "1"),)
     ops = tuple(
-        Applied(REGISTRY[n], axis if n == "softmax" else (), ((i > 0, max(i - 1, 0)),))
+        RegionOp(REGISTRY[n], axis if n == "softmax" else (), ((i > 0, max(i - 1, 0)),))
         for i, n in enumerate(names)
     )
     axes = (True, True) if over == "rows" else (True, True, True)
@@ -282,8 +282,8 @@ def test_what_is_dear_waits_for_later_passes_and_what_is_cheap_is_computed_anew(
 
 def test_more_passes_and_steps_cost_more() -> None:
     plain, long = kernel(["softmax"]), kernel(["tanh", "softmax"])
-    assert 0 < plain.nanoseconds(1000) < long.nanoseconds(1000)
-    assert plain.nanoseconds(2000) == pytest.approx(2 * plain.nanoseconds(1000))
+    assert 0 < plain.estimate_nanoseconds(1000) < long.estimate_nanoseconds(1000)
+    assert plain.estimate_nanoseconds(2000) == pytest.approx(2 * plain.estimate_nanoseconds(1000))
     few, many = (plain.task(sizes).nanoseconds for sizes in ((10, 1000), (1000, 10)))
     assert few < many  # short rows take long
 
@@ -305,7 +305,7 @@ def test_which_way_a_reduction_goes(
     shape: tuple[int, ...], axes: tuple[int, ...], want: str | None
 ) -> None:
     assert orientation(shape, axes) == want
-    form = collapsed(shape, [shape], axes)
+    form = collapse_axes(shape, [shape], axes)
     assert (form.over if form else None) == want
 
 

@@ -12,12 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.ir.op import REGISTRY, Op
-from graphflow.ops.kernels.codegen.elementwise_emitter import Applied, Operand, Region, attributes
-from graphflow.ops.kernels.fusion.region_kernels import Launch, kernel_of, traced
-from graphflow.ops.kernels.fusion.row_ops import collapsed
+from graphflow.ops.kernels.codegen.elementwise_emitter import (
+    Operand,
+    Region,
+    RegionOp,
+    freeze_attributes,
+)
+from graphflow.ops.kernels.fusion.region_kernels import KernelLaunch, kernel_of, trace_op
+from graphflow.ops.kernels.fusion.row_ops import collapse_axes
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import compiler
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 Array = np.ndarray[Any, Any]
 FLOATS = np.array(
@@ -31,21 +36,21 @@ def launched(
     region: Region, arrays: Sequence[Array], shape: tuple[int, ...], out: list[Array] | None = None
 ) -> list[Array]:
     """What a region makes of arrays."""
-    form = collapsed(shape, [a.shape for a in arrays])
+    form = collapse_axes(shape, [a.shape for a in arrays])
     kernel = kernel_of(region)
     if out is None:
         out = [np.empty(shape, d) for d in kernel.source.dtypes]
-    Launch(kernel, form.sizes, [address(a) for a in (*arrays, *out)])()
+    KernelLaunch(kernel, form.sizes, [address(a) for a in (*arrays, *out)])()
     return out
 
 
 def of_op(op: Op, arrays: Sequence[Array], attrs: Any) -> Array:
     shape = np.broadcast_shapes(*(a.shape for a in arrays))
-    form = collapsed(shape, [a.shape for a in arrays])
+    form = collapse_axes(shape, [a.shape for a in arrays])
     operands = tuple(Operand(a.dtype.name, x) for a, x in zip(arrays, form.axes, strict=True))
-    items = attributes(attrs)
+    items = freeze_attributes(attrs)
     assert items is not None
-    applied = Applied(op, items, tuple((False, i) for i in range(len(arrays))))
+    applied = RegionOp(op, items, tuple((False, i) for i in range(len(arrays))))
     region = Region(len(form.sizes), operands, (applied,), (0,))
     return launched(region, arrays, shape)[0]
 
@@ -65,7 +70,7 @@ def exact_calls() -> list[Any]:
             others = {d for own in dtypes for d in swaps.get(own, (own,))} or {"bool"}
             for other in sorted(others):
                 given = [s.dtype if s.dtype == bool else np.dtype(other) for s in sample.inputs]
-                known = traced(op, given, sample.attrs)
+                known = trace_op(op, given, sample.attrs)
                 if known is not None and not known.approximate:
                     case = (op, given, dict(sample.attrs))
                     found.append(pytest.param(*case, id=f"{name}-{other}-{number}"))
@@ -121,7 +126,7 @@ CHAIN = ("tanh", "exp", "negative", "sigmoid", "square")
 
 
 def chain(operand: Operand, names: Sequence[str], results: tuple[int, ...]) -> Region:
-    ops = tuple(Applied(REGISTRY[n], (), ((i > 0, max(i - 1, 0)),)) for i, n in enumerate(names))
+    ops = tuple(RegionOp(REGISTRY[n], (), ((i > 0, max(i - 1, 0)),)) for i, n in enumerate(names))
     return Region(len(operand.axes), (operand,), ops, results)
 
 
@@ -143,7 +148,7 @@ def test_any_number_of_threads_gives_the_same_bits(shape: tuple[int, ...]) -> No
     alone = of_op(gelu, [of_op(REGISTRY["add"], arrays, {})], {})
     for threads in (2, 3, 5):
         pool = Pool(threads)
-        with using(pool):
+        with use_pool(pool):
             shared = of_op(gelu, [of_op(REGISTRY["add"], arrays, {})], {})
         pool.close()
         assert same(alone, shared)
@@ -165,8 +170,8 @@ def test_an_elements_bits_do_not_depend_on_how_many_a_row_has(name: str, length:
     bias = np.zeros(length, "float32")
     operands = (Operand("float32", (True, True)), Operand("float32", (False, True)))
     ops = (
-        Applied(REGISTRY["add"], (), ((False, 0), (False, 1))),
-        Applied(REGISTRY[name], (), ((True, 0),)),
+        RegionOp(REGISTRY["add"], (), ((False, 0), (False, 1))),
+        RegionOp(REGISTRY[name], (), ((True, 0),)),
     )
     (rows,) = launched(Region(2, operands, ops, (1,)), [x, bias], x.shape)
     (flat,) = launched(chain(Operand("float32", (True,)), (name,), (0,)), [x.ravel()], (x.size,))
@@ -202,9 +207,9 @@ def test_a_kernels_code_uses_vector_registers() -> None:
 )
 def test_an_expression_that_does_anything_else_keeps_its_plain_kernel(expr: Any) -> None:
     op = Op("strange", infer=lambda x: x, expr=expr, elementwise=True)
-    assert traced(op, [np.dtype("float32")], {}) is None
+    assert trace_op(op, [np.dtype("float32")], {}) is None
 
 
 def test_halves_and_complex_numbers_keep_their_plain_kernels() -> None:
     for dtype in ("float16", "complex64"):
-        assert traced(REGISTRY["exp"], [np.dtype(dtype)], {}) is None
+        assert trace_op(REGISTRY["exp"], [np.dtype(dtype)], {}) is None

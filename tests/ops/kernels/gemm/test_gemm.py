@@ -16,10 +16,15 @@ from hypothesis import strategies as st
 from graphflow.errors import ShapeError
 from graphflow.ops.kernels.gemm import gemm as module
 from graphflow.ops.kernels.gemm import tiling as gemm_cut
-from graphflow.ops.kernels.gemm.gemm import available, gemm, planned, preferred
-from graphflow.ops.kernels.gemm.kernel_form import Size
+from graphflow.ops.kernels.gemm.gemm import (
+    gemm,
+    is_supported,
+    plan_if_faster_than_blas,
+    plan_product,
+)
+from graphflow.ops.kernels.gemm.kernel_form import GemmSize
 from graphflow.ops.kernels.jit.compiler import vector_width
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 pytestmark = pytest.mark.skipif(vector_width() < 8, reason="made for AVX2 and up")
 
@@ -119,7 +124,7 @@ def test_threads_change_no_bits(
     alone, shared = np.ones((m, n)), np.ones((m, n))
     gemm(alone, a, b, *transposes, accumulate=accumulate)
     pool = Pool(3)
-    with using(pool):
+    with use_pool(pool):
         gemm(shared, a, b, *transposes, accumulate=accumulate)
     pool.close()
     np.testing.assert_array_equal(alone, shared)
@@ -135,7 +140,7 @@ def test_registers_of_256_bits_give_the_same_bits(
         a, b = (random.normal(size=s).astype(dtype) for s in ((m, k), (n, k)))
         cases.append((a, b, np.empty((m, n), dtype)))
         gemm(cases[-1][2], a, b, transpose_b=True)
-    plans = (gemm_cut.cut, module.planned, module._product)
+    plans = (gemm_cut.choose_tiling, module.plan_product, module._plan_for_arrays)
     for plan in plans:
         plan.cache_clear()
     monkeypatch.setattr(gemm_cut, "vector_width", lambda: 8)
@@ -158,9 +163,9 @@ def test_panels_that_take_turns_have_the_bits_of_each_alone(
     random = np.random.default_rng(0)
     a = random.normal(size=(k, m) if transpose_a else (m, k)).astype("float32")
     b = random.normal(size=(k, n)).astype("float32")
-    product = preferred(a.shape, b.shape, "float32", transpose_a, False)
+    product = plan_if_faster_than_blas(a.shape, b.shape, "float32", transpose_a, False)
     assert product is not None and not product.swapped
-    assert product.sizes[Size.GROUP] > product.sizes[Size.PANEL_COLUMNS]
+    assert product.sizes[GemmSize.GROUP] > product.sizes[GemmSize.PANEL_COLUMNS]
     together, alone = np.empty((2, m, n), "float32")
     gemm(together, a, b, transpose_a=transpose_a)
     for start in range(0, n, 33):
@@ -238,10 +243,10 @@ def test_a_batch_of_permuted_axes_is_walked_as_it_is() -> None:
     random = np.random.default_rng(0)
     heads = random.normal(size=(2, 3, 9, 4, 5, 8)).astype("f4")
     q = heads[0].swapaxes(1, 2)  # (3, 4, 9, 5, 8): three axes, of which two join
-    assert available("float32")
+    assert is_supported("float32")
     out = np.empty((3, 4, 9, 5, 5), "f4")
     q = np.ascontiguousarray(q)
     gemm(out, q, q, transpose_b=True)
     np.testing.assert_allclose(out, q @ q.swapaxes(-1, -2), rtol=1e-5, atol=1e-5)
     apart = (1,) * 5, (9, 8, 7, 24, 4), (0, 5, 3, 28, 4)
-    assert planned((2, 3, 4), 5, 6, 7, "float32", *apart) is None
+    assert plan_product((2, 3, 4), 5, 6, 7, "float32", *apart) is None

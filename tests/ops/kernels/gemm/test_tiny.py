@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphflow.ops.kernels.gemm.gemm import available, gemm
+from graphflow.ops.kernels.gemm.gemm import gemm, is_supported
 from graphflow.ops.kernels.gemm.tiny import tiny_task
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import compiler
 
-pytestmark = pytest.mark.skipif(not available("float32"), reason="needs AVX2")
+pytestmark = pytest.mark.skipif(not is_supported("float32"), reason="needs AVX2")
 SIZES = st.sampled_from([1, 2, 3, 5, 8, 13, 16])
 
 
@@ -33,7 +33,7 @@ def test_a_tiny_product_has_the_bits_of_a_large_ones_kernel(
     out, want = np.full((m, n), 7, dtype), np.empty((m, n), dtype)
     around = np.full(3 * m * n, 5, dtype)
     table = np.array([address(a), address(b), address(around[m * n :])], np.uint64)
-    compiler().function(task.name, task.text).held(address(table), None, 0, 1)
+    compiler().function(task.name, task.text).holding_gil(address(table), None, 0, 1)
     out[...] = around[m * n : 2 * m * n].reshape(m, n)
     gemm(want, a, b, transpose_a=transpose_a, transpose_b=transpose_b)
     np.testing.assert_array_equal(out, want)

@@ -13,7 +13,7 @@ import pytest
 
 from graphflow.errors import CompileError
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import Function, _Compiler, named
+from graphflow.ops.kernels.jit.compiler import NativeFunction, _Compiler, name_module
 
 
 def adding(number: int) -> tuple[str, str]:
@@ -29,13 +29,13 @@ def adding(number: int) -> tuple[str, str]:
   store i64 %y, ptr %p
   ret void
 }}"""
-    return named(body, needs)
+    return name_module(body, needs)
 
 
-def applied(function: Function, value: int) -> int:
+def applied(function: NativeFunction, value: int) -> int:
     cell = np.array([value], np.int64)
     table = np.array([address(cell)], np.uint64)
-    function.held(address(table), None, 0, 0)
+    function.holding_gil(address(table), None, 0, 0)
     return int(cell[0])
 
 

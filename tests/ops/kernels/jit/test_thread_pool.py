@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from graphflow.errors import DeviceError
 from graphflow.ops.kernels.jit import thread_pool as threads
-from graphflow.ops.kernels.jit.thread_pool import Pool, current_pool, run_parts, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, current_pool, run_parts, use_pool
 
 
 @given(st.integers(1, 5), st.integers(0, 12))
@@ -111,8 +111,8 @@ def test_a_forgotten_pool_ends_its_threads() -> None:
 def test_the_current_pool_belongs_to_the_thread_and_the_block() -> None:
     pool = Pool(1)
     seen: list[Pool | None] = []
-    with using(pool):
-        with using(None):
+    with use_pool(pool):
+        with use_pool(None):
             assert current_pool() is None
         assert current_pool() is pool
         thread = threading.Thread(target=lambda: seen.append(current_pool()))

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphflow.ops.kernels.codegen.control_flow import Flow
-from graphflow.ops.kernels.fusion.parallel_call import call
-from graphflow.ops.kernels.gemm.gemv import vector_product
+from graphflow.ops.kernels.codegen.control_flow import KernelWriter
+from graphflow.ops.kernels.fusion.parallel_call import call_parallel
+from graphflow.ops.kernels.gemm.gemv import plan_vector_product
 from graphflow.ops.kernels.jit.compiler import compiler, vector_width
-from graphflow.ops.kernels.jit.thread_pool import Pool, using
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.kernels.sparse import csr
-from graphflow.ops.kernels.sparse.prefix_sum import running_sum
+from graphflow.ops.kernels.sparse.prefix_sum import try_running_sum
 from graphflow.ops.kernels.sparse.scatter_rows import combine_rows
 
 Array = np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ def test_a_product_has_the_same_bits_for_any_number_of_threads(width: int, trans
     results = []
     for threads in (1, 2, 3):
         out = np.empty((n if transpose else m, width), "float32")
-        with using(Pool(threads)):
+        with use_pool(Pool(threads)):
             csr.matmul(np, out, values, columns, offsets, x, (m, n), transpose)
         results.append(out.tobytes())
     assert results[0] == results[1] == results[2]
@@ -114,23 +114,23 @@ def test_rows_are_combined_as_numpy_does_in_order(
     ufunc = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}[reduction]
     with np.errstate(all="ignore"):
         ufunc.at(wanted, rows, updates)
-    with using(Pool(threads)):
+    with use_pool(Pool(threads)):
         combine_rows(np, out, rows, updates, reduction)
     np.testing.assert_array_equal(out, wanted)
 
 
 def test_a_loop_that_does_not_run_gives_what_it_was_given() -> None:
-    flow = Flow()
+    flow = KernelWriter()
     out = flow.pointer(0)
     (total,) = flow.loop("%start", "%stop", [("i64", "7")], lambda i, t: [flow.add(t, i)])
     (chosen,) = flow.when(
         flow.step("icmp sgt", total, 10), [("i64", total)], lambda: [flow.mul(total, 2)]
     )
     flow.store("i64", chosen, out, 8)
-    function = compiler().function(*flow.function())
+    function = compiler().function(*flow.finish())
     for rows, wanted in ((0, 7), (2, 8), (4, 26)):
         result = np.zeros(1, np.int64)
-        call(function, [result], (), rows, 0)
+        call_parallel(function, [result], (), rows, 0)
         assert result[0] == wanted
 
 
@@ -148,7 +148,7 @@ def test_products_with_a_vector_are_sums_in_one_order(
     a, b = (matrix, vector.reshape(-1, 1)) if not swapped else (vector.reshape(1, -1), matrix)
     turned = over if not swapped else not over
     flags = (False, turned) if swapped else (turned, False)
-    product = vector_product(a.shape, b.shape, dtype, *flags)
+    product = plan_vector_product(a.shape, b.shape, dtype, *flags)
     if product is None:
         assert matrix.size <= 4096 or min(matrix.shape) == 1
         return
@@ -156,7 +156,7 @@ def test_products_with_a_vector_are_sums_in_one_order(
     found = []
     for threads in (1, 3):
         out = np.empty(size, dtype)
-        with using(Pool(threads)):
+        with use_pool(Pool(threads)):
             product.run(out, a, b)
         found.append(out)
     task = product.task
@@ -164,7 +164,9 @@ def test_products_with_a_vector_are_sums_in_one_order(
     function = compiler().function(task.name, task.text)
     order = task.order or (0, 1)
     given_ = [(a, b)[i] for i in order]
-    call(function, [*given_, entry, np.empty(task.scratch + 8, np.uint8)], task.sizes, task.rows, 0)
+    call_parallel(
+        function, [*given_, entry, np.empty(task.scratch + 8, np.uint8)], task.sizes, task.rows, 0
+    )
     assert found[0].tobytes() == found[1].tobytes() == entry.tobytes()
     wanted = (matrix.T if over else matrix).astype("float64") @ vector
     np.testing.assert_allclose(
@@ -173,10 +175,10 @@ def test_products_with_a_vector_are_sums_in_one_order(
 
 
 def _product(a: Array, b: Array, threads: int = 1) -> Array:
-    made = vector_product(a.shape, b.shape, a.dtype.name, False, False)
+    made = plan_vector_product(a.shape, b.shape, a.dtype.name, False, False)
     assert made is not None
     out = np.empty((a.shape[0], b.shape[1]), a.dtype)
-    with using(Pool(threads)):
+    with use_pool(Pool(threads)):
         made.run(out, np.ascontiguousarray(a), np.ascontiguousarray(b))
     return out
 
@@ -216,7 +218,7 @@ def test_running_sums_have_numpys_bits(
     want = np.ascontiguousarray(np.flip(want, axis) if reverse else want)
     for threads in (1, 3):
         out = np.empty_like(x)
-        with using(Pool(threads)):
-            assert running_sum(out, x, axis, reverse) or vector_width() < 8
+        with use_pool(Pool(threads)):
+            assert try_running_sum(out, x, axis, reverse) or vector_width() < 8
         assert out.tobytes() == want.tobytes() or vector_width() < 8
-    assert not running_sum(out[:10], x[:10], axis, reverse) or x[:10].size >= 4096
+    assert not try_running_sum(out[:10], x[:10], axis, reverse) or x[:10].size >= 4096
