@@ -16,9 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 from peers import RESULTS
 
-FOLDER = Path(__file__).resolve().parent
+SCRIPTS = {path.stem: path for path in Path(__file__).resolve().parent.glob("*/*.py")}
 PINNED = ("mlp", "logistic", "gpt", "vision", "lstm", "sizes", "chain", "first_step", "memory",
           "fused", "products", "conv")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
@@ -32,7 +33,7 @@ def results_of(name: str, threads: int, quick: bool) -> dict[str, Any] | None:
     print(f"\n== {name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
-        command = [sys.executable, str(FOLDER / f"{name}.py"), "--output", str(path)]
+        command = [sys.executable, str(SCRIPTS[name]), "--output", str(path)]
         if name in PINNED:
             command += ["--threads", str(threads)]
         if quick:
@@ -51,7 +52,7 @@ def row(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    names = [name for name in (*PINNED, *OTHERS) if (FOLDER / f"{name}.py").exists()]
+    names = [name for name in (*PINNED, *OTHERS) if name in SCRIPTS]
     parser = argparse.ArgumentParser(description="all benchmarks")
     parser.add_argument("--threads", type=int, default=1, help="processors for each contender")
     parser.add_argument("--only", nargs="*", default=names, choices=names, help="these scripts")

@@ -29,7 +29,9 @@ from graphflow.ops.host_calls.host_call import host_call
 from graphflow.ops.matrices import linalg_namespace as linalg
 from graphflow.ops.matrices import sparse
 from graphflow.ops.matrices.einsum import einsum, tensordot
-from graphflow.ops.matrices.matmul import diagonal, matmul, outer, trace, tril, triu, vecdot
+from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.matrices.triangles import diagonal, trace, tril, triu
+from graphflow.ops.matrices.vector_products import outer, vecdot
 from graphflow.ops.ordering.quantiles import median, quantile
 from graphflow.ops.ordering.search import (
     bincount,
@@ -121,7 +123,8 @@ from graphflow.ops.randomness import random
 from graphflow.ops.reductions.cumulative import cumsum, prod
 from graphflow.ops.reductions.extrema import argmax, argmin, logsumexp, max, min
 from graphflow.ops.reductions.linear_recurrence import cumprod
-from graphflow.ops.reductions.reduce import all, any, mean, std, sum, var
+from graphflow.ops.reductions.reduce import all, any, mean, sum
+from graphflow.ops.reductions.variance import std, var
 from graphflow.ops.spectral import fft, signal
 from graphflow.ops.tensors.creation import arange, eye, full, linspace, ones, zeros
 from graphflow.ops.tensors.flat_indices import ravel_multi_index
@@ -142,14 +145,8 @@ from graphflow.ops.tensors.shape import (
     tile,
 )
 from graphflow.ops.tensors.slicing import concat, diff, flip, roll, split, stack, unstack
-from graphflow.ops.tensors.take import (
-    gather,
-    index_add,
-    one_hot,
-    scatter_add,
-    take,
-    take_along_axis,
-)
+from graphflow.ops.tensors.take import index_add, one_hot, scatter_add, take
+from graphflow.ops.tensors.take_along_axis import gather, take_along_axis
 from graphflow.transforms.forward_mode import jvp
 from graphflow.transforms.op_testing import check_op
 from graphflow.transforms.reverse_mode import gradients

@@ -23,14 +23,18 @@ from graphflow.ops.images import (
 from graphflow.ops.matrices import (
     decompositions,
     determinant,
+    eigen,
     einsum,
     gram,
+    least_squares,
     linalg_namespace,
     matmul,
     norms,
     solve,
     sparse,
     svd,
+    triangles,
+    vector_products,
 )
 from graphflow.ops.networks import batch_norm, norm
 from graphflow.ops.ordering import quantiles, search, sort
@@ -40,6 +44,7 @@ from graphflow.ops.pointwise import (
     bitwise,
     complex,
     convert,
+    rectifiers,
     select,
     special,
     transcendental,
@@ -52,6 +57,7 @@ from graphflow.ops.reductions import (
     reduce,
     sharded_moments,
     softmax,
+    variance,
 )
 from graphflow.ops.spectral import fft, fft_ops, signal
 from graphflow.ops.tensors import (
@@ -63,19 +69,21 @@ from graphflow.ops.tensors import (
     shape,
     slicing,
     take,
+    take_along_axis,
 )
 from graphflow.ops.windows import conv, conv_ops, pool, pool_max, pool_mean, unfold
 
 __all__ = [
     "activations", "adaptive_pooling", "arithmetic", "batch_norm", "bitwise", "collectives",
     "complex", "control", "conv", "conv_ops", "convert", "creation", "cumulative", "debug",
-    "decompositions", "deformable_conv", "determinant", "einsum", "embedding", "extrema", "fft",
-    "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call", "linalg_namespace",
-    "linear_recurrence", "matmul", "nms", "nn", "norm", "norms", "packed_qkv", "pixel_ops", "pool",
-    "pool_max", "pool_mean", "quantiles", "random", "reduce", "resize", "roi", "row_layout",
-    "scatter", "search", "select", "send_recv", "shape", "sharded_moments", "signal", "slicing",
-    "softmax", "solve", "sort", "sparse", "sparse_sampling", "special", "state_ops", "svd", "take",
-    "transcendental", "unfold",
+    "decompositions", "deformable_conv", "determinant", "eigen", "einsum", "embedding",
+    "extrema", "fft", "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call",
+    "least_squares", "linalg_namespace", "linear_recurrence", "matmul", "nms", "nn", "norm",
+    "norms", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean", "quantiles", "random",
+    "rectifiers", "reduce", "resize", "roi", "row_layout", "scatter", "search", "select",
+    "send_recv", "shape", "sharded_moments", "signal", "slicing", "softmax", "solve", "sort",
+    "sparse", "sparse_sampling", "special", "state_ops", "svd", "take", "take_along_axis",
+    "transcendental", "triangles", "unfold", "variance", "vector_products",
 ]  # fmt: skip
 
 

@@ -27,7 +27,9 @@ from graphflow.ops.images.pixel_ops import (
 from graphflow.ops.images.resize import interpolate, resize
 from graphflow.ops.images.roi import roi_align
 from graphflow.ops.networks.batch_norm import batch_norm
+from graphflow.ops.networks.class_losses import cross_entropy, nll_loss
 from graphflow.ops.networks.dropout import dropout
+from graphflow.ops.networks.layer import Layer
 from graphflow.ops.networks.layers import (
     BatchNorm,
     BatchNorm1d,
@@ -36,7 +38,6 @@ from graphflow.ops.networks.layers import (
     Dropout,
     Embedding,
     GroupNorm,
-    Layer,
     LayerNorm,
     Linear,
     RMSNorm,
@@ -56,14 +57,12 @@ from graphflow.ops.networks.losses import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cosine_similarity,
-    cross_entropy,
     hinge_embedding_loss,
     huber_loss,
     kl_div,
     l1_loss,
     margin_ranking_loss,
     mse_loss,
-    nll_loss,
     smooth_l1_loss,
     triplet_margin_loss,
 )
@@ -84,15 +83,10 @@ from graphflow.ops.networks.recurrent import gru, lstm, rnn
 from graphflow.ops.networks.rotary import rotary, rotate
 from graphflow.ops.networks.training_mode import training
 from graphflow.ops.pointwise.activations import (
-    celu,
-    elu,
     gelu,
     glu,
-    leaky_relu,
     log_sigmoid,
     mish,
-    relu,
-    selu,
     sigmoid,
     silu,
     softplus,
@@ -100,6 +94,7 @@ from graphflow.ops.pointwise.activations import (
     swiglu,
     swish,
 )
+from graphflow.ops.pointwise.rectifiers import celu, elu, leaky_relu, relu, selu
 from graphflow.ops.pointwise.transcendental import tanh
 from graphflow.ops.reductions.softmax import log_softmax, softmax
 from graphflow.ops.tensors.embedding import embedding

@@ -25,8 +25,9 @@ from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import Measured
 from graphflow.runtime.host.host_interface import Hosts, Ready
 from graphflow.runtime.memory.memory_layout import plan_layout
-from graphflow.runtime.observability.trace import Exchange, Trace
 from graphflow.runtime.partitioning.partition import Partition
+from graphflow.runtime.tracing.events import Exchange
+from graphflow.runtime.tracing.trace import Trace
 from graphflow.runtime.wire.messages import EDGE_BITS, EXCHANGE, TAKEN, Key
 from graphflow.strategy import PartitionedGraph
 

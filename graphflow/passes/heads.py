@@ -4,12 +4,13 @@ make and take them, instead of having them moved before T and back."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, replacement_scope
 from graphflow.ops.attention.row_layout import is_swapped, swap_heads_and_time
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class FoldHeads(Pass):
 
     Floats of 16 bits keep their heads apart, as libraries of GPUs want them.
     """
+
+    phase: ClassVar[Phase] = Phase.ATTENTION
 
     def __call__(self, graph: Graph) -> Graph:
         return graph.rewrite(_fold_attention, ("attention", "attention_grad"))
@@ -57,3 +60,6 @@ def _sum_along_rows(delta: Tensor) -> Tensor:
     rank = delta.ndim
     moved: Tensor = FUNCTIONS["permute_dims"](summed, (*range(rank - 2), rank - 1, rank - 2))
     return moved
+
+
+register_pass(FoldHeads())

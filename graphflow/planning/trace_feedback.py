@@ -27,8 +27,8 @@ from graphflow.placement.cost_model.trace_observations import Lesson, lessons
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.planning import session_kind, units
 from graphflow.runtime.client.cluster_survey import Survey
-from graphflow.runtime.observability.trace import TraceEvent, TraceStep
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS
+from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
 MIN_STEPS = 3
 """Steps that were not traced, from which a lesson about steps as a whole is drawn."""

@@ -1,1 +1,1 @@
-"""What op families share: rules of shapes and batches, ops on variables, composites of ops."""
+"""Shared by op families: shape and batching rules, composites of ops, and ops on variables."""

@@ -1,7 +1,8 @@
-"""How ops take a batch: the rules that `gf.vmap` re-emits a traced function by, one a family.
+"""Batching rules: how `gf.vmap` re-emits each op of a traced function for a whole batch.
 
-A rule gets the op, its inputs and which of them have a new first axis, the batch; it builds nodes
-whose outputs all have it. What no rule covers runs in a loop over the batch.
+A rule gets the op, its inputs, and a flag for each input that has the batch as a new first axis. It
+builds nodes whose outputs all have that axis. A rule that returns NotImplemented, or an op without
+a rule, makes `vmap` loop over the batch.
 """
 
 from __future__ import annotations
@@ -17,25 +18,24 @@ Rule = Callable[..., Any]
 
 
 def batch_size(inputs: Sequence[Tensor], batched: Sequence[bool]) -> Size:
-    """How many there are in the batch."""
+    """Return the size of the batch axis."""
     return next(x.shape[0] for x, has in zip(inputs, batched, strict=True) if has)
 
 
 def add_batch_axis(x: Tensor, size: Size) -> Tensor:
-    """x with a new first axis along which it is repeated."""
+    """Repeat x along a new first axis of the given size."""
     result: Tensor = FUNCTIONS["broadcast_to"](FUNCTIONS["expand_dims"](x, 0), (size, *x.shape))
     return result
 
 
 def batch_all(inputs: Sequence[Tensor], batched: Sequence[bool]) -> list[Tensor]:
-    """The inputs, each with the batch axis."""
+    """Give every input the batch axis."""
     size = batch_size(inputs, batched)
     return [x if has else add_batch_axis(x, size) for x, has in zip(inputs, batched, strict=True)]
 
 
 def align_ranks(inputs: Sequence[Tensor], batched: Sequence[bool]) -> list[Tensor]:
-    """The inputs with axes of size 1 behind the batch axis, so that they broadcast as they did
-    without it."""
+    """Insert axes behind the batch axis, so that inputs broadcast as they did without it."""
     rank = max(x.ndim - has for x, has in zip(inputs, batched, strict=True))
     return [
         FUNCTIONS["expand_dims"](x, list(range(1, rank - x.ndim + 2)))
@@ -46,18 +46,21 @@ def align_ranks(inputs: Sequence[Tensor], batched: Sequence[bool]) -> list[Tenso
 
 
 def elementwise(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
-    """Ops over broadcast inputs."""
+    """Batch an op over broadcast inputs."""
     return op(*align_ranks(inputs, batched), **attrs)
 
 
 def rows(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
-    """Ops of the last axes that take any further ones in front, and all inputs alike."""
+    """Batch an op that works on the last axes and takes any number of axes in front of them."""
     return op(*batch_all(inputs, batched), **attrs)
 
 
 def along(*names: str) -> Rule:
-    """Ops along axes: the attributes `names` hold one, or a tuple of them, counted from the front
-    (from the end if negative)."""
+    """Return the rule of ops along axes.
+
+    Args:
+        names: attributes that hold an axis or a tuple of axes; negative ones count from the end.
+    """
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         moved = {name: shift_axis(attrs[name]) for name in names}
@@ -67,7 +70,7 @@ def along(*names: str) -> Rule:
 
 
 def shift_axis(axis: Any) -> Any:
-    """An axis, or a tuple of them, where it is behind the batch axis."""
+    """Return an axis, or a tuple of axes, as counted behind the batch axis."""
     if isinstance(axis, tuple):
         return tuple(map(shift_axis, axis))
     return axis if axis < 0 else axis + 1
@@ -76,10 +79,9 @@ def shift_axis(axis: Any) -> Any:
 def merge_first_batch(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any
 ) -> Any:
-    """Ops whose first input has a batch axis of its own in front, and whose other inputs are
-    shared by it: both axes become one for the time of the op.
+    """Merge the batch axis with the first input's own batch axis, run the op, and split them again.
 
-    NotImplemented, which asks for the loop, where another input is batched, too.
+    The other inputs are shared by the whole batch. If one of them is batched, too, the loop runs.
     """
     if any(batched[1:]):
         return NotImplemented
@@ -92,7 +94,7 @@ def merge_first_batch(
 
 
 def merge_batches(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
-    """Ops whose inputs all have a batch axis of their own in front: both axes become one."""
+    """Merge the batch axis with every input's own first axis, run the op, and split them again."""
     wide = batch_all(inputs, batched)
     found = op(*(_merge_batch_into(x, 0) for x in wide), **attrs)
     size = wide[0].shape[0]
@@ -102,8 +104,12 @@ def merge_batches(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **a
 
 
 def columns(*which: int) -> Rule:
-    """Ops that move whole rows of matrices, the inputs `which`: those of the examples stand side by
-    side. The others say which rows, so they must be shared (else the loop runs)."""
+    """Return the rule of ops that move whole rows: examples stand side by side as columns.
+
+    Args:
+        which: positions of the inputs that are matrices. The other inputs select rows; if one of
+            them is batched, the loop runs.
+    """
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         if any(has for i, has in enumerate(batched) if i not in which):
@@ -119,7 +125,10 @@ def columns(*which: int) -> Rule:
 
 
 def trailing_axis(*which: int) -> Rule:
-    """As `columns`, for ops that take any axes behind the rows: the batch becomes the last one."""
+    """Return the rule of ops that take any axes behind the rows: the batch becomes the last axis.
+
+    Only the inputs `which` may be batched, as for `columns`.
+    """
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         if any(has for i, has in enumerate(batched) if i not in which):
@@ -138,8 +147,7 @@ def trailing_axis(*which: int) -> Rule:
 
 
 def leading_size(name: str) -> Rule:
-    """Ops of one input that have the size of each axis in the attribute `name`: the batch axis gets
-    its own in front."""
+    """Return the rule of ops with one input whose attribute `name` holds a size for each axis."""
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         return op(*inputs, **{**attrs, name: (inputs[0].shape[0], *attrs[name])})
@@ -148,12 +156,12 @@ def leading_size(name: str) -> Rule:
 
 
 def permute_dims(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axes: Any) -> Any:
-    """permute_dims."""
+    """Batch `permute_dims`."""
     return op(*inputs, axes=(0, *shift_axis(tuple(axes))))
 
 
 def broadcast_to(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any) -> Any:
-    """broadcast_to."""
+    """Batch `broadcast_to`."""
     (x,) = inputs
     wide = FUNCTIONS["expand_dims"](x, list(range(1, len(shape) - x.ndim + 2)))
     return op(wide, shape=(x.shape[0], *shape))
@@ -162,7 +170,7 @@ def broadcast_to(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shap
 def slice_window(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], start: Any, size: Any, step: Any
 ) -> Any:
-    """slice."""
+    """Batch `slice`."""
     (x,) = inputs
     return op(x, start=(0, *start), size=(x.shape[0], *size), step=(1, *step))
 
@@ -171,7 +179,7 @@ def pad(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any, start: Any, step: Any,
     value: Any,
 ) -> Any:  # fmt: skip
-    """pad."""
+    """Batch `pad`."""
     (x,) = inputs
     shape = (x.shape[0], *shape)
     return op(x, shape=shape, start=(0, *start), step=(1, *step), value=value)
@@ -181,7 +189,7 @@ def pad(
 
 
 def matmul(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
-    """matmul: a shared matrix on the right multiplies all rows of the batch at once."""
+    """Batch `matmul`; a shared right matrix multiplies all rows of the batch in one product."""
     a, b = inputs
     flags = (attrs.get("transpose_a", False), attrs.get("transpose_b", False))
     if tuple(batched) == (True, False) and b.ndim == 2 and not flags[0]:
@@ -192,7 +200,7 @@ def matmul(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: A
 def first_index(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: Any, keepdims: bool
 ) -> Any:
-    """argmax and argmin, where no axis means the place in the flattened tensor."""
+    """Batch `argmax` or `argmin`; without an axis they give the index in the flattened tensor."""
     (x,) = inputs
     if axis is not None:
         return op(x, axis=shift_axis(axis), keepdims=keepdims)
@@ -204,7 +212,7 @@ def first_index(
 
 
 def _spread_indices(indices: Tensor, before: Sequence[Size], after: Sequence[Size]) -> Tensor:
-    """Indices (n, …) as (n, *before, count, *after): repeated for each slice they choose from."""
+    """Repeat indices (n, …) as (n, *before, count, *after), once for each slice."""
     n, count = indices.shape[0], FUNCTIONS["reshape"](indices, (indices.shape[0], -1)).shape[1]
     thin = FUNCTIONS["reshape"](indices, (n, *(1,) * len(before), count, *(1,) * len(after)))
     spread: Tensor = FUNCTIONS["broadcast_to"](thin, (n, *before, count, *after))
@@ -212,7 +220,7 @@ def _spread_indices(indices: Tensor, before: Sequence[Size], after: Sequence[Siz
 
 
 def take(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: int) -> Any:
-    """take: whole slices where one input is shared, else single elements."""
+    """Batch `take`: whole slices if one input is shared, else single elements."""
     x, indices = inputs
     if not batched[1]:
         return op(x, indices, axis=axis + 1)
@@ -227,7 +235,7 @@ def take(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: int) -
 def take_grad(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any, axis: int
 ) -> Any:
-    """The gradient of take: slices added to zeros."""
+    """Batch the gradient of `take`: add slices to zeros."""
     g, indices = inputs
     if not batched[1]:
         return op(g, indices, shape=(g.shape[0], *shape), axis=axis + 1)
@@ -236,7 +244,7 @@ def take_grad(
 
 
 def scatter_add(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: int) -> Any:
-    """scatter_add: whole slices where the indices are shared, else single elements."""
+    """Batch `scatter_add`: whole slices if the indices are shared, else single elements."""
     if not batched[1]:
         n = batch_size(inputs, batched)
         x, updates = (
@@ -255,7 +263,7 @@ def scatter_add(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis:
 def flat_rows(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], sizes: Any, batch_dims: int
 ) -> Any:
-    """flat_rows: the batch goes behind the axes that indices and tensor share."""
+    """Batch `flat_rows`: the batch goes behind the axes that indices and tensor share."""
     moveaxis = FUNCTIONS["moveaxis"]
     moved = moveaxis(inputs[0], 0, batch_dims)
     return moveaxis(op(moved, sizes=sizes, batch_dims=batch_dims), batch_dims, 0)
@@ -264,7 +272,7 @@ def flat_rows(
 def flat_elements(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], shape: Any, axis: int
 ) -> Any:
-    """flat_elements: numbers within the tensor of each example."""
+    """Batch `flat_elements`: numbers count within the tensor of each example."""
     (indices,) = inputs
     n, size = indices.shape[0], sizes_product(shape)
     numbers = op(indices, shape=(n, *shape), axis=axis + 1)
@@ -278,7 +286,7 @@ def flat_elements(
 def affine_norm(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], axis: Any, along: Any, **attrs: Any
 ) -> Any:
-    """Norms with parameters: those of each example run along the batch axis, too."""
+    """Batch a norm with parameters; parameters of each example belong to the batch axis, too."""
     if any(batched[1:]):
         inputs, along = batch_all(inputs, batched), (0, *shift_axis(along))
     else:
@@ -287,7 +295,7 @@ def affine_norm(
 
 
 def _merge_batch_into(x: Tensor, axis: int) -> Tensor:
-    """The batch axis moved in front of an axis (counted without it), and the two made one."""
+    """Move the batch axis in front of an axis (counted without it) and merge the two."""
     moved = FUNCTIONS["moveaxis"](x, 0, axis)
     shape = moved.shape
     one: Tensor = FUNCTIONS["reshape"](
@@ -297,7 +305,7 @@ def _merge_batch_into(x: Tensor, axis: int) -> Tensor:
 
 
 def _split_batch_from(y: Tensor, n: Size, axis: int) -> Tensor:
-    """What `_led_by` did, undone."""
+    """Undo `_merge_batch_into`."""
     size = FUNCTIONS["reshape"]
     rest = y.shape[axis] // n
     parted: Tensor = FUNCTIONS["moveaxis"](
@@ -309,7 +317,7 @@ def _split_batch_from(y: Tensor, n: Size, axis: int) -> Tensor:
 def channels(
     op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], channel: int, **attrs: Any
 ) -> Any:
-    """Ops with parameters for each channel: each example has channels of its own."""
+    """Batch an op with parameters for each channel: each example has channels of its own."""
     n = batch_size(inputs, batched)
     wide = batch_all(inputs, batched)
     given = [
@@ -326,15 +334,21 @@ def channels(
 
 
 def convolution(*axes: int, out: int) -> Rule:
-    """Convolutions: the examples become groups of one, of inputs that have channels at `axes`; a
-    shared second input serves a batch that is merged with x's own."""
+    """Return the rule of convolutions: each example becomes a group of channels.
+
+    Shared weights instead serve a batch that is merged with x's own batch axis.
+
+    Args:
+        axes: the channel axis of each input.
+        out: the channel axis of the output.
+    """
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         if not batched[1] and axes[1] == 0:  # weights
             return merge_first_batch(op, inputs, batched, **attrs)
         n = batch_size(inputs, batched)
         if not isinstance(n, int):
-            return NotImplemented  # the number of groups must be known
+            return NotImplemented  # a kernel needs to know its number of groups
         wide = [
             _merge_batch_into(x, a) for x, a in zip(batch_all(inputs, batched), axes, strict=True)
         ]
@@ -344,7 +358,7 @@ def convolution(*axes: int, out: int) -> Rule:
 
 
 def rotate_pairs(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
-    """rotate_pairs: angles of their own broadcast to each example as shared ones do."""
+    """Batch `rotate_pairs`: angles of each example broadcast as shared ones do."""
     if not any(batched[1:]):
         return op(*inputs, **attrs)
     x, *angles = batch_all(inputs, batched)
@@ -355,7 +369,12 @@ def rotate_pairs(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **at
 
 
 def attention(count: int, masks: bool = False) -> Rule:
-    """Ops of attention: `count` tensors that all have the batch axis, then masks that broadcast."""
+    """Return the rule of attention ops.
+
+    Args:
+        count: number of leading inputs that all get the batch axis; masks follow and broadcast.
+        masks: the output has the shape of the first mask.
+    """
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         n = batch_size(inputs, batched)

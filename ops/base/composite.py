@@ -1,9 +1,9 @@
-"""Functions made of several ops round 16-bit floats once, as one op does.
+"""Functions of several ops that round 16-bit floats once, as a single op does.
 
 Each op rounds its result to the dtype of its inputs. A function of several ops would round at each
-step, and a number above 65,504 on the way would be infinite in float16. A composite therefore takes
-float16 and bfloat16 in float32, and rounds its results. The conversions are nodes with a gradient,
-so gradients round once, too. For other dtypes nothing changes, not one node.
+step, and an intermediate value above 65,504 would become infinite in float16. A composite therefore
+computes in float32 and rounds only its results. The conversions are nodes with gradients, so
+gradients round once, too. For other dtypes a composite builds exactly the nodes of the function.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ _SINGLE = np.dtype("float32")
 
 
 def composite(*names: str, to: Literal["low", "high"] | None = None) -> Callable[[F], F]:
-    """Let a public function compute in float32 if its float arguments of these names have one
-    16-bit dtype; its float32 results are rounded to that dtype.
+    """Return a decorator that lets a public function compute 16-bit floats in float32.
 
-    It stands above `@function`. Arguments of several float dtypes are left to the function.
+    If all float arguments named here have one 16-bit dtype, they are widened, and float32 results
+    are rounded back to that dtype. Arguments of mixed float dtypes are left to the function. The
+    decorator stands above `@function`.
 
     Args:
-        names: arguments that are tensors, arrays, or lists of these; others are left alone.
-        to: how the function takes part in a `gf.autocast` block, as `autocast` of an op. Results
-            of "high" are float32 there; "low" leaves the dtypes to the ops.
+        names: arguments that are tensors, arrays, or lists of these.
+        to: how the function takes part in a `gf.autocast` block, like `autocast` of an op. "high"
+            gives float32 results there; "low" leaves the dtypes to the ops.
     """
 
     def decorate(f: F) -> F:
@@ -72,13 +73,14 @@ def composite(*names: str, to: Literal["low", "high"] | None = None) -> Callable
 
 
 def in_float32(node: Node, *tensors: Any, again: bool = True) -> tuple[Any, ...]:
-    """What a vjp or jvp of a node looks at, with 16-bit floats as float32: its outputs, its inputs,
-    and some tensors or tuples of them. A vjp of several steps rounds once, then.
+    """Return what the vjp or jvp of a node reads, with 16-bit floats widened to float32.
 
-    Ops that move numbers, products and collectives keep 16 bits: each of their vjps is one op.
+    The result holds the node's outputs, its inputs, and the given tensors (or tuples of tensors). A
+    vjp of several ops then rounds once. Nodes whose vjp is a single op keep 16 bits: ops that move
+    numbers, products and collectives.
 
     Args:
-        again: whether outputs that are cheap are computed from the inputs again, not rounded.
+        again: recompute cheap outputs from the widened inputs, so that they are not rounded.
     """
     op, xs = node.op, node.inputs
     y: Any = node.outputs[0] if len(node.outputs) == 1 else node.outputs
@@ -107,8 +109,11 @@ def round_to(x: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def add_up(parts: Sequence[Tensor]) -> Tensor:
-    """Add tensors in order. Of 16-bit floats, those that were rounded from float32 are added as
-    they were before, and more than two are added in float32."""
+    """Add tensors in order, of 16-bit floats without intermediate rounding.
+
+    Tensors that were rounded from float32 are added as they were before. More than two 16-bit
+    tensors are added in float32.
+    """
     if len(parts) > 1 and any(is_half(part.dtype) for part in parts):
         parts = [s if (s := _undo_conversion(part)).dtype == _SINGLE else part for part in parts]
         if len(parts) > 2 or any(part.dtype == _SINGLE for part in parts):
@@ -118,7 +123,7 @@ def add_up(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _undo_conversion(x: Tensor) -> Tensor:
-    """What a conversion converts; another tensor itself."""
+    """Return the input of an `astype`; any other tensor is returned as it is."""
     return x.node.inputs[0] if x.node.op.name == "astype" else x
 
 
@@ -127,13 +132,13 @@ def _autocast_high(x: Any) -> Any:
 
 
 def _common_half_dtype(values: Iterable[Any]) -> np.dtype[Any] | None:
-    """The dtype that all floats among some values have, if that is one of 16 bits."""
+    """Return the dtype of all floats among the values if it is one and has 16 bits, else None."""
     dtypes = {dtype for value in values for dtype in _dtypes(value) if is_inexact(dtype)}
     return dtypes.pop() if len(dtypes) == 1 and is_half(next(iter(dtypes))) else None
 
 
 def _dtypes(value: Any, listed: bool = False) -> list[np.dtype[Any]]:
-    """Of a tensor or an array, or of those in a list; numbers in a list become float32."""
+    """Return the dtypes of a tensor, array or list; floats in a list count as float32."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return [value.dtype]
     if is_dataclass(value) and not isinstance(value, type):
@@ -144,7 +149,7 @@ def _dtypes(value: Any, listed: bool = False) -> list[np.dtype[Any]]:
 
 
 def _map_tensors(value: Any, each: Callable[[Any], Any]) -> Any:
-    """A function of a value, or of each in a list, a (named) tuple or a dataclass."""
+    """Apply a function to a value, or to each item of a list, a (named) tuple or a dataclass."""
     if is_dataclass(value) and not isinstance(value, type | Tensor):
         return replace(value, **{name: _map_tensors(x, each) for name, x in vars(value).items()})
     if isinstance(value, list | tuple):

@@ -1,7 +1,8 @@
-"""Gradients of roots of sums of squares (norms, hypot, std, the size of a complex number) at 0.
+"""Gradients at 0 of roots of sums of squares: norms, hypot, std, the size of a complex number.
 
-The gradient of a root at 0 is 0, by convention; it has no second derivative there, which is told by
-NaN. What is made of a root may have one: its square, or a maximum with something above 0.
+By convention the gradient of a root at 0 is 0. It has no second derivative there, so that one is
+NaN. A function of a root may have one: the root's square, or its maximum with a positive number.
+Vjps here therefore look whether the cotangent has the root as a factor, and cancel it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from graphflow.ir.spec import is_half
 from graphflow.ops.base.shape_rules import constant_value
 
 _MAX_DEPTH = 8
-"""Nested products in which `divided_out` looks for a factor."""
+"""Depth of nested products in which `divide_out` looks for a factor."""
 
 
 def divide_out(g: Tensor, y: Tensor, deep: int = _MAX_DEPTH) -> Tensor | None:
-    """Return g / y without a division where g is a product that has y as a factor, else None.
+    """Return g / y without a division if g is a product with the factor y, else None.
 
-    The factor may be broadcast, or y in another shape or dtype, if g has that of y again.
+    The factor may be broadcast, reshaped or converted, as long as g has y's shape and dtype again.
     """
     g = _before_half_rounding(g)
     name, inputs = g.node.op.name, g.node.inputs
@@ -68,7 +69,7 @@ _INVERSES: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
 
 
 def _equivalent_forms(g: Tensor, y: Tensor) -> Iterator[Tensor]:
-    """What y may look like in t, where g is another form of t, or its sum over repeats of y."""
+    """Yield the forms of y in the input of g, if g reshapes, converts or sums that input."""
     t, name, attrs = g.node.inputs[0], g.node.op.name, g.node.attrs
     if name == "sum":
         if _broadcasts_along(y, t, attrs["axis"]):
@@ -81,14 +82,14 @@ def _equivalent_forms(g: Tensor, y: Tensor) -> Iterator[Tensor]:
 
 
 def _broadcasts_along(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> bool:
-    """Whether y broadcasts to x, and is the same along axes of it."""
+    """Return True if y broadcasts to x and is constant along the axes."""
     shape = (1,) * (x.ndim - y.ndim) + y.shape
     fits = len(shape) == x.ndim and all(a in (1, b) for a, b in zip(shape, x.shape, strict=True))
     return fits and all(shape[a] == 1 for a in axes)
 
 
 def _before_half_rounding(x: Tensor) -> Tensor:
-    """Return what a tensor was before conversions from and to 16-bit floats."""
+    """Return the tensor that conversions from and to 16-bit floats start from."""
     while x.node.op.name == "astype" and any(is_half(t.dtype) for t in (x, x.node.inputs[0])):
         x = x.node.inputs[0]
     return x
@@ -110,17 +111,17 @@ def _is_same(x: Tensor, y: Tensor) -> bool:
 
 
 _MASKING_OPS = ("clip_grad", "greater_grad", "past_threshold", "relu_grad")
-"""Ops that keep a cotangent, their first input, where others say so."""
+"""Ops that keep their first input, a cotangent, where a condition on the others holds, else 0."""
 
 
 def one_where_masked(g: Tensor, y: Tensor, deep: int = _MAX_DEPTH) -> Tensor:
-    """Return y, and 1 where a choice made its cotangent g 0: y counts nothing there."""
+    """Return y, and 1 where a selection made its cotangent g 0, since y does not matter there."""
     off = _find_mask(g, deep)
     return y if off is None else FUNCTIONS["where"](off, 1, y)
 
 
 def _find_mask(g: Tensor, deep: int) -> Tensor | None:
-    """Where a choice between numbers made g 0, or None if none did."""
+    """Return a bool tensor that is true where a selection made g 0, or None if none did."""
     op, inputs = g.node.op, g.node.inputs
     if op.name in _MASKING_OPS:
         kept = op(FUNCTIONS["full_like"](inputs[0], 1), *inputs[1:], **g.node.attrs)
@@ -138,10 +139,10 @@ def _find_mask(g: Tensor, deep: int) -> Tensor | None:
 def divide_by_root(
     g: Tensor, y: Tensor, x: Tensor, widen: Callable[[Tensor], Tensor] = lambda t: t
 ) -> Tensor:
-    """Return x·g/y for the cotangent g of y, a root of a sum of squares of x: 0 where y is 0.
+    """Return x·g/y for the cotangent g of a root y of a sum of squares of x; 0 where y is 0.
 
-    At 0 a root has no second derivative, and that of this result is NaN. Powers of a root have
-    one: where g has y as a factor, as that of y² has, the factor is left out.
+    The derivative of this result is NaN where y is 0. If g has y as a factor, as the cotangent of
+    y² has, the factor is cancelled and derivatives of any order exist.
 
     Args:
         widen: gives g and y the axes of x.
@@ -159,12 +160,12 @@ def divide_by_root(
 
 
 def zero_at_root(y: Tensor, x: Tensor, slope: Tensor) -> Tensor:
-    """Return a slope of a root y along x, and 0 where y is 0; derivatives of that 0 are NaN."""
+    """Return the slope of a root y along x, and 0 where y is 0; derivatives of that 0 are NaN."""
     result: Tensor = FUNCTIONS["where"](y == 0, x * _zero_of_infinite_slope(y), slope)
     return result
 
 
 def _zero_of_infinite_slope(y: Tensor) -> Tensor:
-    """Return 0 where y is 0, of infinite slope."""
+    """Return 0 where y is 0, with an infinite slope there."""
     result: Tensor = FUNCTIONS["sqrt"](FUNCTIONS["where"](y == 0, y, 1))
     return result

@@ -1,4 +1,4 @@
-"""Shape rules and gradient pieces that several families share."""
+"""Shape rules, argument checks and parts of gradients that several op families share."""
 
 from __future__ import annotations
 
@@ -11,58 +11,63 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Tensor
+from graphflow.ir.op import FUNCTIONS, Tensor, error_location
 from graphflow.ir.spec import Shape, TensorSpec, broadcast_shapes, kind, show_shape
 
 
 def same(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
-    """Elementwise over broadcast inputs of one dtype."""
+    """Infer the broadcast shape of the inputs and the dtype of the first."""
     return TensorSpec(broadcast_shapes(x.shape, *(o.shape for o in others)), x.dtype)
 
 
 def same_float(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
-    """As `same`, for floats only."""
+    """Infer as `same`, for floats only."""
     require_kind(x, "float")
     return same(x, *others)
 
 
 def same_inexact(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
-    """As `same`, for floats and complex numbers."""
+    """Infer as `same`, for floats and complex numbers."""
     require_kind(x, "float", "complex")
     return same(x, *others)
 
 
 def same_numeric(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
-    """As `same`, for ints and floats: numbers that have an order."""
+    """Infer as `same`, for ints and floats: the numbers that have an order."""
     require_kind(x, "int", "float")
     return same(x, *others)
 
 
 def same_number(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
-    """As `same`, for numbers of any kind."""
+    """Infer as `same`, for ints, floats and complex numbers."""
     require_kind(x, "int", "float", "complex")
     return same(x, *others)
 
 
 def bool_result(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
-    """As `same`, with a bool result."""
+    """Infer as `same`, with a bool result."""
     return same(x, *others).with_dtype(bool)
 
 
 def require_kind(x: TensorSpec, *kinds: str) -> None:
-    """Refuse dtypes of other kinds ("bool", "int", "float", "complex")."""
+    """Refuse dtypes that are of none of the kinds "bool", "int", "float", "complex".
+
+    Raises:
+        DTypeError: x is of another kind.
+    """
     if kind(x.dtype) not in kinds:
         remedy = "convert with .astype"
         if kind(x.dtype) == "complex":
             remedy = "take gf.real, gf.imag or gf.abs (complex numbers have no order)"
-        raise DTypeError(f"takes {' or '.join(kinds)} tensors, not {x.dtype}; {remedy}")
+        raise DTypeError(f"expected {' or '.join(kinds)} tensors, got {x.dtype}; {remedy}")
 
 
 def normalize_axis(axis: Any, rank: int) -> int:
-    """An axis counted from the front.
+    """Return an axis as counted from the front.
 
     Raises:
-        ArgumentError: no int, or outside [-rank, rank).
+        ArgumentError: axis is no int.
+        ShapeError: axis is outside [-rank, rank).
     """
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise ArgumentError(f"an axis is an int, not {axis!r}")
@@ -72,10 +77,11 @@ def normalize_axis(axis: Any, rank: int) -> int:
 
 
 def normalize_axes(axis: Any, rank: int) -> tuple[int, ...]:
-    """Axes counted from the front, sorted; None means all.
+    """Return axes as counted from the front, sorted; None means all axes.
 
     Raises:
-        ArgumentError, ShapeError: not axes of the tensor, or one given twice.
+        ArgumentError: an axis is no int, or is given twice.
+        ShapeError: an axis is outside [-rank, rank).
     """
     if axis is None:
         return tuple(range(rank))
@@ -87,10 +93,10 @@ def normalize_axes(axis: Any, rank: int) -> tuple[int, ...]:
 
 
 def require_int(what: str, value: Any) -> int:
-    """What the user gave as an int.
+    """Return a user's argument as an int.
 
     Raises:
-        ArgumentError: something else.
+        ArgumentError: the value is no int.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ArgumentError(f"{what} is an int, not {value!r}")
@@ -98,10 +104,10 @@ def require_int(what: str, value: Any) -> int:
 
 
 def require_list(what: str, value: Any) -> list[Any]:
-    """What the user gave as a list or tuple.
+    """Return a user's argument as a list.
 
     Raises:
-        ArgumentError: something else.
+        ArgumentError: the value is neither a list nor a tuple.
     """
     if not isinstance(value, list | tuple):
         raise ArgumentError(f"{what} are a list or tuple, not {value!r}")
@@ -109,14 +115,14 @@ def require_list(what: str, value: Any) -> list[Any]:
 
 
 def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
-    """The shape after a reduction over normalised axes."""
+    """Return the shape that a reduction over normalised axes gives."""
     if keepdims:
         return tuple(1 if i in axes else s for i, s in enumerate(shape))
     return tuple(s for i, s in enumerate(shape) if i not in axes)
 
 
 def unbroadcast(g: Tensor, shape: Shape) -> Tensor:
-    """Sum a cotangent over the axes along which an input of `shape` was broadcast to it."""
+    """Sum a cotangent over the axes along which an input of the given shape was broadcast."""
     if g.shape == shape:
         return g
     extra = g.ndim - len(shape)
@@ -131,36 +137,42 @@ def unbroadcast(g: Tensor, shape: Shape) -> Tensor:
 
 
 def conj(x: Tensor) -> Tensor:
-    """The complex conjugate; a real tensor itself, so that real gradients cost nothing more."""
+    """Return the complex conjugate of x; a real tensor is returned as it is, at no cost."""
     return FUNCTIONS["conj"](x) if kind(x.dtype) == "complex" else x
 
 
 def zeros_like(x: Tensor) -> Tensor:
-    """A cotangent of zeros, for an input that does not matter; x may be of any dtype."""
+    """Return a cotangent of zeros of the shape and dtype of x, for an input without influence."""
     return FUNCTIONS["full_like"](x, x.dtype.type(0).item())  # type: ignore[no-any-return]
 
 
 def is_zeros(g: Tensor) -> bool:
-    """Whether a cotangent is one of zeros by construction: what depends on it may be left out."""
+    """Return True if a cotangent is zero by construction, so that a vjp may skip its part."""
     return g.node.op.name == "fill" and not g.node.attrs["value"]
 
 
 def reciprocal_or_zero(x: Tensor) -> Tensor:
-    """1 / x, and 0 where x is 0; its gradient is finite there, too."""
+    """Return 1 / x, and 0 where x is 0, with a finite gradient there."""
     zero = x == 0
     result: Tensor = FUNCTIONS["where"](zero, 0.0, 1.0 / FUNCTIONS["where"](zero, 1.0, x))
     return result
 
 
 def product_or_zero(factor: Tensor, x: Tensor) -> Tensor:
-    """factor·x, and 0 where the factor is 0 and x infinite or NaN."""
+    """Return factor·x, and 0 where the factor is 0, even if x is infinite or NaN there."""
     counts = FUNCTIONS["logical_or"](factor != 0, FUNCTIONS["isfinite"](x))
     result: Tensor = factor * FUNCTIONS["where"](counts, x, 0)
     return result
 
 
+def zero_where_zero(x: Tensor, value: Tensor) -> Tensor:
+    """Return a value, and 0 where x is 0, even if the value is infinite or NaN there."""
+    where, equal = FUNCTIONS["where"], FUNCTIONS["equal"]
+    return where(equal(x, 0), 0, value)  # type: ignore[no-any-return]
+
+
 def constant_value(x: Tensor) -> Any:
-    """The number that all elements of x are by construction, or None."""
+    """Return the number that all elements of x have by construction, or None."""
     name, value = x.node.op.name, x.node.attrs.get("value")
     if name == "fill":
         return value
@@ -168,16 +180,16 @@ def constant_value(x: Tensor) -> Any:
 
 
 def apply_slope(slope: Tensor, tangent: Tensor) -> Tensor:
-    """Return the real tangent of what has a slope: 0 where that is 0, of infinite tangents, too."""
+    """Return the real tangent slope·tangent; 0 where the slope is 0, even of infinite tangents."""
     moved = product_or_zero(conj(slope), tangent)
     result: Tensor = FUNCTIONS["real"](moved) if kind(moved.dtype) == "complex" else moved
     return result
 
 
 def jvp_from_slopes(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Tensor | None]:
-    """The jvp of an elementwise op to real numbers, by its slopes, which are its vjp of ones.
+    """Return the jvp of an elementwise op with real results, made of its slopes: its vjp of ones.
 
-    The transpose of a vjp would divide 0 by 0 where the vjp selects the slope 0.
+    The transposed vjp would divide 0 by 0 where the vjp selects the slope 0.
     """
 
     def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor) -> Tensor | None:
@@ -189,15 +201,31 @@ def jvp_from_slopes(vjp: Callable[..., Sequence[Tensor | None]]) -> Callable[...
     return jvp
 
 
+def require_finite(op_name: str, what: str, value: Any) -> float:
+    """Return a number that a user gave to an op as a float.
+
+    Raises:
+        ArgumentError: not a finite number; the message names the op and the user's line.
+    """
+    with error_location(op_name):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise ArgumentError(f"{what} is a finite number, not {value!r}")
+    return float(value)
+
+
 MAX_BUILD_BYTES = 1 << 31
-"""Bytes that a function may take while the graph is built, for numbers that it puts into it."""
+"""Most bytes of a constant that a function computes while the graph is built."""
 
 
 def require_buildable(*sizes: int) -> None:
-    """Refuse an array of float64 that is made while the graph is built and is too large for that.
+    """Refuse a float64 array that is too large to make while the graph is built.
 
     Raises:
-        ArgumentError: it is.
+        ArgumentError: the array has more than MAX_BUILD_BYTES.
     """
     need = 8 * math.prod(map(int, sizes))
     if need > MAX_BUILD_BYTES:
@@ -209,23 +237,37 @@ def require_buildable(*sizes: int) -> None:
 
 
 def keepdims_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
-    """The shape after a reduction that keeps its axes, with size 1."""
+    """Return the shape that a reduction gives if its axes stay with size 1."""
     return reduced_shape(shape, axes, keepdims=True)
 
 
 def restore_reduced_axes(g: Tensor, shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    """What a reduction of `shape` gave (or its cotangent) with the reduced axes as size 1."""
+    """Give the result of a reduction of `shape`, or its cotangent, the reduced axes with size 1."""
     if keepdims or not axes:
         return g
     return FUNCTIONS["reshape"](g, keepdims_shape(shape, axes))  # type: ignore[no-any-return]
 
 
 def kernel_like_first(into: Callable[..., None]) -> Callable[..., Any]:
-    """The kernel of an op whose output has the spec of its first input, from its `into`."""
+    """Return the kernel of an op whose output has the first input's spec, made of its `into`."""
 
     def kernel(xp: Any, x: Any, *others: Any, **attrs: Any) -> Any:
         out = xp.empty(x.shape, x.dtype)
         into(xp, out, x, *others, **attrs)
+        return out
+
+    return kernel
+
+
+def kernel_from_into(
+    infer: Callable[..., TensorSpec], into: Callable[..., None]
+) -> Callable[..., Any]:
+    """Return the kernel of an op, made of its shape rule and its `into`."""
+
+    def kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
+        result = infer(*(TensorSpec(a.shape, np.dtype(a.dtype)) for a in arrays), **attrs)
+        out = xp.empty(result.shape, result.dtype)
+        into(xp, out, *arrays, **attrs)
         return out
 
     return kernel

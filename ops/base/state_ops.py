@@ -1,8 +1,7 @@
 """Ops that hold or change state: constants, placeholders, variables and assignments.
 
-None of them computes: the executor reads their value from the graph, the feeds or the session's
-    state, and
-runs assignments in the commit part of a step.
+None of them computes. The executor reads their values from the graph, from the feeds or from the
+session's state, and runs assignments when the step commits.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def _infer_variable(
     return TensorSpec(shape, as_dtype(dtype))
 
 
-# `initial` is a numpy array, a graphflow.init.Initializer or a part of one; `named`: the user chose
-# the name, so that a second variable of that name in a session is an error, not renamed.
+# `initial` is a numpy array, a graphflow.init.Initializer or a part of one. `named`: the user chose
+# the name. A second variable of that name in a session is then an error; others are renamed.
 variable = register(Op("variable", infer=_infer_variable, cost=_no_cost, pure=False))
 
 
@@ -66,7 +65,7 @@ def _infer_assign(variable: TensorSpec, value: TensorSpec) -> TensorSpec:
     return variable
 
 
-# The fetched value of an assignment is the new value; the variable changes when the step commits.
+# The value of an assignment is the new value. The variable changes when the step commits.
 assign = register(
     Op(
         "assign",
@@ -78,8 +77,8 @@ assign = register(
     )
 )
 
-# Fetches None; makes its inputs happen. `strategy`: how the graph is divided before it is placed;
-# `loss`: what a step of training makes smaller, whose own value it may have no need of.
+# Computes its inputs; its fetched value is None. `strategy`: how the graph is divided before it is
+# placed. `loss`: what a training step minimises; the step may not need its value.
 group = register(
     Op(
         "group",

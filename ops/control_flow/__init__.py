@@ -1,1 +1,1 @@
-"""Ops that hold graphs: call, cond, scan, while_loop; and their gradients."""
+"""Ops that hold graphs (call, cond, scan, while_loop) and their gradients."""

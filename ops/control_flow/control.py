@@ -1,12 +1,12 @@
-"""Control flow: nodes that hold graphs. call, cond, scan and while_loop.
+"""Control-flow ops, whose nodes hold graphs: call, cond, scan and while_loop.
 
-A body (`graphflow.ir.graph.Body`) has a parameter for each operand of its node; what the user's
-function captures comes last. A node's outputs are its prefix (while_loop: the count), then what
-its body returns first (carried values), then what it returns further, stacked by loops. A gradient
-may ask the same body for further results, so those are always at the end.
+A body (`graphflow.ir.graph.Body`) has a parameter for each operand of its node; captured tensors
+come last. A node's outputs are, in order: the count of a while_loop, the carried values that its
+body returns first, and the body's further results, which loops stack. A gradient may ask the same
+body for more results, so those are always at the end.
 
-Random numbers inside a loop are drawn for a step of its own in each iteration, made of the
-session's and the index of the iteration.
+Each iteration of a loop draws random numbers of a step of its own, derived from the session's step
+and the iteration's index (see `fold_in`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ COUNT = spec("int64")
 UNPLACED_OPS = ("constant", "placeholder")
 """Ops that run on no device of their own: each device that reads their value has it."""
 ASSUMED_ITERATIONS = 16
-"""What a loop without a bound is taken to run when it is placed."""
+"""Iterations that the cost model assumes for a loop without a bound."""
 
 
 def fold_in(step: int, index: int) -> int:
-    """The step from which iteration `index` of a loop draws: 48 bits, mixed as in splitmix64.
+    """Derive the step that iteration `index` of a loop draws from: 48 bits, mixed as in splitmix64.
 
     Source: Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
@@ -42,7 +42,7 @@ def fold_in(step: int, index: int) -> int:
 
 
 def _run_body(xp: Any, body: Body, arrays: Sequence[Any], step: int) -> list[Any]:
-    """The results of a body by plain kernels: the reference."""
+    """Run a body by plain kernels, as the reference for compiled programs."""
     given = dict(zip(body.inputs, arrays, strict=True))
     return run(body.graph, given, body.bindings, step, xp)[: body.results]
 
@@ -50,7 +50,7 @@ def _run_body(xp: Any, body: Body, arrays: Sequence[Any], step: int) -> list[Any
 def _check_operands(body: Body, operands: Sequence[TensorSpec]) -> None:
     wanted = [node.specs[0] for node in body.inputs]
     if len(wanted) != len(operands):
-        raise ShapeError(f"{len(operands)} operands for a body of {len(wanted)} parameters")
+        raise ShapeError(f"the body has {len(wanted)} parameters, got {len(operands)} operands")
     for i, (want, have) in enumerate(zip(wanted, operands, strict=True)):
         if want != have:
             given, taken = show_distinctly(have, want)
@@ -71,7 +71,7 @@ def _check_carried(body: Body, carries: Sequence[TensorSpec], what: str) -> None
 
 
 def _body_cost(body: Body) -> tuple[Size, Size]:
-    """Flops and bytes of one run of a body."""
+    """Return the flops and bytes of one run of a body."""
     flops: Size = 0
     moved: Size = 0
     for node in body.graph.nodes:
@@ -95,7 +95,8 @@ def _infer_call(
     return _result_specs(body)
 
 
-# The results of a body. `recompute`: the gradient runs it again instead of keeping intermediates.
+# Returns the results of a body. `recompute`: its gradient runs the body again and keeps no
+# intermediates.
 call: Op = register(
     Op(
         "call",
@@ -140,11 +141,11 @@ def _cond_kernel(
 
 
 def _cond_cost(pred: TensorSpec, *operands: TensorSpec, then: Body, orelse: Body) -> Cost:
-    """That of the branch of the heavier graph."""
+    """Return the cost of the branch with more nodes."""
     return Cost(*_body_cost(then if len(then.graph) >= len(orelse.graph) else orelse))
 
 
-# The results of one of two bodies; only that one runs.
+# Runs one of two bodies and returns its results.
 cond: Op = register(
     Op(
         "cond",
@@ -190,7 +191,7 @@ def _infer_scan(
 
 
 def iteration_indices(length: int, count: int | None, reverse: bool) -> range:
-    """The indices of a scan's iterations, in order."""
+    """Return the indices of a scan's iterations, in order."""
     number = length if count is None else min(max(count, 0), length)
     return range(number - 1, -1, -1) if reverse else range(number)
 
@@ -220,7 +221,7 @@ def _scan_kernel(
 def _split_operands(
     arrays: Sequence[Any], carries: int, items: int
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    """Carries, items and captures."""
+    """Split operands into carries, items and captures."""
     return (
         tuple(arrays[:carries]),
         tuple(arrays[carries : carries + items]),
@@ -239,7 +240,7 @@ def _scan_cost(*operands: TensorSpec, body: Body, length: Size, **attrs: Any) ->
 
 
 # Runs a body over the first axis of the items: (carry, item, captures) -> (carry, y). `counted`:
-# the first operand says how many of the `length` iterations there are; what they do not reach is 0.
+# the first operand is the number of iterations, at most `length`; rows of y beyond it are 0.
 scan: Op = register(
     Op(
         "scan",
@@ -303,7 +304,8 @@ def _while_cost(
     return Cost(sum((f for f, _ in pairs), 0) * times, sum((b for _, b in pairs), 0) * times)
 
 
-# Runs `body` on the states while `test` holds, at most `limit` times; the first output counts.
+# Runs `body` on the states while `test` holds, at most `limit` times. The first output is the
+# number of iterations.
 while_loop: Op = register(
     Op(
         "while_loop",
@@ -319,7 +321,7 @@ while_loop: Op = register(
 
 
 def iteration_count(op: Op, attrs: Any) -> int:
-    """How often a node runs its bodies, for cost models; attributes are bound."""
+    """Return how often a node runs its bodies, for cost models; its attributes are bound."""
     if op is scan:
         return int(attrs["length"])
     if op is while_loop:
@@ -328,7 +330,7 @@ def iteration_count(op: Op, attrs: Any) -> int:
 
 
 def is_control(op: Op) -> bool:
-    """Whether nodes of the op hold bodies."""
+    """Return True if nodes of the op hold bodies."""
     return op in (call, cond, scan, while_loop)
 
 

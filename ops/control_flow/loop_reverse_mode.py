@@ -1,8 +1,8 @@
-"""Reverse mode through loops: a scan in the opposite direction over what the forward loop kept.
+"""Reverse mode through loops: a scan in the opposite direction over residuals of the forward loop.
 
-What a loop reads from outside collects its cotangent over all iterations. Where that is a product
-of matrices in each iteration (the weights of a recurrent network), the factors are stacked and
-multiplied once, after the loop; everything else is summed as the loop goes.
+Captured tensors collect their cotangent over all iterations. If each iteration contributes a
+product of matrices (as for the weights of a recurrent network), the factors are stacked and
+multiplied once, after the loop. All other contributions are summed in the loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from graphflow.ops.control_flow.reverse_mode import (
 
 @dataclass(frozen=True)
 class _ScanLoop:
-    """What the gradients of scan and while_loop share: the forward loop, in the terms of scan."""
+    """A forward loop in the terms of scan, which the gradients of scan and while_loop share."""
 
     body: Body
     inputs: tuple[Tensor, ...]  # carries, items, captures
@@ -55,7 +55,7 @@ def scan_vjp(
     reverse: bool = False,
     counted: bool = False,
 ) -> Cotangents:
-    """The scan of the backward body, the other way round."""
+    """Return the operands' cotangents from a scan of the backward body, run in reverse."""
     count = inputs[0] if counted else None
     loop = _ScanLoop(body, inputs[counted:], carries, items, length, reverse)
     back = _differentiate_loop_body(loop)
@@ -79,11 +79,11 @@ def while_vjp(
     states: int,
     limit: int | None = None,
 ) -> Cotangents:
-    """A scan backwards over the iterates that were recorded, as many as there were."""
+    """Return the operands' cotangents from a backward scan over the recorded iterations."""
     if limit is None:
         raise DifferentiationError(
-            "a while_loop is differentiated by recording its iterates, so it must be known how "
-            "many there may be; give it max_iterations"
+            "a while_loop without max_iterations has no gradient, since reverse mode records every "
+            "iteration; give it max_iterations"
         )
     loop = _ScanLoop(body, inputs, states, 0, limit, False)
     back = _differentiate_loop_body(loop)
@@ -97,7 +97,7 @@ def _differentiate_loop_body(loop: _ScanLoop) -> Backward:
     carried, items, _ = loop.parts(loop.body.inputs)
     varying = (*carried, *items)
     back = differentiate_body(loop.body, varying=varying)
-    # Items are at hand already; the backward loop reads them once more.
+    # The backward loop reads the items themselves, so they need not be recorded as residuals.
     mine = {node.outputs[0] for node in items}
     if not mine.intersection(back.residuals):
         return back
@@ -115,10 +115,11 @@ def _differentiate_loop_body(loop: _ScanLoop) -> Backward:
 
 
 class _BackwardScan:
-    """The scan that goes backwards.
+    """The backward scan of a loop.
 
-    It carries the cotangents of the differentiable carries and sums of those of captures, reads
-    cotangents, residuals and items row by row, and makes cotangents of items and factors.
+    It carries the cotangents of differentiable carries and the sums of cotangents of captures. Row
+    by row it reads cotangents, residuals and items, and it returns cotangents of items and the
+    factors of matrix products.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class _BackwardScan:
         self.streamed = [i for i, x in enumerate(self.g_items) if x is not None]
 
     def cotangents(self) -> Cotangents:
-        """Those of the loop's operands."""
+        """Build the scan and return the cotangents of the loop's operands."""
         loop, back = self.loop, self.back
         _, xs, outer = loop.parts(loop.inputs)
         starts = {i: widen(zeros_like(outer[i])) for i in self.summed}
@@ -195,7 +196,7 @@ class _BackwardScan:
         return moved + [add_up([s.outputs[0], x]) for s, x in parts]
 
     def _known_rows(self) -> dict[Tensor, Tensor]:
-        """Parameters that stand for rows, with what they are rows of."""
+        """Map parameters that stand for rows to the stacked tensors that they are rows of."""
         _, xs, _ = self.loop.parts(self.loop.inputs)
         nodes = (*self.back.saved, *self.items, *self.back.cotangents[len(self.moved) :])
         stacks = (*self.residuals, *xs, *self.g_stacked)
@@ -219,7 +220,7 @@ class _BackwardScan:
 
 
 def _matmul_factors(x: Tensor) -> tuple[Tensor, Tensor, bool] | None:
-    """The matrices whose product a tensor is, and whether the first stands transposed."""
+    """Return the matrices whose product x is, and whether the first is transposed; else None."""
     if x.node.op.name != "matmul" or any(t.ndim != 2 for t in x.node.inputs):
         return None
     if x.node.attrs.get("transpose_b"):
@@ -232,7 +233,7 @@ def _matmul_factors(x: Tensor) -> tuple[Tensor, Tensor, bool] | None:
 
 
 def _sum_of_products(a: Tensor, b: Tensor, transposed: bool) -> Tensor:
-    """The sum over the first axis of a[t] @ b[t], or a[t].T @ b[t], as one product."""
+    """Return the sum over t of a[t] @ b[t] (or a[t].T @ b[t]) as one product of matrices."""
     reshape, permute = FUNCTIONS["reshape"], FUNCTIONS["permute_dims"]
     inner = b.shape[0] * b.shape[1]
     if transposed:

@@ -1,10 +1,9 @@
-"""Reverse mode through bodies: a forward body that also returns what its gradient needs, and a
-backward body that takes it.
+"""Reverse mode through bodies: a forward body that also returns residuals, and a backward body.
 
-The gradient of a body is built by `gradients` inside it; the graph that results is cut where
-forward values flow into what depends on the cotangents. What is cut is returned by the forward body
-as further results ("residuals"; loops stack them), unless it is cheap to compute again. The node
-that computes them stands beside the first one and `passes.MergeBodies` makes the two one.
+The gradient of a body is built by `gradients` inside it. The resulting graph is cut where forward
+values flow into nodes that depend on cotangents. The forward body returns these values as further
+results (residuals, which loops stack), unless they are cheap to recompute. The node that computes
+the residuals stands beside the original one, and `passes.MergeBodies` merges the two.
 
 Source: the partial evaluation view of reverse mode, Radul et al., "You only linearize once",
 POPL 2023.
@@ -26,7 +25,7 @@ Cotangents = tuple[Tensor | None, ...]
 
 
 def is_differentiable(tensor: Tensor) -> bool:
-    """Whether cotangents flow to a tensor."""
+    """Return True if cotangents flow to the tensor."""
     return is_inexact(tensor.dtype)
 
 
@@ -39,8 +38,8 @@ class Backward:
         residuals: those results.
         cotangents: parameters that stand for the cotangents of the differentiable results.
         saved: parameters that stand for the residuals.
-        grads: for each parameter of the body its cotangent, in terms of `cotangents`, `saved` and
-            the body's own parameters; None where none flows.
+        grads: the cotangent of each parameter of the body, in terms of `cotangents`, `saved` and
+            the body's own parameters; None where no cotangent flows.
     """
 
     forward: Body
@@ -58,10 +57,10 @@ def differentiate_body(
     """Differentiate a body's results with respect to its parameters.
 
     Args:
-        varying: parameters that differ from iteration to iteration: a gradient keeps them as
-            residuals, too, and recomputes what depends on no such parameter. Default: none, and
-            whatever is computed is kept.
-        recompute: keep nothing, compute the body again.
+        varying: parameters that differ between iterations. They become residuals, too, and values
+            that depend on none of them are recomputed. Default: none, and every computed value is
+            kept.
+        recompute: keep no residuals; the backward body computes the forward values again.
     """
     ys = [t for t in body.outputs if is_differentiable(t)]
     cotangents = tuple(make_parameter(t.spec, f"g_{i}") for i, t in enumerate(ys))
@@ -90,7 +89,7 @@ def differentiate_body(
 
 
 def _dependent_nodes(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[Node]:
-    """Nodes that depend on any of the sources."""
+    """Return the nodes that depend on any of the sources."""
     reached = set(sources)
     for node in Graph(outputs).nodes if outputs else ():
         if any(t.node in reached for t in node.inputs):
@@ -99,7 +98,7 @@ def _dependent_nodes(outputs: Sequence[Tensor], sources: Sequence[Node]) -> set[
 
 
 class _ResidualSelector:
-    """Decides what of the forward part of a gradient is kept, and what is computed again."""
+    """Decides which forward values a gradient keeps as residuals and which it recomputes."""
 
     def __init__(
         self, body: Body, flowing: set[Node], varying: Sequence[Node] | None, recompute: bool
@@ -143,7 +142,7 @@ class _ResidualSelector:
 
 
 def as_tuple(value: Any) -> tuple[Tensor, ...]:
-    """One tensor or several, as several."""
+    """Return one tensor or several as a tuple."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
@@ -151,7 +150,7 @@ def as_tuple(value: Any) -> tuple[Tensor, ...]:
 
 
 def call_vjp(g: Any, y: Any, *inputs: Tensor, body: Body, recompute: bool = False) -> Cotangents:
-    """One call of the backward body."""
+    """Return the operands' cotangents from one call of the backward body."""
     if body.rule is not None:
         return tuple(body.rule(g, y, *inputs))
     gs = [c for c, t in zip(as_tuple(g), body.outputs, strict=True) if is_differentiable(t)]
@@ -173,7 +172,7 @@ def call_vjp(g: Any, y: Any, *inputs: Tensor, body: Body, recompute: bool = Fals
 
 
 def fill_pattern(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotangents:
-    """Values at the places where the pattern has something."""
+    """Put values into the positions where the pattern is not None."""
     rest = iter(values)
     return tuple(None if x is None else next(rest) for x in pattern)
 
@@ -182,7 +181,10 @@ def fill_pattern(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> 
 
 
 def cond_vjp(g: Any, y: Any, *inputs: Tensor, then: Body, orelse: Body) -> Cotangents:
-    """A cond of the branches' backward bodies; each takes the residuals of its own forward."""
+    """Return the operands' cotangents from a cond of the backward bodies of both branches.
+
+    Each backward branch takes the residuals of its own forward branch.
+    """
     pred, operands = inputs[0], inputs[1:]
     gs = [c for c, t in zip(as_tuple(g), then.outputs, strict=True) if is_differentiable(t)]
     backs = [differentiate_body(then), differentiate_body(orelse)]
@@ -218,7 +220,7 @@ def cond_vjp(g: Any, y: Any, *inputs: Tensor, then: Body, orelse: Body) -> Cotan
 
 
 def _zero_residual(tensor: Tensor) -> Tensor:
-    """What stands for a residual of the other branch."""
+    """Return zeros in place of a residual of the other branch."""
     blank: Tensor = FUNCTIONS["zeros"](tensor.shape, dtype=tensor.dtype.name)
     return blank
 

@@ -1,7 +1,6 @@
 """Values and assertions in a running graph. Public as `gf.debug`.
 
-Both ops pass their input on, so that they are part of the way of the data: what no fetch needs is
-not run.
+Both functions return their input, so they run only if a fetch depends on their result.
 """
 
 from __future__ import annotations
@@ -59,10 +58,11 @@ _print = register(
 
 @checks_argument_names(ArgumentError)
 def print(x: Any, message: str = "", name: str | None = None) -> Tensor:
-    """x itself; each time it is computed, its value is printed on the machine where that happens.
+    """Return x; each time it is computed, print its value on the worker that computes it.
 
     Args:
-        message: what to print before it; by default the tensor's name and the line of this call.
+        x: a tensor, or what converts to one.
+        message: text before the value; default: the tensor's name and the line of this call.
 
     Raises:
         ArgumentError: message is not a str.
@@ -105,7 +105,7 @@ _check = register(
         batch=batching.rows,
         cost=lambda x, condition, message: Cost(flops=condition.size),
         halves=True,
-        # No condition at all is true everywhere; random ones are not.
+        # An empty condition always holds; random bools would not.
         samples=(sample(F, spec("bool", (0,)), message="never"),),
         pure=False,
     )
@@ -114,15 +114,17 @@ _check = register(
 
 @checks_argument_names(ArgumentError)
 def check(x: Any, condition: Any, message: str, name: str | None = None) -> Tensor:
-    """x itself; a step in which the condition is not true everywhere fails.
+    """Return x; a step in which the condition is false anywhere raises CheckError.
 
     Args:
-        condition: bool, of any shape (it need not be that of x).
+        x: a tensor, or what converts to one.
+        condition: a bool tensor of any shape, also another than that of x.
+        message: what is wrong if the condition is false.
 
     Raises:
         DTypeError: the condition is not bool.
-        ArgumentError: message is not a str.
-        CheckError: from the step that finds it false, with the message and how often.
+        ArgumentError: message is not a str, or is empty.
+        CheckError: from the step; it holds the message and the number of false elements.
     """
     with error_location("debug.check"):
         if not isinstance(message, str) or not message:

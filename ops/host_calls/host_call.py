@@ -1,7 +1,8 @@
-"""Functions of numpy arrays inside the graph, run by the interpreter that holds them.
+"""Python functions of numpy arrays inside the graph. Public as `gf.host_call`.
 
-A function that is found by name in a module can run on a worker that allows the module; any other
-one (a lambda, a closure, a function of the script) stays in the process that built the graph.
+A function that can be imported by name runs on any worker that allows its module. Any other
+function (a lambda, a closure, a function of the script) runs only in the process that built the
+graph.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ Specs = tuple[tuple[Shape, str], ...]
 
 @dataclass(frozen=True)
 class HostFunction:
-    """A function as an attribute of a node.
+    """A Python function as an attribute of a node.
 
     Attributes:
-        place: `module:name` where a process that imports the module finds it; None: only here.
+        function: the function itself.
+        import_path: `module:name`, by which other processes import it; None if only this one has
+            it.
     """
 
     function: Callable[..., Any]
@@ -48,7 +51,7 @@ class HostFunction:
 
     @property
     def module(self) -> str | None:
-        """The module that a worker must allow."""
+        """Return the module that a worker must allow."""
         return None if self.import_path is None else self.import_path.partition(":")[0]
 
     def __repr__(self) -> str:
@@ -56,7 +59,7 @@ class HostFunction:
 
 
 def _spec_attributes(specs: Sequence[TensorSpec]) -> Specs:
-    """Specs as an attribute."""
+    """Return specs as plain data, for an attribute."""
     return tuple((s.shape, s.dtype.name) for s in specs)
 
 
@@ -91,7 +94,7 @@ def _kernel(
     where: str,
     vjp: HostFunction | None = None,
 ) -> tuple[Any, ...]:
-    # copies: a function may keep or change what it is given, and the buffers are used again
+    # Copies: the function may keep or change its arguments, and their buffers are reused.
     returned = call.function(*(np.array(a) for a in arrays))
     results = returned if isinstance(returned, tuple | list) else (returned,)
     if len(results) != len(specs):
@@ -194,26 +197,27 @@ def host_call(
     """Call a Python function of numpy arrays when the graph runs.
 
     The function gets copies of the arguments' values and returns arrays of the specs. It runs once
-    in each step that needs its result. On one device calls come in the order in which they were
-    built; a plan for several keeps only the order that data imposes.
+    in each step that needs its result. On one device, calls run in the order in which they were
+    built; a plan for several devices keeps only the order that data dependencies impose.
 
     Args:
-        fn: the function, or its name as "module:function". A function that is found by name in a
-            module can run on workers that allow the module: `gf.Session(cluster, ops=["module"])`.
-            Others run in this process, so in embedded sessions only.
+        fn: the function, or its name as "module:function". A function that can be imported by name
+            runs on workers that allow the module: `gf.Session(cluster, ops=["module"])`. Others run
+            in this process, so in embedded sessions only.
         args: tensors, or what converts to them.
         spec: the `gf.spec` of the result, or a tuple or list of them.
-        vjp: (*cotangents, *results, *args) -> a cotangent for each float argument (an array, or a
-            tuple of them), another function of numpy arrays; without it there is no gradient.
-        pure: the result depends on the arguments only, and nothing else happens, so that equal
-            calls may become one and a call of constants be made while the graph is compiled.
+        vjp: another function of numpy arrays, (*cotangents, *results, *args) -> a cotangent for
+            each float argument (an array, or a tuple of them). Without it there is no gradient.
+        pure: True if the result depends on the arguments only and the function has no side effects.
+            Equal calls may then be merged, and calls of constants run while the graph is compiled.
 
     Returns:
         A tensor; for several specs a tuple of them.
 
     Raises:
-        ArgumentError: fn or vjp is no function; spec is none, or has a size that no argument has.
-        OpError: from the step: the function raised, or returned something else than spec says.
+        ArgumentError: fn or vjp is no function; spec is no `gf.spec`, or has a size that no
+            argument has.
+        OpError: from the step: the function raised, or its results do not match spec.
     """
     call = _as_host_function(fn, "fn")
     backward = None if vjp is None else _as_host_function(vjp, "vjp")
@@ -242,7 +246,7 @@ def host_call(
 
 
 def host_functions(attrs: Any) -> list[HostFunction]:
-    """The host functions that a node holds."""
+    """Return the host functions that a node's attributes hold."""
     return [value for value in attrs.values() if isinstance(value, HostFunction)]
 
 

@@ -1,5 +1,4 @@
-"""What the samples of host calls call: the only functions that workers run without being told to
-allow a module."""
+"""Sample functions of host calls: the only ones that workers run without an allowed module."""
 
 from __future__ import annotations
 
@@ -7,10 +6,10 @@ from typing import Any
 
 
 def triple(x: Any) -> Any:
-    """One argument, one result."""
+    """Return 3·x."""
     return x * 3
 
 
 def add_and_compare(x: Any, y: Any) -> Any:
-    """Two of each."""
+    """Return x + y and x > y."""
     return x + y, x > y

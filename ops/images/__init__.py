@@ -1,2 +1,1 @@
-"""Image ops: resizing, grid and region sampling, deformable convolution, non-maximum
-suppression."""
+"""Image ops: resizing, grid and region sampling, deformable convolution, box suppression."""

@@ -1,4 +1,4 @@
-"""Pooling to a given size: one element (global) or any (adaptive); and back (max_unpool)."""
+"""Pooling to a given output size: one element (global) or any size (adaptive); and max_unpool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import ShapeError
-from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, function, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, equate, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
@@ -15,46 +15,51 @@ from graphflow.ops.base.shape_rules import require_buildable, require_kind
 from graphflow.ops.images.resize import resize
 from graphflow.ops.kernels.sparse.scatter_rows import normalize_indices
 from graphflow.ops.sharding import rules as sharding
-from graphflow.ops.tensors.shape import moveaxis, reshape
-from graphflow.ops.tensors.take import take, take_along_axis
-from graphflow.ops.windows.pool import avg_pool, lp_power, lp_root, max_pool, restore_channels
-from graphflow.ops.windows.window_arguments import per_axis, require_known
-
-
-def _image(x: Any, channels_last: bool) -> Tensor:
-    """(batch, channels, *space)."""
-    x = as_tensor(x)
-    if x.ndim < 3:
-        raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
-    return moveaxis(x, -1, 1) if channels_last else x
-
-
-def _spatial_axes(x: Tensor, channels_last: bool) -> tuple[int, ...]:
-    return tuple(range(1, x.ndim - 1)) if channels_last else tuple(range(2, x.ndim))
+from graphflow.ops.tensors.shape import reshape
+from graphflow.ops.tensors.take import take
+from graphflow.ops.tensors.take_along_axis import take_along_axis
+from graphflow.ops.windows.pool import avg_pool, lp_power, lp_root, max_pool
+from graphflow.ops.windows.window_arguments import (
+    move_channels_first,
+    per_axis,
+    require_image,
+    require_known,
+    restore_channels,
+    spatial_axes,
+)
 
 
 @function
 def global_avg_pool(x: Any, channels_last: bool = False) -> Tensor:
-    """The mean over all spatial axes, which stay with size 1.
+    """Average x over all spatial axes, which stay with size 1.
+
+    Args:
+        x: floats or complex numbers (batch, channels, *space), or (batch, *space, channels) with
+            `channels_last`.
 
     Raises:
-        ShapeError, DTypeError: no spatial axes, or not floats.
+        ShapeError: x has no spatial axes.
+        DTypeError: x is neither float nor complex.
     """
-    x = as_tensor(x)
-    _image(x, False)
-    result: Tensor = FUNCTIONS["mean"](x, axis=_spatial_axes(x, channels_last), keepdims=True)
+    x = require_image(x)
+    result: Tensor = FUNCTIONS["mean"](x, axis=spatial_axes(x.ndim, channels_last), keepdims=True)
     return result
 
 
 @function
 def global_max_pool(x: Any, channels_last: bool = False) -> Tensor:
-    """The largest element over all spatial axes, which stay with size 1; the first of equals has
-    the gradient.
+    """Return the largest element over all spatial axes, which stay with size 1.
+
+    The gradient goes to the first of equal elements.
+
+    Args:
+        x: ints or floats (batch, channels, *space), or (batch, *space, channels) with
+            `channels_last`.
 
     Raises:
-        ShapeError: no spatial axes.
+        ShapeError: x has no spatial axes.
     """
-    x = _image(x, channels_last)
+    x = move_channels_first(x, channels_last)
     flat = reshape(x, (*x.shape[:2], product(x.shape[2:])))
     where = FUNCTIONS["argmax"](flat, axis=2, keepdims=True)
     picked = take_along_axis(flat, where, 2)
@@ -64,19 +69,24 @@ def global_max_pool(x: Any, channels_last: bool = False) -> Tensor:
 @composite("x")
 @function
 def global_lp_pool(x: Any, p: float = 2.0, channels_last: bool = False) -> Tensor:
-    """(Σ |x|^p)^(1/p) over all spatial axes, which stay with size 1; gradient 0 where all is 0.
+    """Compute (Σ |x|^p)^(1/p) over all spatial axes, which stay with size 1.
+
+    The gradient is 0 where all elements are 0.
+
+    Args:
+        x: floats (batch, channels, *space), or (batch, *space, channels) with `channels_last`.
+        p: a positive number.
 
     Raises:
         ShapeError, DTypeError, ArgumentError: no spatial axes, not floats, or p not positive.
     """
-    x = as_tensor(x)
-    _image(x, False)
-    sums = FUNCTIONS["sum"](lp_power(x, p), axis=_spatial_axes(x, channels_last), keepdims=True)
+    x = require_image(x)
+    sums = FUNCTIONS["sum"](lp_power(x, p), axis=spatial_axes(x.ndim, channels_last), keepdims=True)
     return lp_root(sums, p)
 
 
 def _output_sizes(x: Tensor, size: Any) -> Shape:
-    """The wanted size of each spatial axis; None leaves one as it is."""
+    """Return the wanted size of each spatial axis; None keeps the size of x."""
     rank = x.ndim - 2
     given = list(size) if isinstance(size, tuple | list) else [size] * rank
     if len(given) != rank:
@@ -89,17 +99,19 @@ def _output_sizes(x: Tensor, size: Any) -> Shape:
 
 @function
 def adaptive_avg_pool(x: Any, size: Any, channels_last: bool = False) -> Tensor:
-    """Means over windows chosen so that `size` of them cover each spatial axis.
+    """Average x over windows chosen so that `size` of them cover each spatial axis.
 
     Window i of m over n elements is floor(i·n/m) to ceil((i + 1)·n/m).
 
     Args:
+        x: floats (batch, channels, *space), or (batch, *space, channels) with `channels_last`.
         size: an int, or an int or None (keep the size) for each spatial axis.
 
     Raises:
-        ShapeError, DTypeError, ArgumentError: no such axes, not floats, or sizes of another form.
+        ShapeError: x has no spatial axes, or size has another number of entries.
+        DTypeError, ArgumentError: x is not float, or size is not made of positive ints and None.
     """
-    x = _image(x, channels_last)
+    x = move_channels_first(x, channels_last)
     require_kind(x.spec, "float")
     sizes = _output_sizes(x, size)
     if all(m == 1 for m in sizes):
@@ -113,13 +125,20 @@ def adaptive_avg_pool(x: Any, size: Any, channels_last: bool = False) -> Tensor:
 
 @function
 def adaptive_max_pool(x: Any, size: Any, channels_last: bool = False) -> Tensor:
-    """The largest elements of the windows of `adaptive_avg_pool`; the first of equals has the
-    gradient.
+    """Return the largest element of each window of `adaptive_avg_pool`.
+
+    The gradient goes to the first of equal elements.
+
+    Args:
+        x: ints or floats (batch, channels, *space), or (batch, *space, channels) with
+            `channels_last`.
+        size: an int, or an int or None (keep the size) for each spatial axis.
 
     Raises:
-        As `adaptive_avg_pool`; ShapeError: spatial sizes are not known and do not all become 1.
+        ShapeError: as `adaptive_avg_pool`, or spatial sizes are unknown and do not all become 1.
+        ArgumentError: size is not made of positive ints and None.
     """
-    x = _image(x, channels_last)
+    x = move_channels_first(x, channels_last)
     sizes = _output_sizes(x, size)
     if all(m == 1 for m in sizes):
         return restore_channels(global_max_pool(x), channels_last)
@@ -137,7 +156,7 @@ def adaptive_max_pool(x: Any, size: Any, channels_last: bool = False) -> Tensor:
 
 
 def _equal_windows(x: Tensor, sizes: Shape) -> tuple[int, ...] | None:
-    """The windows' sizes where they are all equal and do not overlap."""
+    """Return the windows' sizes if they all are equal and do not overlap, else None."""
     result = []
     for n, m in zip(x.shape[2:], sizes, strict=True):
         if not isinstance(n, int) or not isinstance(m, int) or n % m or not n:
@@ -147,7 +166,7 @@ def _equal_windows(x: Tensor, sizes: Shape) -> tuple[int, ...] | None:
 
 
 def _window_indices(n: int, m: int) -> Any:
-    """Elements of each of m windows over n, the last one repeated where a window is shorter."""
+    """Return the elements of m windows over n, (m, widest); shorter ones repeat their last."""
     require_buildable(m)
     out = np.arange(m)
     begin, end = out * n // m, -(-(out + 1) * n // m)
@@ -220,20 +239,22 @@ def max_unpool(
     output_size: Any = None,
     channels_last: bool = False,
 ) -> Tensor:
-    """Zeros, with x where `max_pool(return_indices=True)` found it.
+    """Return zeros with x at the positions that `max_pool(return_indices=True)` found.
 
-    An index that occurs twice in a plane must have equal values, as overlapping windows give; each
-    of them then has the gradient of the element.
+    If an index occurs twice in a plane, as overlapping windows give, its values must be equal; each
+    of them then gets the gradient of the element.
 
     Args:
-        indices: positions in the flattened spatial axes of the output, of the shape of x.
-        kernel, stride, padding: of the pooling; they make the size (n - 1)·stride - 2·padding +
-            kernel unless `output_size` gives the spatial sizes.
+        x: ints or floats (batch, channels, *positions), channels last with `channels_last`.
+        indices: ints of the shape of x: positions in the flattened spatial axes of the output.
+        kernel, stride, padding: those of the pooling. They give the spatial sizes
+            (n - 1)·stride - 2·padding + kernel unless `output_size` is given.
+        output_size: spatial sizes of the result, an int or one for each axis.
 
     Raises:
-        ShapeError, DTypeError, ArgumentError: the arguments do not fit.
+        ShapeError, DTypeError, ArgumentError: the arguments do not fit each other.
     """
-    x, places = _image(x, channels_last), _image(indices, channels_last)
+    x, places = move_channels_first(x, channels_last), move_channels_first(indices, channels_last)
     rank = x.ndim - 2
     kernels, pads = per_axis("kernel", kernel, rank), per_axis("padding", padding, rank, 0)
     strides = kernels if stride is None else per_axis("stride", stride, rank)

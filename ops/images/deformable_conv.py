@@ -1,4 +1,4 @@
-"""Deformable convolution: windows sampled where offsets say, then one product."""
+"""Deformable convolution: sample x at shifted taps, then multiply by the weight."""
 
 from __future__ import annotations
 
@@ -40,20 +40,22 @@ def deform_conv(
     groups: int = 1,
     offset_groups: int = 1,
 ) -> Tensor:
-    """Convolution whose taps are moved by offsets, in elements, and weighted by a mask.
+    """Convolve x with taps that are shifted by `offset`, in elements, and weighted by `mask`.
 
     Args:
-        x: (batch, channels, *space), with r spatial axes.
-        weight: (outputs, channels / groups, *kernel) of k taps.
-        offset: (batch, offset_groups·k·r, *positions): for each tap one number for each axis.
-        mask: (batch, offset_groups·k, *positions).
-        offset_groups: as many groups of channels have offsets of their own.
+        x: floats (batch, channels, *space), with r spatial axes.
+        weight: (outputs, channels / groups, *kernel) with k taps.
+        offset: (batch, offset_groups·k·r, *positions): one number for each tap and axis.
+        bias: (outputs,), or None.
+        mask: (batch, offset_groups·k, *positions), or None for ones.
+        stride, padding, dilation, groups: as for `conv`.
+        offset_groups: number of groups of channels, each with offsets of its own.
 
     Returns:
-        (batch, outputs, *positions). What is beyond the edges of x counts as zeros.
+        (batch, outputs, *positions). Taps beyond the edges of x read zeros.
 
     Raises:
-        ShapeError, DTypeError, ArgumentError: the arguments do not fit.
+        ShapeError, DTypeError, ArgumentError: the arguments do not fit each other.
 
     Source: Zhu, Hu, Lin & Dai, Deformable ConvNets v2, CVPR 2019.
     """
@@ -65,31 +67,22 @@ def deform_conv(
     rank = x.ndim - 2
     shapes = f"x {show_shape(x.shape)}, weight {show_shape(w.shape)}"
     if rank < 1 or w.ndim != x.ndim or shifts.ndim != x.ndim:
-        raise ShapeError(f"{shapes}: takes (batch, channels, *space) and a weight of that rank")
+        raise ShapeError(
+            f"expected x of (batch, channels, *space), weight and offset of one rank, got {shapes}"
+        )
     (count,), (parts,) = per_axis("groups", groups, 1), per_axis("offset_groups", offset_groups, 1)
     strides, dilations = per_axis("stride", stride, rank), per_axis("dilation", dilation, rank)
     kernel = require_known("sizes of the kernel", w.shape[2:])
     channels, outputs = require_known("channels", (x.shape[1], w.shape[0]))
     if channels % count or outputs % count or w.shape[1] * count != channels or channels % parts:
-        raise ShapeError(f"{shapes}: channels do not fit {count} groups and {parts} of offsets")
+        raise ShapeError(
+            f"{shapes}: {channels} channels and {outputs} outputs do not divide into {count} "
+            f"groups and {parts} offset groups"
+        )
     pairs = padding_pairs(padding, x.shape[2:], kernel, strides, dilations)
     out = positions_shape(x.shape[2:], kernel, strides, pairs, dilations)
     taps = math.prod(kernel)
-    _require_shape(shifts, (x.shape[0], parts * taps * rank, *out), "offset")
-    moved = reshape(shifts, (x.shape[0], parts, taps, rank, product(out)))
-    moved = permute_dims(moved, (3, 1, 0, 4, 2))  # (axis, part, image, position, tap)
-    points = []
-    for axis in range(rank):
-        home = _undeformed_taps(axis, out, kernel, strides, dilations, pairs)
-        points.append(reshape(moved[axis] + astype(home, x.dtype), (-1,)))
-    each = channels // parts
-    images = permute_dims(
-        reshape(x, (x.shape[0], parts, each, *x.shape[2:])),
-        (1, 0, 2, *range(3, 3 + rank)),
-    )
-    images = reshape(images, (parts * x.shape[0], each, *x.shape[2:]))
-    rows = sample_points(images, points, product(out) * taps, "linear", "zeros", True)
-    rows = reshape(rows, (parts, x.shape[0], product(out), taps, each))
+    rows = _sample_taps(x, shifts, parts, kernel, strides, pairs, dilations, out)
     if m is not None:
         _require_shape(m, (x.shape[0], parts * taps, *out), "mask")
         factors = reshape(m, (x.shape[0], parts, taps, product(out)))
@@ -103,8 +96,31 @@ def deform_conv(
     return y + reshape(b, (outputs, *(1,) * rank))  # type: ignore[no-any-return]
 
 
+def _sample_taps(
+    x: Tensor, shifts: Tensor, parts: int, kernel: Ints, stride: Ints, padding: Any,
+    dilation: Ints, out: Shape,
+) -> Tensor:  # fmt: skip
+    """Return x at the shifted taps: rows (parts, images, positions, taps, channels of a part)."""
+    rank, taps = len(kernel), math.prod(kernel)
+    _require_shape(shifts, (x.shape[0], parts * taps * rank, *out), "offset")
+    moved = reshape(shifts, (x.shape[0], parts, taps, rank, product(out)))
+    moved = permute_dims(moved, (3, 1, 0, 4, 2))  # (axis, part, image, position, tap)
+    points = []
+    for axis in range(rank):
+        home = _undeformed_taps(axis, out, kernel, stride, dilation, padding)
+        points.append(reshape(moved[axis] + astype(home, x.dtype), (-1,)))
+    each = x.shape[1] // parts
+    images = permute_dims(
+        reshape(x, (x.shape[0], parts, each, *x.shape[2:])),
+        (1, 0, 2, *range(3, 3 + rank)),
+    )
+    images = reshape(images, (parts * x.shape[0], each, *x.shape[2:]))
+    rows = sample_points(images, points, product(out) * taps, "linear", "zeros", True)
+    return reshape(rows, (parts, x.shape[0], product(out), taps, each))
+
+
 def _require_shape(t: Tensor, wanted: Shape, what: str) -> None:
-    text = f"{what} {show_shape(t.shape)} where {show_shape(wanted)} is needed"
+    text = f"expected {what} of shape {show_shape(wanted)}, got {show_shape(t.shape)}"
     if t.ndim != len(wanted):
         raise ShapeError(text)
     for have, want in zip(t.shape, wanted, strict=True):
@@ -114,7 +130,7 @@ def _require_shape(t: Tensor, wanted: Shape, what: str) -> None:
 def _undeformed_taps(
     axis: int, out: Shape, kernel: Ints, stride: Ints, dilation: Ints, padding: Any
 ) -> Tensor:
-    """Where the taps lie on an axis without offsets: (positions, taps), int64."""
+    """Return where the taps lie on an axis without offsets: (positions, taps), int64."""
     rank = len(kernel)
     first = arange(out[axis]) * stride[axis] - padding[axis][0]
     shape = tuple(out[axis] if i == axis else 1 for i in range(rank))
@@ -124,7 +140,11 @@ def _undeformed_taps(
 
 
 def _grouped_product(rows: Tensor, w: Tensor, groups: int) -> Tensor:
-    """(images, outputs, positions) from rows (parts, images, positions, taps, channels)."""
+    """Multiply rows (parts, images, positions, taps, channels) by w, by groups of channels.
+
+    Returns:
+        (images, outputs, positions).
+    """
     _, images, positions, taps, _ = rows.shape
     outputs, inputs = w.shape[:2]
     # channels together, in order: (images, parts·each = channels, taps, positions)

@@ -1,7 +1,7 @@
-"""Images sampled at points off their grid: grid_sample, affine_grid.
+"""Sampling of images at points off their grid: grid_sample and affine_grid.
 
-A point lies between elements along each axis; the elements around it and their weights, combined
-over the axes, are the places and weights of `weighted_rows`.
+A point lies between elements along each axis. The elements around it and their weights, combined
+over the axes, are the indices and weights of `weighted_rows`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MODES = {
 
 
 def _reflect(u: Tensor, low: float, high: Any) -> Tensor:
-    """u folded back into [low, high]."""
+    """Fold u back into [low, high] by reflection at both ends."""
     span = high - low
     if isinstance(span, float | int) and span == 0:
         return u * 0.0  # type: ignore[no-any-return]
@@ -58,7 +58,7 @@ def _reflect(u: Tensor, low: float, high: Any) -> Tensor:
 
 
 def _apply_padding(u: Tensor, n: Size, padding: str, align_corners: bool) -> Tensor:
-    """Points moved onto an axis of n elements, unless what is beyond counts as zeros."""
+    """Move points onto an axis of n elements; "zeros" leaves them where they are."""
     if padding == "zeros":
         return u
     if padding == "reflection":
@@ -76,7 +76,9 @@ def _clip_to_axis(u: Tensor, n: Size) -> Tensor:
 def _axis_taps(
     u: Tensor, n: Size, mode: str, padding: str, align_corners: bool
 ) -> tuple[Tensor, Tensor]:
-    """Places on an axis of n elements and their weights, both (points, taps), for points u."""
+    """Return the elements around points u of an axis of n and their weights, (points, taps)
+    each.
+    """
     if mode != "cubic":
         u = _apply_padding(u, n, padding, align_corners)
     if mode == "nearest":
@@ -101,12 +103,12 @@ def _axis_taps(
             FUNCTIONS["greater_equal"](places, 0), FUNCTIONS["less"](places, n)
         )
         weights = FUNCTIONS["where"](there, weights, 0.0)
-    # as ints once more: NaN is no place, and its weight is NaN anyway
+    # Clip again as ints: a NaN coordinate has no valid index, and its weight is NaN anyway.
     return _clip_to_axis(astype(FUNCTIONS["stop_gradient"](places), "int64"), n), weights
 
 
 def _combine_axes(taps: list[tuple[Tensor, Tensor]], sizes: Shape) -> tuple[Tensor, Tensor]:
-    """Taps of several axes as places in the flattened axes and products of weights."""
+    """Combine taps of several axes: indices in the flattened axes, and products of weights."""
     places, weights = taps[0]
     for (more, factors), n in zip(taps[1:], sizes[1:], strict=True):
         count = places.shape[1] * more.shape[1]
@@ -118,8 +120,11 @@ def _combine_axes(taps: list[tuple[Tensor, Tensor]], sizes: Shape) -> tuple[Tens
 def sample_points(
     x: Tensor, points: list[Tensor], per_image: Size, mode: str, padding: str, align: bool
 ) -> Tensor:
-    """Rows (images·points, channels) of x (images, channels, *space) at points, one coordinate in
-    elements for each axis, (images·points,) each."""
+    """Interpolate x (images, channels, *space) at points: rows (images·points, channels).
+
+    Args:
+        points: for each axis one coordinate in elements, (images·points,).
+    """
     space = x.shape[2:]
     taps = [_axis_taps(u, n, mode, padding, align) for u, n in zip(points, space, strict=True)]
     places, weights = _combine_axes(taps, space)
@@ -140,34 +145,37 @@ def grid_sample(
     padding: str = "zeros",
     align_corners: bool = False,
 ) -> Tensor:
-    """x at the points of a grid, interpolated; differentiable in both.
+    """Interpolate x at the points of a grid; differentiable in both.
 
     Args:
-        x: (batch, channels, *space), with one or more spatial axes.
+        x: floats (batch, channels, *space), with one or more spatial axes.
         grid: (batch, *positions, axes): coordinates from -1 to 1, the last spatial axis first.
         mode: "linear" ("bilinear"), "nearest" (halves to even), "cubic" ("bicubic").
-        padding: what is beyond the edges: "zeros", "border" (the edge) or "reflection".
-        align_corners: whether -1 and 1 are the centres of the outermost elements, or the outer
-            edges of these.
+        padding: values beyond the edges: "zeros", "border" (the edge) or "reflection".
+        align_corners: True: -1 and 1 are the centres of the outermost elements; False: their outer
+            edges.
 
     Returns:
         (batch, channels, *positions).
 
     Raises:
-        ShapeError: x and grid do not fit.
-        DTypeError, ArgumentError: not floats, or another mode or padding.
+        ShapeError: x and grid do not fit each other.
+        DTypeError, ArgumentError: x or grid is not float, or mode or padding is unknown.
     """
     x, grid = promote_inputs("grid_sample", (x, grid))
     require_kind(x.spec, "float")
     if mode not in _MODES or padding not in PADDINGS:
         raise ArgumentError(
-            f"mode {mode!r} and padding {padding!r} are not of {', '.join(_MODES)} and "
-            f"{', '.join(PADDINGS)}"
+            f"mode is one of {', '.join(_MODES)} and padding one of {', '.join(PADDINGS)}, not "
+            f"{mode!r} and {padding!r}"
         )
     shapes = f"x {show_shape(x.shape)}, grid {show_shape(grid.shape)}"
     rank = x.ndim - 2
     if rank < 1 or grid.ndim < 2 or grid.shape[-1] != rank:
-        raise ShapeError(f"{shapes}: takes (batch, channels, *space), (batch, *positions, axes)")
+        raise ShapeError(
+            f"expected x of (batch, channels, *space) and grid of (batch, *positions, axes), got "
+            f"{shapes}"
+        )
     batch = equate(x.shape[0], grid.shape[0], f"{shapes}: batch sizes")
     flat = reshape(grid, (product(grid.shape[:-1]), rank))
     points = []
@@ -183,17 +191,19 @@ def grid_sample(
 @composite("theta")
 @function
 def affine_grid(theta: Any, size: Any, align_corners: bool = False) -> Tensor:
-    """The grid that `grid_sample` takes, of points mapped by affine maps.
+    """Return a grid for `grid_sample`, of points mapped by affine maps.
 
     Args:
-        theta: (batch, r, r + 1) for r spatial axes.
+        theta: floats (batch, r, r + 1) for r spatial axes.
         size: (batch, channels, *space) of the output; its spatial sizes must be known.
+        align_corners: as for `grid_sample`.
 
     Returns:
         (batch, *space, r).
 
     Raises:
-        ShapeError: theta and size do not fit.
+        ShapeError: theta and size do not fit each other.
+        DTypeError: theta is not float.
     """
     theta = as_tensor(theta)
     require_kind(theta.spec, "float")
@@ -202,8 +212,8 @@ def affine_grid(theta: Any, size: Any, align_corners: bool = False) -> Tensor:
     rank = len(space)
     if rank < 1 or theta.ndim != 3 or theta.shape[1:] != (rank, rank + 1):
         raise ShapeError(
-            f"theta {show_shape(theta.shape)}, size {show_shape(sizes)}: takes (batch, r, r + 1) "
-            "and (batch, channels, and r sizes)"
+            "expected theta of (batch, r, r + 1) and size (batch, channels, and r sizes), got "
+            f"theta {show_shape(theta.shape)} and size {show_shape(sizes)}"
         )
     equate(theta.shape[0], sizes[0], "batch sizes of theta and size")
     axes = [
@@ -216,7 +226,7 @@ def affine_grid(theta: Any, size: Any, align_corners: bool = False) -> Tensor:
 
 
 def _normalized_coordinates(n: int, align_corners: bool) -> Any:
-    """Coordinates of the elements of an axis, from -1 to 1."""
+    """Return the coordinates of an axis's elements, from -1 to 1."""
     if align_corners:
         return np.linspace(-1.0, 1.0, n) if n > 1 else np.zeros(1)
     return (np.arange(n) * 2.0 + 1.0) / n - 1.0

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: of boxes that overlap, the one with the best score. On the CPU only."""
+"""Non-maximum suppression: of overlapping boxes keep the one with the best score. CPU only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def _infer(
     require_kind(scores, "float")
     shapes = f"boxes {show_shape(boxes.shape)}, scores {show_shape(scores.shape)}"
     if boxes.rank != 3 or scores.rank != 3:
-        raise ShapeError(f"{shapes}: takes (batch, n, 4) and (batch, classes, n)")
+        raise ShapeError(
+            f"expected boxes of (batch, n, 4) and scores of (batch, classes, n), got {shapes}"
+        )
     equate(boxes.shape[2], 4, f"{shapes}: numbers of a box")
     equate(boxes.shape[0], scores.shape[0], f"{shapes}: batch sizes")
     equate(boxes.shape[1], scores.shape[2], f"{shapes}: numbers of boxes")
@@ -31,7 +33,7 @@ def _infer(
 
 
 def _corners(boxes: Any, centers: bool) -> Any:
-    """(n, 4): low and high corners."""
+    """Return boxes (n, 4) as low and high corners."""
     first, second = boxes[:, :2], boxes[:, 2:]
     if centers:
         return np.concatenate([first - second / 2, first + second / 2], axis=1)
@@ -41,7 +43,10 @@ def _corners(boxes: Any, centers: bool) -> Any:
 def _suppress_class(
     corners: Any, scores: Any, max_output: int, overlap: float, least: float
 ) -> list[int]:
-    """Boxes in order of their scores (equal ones by index), without those that overlap a better."""
+    """Return the boxes to keep, by descending score (equal scores by index).
+
+    A box goes if it overlaps a better one that is kept.
+    """
     order = np.argsort(-scores, kind="stable")
     order = order[scores[order] > least]
     areas = np.prod(corners[:, 2:] - corners[:, :2], axis=1)
@@ -112,23 +117,26 @@ def non_max_suppression(
     score_threshold: float | None = None,
     centers: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Boxes in order of their scores, without those that overlap a better one of their class.
+    """Select boxes by descending score, without those that overlap a better one of their class.
 
     Args:
-        boxes: (batch, n, 4) or (n, 4): two opposite corners, or centre and extent with `centers`;
-            in which order the axes come makes no difference.
+        boxes: (batch, n, 4) or (n, 4) floats: two opposite corners, or centre and extent with
+            `centers`. The order of the axes makes no difference.
         scores: (batch, classes, n), or (n,).
-        max_output: at most so many boxes of one image and class.
+        max_output: most boxes for one image and class.
         iou_threshold: a box goes if its intersection with a better one is more than this part of
             their union.
-        score_threshold: boxes whose score is not above it go (None: all stay).
+        score_threshold: a box goes if its score is not above this number (None: all stay).
+        centers: True if boxes are given by centre and extent.
 
     Returns:
-        indices and how many there are: (batch·classes·max_output, 3) int64 of (image, class, box),
-        or (max_output,) of boxes; the rows after the last are -1. Not differentiable.
+        indices and their number, both int64: (batch·classes·max_output, 3) of (image, class, box),
+            or
+        (max_output,) of boxes for inputs without a batch. Rows after the last are -1. Not
+        differentiable.
 
     Raises:
-        ShapeError, DTypeError, ArgumentError: the arguments do not fit.
+        ShapeError, DTypeError, ArgumentError: the arguments do not fit each other.
     """
     b, s = promote_inputs("non_max_suppression", (boxes, scores))
     alone = b.ndim == 2 and s.ndim == 1

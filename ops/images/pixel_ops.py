@@ -1,4 +1,4 @@
-"""Smaller parts of vision models: blocks of pixels as channels, normalisation across channels."""
+"""Rearrangements of pixels and channels, and local response normalisation."""
 
 from __future__ import annotations
 
@@ -11,23 +11,18 @@ from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.tensors.shape import moveaxis, permute_dims, reshape
 from graphflow.ops.windows.pool_mean import avg_pool_op
-from graphflow.ops.windows.window_arguments import per_axis
-
-
-def _image(x: Any, channels_last: bool) -> Tensor:
-    x = as_tensor(x)
-    if x.ndim < 3:
-        raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
-    return moveaxis(x, -1, 1) if channels_last else x
+from graphflow.ops.windows.window_arguments import move_channels_first, per_axis, restore_channels
 
 
 def _divide_exactly(n: Size, by: int, what: str) -> Size:
+    """Divide a size by an int that divides it."""
     if isinstance(n, int) and n % by:
         raise ShapeError(f"{what} {n} is no multiple of {by}")
     return floordiv(n, by)
 
 
 def _is_depth_first(mode: str) -> bool:
+    """Return True if the position in the block comes before the channel."""
     if mode not in ("DCR", "CRD"):
         raise ArgumentError(f"mode is 'DCR' or 'CRD', not {mode!r}")
     return mode == "DCR"
@@ -35,17 +30,19 @@ def _is_depth_first(mode: str) -> bool:
 
 @function
 def depth_to_space(x: Any, block: int, mode: str = "DCR", channels_last: bool = False) -> Tensor:
-    """Channels moved into blocks of pixels: (batch, c·blockʳ, *space) to (batch, c, *space·block).
+    """Move channels into blocks of pixels: (batch, c·blockʳ, *space) to (batch, c, *space·block).
 
     Args:
-        mode: order of the channels: "DCR", the place in the block first, or "CRD", it last (as
-            PyTorch's pixel_shuffle).
+        x: (batch, channels, *space) with r spatial axes, channels last with `channels_last`.
+        block: size of a block along each spatial axis, an int.
+        mode: order of the channels: "DCR", the position in the block first, or "CRD", the channel
+            first (as in PyTorch's pixel_shuffle).
 
     Raises:
-        ShapeError: the channels are no multiple of blockʳ, for r spatial axes.
-        ArgumentError: block is no int >= 1, or another mode.
+        ShapeError: blockʳ does not divide the channels.
+        ArgumentError: block is no int >= 1, or the mode is unknown.
     """
-    x = _image(x, channels_last)
+    x = move_channels_first(x, channels_last)
     (b,) = per_axis("block", block, 1)
     rank = x.ndim - 2
     c = _divide_exactly(x.shape[1], b**rank, f"the channels of {show_shape(x.shape)},")
@@ -58,18 +55,18 @@ def depth_to_space(x: Any, block: int, mode: str = "DCR", channels_last: bool = 
         order += [2 + rank + i, first + i]
     sizes = tuple(n * b for n in x.shape[2:])
     y = reshape(permute_dims(parts, order), (x.shape[0], c, *sizes))
-    return moveaxis(y, 1, -1) if channels_last else y
+    return restore_channels(y, channels_last)
 
 
 @function
 def space_to_depth(x: Any, block: int, mode: str = "DCR", channels_last: bool = False) -> Tensor:
-    """The inverse of `depth_to_space`: blocks of pixels become channels.
+    """Move blocks of pixels into channels: the inverse of `depth_to_space`.
 
     Raises:
-        ShapeError: a spatial size is no multiple of the block.
-        ArgumentError: block is no int >= 1, or another mode.
+        ShapeError: block does not divide a spatial size.
+        ArgumentError: block is no int >= 1, or the mode is unknown.
     """
-    x = _image(x, channels_last)
+    x = move_channels_first(x, channels_last)
     (b,) = per_axis("block", block, 1)
     rank = x.ndim - 2
     sizes = tuple(
@@ -81,18 +78,18 @@ def space_to_depth(x: Any, block: int, mode: str = "DCR", channels_last: bool = 
     order = [0, *within, 1] if _is_depth_first(mode) else [0, 1, *within]
     order += [2 + 2 * i for i in range(rank)]
     y = reshape(permute_dims(parts, order), (x.shape[0], x.shape[1] * b**rank, *sizes))
-    return moveaxis(y, 1, -1) if channels_last else y
+    return restore_channels(y, channels_last)
 
 
 @function
 def pixel_shuffle(x: Any, factor: int, channels_last: bool = False) -> Tensor:
-    """`depth_to_space` with the place in the block last: PyTorch's order."""
+    """Move channels into blocks of pixels in PyTorch's order: `depth_to_space` with mode "CRD"."""
     return depth_to_space(x, factor, "CRD", channels_last)
 
 
 @function
 def pixel_unshuffle(x: Any, factor: int, channels_last: bool = False) -> Tensor:
-    """The inverse of `pixel_shuffle`."""
+    """Move blocks of pixels into channels: the inverse of `pixel_shuffle`."""
     return space_to_depth(x, factor, "CRD", channels_last)
 
 
@@ -107,21 +104,24 @@ def local_response_norm(
     before: int | None = None,
     channels_last: bool = False,
 ) -> Tensor:
-    """x / (k + alpha/size · Σ x²)^beta, the sum over `size` neighbouring channels.
+    """Compute x / (k + alpha/size · Σ x²)^beta, the sum over `size` neighbouring channels.
 
     Args:
-        before: how many of them come before the channel itself; default size // 2, as in PyTorch
-            (ONNX has (size - 1) // 2).
+        x: floats (batch, channels, …), channels last with `channels_last`.
+        size: number of channels in a sum.
+        before: number of them before the channel itself; default size // 2, as in PyTorch (ONNX:
+            (size - 1) // 2).
 
     Raises:
-        ShapeError, DTypeError, ArgumentError: no channels, not floats, or no size.
+        ShapeError, DTypeError, ArgumentError: x has no channels or is not float, or size or before
+            is out of range.
 
     Source: Krizhevsky, Sutskever & Hinton, NeurIPS 2012.
     """
     x = as_tensor(x)
     require_kind(x.spec, "float")
     if x.ndim < 2:
-        raise ShapeError(f"takes (batch, channels, …), not {show_shape(x.shape)}")
+        raise ShapeError(f"expected x of (batch, channels, …), got {show_shape(x.shape)}")
     (width,) = per_axis("size", size, 1)
     (left,) = per_axis("before", width // 2 if before is None else before, 1, least=0)
     if left >= width:
@@ -139,4 +139,4 @@ def local_response_norm(
     )
     scale = reshape(sums, y.shape) * (alpha / width) + k
     result: Tensor = FUNCTIONS["divide"](y, scale**beta)
-    return moveaxis(result, 1, -1) if channels_last else result
+    return restore_channels(result, channels_last)

@@ -23,11 +23,12 @@ from graphflow.ops.kernels.images.resample import (
     table_for,
 )
 from graphflow.ops.windows import sharding_rules as window_sharding
+from graphflow.ops.windows.window_arguments import spatial_axes
 
 Ints = tuple[int, ...]
 Parts = tuple[tuple[int, int, int, int], ...] | None
-"""Of a part of a resize, for each axis: the sizes of the whole input and output, and where those
-of the part begin."""
+"""For each axis of a part of a resize: the sizes of the whole input and output, and the part's
+start in each."""
 
 
 def _infer(
@@ -54,7 +55,8 @@ def _resize_into(
     parts: Parts = None,
 ) -> None:  # fmt: skip
     of = parts or tuple((x.shape[a], m, 0, 0) for a, m in zip(axes, sizes, strict=True))
-    # axes that shrink first, and inner ones, on which single elements move, before outer ones
+    # Shrinking axes first, so that later ones have less to do. Among equals inner axes first, since
+    # there single elements move.
     order = sorted(
         zip(axes, sizes, rules, of, strict=True),
         key=lambda one: (one[3][1] / max(1, one[3][0]), -one[0]),
@@ -166,28 +168,29 @@ def resize(
     channels_last: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """x with other sizes along some axes, interpolated along one after the other.
+    """Resize x along some axes, interpolating along one axis after the other.
 
     Args:
+        x: a tensor; of any dtype for "nearest", else float.
         size, scale: new sizes, or factors (the new size is then n·factor, rounded down), one for
-            all axes or one for each. Both: sizes, with coordinates from the factors.
-        mode: "nearest", "linear", "cubic", or "area" (means of what each output covers).
-        coordinates: where outputs lie on the input, as ONNX's Resize names them: "half_pixel",
+            all axes or one for each. If both are given, scale only sets the coordinates.
+        mode: "nearest", "linear", "cubic", or "area" (means over what each output covers).
+        coordinates: positions of outputs on the input, as ONNX's Resize names them: "half_pixel",
             "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric",
             "tf_crop_and_resize".
-        axes: default: all but batch and channels.
-        rounding: of "nearest": "round_prefer_floor", "round_prefer_ceil", "floor", "ceil".
+        axes: the axes to resize; default: all but batch and channels.
+        rounding: for "nearest": "round_prefer_floor", "round_prefer_ceil", "floor", "ceil".
         cubic_a: the parameter of the cubic filter.
-        exclude_outside: leave out inputs beyond the axis, and scale the other weights to a sum of
-            1, instead of repeating the element at the edge.
+        exclude_outside: leave out inputs beyond the axis and rescale the other weights to a sum of
+            1; else the element at the edge is repeated.
         antialias: widen the filter where an axis shrinks.
         roi: for "tf_crop_and_resize": (begin, end) of each axis, from 0 to 1.
         extrapolation_value: what "tf_crop_and_resize" gives beyond the input.
 
     Raises:
-        ShapeError: no elements to resize.
-        DTypeError: x is not float (and the mode not "nearest").
-        ArgumentError: a mode or rule that is none of these, or arguments of another form.
+        ShapeError: an axis has no elements to resize.
+        DTypeError: x is not float, and the mode is not "nearest".
+        ArgumentError: an unknown mode or rule, or arguments of another form.
 
     Source: ONNX operator Resize, opset 19.
     """
@@ -196,13 +199,12 @@ def resize(
     chosen = _resize_axes(x, axes, channels_last)
     sizes, factors = _new_sizes(x, chosen, size, scale)
     crops = _crop_ranges(roi, len(chosen)) if coordinates == "tf_crop_and_resize" else None
+    flags = bool(exclude_outside), bool(antialias)
+    rule = ResampleRule(mode, coordinates, None, rounding, float(cubic_a), *flags)
     rules = tuple(
-        ResampleRule(
-            mode, coordinates, factors[i], rounding, float(cubic_a), bool(exclude_outside),
-            bool(antialias), *(crops[i] if crops else (0.0, 1.0)),
-        )
-        for i in range(len(chosen))
-    )  # fmt: skip
+        rule._replace(scale=factor, begin=begin, end=end)
+        for factor, (begin, end) in zip(factors, crops or [(0.0, 1.0)] * len(chosen), strict=True)
+    )
     kept = [
         i
         for i, axis in enumerate(chosen)
@@ -239,15 +241,15 @@ def _resize_axes(x: Tensor, axes: Any, channels_last: bool) -> Ints:
         return chosen
     if x.ndim < 3:
         raise ShapeError(
-            f"takes (batch, channels, *space), not {show_shape(x.shape)}; or name the axes"
+            f"expected x of (batch, channels, *space), got {show_shape(x.shape)}; name the axes"
         )
-    return tuple(range(1, x.ndim - 1)) if channels_last else tuple(range(2, x.ndim))
+    return spatial_axes(x.ndim, channels_last)
 
 
 def _new_sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, list[float | None]]:
-    """The new size of each axis, and its factor where one was given."""
+    """Return the new size of each axis, and its factor where one was given."""
     if size is None and scale is None:
-        raise ArgumentError("give size or scale")
+        raise ArgumentError("neither size nor scale is given; give one of them")
     factors: list[float | None] = [None] * len(axes)
     if scale is not None:
         given = list(scale) if isinstance(scale, tuple | list) else [scale] * len(axes)
@@ -290,7 +292,7 @@ def _crop_ranges(roi: Any, count: int) -> list[tuple[float, float]]:
 def _fill_outside(
     x: Tensor, y: Tensor, axes: Ints, sizes: Shape, rules: Any, value: float
 ) -> Tensor:
-    """y, which is 0 where an axis lies outside of x, with `value` there."""
+    """Write `value` to the elements of y that lie outside of x, which are 0."""
     beyond: Any = np.zeros((1,) * x.ndim, bool)
     for axis, size, rule in zip(axes, sizes, rules, strict=True):
         n = x.shape[axis]
@@ -328,15 +330,18 @@ def interpolate(
     channels_last: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """`resize` of the spatial axes by PyTorch's rules.
+    """Resize the spatial axes of x by PyTorch's rules.
 
     Args:
+        x: (batch, channels, *space), or (batch, *space, channels) with `channels_last`.
+        size, scale: new sizes or factors, one for all spatial axes or one for each.
         mode: "nearest", "nearest-exact", "linear" ("bilinear", "trilinear"), "cubic" ("bicubic"),
             "area".
-        align_corners: first and last elements keep their places.
+        align_corners: first and last elements keep their places ("linear" and "cubic" only).
+        antialias: widen the filter where an axis shrinks.
 
     Raises:
-        As `resize`.
+        ShapeError, DTypeError, ArgumentError: as `resize`.
     """
     if mode not in _TORCH_MODES:
         raise ArgumentError(f"mode {mode!r} is none of {', '.join(_TORCH_MODES)}")

@@ -1,4 +1,4 @@
-"""Regions of interest: boxes cut into bins, each the mean or largest of samples of an image.
+"""Regions of interest: boxes cut into bins, each the mean or the largest of samples of an image.
 
 Boxes have no gradient. The number of samples may depend on the boxes, so these kernels run on the
 CPU only.
@@ -13,7 +13,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, equate, show_shape, spec
-from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.base.shape_rules import kernel_from_into, require_kind
 from graphflow.ops.kernels.images.roi_sampling import (
     BinGrid,
     mean_samples,
@@ -33,7 +33,10 @@ def _require_regions(x: TensorSpec, boxes: TensorSpec, batch: TensorSpec) -> Non
     require_kind(batch, "int")
     shapes = f"x {show_shape(x.shape)}, boxes {show_shape(boxes.shape)}"
     if x.rank != 4 or boxes.rank != 2 or batch.rank != 1:
-        raise ShapeError(f"{shapes}: takes (batch, channels, height, width), (regions, 4)")
+        raise ShapeError(
+            "expected x of (batch, channels, height, width), boxes of (regions, 4) and batch of "
+            f"(regions,), got {shapes}, batch {show_shape(batch.shape)}"
+        )
     equate(boxes.shape[1], 4, f"{shapes}: numbers of a box")
     equate(boxes.shape[0], batch.shape[0], f"{shapes}: boxes and their images")
 
@@ -60,7 +63,7 @@ def _regions(size: Ints, scale: float, samples: int, half_pixel: bool, **rest: A
 
 
 def _image_indices(batch: Any, count: int) -> Any:
-    """The image of each region, refused where there is none."""
+    """Return the image of each region as int64; refuse numbers that are no image."""
     if batch.size and not 0 <= int(batch.min()) <= int(batch.max()) < count:
         wrong = int(batch.min()) if int(batch.min()) < 0 else int(batch.max())
         raise IndexError(f"image {wrong} of a region is outside [0, {count})")
@@ -106,16 +109,6 @@ def _put_into(xp: Any, out: Any, g: Any, boxes: Any, batch: Any, picks: Any, **a
         np.add.at(flat, (starts[:, None] + places).reshape(-1), updates.reshape(-1))
 
 
-def _made(infer: Any, into: Any) -> Any:
-    def kernel(xp: Any, *arrays: Any, **a: Any) -> Any:
-        result = infer(*(TensorSpec(t.shape, np.dtype(t.dtype)) for t in arrays), **a)
-        out = xp.empty(result.shape, result.dtype)
-        into(xp, out, *arrays, **a)
-        return out
-
-    return kernel
-
-
 def _cost(x: TensorSpec, boxes: TensorSpec, *others: TensorSpec, **a: Any) -> Cost:
     samples = (a["samples"] or 2) ** 2
     return Cost(flops=boxes.shape[0] * x.shape[1] * a["size"][0] * a["size"][1] * samples * 8)
@@ -132,7 +125,7 @@ _ADAPTIVE: dict[str, Any] = {"size": (2, 2), "scale": 2.0, "samples": 0, "half_p
 
 
 def _roi_op(name: str, infer: Any, into: Any, vjp: Any, inputs: Any, **more: Any) -> Op:
-    """Cut along channels, and along boxes: what these put into images is summed."""
+    """Register an op that is cut along channels and boxes; sums added to images are partial."""
     rest = ["r.", "r", *["rc.."] * (len(inputs) - 3)]
     puts = "space" in more
     ends = ("rc..", ".c..") if puts else (".c..", "rc..")
@@ -141,7 +134,7 @@ def _roi_op(name: str, infer: Any, into: Any, vjp: Any, inputs: Any, **more: Any
         Op(
             name,
             infer=infer,
-            kernel=_made(infer, into),
+            kernel=kernel_from_into(infer, into),
             into=into,
             vjp=vjp,
             sharding=sharding.equation_rule(text),
@@ -174,11 +167,11 @@ roi_mean_grad: Op = _roi_op(
     (_G, _BOXES, _BATCH),
     space=(2, 4, 3),
 )
-# Which of the weighted elements that each bin looks at is the largest.
+# The number of the largest among the weighted elements of each bin.
 roi_max_places: Op = _roi_op(
     "roi_max_places", _infer_places, _places_into, None, (_X, _BOXES, _BATCH)
 )
-# These elements, weighted; and the transpose of taking them.
+# The weighted elements at these numbers, and the transpose of selecting them.
 roi_pick: Op = _roi_op(
     "roi_pick",
     lambda x, boxes, batch, picks, **a: _infer(x, boxes, batch, **a),
@@ -217,25 +210,25 @@ def roi_align(
     mode: str = "avg",
     half_pixel: bool = True,
 ) -> Tensor:
-    """Regions of images, cut into bins and sampled between the elements.
+    """Cut regions of images into bins, and sample each bin between the elements.
 
     Args:
-        x: (batch, channels, height, width).
+        x: floats (batch, channels, height, width).
         boxes: (regions, 4): left, top, right, bottom. They have no gradient.
         batch: (regions,) ints: the image of each region. One outside is an OpError in the step.
         size: bins of a region, an int or (down, across).
         scale: elements of x for one unit of the boxes.
-        samples: of each bin, along each side; 0: as many as it is long, rounded up, and a box that
-            is not finite is an OpError in the step.
+        samples: samples along each side of a bin. 0: the side's length, rounded up; a box that is
+            not finite is then an OpError in the step.
         mode: "avg", the mean of the samples, or "max", the largest of the elements around the
             samples times their bilinear weights (as ONNX has it).
-        half_pixel: whether coordinate 0 is the edge of the first element (or its centre).
+        half_pixel: True: coordinate 0 is the edge of the first element; False: its centre.
 
     Returns:
         (regions, channels, *size).
 
     Raises:
-        ShapeError, DTypeError, ArgumentError: the arguments do not fit.
+        ShapeError, DTypeError, ArgumentError: the arguments do not fit each other.
 
     Source: He, Gkioxari, Dollár & Girshick, Mask R-CNN, ICCV 2017.
     """

@@ -1,7 +1,7 @@
-"""Weighted sums of rows at computed places: what sampling images off the grid comes down to.
+"""Weighted sums of rows at computed indices, which sampling of images off the grid reduces to.
 
 y[p] = Σ_t weight[p,t] · x[index[p,t]] is bilinear in weight and x. With its transpose and the inner
-products of rows, it makes a family in which each one's gradients are the other two.
+products of rows it makes a family in which the gradients of each op are the other two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _require_operands(x: TensorSpec, index: TensorSpec, *others: TensorSpec) -> 
     require_kind(index, "int")
     for other in (x, index, *others):
         if other.rank != 2:
-            raise ShapeError(f"takes matrices, not {show_shape(other.shape)}")
+            raise ShapeError(f"expected matrices, got {show_shape(other.shape)}")
     for other in others:
         if other.dtype != x.dtype:
             raise ArgumentError(f"{other.dtype} and {x.dtype} do not mix; convert with .astype")
@@ -143,7 +143,7 @@ def _put_vjp(
     return weighted_rows(h, index, weight), None, weighted_rows_dot(g, h, index)
 
 
-# Σ of weight[p,t]·g[p] over all p, t whose index is r, for each of `rows` rows r.
+# For each of `rows` rows r: Σ of weight[p,t]·g[p] over all p, t with index r.
 weighted_rows_put: Op = register(
     Op(
         "weighted_rows_put",

@@ -11,7 +11,8 @@ from graphflow.ir.op import FUNCTIONS, Tensor, function, promote_inputs
 from graphflow.ir.spec import Shape, Size, equate, product, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, require_list
-from graphflow.ops.matrices.matmul import diagonal, matmul
+from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.matrices.triangles import diagonal
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims, permute_dims, reshape
 
 _Label = Any  # a letter, or ("...", position from the right)

@@ -20,7 +20,6 @@ from graphflow.ir.op import (
     Cost,
     Op,
     Tensor,
-    as_tensor,
     autocast_inputs,
     function,
     promote_inputs,
@@ -39,11 +38,8 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import (
     conj,
-    normalize_axis,
-    require_int,
     require_kind,
     unbroadcast,
 )
@@ -58,11 +54,9 @@ from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.shape import (
     expand_dims,
-    permute_dims,
     reshape,
     squeeze,
 )
-from graphflow.ops.tensors.slicing import slice_op
 
 # matmul -----------------------------------------------------------------------------------------
 
@@ -403,117 +397,3 @@ def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
     (bias,) = autocast_inputs([bias], "low" if is_half(y.dtype) else None)
     total: Tensor = FUNCTIONS["add"](y, bias)
     return total
-
-
-# What is made of it -----------------------------------------------------------------------------
-
-
-@function
-def outer(a: Tensor, b: Tensor) -> Tensor:
-    """All products of the elements of two vectors, shape (m, n).
-
-    Raises:
-        ShapeError: not vectors.
-    """
-    a, b = promote_inputs("outer", (a, b))
-    if a.ndim != 1 or b.ndim != 1:
-        raise ShapeError(
-            f"outer takes vectors, not {show_shape(a.shape)} and {show_shape(b.shape)}"
-        )
-    return expand_dims(a, 1) * expand_dims(b, 0)  # type: ignore[no-any-return]
-
-
-@composite("a", "b")
-@function
-def vecdot(a: Tensor, b: Tensor, *, axis: int = -1) -> Tensor:
-    """Sum of conj(a)·b along an axis that both have; other axes broadcast.
-
-    Raises:
-        ShapeError: the sizes differ.
-    """
-    a, b = promote_inputs("vecdot", (a, b))
-    if not a.ndim or not b.ndim:
-        raise ShapeError("vecdot takes vectors, not scalars")
-    n, n2 = a.shape[normalize_axis(axis, a.ndim)], b.shape[normalize_axis(axis, b.ndim)]
-    equate(n, n2, f"vecdot along axis {axis}")
-    result: Tensor = FUNCTIONS["sum"](conj(a) * b, axis=axis, dtype=a.dtype)
-    return result
-
-
-# Diagonals and triangles ------------------------------------------------------------------------
-
-
-@function
-def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
-    """The elements whose indices on two axes of one size are equal, as a last axis.
-
-    Raises:
-        ShapeError: the sizes differ.
-    """
-    x = as_tensor(x)
-    i, j = normalize_axis(axis1, x.ndim), normalize_axis(axis2, x.ndim)
-    n = equate(x.shape[i], x.shape[j], f"diagonal of axes {i} and {j} of {show_shape(x.shape)}")
-    others = [axis for axis in range(x.ndim) if axis not in (i, j)]
-    flat = permute_dims(x, [*others, i, j])
-    flat = reshape(flat, (*flat.shape[:-2], n * n))
-    result: Tensor = slice_op(
-        flat,
-        start=(0,) * flat.ndim,
-        size=(*flat.shape[:-1], n),
-        step=(*(1,) * (flat.ndim - 1), n + 1),
-    )
-    return result
-
-
-@function
-def trace(x: Tensor) -> Tensor:
-    """Sum of the diagonal of the last two axes."""
-    result: Tensor = FUNCTIONS["sum"](diagonal(x), axis=-1)
-    return result
-
-
-def _infer_matrix(x: TensorSpec, k: int) -> TensorSpec:
-    if x.rank < 2:
-        raise ShapeError(f"takes matrices, not {show_shape(x.shape)}")
-    return x
-
-
-def _triangle(name: str) -> Op:
-    return register(
-        Op(
-            name,
-            infer=_infer_matrix,
-            kernel=lambda xp, x, k: getattr(xp, name)(x, k),
-            vjp=lambda g, y, x, k: (FUNCTIONS[name](g, k=k),),
-            batch=batching.rows,
-            sharding=sharding.triangle_rule,
-            cost=lambda x, k: Cost(flops=0),
-            halves=True,
-            samples=(sample(M34, k=0), sample(spec("float32", (2, 3, 3)), k=-1)),
-        )
-    )
-
-
-tril_op, triu_op = _triangle("tril"), _triangle("triu")
-
-
-@function
-def tril(x: Tensor, *, k: int = 0) -> Tensor:
-    """x (…, m, n) with zeros above the diagonal number k of each matrix (0 is the main one).
-
-    Raises:
-        ShapeError, ArgumentError: x is no matrix; k is no int.
-    """
-    result: Tensor = tril_op(as_tensor(x), k=require_int("k", k))
-    return result
-
-
-@function
-def triu(x: Tensor, *, k: int = 0) -> Tensor:
-    """x (…, m, n) with zeros below the diagonal number k of each matrix (0 is the main one).
-
-    Raises:
-        ShapeError, ArgumentError: x is no matrix; k is no int.
-    """
-    result: Tensor = triu_op(as_tensor(x), k=require_int("k", k))
-    return result

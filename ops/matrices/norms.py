@@ -17,6 +17,7 @@ from graphflow.ops.base.shape_rules import (
     reduced_shape,
     require_kind,
     restore_reduced_axes,
+    zero_where_zero,
 )
 from graphflow.ops.kernels.fusion.row_ops import over_axes
 from graphflow.ops.matrices import confluent
@@ -24,12 +25,8 @@ from graphflow.ops.matrices.matrix_rules import match_kind, matrix_sizes, square
 from graphflow.ops.matrices.solve import inv
 from graphflow.ops.matrices.svd import svdvals
 from graphflow.ops.pointwise.select import stop_gradient_unless
-from graphflow.ops.reductions.reduce import (
-    normalize_arguments,
-    per_element,
-    reduction_jvp_from_slope,
-    require_elements,
-)
+from graphflow.ops.reductions.reduce import normalize_arguments, per_element, require_elements
+from graphflow.ops.reductions.variance import reduction_jvp_from_slope
 from graphflow.ops.sharding import row_ops as row_sharding
 from graphflow.ops.tensors.shape import expand_dims, permute_dims, squeeze
 
@@ -99,7 +96,7 @@ def _norm_vjp(
         return (zero_at_root(size, x, g * (x / size)),)
     direction = x * reciprocal_or_zero(size)
     if ord == 1:
-        return (where(size == 0, 0, direction * g),)
+        return (zero_where_zero(size, direction * g),)
     if abs(ord) == INF:
         hit = size == y
         shared = g / FUNCTIONS["sum"](

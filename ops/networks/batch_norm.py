@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import TensorSpec, equate, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
@@ -27,17 +27,13 @@ from graphflow.ops.networks.norm import (
 )
 from graphflow.ops.pointwise.convert import astype, size_of, stop_gradient
 from graphflow.ops.pointwise.transcendental import rsqrt
-from graphflow.ops.reductions.reduce import F, divide_by_count, element_count, sum
+from graphflow.ops.reductions.reduce import F, divide_by_count, element_count, per_element, sum
 from graphflow.ops.sharding import row_ops as row_sharding
 
 _V4 = spec("float32", (4,))
 _V3 = spec("float32", (3,))
 _IMAGE = spec("float32", (2, 3, 2, 2))
 _PLANES = spec("float32", (2, 3, 5, 7))
-
-
-def _per_element(flops: int) -> Any:
-    return lambda x, *others, **attrs: Cost(flops=x.size * flops)
 
 
 def _summable(x: Any) -> Any:
@@ -171,7 +167,7 @@ _batch_norm_grad = register(
         vjp=_batch_norm_grad_vjp,
         batch=batching.channels,
         sharding=row_sharding.batch_norm_grad_rule,
-        cost=_per_element(16),
+        cost=per_element(16),
         samples=(
             sample(F, F, _V4, channel=1, epsilon=0.1),
             sample(_IMAGE, _IMAGE, _V3, channel=1, epsilon=0.1),
@@ -191,7 +187,7 @@ _batch_norm = register(
         vjp=_batch_norm_vjp,
         batch=batching.channels,
         sharding=row_sharding.batch_norm_rule,
-        cost=_per_element(9),
+        cost=per_element(9),
         autocast="high",
         samples=(
             sample(F, _V4, _V4, channel=1, epsilon=0.1),
@@ -254,7 +250,7 @@ _channel_affine = register(
         vjp=_channel_affine_vjp,
         batch=batching.channels,
         sharding=row_sharding.channel_affine_rule,
-        cost=_per_element(2),
+        cost=per_element(2),
         samples=(
             sample(F, _V4, _V4, _V4, _V4, channel=1, epsilon=0.1, low=0.2),
             sample(_IMAGE, _V3, _V3, _V3, _V3, channel=1, epsilon=0.1, low=0.2),

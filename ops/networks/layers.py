@@ -6,190 +6,37 @@ of variables come from name scopes and the layer's name: `encoder/linear/weight`
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from functools import wraps
+from collections.abc import Callable
 from typing import Any, ClassVar
-
-import numpy as np
 
 from graphflow import init
 from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.frontend.builders import assign
-from graphflow.init import Initializer
-from graphflow.ir.graph import Graph
 from graphflow.ir.op import (
-    REGISTRY,
     Tensor,
     as_tensor,
-    current_prefix,
     error_location,
-    name_scope,
-    prefix_scope,
     user_location,
-    validate_arguments,
 )
 from graphflow.ir.spec import show_shape
 from graphflow.ops.matrices.matmul import add_bias, matmul
 from graphflow.ops.networks.batch_norm import batch_norm
 from graphflow.ops.networks.dropout import dropout
+from graphflow.ops.networks.layer import (
+    Layer,
+    inverse_root,
+    parameter,
+    require_sizes,
+    set_attributes,
+    uniform_parameter,
+)
 from graphflow.ops.networks.norm import group_norm, layer_norm, rms_norm
 from graphflow.ops.networks.training_mode import current_updates
 from graphflow.ops.tensors.take import take
 
 Key = int | slice
-
-
-class Layer:
-    """Base of layers and of models made of them: what finds the variables in an object.
-
-    A model keeps its layers as attributes (or in lists, tuples and dicts) and defines `__call__`:
-
-        class Classifier(gf.nn.Layer):
-            def __init__(self) -> None:
-                self.hidden = gf.nn.Linear(784, 256, name="hidden")
-                self.out = gf.nn.Linear(256, 10, name="out")
-
-            def __call__(self, x):
-                return self.out(gf.nn.relu(self.hidden(x)))
-
-    What a layer computes is named as its variables are: `hidden/matmul` beside `hidden/weight`. One
-    of yours has a name where it was made under one, `with gf.name_scope("encoder"): Classifier()`,
-    or gives itself one, `with self.scope("encoder"):` around what `__init__` makes.
-    """
-
-    _outer_scope: str = ""  # the scope that it was made in
-    _scope: str = ""  # its own
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Let our own layers check their arguments as functions do; a user's are left alone."""
-        super().__init_subclass__(**options)
-        if cls.__module__.startswith("graphflow."):
-            for name in ("__init__", "__call__"):
-                if name in vars(cls):
-                    setattr(cls, name, validate_arguments(vars(cls)[name], ""))
-        if "__call__" in vars(cls):
-            setattr(cls, "__call__", _run_in_scope(vars(cls)["__call__"]))  # noqa: B010
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A layer that knows in which name scope it is made."""
-        layer = super().__new__(cls)
-        set_attributes(layer, _outer_scope=current_prefix())
-        return layer
-
-    def scope(self, name: str) -> AbstractContextManager[None]:
-        """A name scope for what `__init__` makes, under which the layer computes, too.
-
-        Raises:
-            ArgumentError: no name.
-        """
-        opened = name_scope(name)
-        if not self._scope:  # the outermost counts
-            set_attributes(self, _scope=f"{current_prefix()}{name}/")
-        return opened
-
-    def parameters(self) -> dict[str, Tensor]:
-        """The trainable variables by name, each once, in the order in which they were made."""
-        return _variables_by_name(self, True)
-
-    def buffers(self) -> dict[str, Tensor]:
-        """The other variables, such as running statistics, by name."""
-        return _variables_by_name(self, False)
-
-
-def _run_in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's call, under its name."""
-
-    @wraps(call)
-    def wrapper(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        with prefix_scope(_prefix_of(self)):
-            return call(self, *args, **kwargs)
-
-    return wrapper
-
-
-def _prefix_of(layer: Layer) -> str:
-    """Where a layer computes: under the scope of its variables, unless it is called within another
-    one; there under its own name."""
-    here, there = current_prefix(), layer._scope or layer._outer_scope
-    if there.startswith(here):
-        return there
-    return here + layer._scope.removeprefix(layer._outer_scope)
-
-
-def _variables_by_name(layer: Layer, trainable: bool) -> dict[str, Tensor]:
-    graph = Graph(dict.fromkeys(_variables(layer, set())))
-    return {
-        graph.names[node]: node.outputs[0]
-        for node in graph.nodes
-        if node.attrs["trainable"] is trainable
-    }
-
-
-def _variables(item: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Variables in layers, and in lists, tuples and dicts of them."""
-    if isinstance(item, Tensor):
-        if item.node.op is REGISTRY["variable"]:
-            yield item
-        return
-    parts: Iterable[Any]
-    if isinstance(item, Layer):
-        parts = vars(item).values()
-    elif isinstance(item, Mapping):
-        parts = item.values()
-    elif isinstance(item, list | tuple):
-        parts = item
-    else:
-        return
-    if id(item) not in seen:
-        seen.add(id(item))
-        for part in parts:
-            yield from _variables(part, seen)
-
-
-# For those who write layers ---------------------------------------------------------------------
-
-
-def parameter(name: str, initial: Initializer, trainable: bool = True) -> Tensor:
-    """A variable under the name of the scope; a second one of that name gets a number."""
-    tensor: Tensor = REGISTRY["variable"](
-        initial=initial,
-        trainable=trainable,
-        shape=initial.shape,
-        dtype=initial.dtype,
-        named=False,
-        name=name,
-    )
-    return tensor
-
-
-def uniform_parameter(name: str, shape: tuple[int, ...], bound: float, dtype: Any) -> Tensor:
-    """A parameter, uniform on ±bound to begin with."""
-    return parameter(name, init.uniform(shape, -bound, bound, dtype))
-
-
-def inverse_root(number: int) -> float:
-    """1/√number: the bound of torch's linear maps of so many inputs."""
-    return 1 / math.sqrt(number)
-
-
-def set_attributes(layer: Layer, **attributes: Any) -> None:
-    """Set attributes of a frozen layer that is being made."""
-    for name, value in attributes.items():
-        object.__setattr__(layer, name, value)
-
-
-def require_sizes(layer: Layer, **sizes: Any) -> None:
-    """Refuse sizes that are no ints above 0; names the layer and the user's line."""
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ArgumentError(
-                f"{type(layer).__name__} at {user_location()}: {name} is an int above 0, "
-                f"not {value!r}"
-            )
 
 
 # Linear maps ------------------------------------------------------------------------------------

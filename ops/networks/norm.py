@@ -9,28 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Cost, Op, Rows, Tensor, as_tensor, function, register, sample
+from graphflow.ir.op import FUNCTIONS, Op, Rows, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, broadcast_shapes, equate, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axes, require_kind
 from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
 from graphflow.ops.pointwise.transcendental import rsqrt
-from graphflow.ops.reductions.reduce import CUBE, F, mean, sum, var
+from graphflow.ops.reductions.reduce import CUBE, F, mean, per_element, sum
+from graphflow.ops.reductions.variance import var
 from graphflow.ops.sharding import row_ops as row_sharding
 
 Axes = tuple[int, ...]
 
 
-def _per_element(flops: int) -> Any:
-    return lambda x, *others, **attrs: Cost(flops=x.size * flops)
-
-
 # Standardisation --------------------------------------------------------------------------------
-
-
-def _wide(x: Any) -> Any:
-    """x in the dtype to sum in: two-byte floats as float32."""
-    return x.astype("float32") if x.dtype.itemsize == 2 else x
 
 
 def _standardize_rows(xp: Any, x: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
@@ -93,7 +85,7 @@ standardize_grad = register(
         vjp=_standardize_grad_vjp,
         batch=batching.along("axis"),
         sharding=row_sharding.same_shape_rule(row_sharding.standardize_grad),
-        cost=_per_element(14),
+        cost=per_element(14),
         samples=(
             sample(F, F, **_NORM),
             sample(F, F, **_RAW),
@@ -112,7 +104,7 @@ standardize = register(
         vjp=lambda g, y, x, **attrs: (standardize_grad(g, x, **attrs),),
         batch=batching.along("axis"),
         sharding=row_sharding.same_shape_rule(row_sharding.standardize),
-        cost=_per_element(7),
+        cost=per_element(7),
         autocast="high",
         samples=(
             sample(F, **_NORM),
@@ -191,7 +183,7 @@ _affine_norm = register(
         vjp=_affine_norm_vjp,
         batch=batching.affine_norm,
         sharding=row_sharding.affine_norm_rule,
-        cost=_per_element(9),
+        cost=per_element(9),
         autocast="high",
         samples=(
             sample(F, _V4, _V4, along=(1,), **_NORM),

@@ -19,8 +19,7 @@ from graphflow.ir.op import (
     sample,
 )
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.base.shape_rules import normalize_axis, same_float
-from graphflow.ops.pointwise.activations import finite_number
+from graphflow.ops.base.shape_rules import normalize_axis, require_finite, same_float
 from graphflow.ops.pointwise.arithmetic import ROW, SCALAR, F, elementwise, greater
 from graphflow.ops.pointwise.select import clip_grad, clip_op, where
 from graphflow.ops.reductions.extrema import argmax
@@ -57,7 +56,7 @@ def hard_tanh(x: Any, low: float = -1.0, high: float = 1.0, name: str | None = N
         DTypeError: x is not float.
         ArgumentError: low and high are not finite numbers, or low > high.
     """
-    low, high = finite_number("hard_tanh", "low", low), finite_number("hard_tanh", "high", high)
+    low, high = require_finite("hard_tanh", "low", low), require_finite("hard_tanh", "high", high)
     if low > high:
         raise ArgumentError(f"low {low} is above high {high}")
     result: Tensor = clip_op(x, min=low, max=high, ends=False, name=name)
@@ -100,8 +99,8 @@ def hard_sigmoid(
         DTypeError: x is not float.
         ArgumentError: slope or offset is not a finite number.
     """
-    slope = finite_number("hard_sigmoid", "slope", slope)
-    offset = finite_number("hard_sigmoid", "offset", offset)
+    slope = require_finite("hard_sigmoid", "slope", slope)
+    offset = require_finite("hard_sigmoid", "offset", offset)
     result: Tensor = _hard_sigmoid(x, slope=slope, offset=offset, name=name)
     return result
 
@@ -178,10 +177,10 @@ def shrink(x: Any, threshold: float = 0.5, bias: float = 0.0, name: str | None =
         DTypeError: x is not float.
         ArgumentError: threshold or bias is not a finite number, or the threshold negative.
     """
-    threshold = finite_number("shrink", "threshold", threshold)
+    threshold = require_finite("shrink", "threshold", threshold)
     if threshold < 0:
         raise ArgumentError(f"the threshold is not negative, got {threshold}")
-    bias = finite_number("shrink", "bias", bias)
+    bias = require_finite("shrink", "bias", bias)
     result: Tensor = _shrink(x, threshold=threshold, bias=bias, name=name)
     return result
 
@@ -220,7 +219,7 @@ def thresholded_relu(x: Any, threshold: float = 1.0, name: str | None = None) ->
         DTypeError: x is not float.
         ArgumentError: the threshold is not a finite number.
     """
-    threshold = finite_number("thresholded_relu", "threshold", threshold)
+    threshold = require_finite("thresholded_relu", "threshold", threshold)
     result: Tensor = _thresholded_relu(x, threshold=threshold, name=name)
     return result
 

@@ -18,7 +18,7 @@ from graphflow.ops.base.shape_rules import normalize_axis, require_kind
 from graphflow.ops.sharding import along_axis as axis_sharding
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.creation import zeros
-from graphflow.ops.tensors.take import scatter_add_along_axis
+from graphflow.ops.tensors.take_along_axis import scatter_add_along_axis
 
 F = spec("float32", (3, 4))
 CUBE = spec("float32", (3, 2, 4))

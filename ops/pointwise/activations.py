@@ -11,30 +11,28 @@ from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, error_location, function, sample
-from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.composite import composite
-from graphflow.ops.base.shape_rules import normalize_axis, same_float, zeros_like
+from graphflow.ops.base.shape_rules import normalize_axis, require_finite, same_float
 from graphflow.ops.pointwise.arithmetic import (
     SCALAR,
     F,
     divide,
     elementwise,
-    greater,
     multiply,
     reciprocal,
     square,
 )
-from graphflow.ops.pointwise.select import clip, where
+from graphflow.ops.pointwise.select import clip
 from graphflow.ops.pointwise.transcendental import erf_of, exp, tanh
 
-_SIDES = (
+SIDES = (
     sample(F, low=0.2, high=3.0),
     sample(F, low=-3.0, high=-0.2),
     sample(SCALAR, low=0.2, high=3.0),
 )
 _SMOOTH = (sample(F), sample(SCALAR))
 _PAIRS = (sample(F, F), sample(SCALAR, SCALAR))
-_SIDE_PAIRS = (sample(F, F, low=0.2, high=3.0), sample(F, F, low=-3.0, high=-0.2))
+SIDE_PAIRS = (sample(F, F, low=0.2, high=3.0), sample(F, F, low=-3.0, high=-0.2))
 
 
 # Sigmoid and its kin --------------------------------------------------------------------------
@@ -121,196 +119,6 @@ softplus = elementwise(
 )
 
 
-# Rectifiers -----------------------------------------------------------------------------------
-
-relu_grad: Op = elementwise(
-    "relu_grad",
-    lambda xp, g, y: xp.where(y > 0, g, 0),
-    vjp=lambda h, _, g, y: (relu_grad(h, y), None),
-    infer=same_float,
-    samples=_SIDE_PAIRS,
-    flops=2,
-    into=lambda xp, out, g, y: xp.copyto(out, xp.where(y > 0, g, 0)),
-)
-# The gradient reads the output, so that the input's buffer is free.
-relu = elementwise(
-    "relu",
-    lambda xp, x: xp.maximum(x, 0),
-    vjp=lambda g, y, x: (relu_grad(g, y),),
-    infer=same_float,
-    samples=_SIDES,
-    into=lambda xp, out, x: xp.maximum(x, 0, out=out),
-    doc="max(x, 0); the gradient at 0 is 0.",
-)
-
-
-def _with_slope(*specs: TensorSpec, slope: float) -> TensorSpec:
-    return same_float(*specs)
-
-
-def _with_alpha(*specs: TensorSpec, alpha: float) -> TensorSpec:
-    return same_float(*specs)
-
-
-def _leaky_of(xp: Any, g: Any, x: Any, slope: float) -> Any:
-    return xp.where(x > 0, g, g * slope if slope else 0)
-
-
-leaky_relu_grad: Op = elementwise(
-    "leaky_relu_grad",
-    _leaky_of,
-    vjp=lambda h, y, g, x, slope: (leaky_relu_grad(h, x, slope=slope), None),
-    infer=_with_slope,
-    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, slope=0.2) for s in _SIDE_PAIRS),
-    flops=5,
-    into=lambda xp, out, g, x, slope: xp.copyto(out, _leaky_of(xp, g, x, slope)),
-)
-_leaky_relu = elementwise(
-    "leaky_relu",
-    lambda xp, x, slope: xp.maximum(x, 0) + xp.minimum(x, 0) * slope,
-    vjp=lambda g, y, x, slope: (leaky_relu_grad(g, x, slope=slope),),
-    infer=_with_slope,
-    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, slope=0.2) for s in _SIDES),
-    flops=4,
-    into=lambda xp, out, x, slope: xp.add(xp.maximum(x, 0), xp.minimum(x, 0) * slope, out=out),
-)
-
-
-@function
-def leaky_relu(x: Any, slope: float = 0.01, name: str | None = None) -> Tensor:
-    """x where it is positive, else slope·x; the gradient at 0 is slope.
-
-    Raises:
-        DTypeError: x is not float.
-        ArgumentError: slope is not a number.
-    """
-    result: Tensor = _leaky_relu(x, slope=finite_number("leaky_relu", "slope", slope), name=name)
-    return result
-
-
-def _elu_grad_of(xp: Any, g: Any, x: Any, alpha: float) -> Any:
-    return xp.where(x > 0, g, g * (xp.exp(xp.minimum(x, 0)) * alpha) if alpha else 0)
-
-
-def _elu_grad_vjp(
-    h: Tensor, y: Tensor, g: Tensor, x: Tensor, alpha: float
-) -> tuple[Tensor, Tensor]:
-    right = greater(x, 0)
-    curved = h * g * (exp(where(right, 0, x)) * alpha) if alpha else 0
-    return elu_grad(h, x, alpha=alpha), where(right, zeros_like(x), curved)
-
-
-elu_grad = elementwise(
-    "elu_grad",
-    _elu_grad_of,
-    _elu_grad_vjp,
-    infer=_with_alpha,
-    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, alpha=0.7) for s in _SIDE_PAIRS),
-    flops=14,
-    into=lambda xp, out, g, x, alpha: xp.copyto(out, _elu_grad_of(xp, g, x, alpha)),
-)
-
-
-def _elu_negative(xp: Any, x: Any, alpha: float) -> Any:
-    return xp.expm1(xp.minimum(x, 0)) * alpha
-
-
-_elu = elementwise(
-    "elu",
-    lambda xp, x, alpha: xp.maximum(x, 0) + _elu_negative(xp, x, alpha),
-    vjp=lambda g, y, x, alpha: (elu_grad(g, x, alpha=alpha),),
-    infer=_with_alpha,
-    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, alpha=0.7) for s in _SIDES),
-    flops=12,
-    into=lambda xp, out, x, alpha: xp.add(xp.maximum(x, 0), _elu_negative(xp, x, alpha), out=out),
-)
-
-
-@function
-def elu(x: Any, alpha: float = 1.0, name: str | None = None) -> Tensor:
-    """x where it is positive, else alpha·(exp(x) - 1).
-
-    Raises:
-        DTypeError: x is not float.
-        ArgumentError: alpha is not a number.
-
-    Source: Clevert, Unterthiner & Hochreiter, ICLR 2016.
-    """
-    result: Tensor = _elu(x, alpha=finite_number("elu", "alpha", alpha), name=name)
-    return result
-
-
-_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
-
-
-def _with_scale(*specs: TensorSpec, alpha: float, scale: float) -> TensorSpec:
-    return same_float(*specs)
-
-
-def _selu_of(xp: Any, x: Any, alpha: float, scale: float) -> Any:
-    return xp.maximum(x, 0) * scale + _elu_negative(xp, x, alpha * scale)
-
-
-_selu = elementwise(
-    "selu",
-    _selu_of,
-    vjp=lambda g, y, x, alpha, scale: (elu_grad(g, x, alpha=alpha) * scale,),
-    infer=_with_scale,
-    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, alpha=1.6, scale=1.1) for s in _SIDES),
-    flops=13,
-    into=lambda xp, out, x, **attrs: xp.copyto(out, _selu_of(xp, x, **attrs)),
-)
-
-
-@function
-def selu(
-    x: Any, alpha: float = _SELU_ALPHA, scale: float = _SELU_SCALE, name: str | None = None
-) -> Tensor:
-    """scale·elu(x, alpha), by default with the constants that keep mean 0 and variance 1.
-
-    Raises:
-        DTypeError: x is not float.
-        ArgumentError: alpha or scale is not a number.
-
-    Source: Klambauer et al., NeurIPS 2017.
-    """
-    alpha = finite_number("selu", "alpha", alpha)
-    result: Tensor = _selu(x, alpha=alpha, scale=finite_number("selu", "scale", scale), name=name)
-    return result
-
-
-def _celu_of(xp: Any, x: Any, alpha: float) -> Any:
-    return xp.maximum(x, 0) + _elu_negative(xp, x / alpha, alpha)
-
-
-_celu = elementwise(
-    "celu",
-    _celu_of,
-    vjp=lambda g, y, x, alpha: (elu_grad(g, x / alpha, alpha=1.0),),
-    infer=_with_alpha,
-    samples=tuple(sample(*s.inputs, low=s.low, high=s.high, alpha=0.7) for s in _SIDES),
-    flops=16,
-    into=lambda xp, out, x, alpha: xp.copyto(out, _celu_of(xp, x, alpha)),
-)
-
-
-@function
-def celu(x: Any, alpha: float = 1.0, name: str | None = None) -> Tensor:
-    """x where it is positive, else alpha·(exp(x/alpha) - 1).
-
-    Raises:
-        DTypeError: x is not float.
-        ArgumentError: alpha is not a number, or 0.
-
-    Source: Barron, arXiv:1704.07483.
-    """
-    alpha = finite_number("celu", "alpha", alpha)
-    if alpha == 0:
-        raise ArgumentError("alpha is 0, by which x is divided")
-    result: Tensor = _celu(x, alpha=alpha, name=name)
-    return result
-
-
 # Other smooth ones ----------------------------------------------------------------------------
 
 log_sigmoid = elementwise(
@@ -335,7 +143,7 @@ softsign = elementwise(
     _softsign_of,
     vjp=lambda g, y, x: (g * square(reciprocal(FUNCTIONS["abs"](x) + 1)),),
     infer=same_float,
-    samples=_SIDES,
+    samples=SIDES,
     flops=6,
     into=lambda xp, out, x: xp.copyto(out, _softsign_of(xp, x)),
     doc="x / (1 + |x|).",
@@ -371,7 +179,7 @@ def swish(x: Any, beta: float = 1.0, name: str | None = None) -> Tensor:
         DTypeError: x is not float.
         ArgumentError: beta is not a number.
     """
-    beta = finite_number("swish", "beta", beta)
+    beta = require_finite("swish", "beta", beta)
     x = as_tensor(x)
     if beta == 1:
         plain: Tensor = silu(x, name=name)
@@ -525,19 +333,3 @@ def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Ten
         return result
     result = gelu_tanh(x, name=name)
     return result
-
-
-def finite_number(op_name: str, what: str, value: Any) -> float:
-    """A parameter as a float.
-
-    Raises:
-        ArgumentError: not a finite number; names the op and the user's line.
-    """
-    with error_location(op_name):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
-            raise ArgumentError(f"{what} is a finite number, not {value!r}")
-    return float(value)

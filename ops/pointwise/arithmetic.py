@@ -44,6 +44,7 @@ from graphflow.ops.base.shape_rules import (
     same_inexact,
     same_number,
     same_numeric,
+    zero_where_zero,
 )
 from graphflow.ops.sharding.rules import linear_rule
 
@@ -198,8 +199,8 @@ floor_divide = elementwise(
 
 
 def divisor_cotangent(g: Tensor, quotient: Tensor) -> Tensor:
-    """The cotangent of b in a - quotient·b: 0 where the quotient is, since b is not read there."""
-    return FUNCTIONS["where"](equal(quotient, 0), 0, -(g * quotient))  # type: ignore[no-any-return]
+    """Return the cotangent of b in a - quotient·b: 0 where the quotient is 0, as b is unused."""
+    return zero_where_zero(quotient, -(g * quotient))
 
 
 remainder = elementwise(
@@ -284,11 +285,6 @@ sign = elementwise(
     ),
     doc="x / |x|, and 0 where x is 0.",
 )  # fmt: skip
-
-
-def zero_where_zero(x: Tensor, g: Tensor) -> Tensor:
-    """A cotangent where x is not 0, else 0: also where it came of an infinite one."""
-    return FUNCTIONS["where"](equal(x, 0), 0, g)  # type: ignore[no-any-return]
 
 
 def _abs_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:

@@ -7,8 +7,7 @@ depend on a count read it from the spec where it is known, else from `size_of` w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,17 +35,14 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.roots import divide_by_root
 from graphflow.ops.base.shape_rules import (
-    apply_slope,
     normalize_axes,
     reduced_shape,
     require_kind,
     restore_reduced_axes,
 )
-from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
+from graphflow.ops.kernels.fusion.row_ops import over_axes
 from graphflow.ops.pointwise.convert import astype, size_of
-from graphflow.ops.sharding import row_ops as row_sharding
 from graphflow.ops.sharding import rules as sharding
 
 Axes = tuple[int, ...]
@@ -100,7 +96,8 @@ def divide_by_count(g: Tensor, size: Size, correction: float = 0.0) -> Tensor:
 
 
 def per_element(flops: int) -> Callable[..., Cost]:
-    return lambda x, **attrs: Cost(flops=x.size * flops)
+    """Return a cost rule of `flops` for each element of the first input."""
+    return lambda x, *others, **attrs: Cost(flops=x.size * flops)
 
 
 def infer_reduction(
@@ -241,148 +238,12 @@ def mean(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = No
         ShapeError, ArgumentError: not axes of x, or one given twice.
     """
     x, axes = normalize_arguments("mean", x, axis, keepdims)
-    result: Tensor = _mean(_as_float(x), axis=axes, keepdims=keepdims, name=name)
+    result: Tensor = _mean(as_float(x), axis=axes, keepdims=keepdims, name=name)
     return result
 
 
-def _as_float(x: Tensor) -> Tensor:
+def as_float(x: Tensor) -> Tensor:
     return x if is_inexact(x.dtype) else astype(x, "float64")
-
-
-def _variance(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
-    centred = x - xp.mean(x)
-    return xp.sum(centred * centred) / (xp.count(x) - correction)
-
-
-def _deviation(xp: Any, x: Any, axis: Axes, keepdims: bool, correction: float) -> Any:
-    return xp.sqrt(_variance(xp, x, axis, keepdims, correction))
-
-
-def _var_vjp(
-    g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, correction: float
-) -> tuple[Tensor]:
-    g = restore_reduced_axes(g, x.shape, axis, keepdims)
-    return (
-        divide_by_count(g * 2, element_count(x.shape, axis), correction)
-        * (x - mean(x, axis, True)),
-    )
-
-
-_var = register(
-    Op(
-        "var",
-        infer=lambda x, axis, keepdims, correction: infer_reduction("float", empty=True)(
-            x, axis, keepdims
-        ),
-        kernel=row_kernel(_variance, over_axes),
-        expr=_variance,
-        rows=over_axes,
-        vjp=_var_vjp,
-        batch=batching.along("axis"),
-        sharding=row_sharding.reduction_rule(row_sharding.variance),
-        cost=per_element(4),
-        autocast="high",
-        samples=(
-            sample(F, axis=(0,), keepdims=False, correction=0.0),
-            sample(F, axis=(1,), keepdims=True, correction=1.0),
-            sample(CUBE, axis=(0, 2), keepdims=False, correction=1.0),
-        ),
-    )
-)
-
-
-def reduction_jvp_from_slope(
-    vjp: Callable[..., Sequence[Tensor | None]],
-) -> Callable[..., Tensor | None]:
-    """The jvp of a reduction to real numbers: see `along_slopes`."""
-
-    def jvp(
-        tangents: Sequence[Tensor], y: Tensor, x: Tensor, axis: Axes, keepdims: bool, **attrs: Any
-    ) -> Tensor | None:
-        ones = FUNCTIONS["full_like"](y, 1)
-        (slope,) = vjp(ones, y, x, axis=axis, keepdims=keepdims, **attrs)
-        if slope is None:
-            return None
-        return sum(apply_slope(slope, tangents[0]), axis, keepdims)
-
-    return jvp
-
-
-def _std_vjp(
-    g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, correction: float
-) -> tuple[Tensor]:
-    shared = divide_by_count(g, element_count(x.shape, axis), correction)
-    widen = partial(restore_reduced_axes, shape=x.shape, axes=axis, keepdims=keepdims)
-    return (divide_by_root(shared, y, x - mean(x, axis, True), widen),)
-
-
-_std = register(
-    Op(
-        "std",
-        infer=_var.infer,
-        kernel=row_kernel(_deviation, over_axes),
-        expr=_deviation,
-        rows=over_axes,
-        vjp=_std_vjp,
-        jvp=reduction_jvp_from_slope(_std_vjp),
-        batch=_var.batch,
-        sharding=row_sharding.reduction_rule(row_sharding.deviation),
-        cost=per_element(4),
-        autocast=_var.autocast,
-        samples=_var.samples,
-    )
-)
-
-
-def _require_correction(correction: Any) -> None:
-    if isinstance(correction, bool) or not isinstance(correction, int | float):
-        raise ArgumentError(f"correction is a number, not {correction!r}")
-
-
-@function
-def var(
-    x: Any,
-    axis: Any = None,
-    keepdims: bool = False,
-    correction: float = 0.0,
-    name: str | None = None,
-) -> Tensor:
-    """Variance over axes (None: all): squares about the mean, over (count - correction).
-
-    Of ints and bools as float64.
-
-    Raises:
-        ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
-    """
-    x, axes = normalize_arguments("var", x, axis, keepdims)
-    with error_location("var"):
-        _require_correction(correction)
-    result: Tensor = _var(
-        _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
-    )
-    return result
-
-
-@function
-def std(
-    x: Any,
-    axis: Any = None,
-    keepdims: bool = False,
-    correction: float = 0.0,
-    name: str | None = None,
-) -> Tensor:
-    """Standard deviation: the root of `var`; where that is 0, so is its gradient, as in torch.
-
-    Raises:
-        ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
-    """
-    x, axes = normalize_arguments("std", x, axis, keepdims)
-    with error_location("std"):
-        _require_correction(correction)
-    result: Tensor = _std(
-        _as_float(x), axis=axes, keepdims=keepdims, correction=float(correction), name=name
-    )
-    return result
 
 
 # Truth ----------------------------------------------------------------------------------------

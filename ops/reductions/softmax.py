@@ -27,12 +27,8 @@ from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
 from graphflow.ops.kernels.fusion.row_ops import check_first, over_axes, row_kernel
 from graphflow.ops.pointwise.transcendental import exp
-from graphflow.ops.reductions.reduce import CUBE, F, require_elements, sum
+from graphflow.ops.reductions.reduce import CUBE, F, per_element, require_elements, sum
 from graphflow.ops.sharding import row_ops as row_sharding
-
-
-def _per_element(flops: int) -> Any:
-    return lambda x, *others, **attrs: Cost(flops=x.size * flops)
 
 
 def _infer_along(x: TensorSpec, *others: TensorSpec, axis: int) -> TensorSpec:
@@ -77,7 +73,7 @@ softmax_grad = register(
         vjp=_softmax_grad_vjp,
         batch=batching.along("axis"),
         sharding=row_sharding.same_shape_rule(row_sharding.softmax_grad),
-        cost=_per_element(4),
+        cost=per_element(4),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
 )
@@ -91,7 +87,7 @@ _softmax = register(
         vjp=lambda g, y, x, axis: (softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
         sharding=row_sharding.same_shape_rule(row_sharding.softmax),
-        cost=_per_element(13),
+        cost=per_element(13),
         autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
     )
@@ -116,7 +112,7 @@ log_softmax_grad = register(
         vjp=_log_softmax_grad_vjp,
         batch=batching.along("axis"),
         sharding=row_sharding.same_shape_rule(row_sharding.log_softmax_grad),
-        cost=_per_element(12),
+        cost=per_element(12),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
 )
@@ -130,7 +126,7 @@ _log_softmax = register(
         vjp=lambda g, y, x, axis: (log_softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
         sharding=row_sharding.same_shape_rule(row_sharding.log_softmax),
-        cost=_per_element(13),
+        cost=per_element(13),
         autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
     )

@@ -31,9 +31,6 @@ from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
 from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, normalize_indices, take_into
 from graphflow.ops.sharding import gather_scatter as gather_sharding
-from graphflow.ops.tensors.creation import zeros
-from graphflow.ops.tensors.flat_indices import element_places, flat_elements
-from graphflow.ops.tensors.shape import reshape
 
 F = spec("float32", (3, 4))
 CUBE = spec("float32", (3, 2, 4))
@@ -133,11 +130,11 @@ def _infer_scatter_add(
 ) -> TensorSpec:
     require_kind(x, "int", "float", "complex")
     wanted = _taken_shape(x, indices, axis)
-    _require_like(updates, x, wanted)
+    require_like(updates, x, wanted)
     return x
 
 
-def _require_like(updates: TensorSpec, x: TensorSpec, wanted: Shape) -> None:
+def require_like(updates: TensorSpec, x: TensorSpec, wanted: Shape) -> None:
     what = f"updates are {show_shape(updates.shape)}, the indices choose {show_shape(wanted)}"
     if updates.dtype != x.dtype:
         raise ArgumentError(f"updates are {updates.dtype}, x is {x.dtype}; convert with .astype")
@@ -213,7 +210,7 @@ def scatter_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tens
 
 def _infer_take_grad(g: TensorSpec, indices: TensorSpec, shape: Shape, axis: int) -> TensorSpec:
     x = g.with_shape(shape)
-    _require_like(g, x, _taken_shape(x, indices, axis))
+    require_like(g, x, _taken_shape(x, indices, axis))
     return x
 
 
@@ -263,151 +260,6 @@ take_grad: Op = register(
 def index_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tensor:
     """`scatter_add` under its other name."""
     return scatter_add(x, indices, updates, axis)
-
-
-# take_along_axis and scatter_add_along_axis: single elements ------------------------------------
-
-
-def _infer_along(x: TensorSpec, indices: TensorSpec, axis: int) -> TensorSpec:
-    require_kind(indices, "int")
-    what = f"x is {show_shape(x.shape)}, indices are {show_shape(indices.shape)}, axis {axis}"
-    if x.rank != indices.rank:
-        raise ShapeError(f"{what}: ranks differ")
-    for i, (have, want) in enumerate(zip(indices.shape, x.shape, strict=True)):
-        if i != axis:
-            equate(have, want, what)
-    return x.with_shape(indices.shape)
-
-
-def _along_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
-    if out.size:
-        places = element_places(xp, indices, x.shape, axis)
-        take_into(xp, out, x.reshape(-1), places)
-
-
-def _along_kernel(xp: Any, x: Any, indices: Any, axis: int) -> Any:
-    out = xp.empty(indices.shape, x.dtype)
-    _along_into(xp, out, x, indices, axis)
-    return out
-
-
-take_along_axis_op = register(
-    Op(
-        "take_along_axis",
-        infer=_infer_along,
-        kernel=_along_kernel,
-        into=_along_into,
-        vjp=lambda g, y, x, indices, axis: (
-            scatter_add_along_axis(zeros(x.shape, x.dtype), indices, g, axis),
-            None,
-        ),
-        batch=batching.along("axis"),
-        sharding=gather_sharding.take_along_axis_rule,
-        cost=lambda x, indices, axis: Cost(
-            flops=0, bytes=indices.nbytes + indices.size * 2 * x.dtype.itemsize
-        ),
-        halves=True,
-        samples=(
-            sample(F, spec(I64, (3, 1)), axis=1),
-            sample(CUBE, spec("int32", (5, 2, 4)), axis=0),
-        ),
-    )
-)
-
-
-@function
-def take_along_axis(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
-    """Elements of x whose position along `axis` is given by `indices`.
-
-    `indices` has x's shape but for that axis. An index outside the axis is an OpError in the step.
-
-    Raises:
-        ShapeError, DTypeError: the indices do not fit.
-    """
-    x = as_tensor(x)
-    result: Tensor = take_along_axis_op(x, as_tensor(indices), axis=normalize_axis(axis, x.ndim))
-    return result
-
-
-@function
-def gather(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
-    """Elements of x whose position along `axis` is given by `indices`, of the shape of `indices`.
-
-    As `take_along_axis`, but `indices` may be shorter than x along the other axes, too: of these,
-    the first positions are read. An index outside the axis is an OpError in the step.
-
-    Raises:
-        ShapeError, DTypeError: the indices do not fit.
-    """
-    x, indices = as_tensor(x), as_tensor(indices)
-    axis = normalize_axis(axis, x.ndim)
-    if indices.ndim != x.ndim:
-        raise ShapeError(
-            f"indices have as many axes as x, not {show_shape(indices.shape)} for "
-            f"{show_shape(x.shape)}; gf.take picks whole rows"
-        )
-    places = flat_elements(indices, shape=x.shape, axis=axis)
-    return take(reshape(x, (x.size,)), places, 0)
-
-
-def _infer_scatter_along(
-    x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
-) -> TensorSpec:
-    require_kind(x, "int", "float", "complex")
-    _require_like(updates, x, _infer_along(x, indices, axis).shape)
-    return x
-
-
-def _scatter_along_into(xp: Any, out: Any, x: Any, indices: Any, updates: Any, axis: int) -> None:
-    places = element_places(xp, indices, x.shape, axis)
-    if out is not x:
-        xp.copyto(out, x)
-    if updates.size:
-        flat = updates.reshape(-1, 1)
-        combine_rows(xp, out.reshape(-1, 1), places.reshape(-1), flat, "add")
-
-
-def _scatter_along_kernel(xp: Any, x: Any, indices: Any, updates: Any, axis: int) -> Any:
-    out = xp.empty(x.shape, x.dtype)
-    _scatter_along_into(xp, out, x, indices, updates, axis)
-    return out
-
-
-scatter_add_along_axis_op = register(
-    Op(
-        "scatter_add_along_axis",
-        infer=_infer_scatter_along,
-        kernel=_scatter_along_kernel,
-        into=_scatter_along_into,
-        vjp=lambda g, y, x, indices, updates, axis: (g, None, take_along_axis(g, indices, axis)),
-        batch=batching.along("axis"),
-        sharding=gather_sharding.take_along_axis_rule,
-        cost=lambda x, indices, updates, axis: Cost(
-            flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
-        ),
-        samples=(
-            sample(F, spec(I64, (3, 1)), spec("float32", (3, 1)), axis=1),
-            sample(CUBE, spec("int32", (5, 2, 4)), spec("float32", (5, 2, 4)), axis=0),
-        ),
-    )
-)
-
-
-@function
-def scatter_add_along_axis(x: Tensor, indices: Any, updates: Tensor, axis: int = -1) -> Tensor:
-    """x with each of `updates` added at the position that `indices` gives along `axis`, in order.
-
-    `indices` and `updates` have x's shape but for that axis. An index outside is an OpError in the
-    step.
-
-    Raises:
-        ShapeError, DTypeError: updates or indices do not fit.
-    """
-    x = as_tensor(x)
-    result: Tensor = scatter_add_along_axis_op(
-        x, as_tensor(indices), as_tensor(updates), axis=normalize_axis(axis, x.ndim)
-    )
-    return result
 
 
 # one_hot ----------------------------------------------------------------------------------------

@@ -137,10 +137,6 @@ def _cost(products: Size, columns: Size, specs: tuple[TensorSpec, ...]) -> Cost:
 # Kernels ----------------------------------------------------------------------------------------
 
 
-def _windows(kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints) -> Windows:
-    return Windows(kernel, stride, tuple(before for before, _ in padding), dilation, out)
-
-
 def _conv_into(
     xp: Any,
     out: Any,
@@ -152,7 +148,7 @@ def _conv_into(
     groups: int,
     exact: bool = False,
 ) -> None:
-    windows = _windows(w.shape[2:], stride, padding, dilation, out.shape[2:])
+    windows = Windows.of(w.shape[2:], stride, padding, dilation, out.shape[2:])
     if not out.size or not w.size:
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[1], windows, groups):
@@ -181,7 +177,7 @@ def _transpose_into(
     groups: int,
     exact: bool = False,
 ) -> None:
-    windows = _windows(w.shape[2:], stride, padding, dilation, g.shape[2:])
+    windows = Windows.of(w.shape[2:], stride, padding, dilation, g.shape[2:])
     turned = _flipped_windows(out, windows)
     single = w.shape[1] == 1 and groups > 1
     if not out.size or not g.size or not w.size:
@@ -247,7 +243,7 @@ def _weight_into(
     groups: int,
     exact: bool = False,
 ) -> None:
-    windows = _windows(kernel, stride, padding, dilation, g.shape[2:])
+    windows = Windows.of(kernel, stride, padding, dilation, g.shape[2:])
     if not out.size or not x.size:
         out[...] = 0
     elif not exact and winograd.fits(xp, x, out.shape[0], windows, groups):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
-from graphflow.ir.spec import show_shape
+from graphflow.errors import ArgumentError
+from graphflow.ir.op import FUNCTIONS, Tensor, function
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.tensors.shape import moveaxis
 from graphflow.ops.windows.conv import for_rank
 from graphflow.ops.windows.pool_max import max_pool_op, max_pool_taps_op, tap_positions_op
 from graphflow.ops.windows.pool_mean import avg_pool_op
-from graphflow.ops.windows.window_arguments import padding_pairs, per_axis
+from graphflow.ops.windows.window_arguments import (
+    move_channels_first,
+    padding_pairs,
+    per_axis,
+    require_image,
+    restore_channels,
+)
 
 
 def pool_arguments(
@@ -26,14 +30,11 @@ def pool_arguments(
     ceil_mode: bool,
     channels_last: bool,
 ) -> tuple[Tensor, dict[str, Any]]:
-    x = as_tensor(x)
+    x = require_image(x)
     require_kind(x.spec, "int", "float")
-    if x.ndim < 3:
-        raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
     if not isinstance(ceil_mode, bool):
         raise ArgumentError(f"ceil_mode is True or False, not {ceil_mode!r}")
-    if channels_last:
-        x = moveaxis(x, -1, 1)
+    x = move_channels_first(x, channels_last)
     rank = x.ndim - 2
     kernels = per_axis("kernel", kernel, rank)
     strides = kernels if stride is None else per_axis("stride", stride, rank)
@@ -45,11 +46,6 @@ def pool_arguments(
         "dilation": dilations,
         "ceil_mode": ceil_mode,
     }
-
-
-def restore_channels(y: Tensor, channels_last: bool) -> Tensor:
-    """A result with its channels where the user has them."""
-    return moveaxis(y, 1, -1) if channels_last else y
 
 
 @function

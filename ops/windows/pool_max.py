@@ -14,13 +14,13 @@ import numpy as np
 from graphflow.ir.op import Cost, Op, register, sample
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import kernel_from_into
 from graphflow.ops.kernels.images import pooling as native
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.pooling_rules import (
     CASES,
+    infer_pooling,
     infer_put,
-    kernel_from_into,
-    pooling,
     pooling_cost,
     repeat_on_axes,
     require_pooled,
@@ -54,7 +54,7 @@ def _plain_max(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
         at = 2 + axis
         shape = (*source.shape[:at], out.shape[at], *source.shape[at + 1 :])
         target = out if axis == 0 else xp.empty(shape, x.dtype)
-        _max_along(xp, target, source, at, Windows(*(w[axis : axis + 1] for w in windows)))
+        _max_along(xp, target, source, at, windows.on_axis(axis))
         source = target
 
 
@@ -138,8 +138,8 @@ def _plain_put(xp: Any, out: Any, g: Any, chosen: Any, sizes: Ints, **attrs: Any
 max_pool_op: Op = register(
     Op(
         "max_pool",
-        infer=pooling(),
-        kernel=kernel_from_into(pooling(), _max_into),
+        infer=infer_pooling,
+        kernel=kernel_from_into(infer_pooling, _max_into),
         into=_max_into,
         vjp=lambda g, y, x, **attrs: (
             pool_put_op(g, max_pool_taps_op(x, y, **attrs), sizes=x.shape[2:], **attrs),

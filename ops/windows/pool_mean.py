@@ -10,7 +10,7 @@ import numpy as np
 from graphflow.ir.op import Op, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, spec
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.base.shape_rules import kernel_from_into, require_kind
 from graphflow.ops.kernels.images import pooling as native
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.pooling_rules import (
@@ -18,7 +18,6 @@ from graphflow.ops.windows.pooling_rules import (
     IMAGE,
     OVERLAP,
     infer_put,
-    kernel_from_into,
     pooled_shape,
     pooling_cost,
     run_in_pieces,
@@ -50,7 +49,7 @@ def _all_factors(sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> A
         return np.full(windows.out, 1.0 / divisor)
     total: Any = 1.0
     for axis, n in enumerate(sizes):
-        one = Windows(*(w[axis : axis + 1] for w in windows))
+        one = windows.on_axis(axis)
         factors = np.asarray(_factors(n, one, padding[axis][1], divisor))
         total = np.multiply.outer(total, factors)
     return total
@@ -88,7 +87,7 @@ def _plain_mean(xp: Any, out: Any, x: Any, divisor: Any, **attrs: Any) -> None:
     for axis in reversed(range(len(windows.kernel))):
         at = 2 + axis
         lead = (slice(None),) * at
-        one = Windows(*(w[axis : axis + 1] for w in windows))
+        one = windows.on_axis(axis)
         shape = (*source.shape[:at], out.shape[at], *source.shape[at + 1 :])
         target = out if axis == 0 else xp.empty(shape, x.dtype)
         begun = False
@@ -130,7 +129,7 @@ def _plain_spread(xp: Any, out: Any, g: Any, sizes: Ints, divisor: Any, **attrs:
     for axis, n in enumerate(sizes):
         at = 2 + axis
         lead = (slice(None),) * at
-        one = Windows(*(w[axis : axis + 1] for w in windows))
+        one = windows.on_axis(axis)
         shape = (*source.shape[:at], n, *source.shape[at + 1 :])
         target = out if axis == len(sizes) - 1 else xp.empty(shape, g.dtype)
         target[...] = 0

@@ -31,7 +31,7 @@ def pooled_shape(
 def windows_of(
     out: Any, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, **attrs: Any
 ) -> Windows:
-    return Windows(kernel, stride, tuple(b for b, _ in padding), dilation, out.shape[2:])
+    return Windows.of(kernel, stride, padding, dilation, out.shape[2:])
 
 
 def require_pooled(x: TensorSpec, y: TensorSpec, attrs: Any) -> TensorSpec:
@@ -53,24 +53,9 @@ def pooling_cost(x: TensorSpec, *others: TensorSpec, kernel: Ints, **attrs: Any)
     return Cost(flops=(others[0] if others else x).size * math.prod(kernel))
 
 
-def pooling() -> Any:
-    def infer(x: TensorSpec, **attrs: Any) -> TensorSpec:
-        require_kind(x, "int", "float")
-        return x.with_shape(pooled_shape(x, **attrs))
-
-    return infer
-
-
-def kernel_from_into(infer: Any, into: Any) -> Any:
-    """The kernel of an op from its shape rule and its `into`."""
-
-    def made(xp: Any, *arrays: Any, **attrs: Any) -> Any:
-        result = infer(*(TensorSpec(a.shape, np.dtype(a.dtype)) for a in arrays), **attrs)
-        out = xp.empty(result.shape, result.dtype)
-        into(xp, out, *arrays, **attrs)
-        return out
-
-    return made
+def infer_pooling(x: TensorSpec, **attrs: Any) -> TensorSpec:
+    require_kind(x, "int", "float")
+    return x.with_shape(pooled_shape(x, **attrs))
 
 
 def repeat_on_axes(

@@ -19,6 +19,7 @@ from graphflow.ops.windows.window_arguments import (
     padding_pairs,
     per_axis,
     positions_shape,
+    require_image,
 )
 
 
@@ -48,7 +49,7 @@ def _infer_fold(g: TensorSpec, sizes: Shape, **attrs: Any) -> TensorSpec:
 
 def _windows(sizes: Ints, kernel: Ints, stride: Ints, padding: Any, dilation: Ints) -> Windows:
     out = positions_shape(sizes, kernel, stride, padding, dilation)
-    return Windows(kernel, stride, tuple(b for b, _ in padding), dilation, out)  # type: ignore[arg-type]
+    return Windows.of(kernel, stride, padding, dilation, out)  # type: ignore[arg-type]
 
 
 def _unfold_into(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
@@ -142,9 +143,7 @@ def unfold(x: Any, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any
     Raises:
         ShapeError, ArgumentError: no window fits, or arguments of another form.
     """
-    x = as_tensor(x)
-    if x.ndim < 3:
-        raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
+    x = require_image(x)
     result: Tensor = unfold_op(x, **_attrs(x.shape[2:], kernel, stride, padding, dilation))
     return result
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import Tensor, as_tensor
 from graphflow.ir.spec import (
     Dim,
     Shape,
@@ -24,6 +25,7 @@ from graphflow.ir.spec import (
     require_nonnegative,
     show_shape,
 )
+from graphflow.ops.tensors.shape import moveaxis
 
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[Size, Size], ...]
@@ -38,8 +40,45 @@ class Windows(NamedTuple):
     dilation: Ints
     out: Ints  # positions
 
+    @classmethod
+    def of(cls, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints) -> Windows:
+        """Return the windows that the attributes of an op describe; `padding` holds pairs."""
+        return cls(kernel, stride, tuple(before for before, _ in padding), dilation, out)
+
+    def on_axis(self, axis: int) -> Windows:
+        """Return the windows along one spatial axis."""
+        return Windows(*(field[axis : axis + 1] for field in self))
+
 
 # Users' arguments -------------------------------------------------------------------------------
+
+
+def require_image(x: Any) -> Tensor:
+    """Return x as a tensor with a batch axis, a channel axis and at least one spatial axis.
+
+    Raises:
+        ShapeError: x has fewer than three axes.
+    """
+    tensor: Tensor = as_tensor(x)
+    if tensor.ndim < 3:
+        raise ShapeError(f"expected x of (batch, channels, *space), got {show_shape(tensor.shape)}")
+    return tensor
+
+
+def move_channels_first(x: Any, channels_last: bool) -> Tensor:
+    """Return x as (batch, channels, *space), from (batch, *space, channels) if `channels_last`."""
+    tensor = require_image(x)
+    return moveaxis(tensor, -1, 1) if channels_last else tensor
+
+
+def restore_channels(y: Tensor, channels_last: bool) -> Tensor:
+    """Move the channels of y back to the last axis if `channels_last`."""
+    return moveaxis(y, 1, -1) if channels_last else y
+
+
+def spatial_axes(rank: int, channels_last: bool) -> Ints:
+    """Return the spatial axes of an image tensor of `rank` axes."""
+    return tuple(range(1, rank - 1)) if channels_last else tuple(range(2, rank))
 
 
 def per_axis(what: str, value: Any, rank: int, least: int = 1) -> Ints:

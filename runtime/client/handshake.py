@@ -20,8 +20,8 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime.client.io_loop import SLACK, Loop
+from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.host.host_interface import NOBODY
-from graphflow.runtime.observability.activity import SessionActivity
 from graphflow.runtime.protocol.coordinator import GRACE
 from graphflow.runtime.protocol.coordinator_events import Begin, Order, Replies
 from graphflow.runtime.protocol.reliable_stream import Version

@@ -27,9 +27,9 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.client.worker_connection import WorkerConnection
 from graphflow.runtime.launch.local import LocalWorkers
-from graphflow.runtime.observability.activity import SessionActivity
 from graphflow.runtime.polling.io_driver import LINGER, SLICE, SocketDriverLock
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.clock_sync import identity

@@ -28,8 +28,8 @@ from graphflow.runtime.checkpoint.store import Store
 from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.client.handshake import Rendezvous, answering, keys_of
 from graphflow.runtime.client.io_loop import SLACK
+from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.launch.local import LocalWorkers
-from graphflow.runtime.observability.activity import SessionActivity
 from graphflow.runtime.protocol.coordinator_events import Begin, Cancel, Gone, Order, Replies
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.wire.messages import Close

@@ -18,8 +18,9 @@ from graphflow.base.blas_threads import one_blas_thread
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.ir.device_name import DeviceName
 from graphflow.placement.clusters.host_facts import cores, everywhere
+from graphflow.runtime.host.device_backends import backend_for
 from graphflow.runtime.host.session_state import SessionState
-from graphflow.runtime.memory.backend import ResultExporter, backend_for
+from graphflow.runtime.memory.backend import ResultExporter
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.wire.graph_limits import Limits

@@ -31,8 +31,8 @@ from graphflow.ir.op import REGISTRY, Location, Node, Tensor
 from graphflow.ir.spec import Dim, TensorSpec, as_dtype
 from graphflow.ops.host_calls.host_call import HostFunction
 from graphflow.placement.clusters.host_facts import host_memory
+from graphflow.runtime.partitioning.check_modes import CHECKS
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
-from graphflow.runtime.program.nonfinite_check import CHECKS
 from graphflow.runtime.wire.frame_codec import BUDGET
 from graphflow.runtime.wire.graph_limits import MOST_ITERATIONS, Limits
 

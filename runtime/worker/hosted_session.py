@@ -21,7 +21,6 @@ from graphflow.base.user_modules import import_allowed
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, TransportError
 from graphflow.runtime.checkpoint.remote import write_under
 from graphflow.runtime.diagnostics.crash_recorder import computing
-from graphflow.runtime.observability.activity import WorkerActivity
 from graphflow.runtime.polling.io_driver import LINGER
 from graphflow.runtime.protocol.reliable_stream import Outbound
 from graphflow.runtime.protocol.worker_events import Beat, Cut, Finished, Heard, Offer, Outcome, Run
@@ -61,6 +60,7 @@ from graphflow.runtime.wire.messages import (
 from graphflow.runtime.wire.tensor_mailbox import Carried
 from graphflow.runtime.worker.link_probe import Attend, LinkProber
 from graphflow.runtime.worker.peer_link import Link
+from graphflow.runtime.worker.worker_activity import WorkerActivity
 
 _SILENT = frozenset((Commit, Abort, Save))
 

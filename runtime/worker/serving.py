@@ -22,10 +22,10 @@ from graphflow.errors import AddressInUse, GraphflowError, TransportError
 from graphflow.placement.clusters.host_facts import keep_to
 from graphflow.runtime.diagnostics.crash_recorder import record
 from graphflow.runtime.memory.malloc_tuning import raise_trim_threshold
-from graphflow.runtime.observability.metrics_endpoint import MetricsServer
 from graphflow.runtime.protocol.worker import ExitReport
 from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
+from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.wire.graph_limits import Limits
 from graphflow.runtime.worker.hosted_session import HostFactory, default_factory

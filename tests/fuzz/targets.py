@@ -44,13 +44,13 @@ from graphflow.placement.plans import plan_file
 from graphflow.runtime import checkpoint
 from graphflow.runtime.checkpoint import shard
 from graphflow.runtime.checkpoint.store import Store as CheckpointStore
-from graphflow.runtime.observability import metrics_endpoint as endpoint
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol import worker_events as w
 from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker, Repeat
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.security.keys import WORKER, Keyring, PublicKey
+from graphflow.runtime.telemetry import metrics_endpoint as endpoint
 from graphflow.runtime.transport import bulk_tcp as pipe
 from graphflow.runtime.transport import unix_socket as lane
 from graphflow.runtime.transport.shared_memory import Segment

@@ -26,6 +26,7 @@ ALLOWED = {
 IMPORTS_BY_NAME = {
     "graphflow": "attributes that the package lists",
     "graphflow.base.user_modules": "modules that the worker was started with",
+    "graphflow.passes.base": "files of the passes' own folder",
     "graphflow.placement.placers.base": "files of the placers' own folder",
     "graphflow.placement.placers.loops.dispatch": "modules of ours, by literals",
     "graphflow.runtime.transport": "a table of schemes",

@@ -15,6 +15,7 @@ from graphflow.ops.tensors import take as index
 from graphflow.ops.tensors.creation import arange
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims, moveaxis, reshape
 from graphflow.ops.tensors.slicing import window
+from graphflow.ops.tensors.take_along_axis import take_along_axis
 
 
 @operator("Gather")
@@ -30,7 +31,7 @@ def _gather_elements(call: NodeCall) -> Outputs:
     for i, (have, want) in enumerate(zip(x.shape, places.shape, strict=True)):
         if i != axis and have != want:
             x = window(x, i, 0, want)
-    return index.take_along_axis(x, places, axis)
+    return take_along_axis(x, places, axis)
 
 
 @operator("GatherND")
@@ -99,7 +100,7 @@ def _reverse_sequence(call: NodeCall) -> Outputs:
     ends = reshape(lengths, _axis_shape(x, batch))
     places = select.where(elementwise.less(steps, ends), ends - 1 - steps, steps)
 
-    return index.take_along_axis(x, broadcast_to(places, x.shape), time)
+    return take_along_axis(x, broadcast_to(places, x.shape), time)
 
 
 def _axis_shape(x: Tensor, axis: int) -> tuple[int, ...]:

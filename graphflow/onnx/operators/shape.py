@@ -14,7 +14,7 @@ from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.loading.reader import tensor_to_array
 from graphflow.onnx.loading.value_kinds import Fixed, Known, is_native, make_known
-from graphflow.ops.matrices import matmul as linalg
+from graphflow.ops.matrices.triangles import tril, triu
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors import creation, shape
 from graphflow.ops.tensors import slicing as window
@@ -230,7 +230,7 @@ def _tile(call: NodeCall) -> Outputs:
 def _trilu(call: NodeCall) -> Outputs:
     x = call.tensor(0)
     k = call.scalar(1) if call.has(1) else 0
-    function = linalg.triu if call.attr("upper", 1) else linalg.tril
+    function = triu if call.attr("upper", 1) else tril
     return function(x, k=k)
 
 

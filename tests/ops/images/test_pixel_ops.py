@@ -361,7 +361,7 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "parts": (
         lambda: nn.deform_conv(X, W, OFFSET, offset_groups=3),
         ShapeError,
-        "channels do not fit",
+        "do not divide into 1 groups and 3 offset groups",
     ),
     "mask": (
         lambda: nn.deform_conv(X, W, OFFSET, mask=OFFSET),

@@ -31,7 +31,7 @@ from graphflow.placement.clusters.devices import Device, Worker
 from graphflow.runtime.client import io_loop as loop
 from graphflow.runtime.client import worker_membership as membership
 from graphflow.runtime.client.pending_operation import Pending
-from graphflow.runtime.observability.activity import SessionActivity
+from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.polling.wakeup import EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.coordinator_events import Begin, Gone, Order
 from graphflow.runtime.protocol.reliable_stream import Version

@@ -29,7 +29,8 @@ from graphflow.ops.reductions import extrema
 from graphflow.ops.reductions import reduce as sums
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims
 from graphflow.ops.tensors.slicing import stack, window
-from graphflow.ops.tensors.take import take, take_along_axis
+from graphflow.ops.tensors.take import take
+from graphflow.ops.tensors.take_along_axis import take_along_axis
 
 _COMPARISONS: dict[int, Callable[[Any, Any], Tensor]] = {
     0: elementwise.less_equal, 1: elementwise.less, 2: elementwise.greater_equal,

@@ -11,7 +11,7 @@ from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.networks import piecewise_activations as piecewise
-from graphflow.ops.pointwise import activations
+from graphflow.ops.pointwise import activations, rectifiers
 from graphflow.ops.pointwise.transcendental import exp
 from graphflow.ops.reductions import extrema, reduce, softmax
 from graphflow.ops.tensors.shape import expand_dims, reshape
@@ -26,7 +26,7 @@ def _register_plain(name: str, function: Callable[[Any], Tensor]) -> None:
 for _name, _function in {
     "Sigmoid": activations.sigmoid, "Softplus": activations.softplus,
     "Softsign": activations.softsign, "Mish": activations.mish,
-    "HardSwish": piecewise.hard_swish, "Relu": activations.relu,
+    "HardSwish": piecewise.hard_swish, "Relu": rectifiers.relu,
 }.items():  # fmt: skip
     _register_plain(_name, _function)
 
@@ -40,11 +40,11 @@ def _register_parametric(name: str, function: Callable[..., Tensor], **defaults:
         return function(call.tensor(0), *arguments)
 
 
-_register_parametric("LeakyRelu", activations.leaky_relu, alpha=0.01)
-_register_parametric("Elu", activations.elu, alpha=1.0)
-_register_parametric("Celu", activations.celu, alpha=1.0)
+_register_parametric("LeakyRelu", rectifiers.leaky_relu, alpha=0.01)
+_register_parametric("Elu", rectifiers.elu, alpha=1.0)
+_register_parametric("Celu", rectifiers.celu, alpha=1.0)
 _register_parametric(
-    "Selu", activations.selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875
+    "Selu", rectifiers.selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875
 )
 _register_parametric("Swish", activations.swish, alpha=1.0)
 _register_parametric("ThresholdedRelu", piecewise.thresholded_relu, alpha=1.0)

@@ -15,6 +15,7 @@ from graphflow.ops.pointwise import select, transcendental
 from graphflow.ops.pointwise.convert import astype, ones_like
 from graphflow.ops.randomness.random import keep_mask
 from graphflow.ops.reductions import reduce
+from graphflow.ops.reductions.variance import var
 from graphflow.ops.tensors import slicing as window
 from graphflow.ops.tensors.padding import pad
 from graphflow.ops.tensors.shape import repeat
@@ -85,7 +86,7 @@ def _layer_norm(call: NodeCall) -> Outputs:
     if not (call.wants(1) or call.wants(2)):
         return y
     mean = reduce.mean(wide, axis=axes, keepdims=True)
-    variance = reduce.var(wide, axis=axes, keepdims=True)
+    variance = var(wide, axis=axes, keepdims=True)
     return [y, mean, transcendental.rsqrt(variance + epsilon)]
 
 

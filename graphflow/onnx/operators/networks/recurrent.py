@@ -13,8 +13,9 @@ from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.networks import piecewise_activations as piecewise
 from graphflow.ops.networks import recurrent
-from graphflow.ops.pointwise import activations, select, transcendental
+from graphflow.ops.networks.recurrent_cells import LstmCell, RecurrentWeights, State
 from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import rectifiers, select, transcendental
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions import extrema
 from graphflow.ops.tensors.creation import zeros
@@ -31,11 +32,11 @@ _PLAIN = ("relu", "tanh", "sigmoid", "softsign", "softplus")
 # Other activations by lower-case name: how one is made from alpha and beta, and these by default.
 _ACTIVATIONS: dict[str, tuple[Callable[[Any, float, float], Any], float, float]] = {
     "affine": (lambda x, a, b: x * a + b, 1.0, 0.0),
-    "leakyrelu": (lambda x, a, b: activations.leaky_relu(x, a), 0.01, 0),
+    "leakyrelu": (lambda x, a, b: rectifiers.leaky_relu(x, a), 0.01, 0),
     "thresholdedrelu": (lambda x, a, b: piecewise.thresholded_relu(x, a), 1.0, 0),
     "scaledtanh": (lambda x, a, b: transcendental.tanh(x * b) * a, 1.0, 1.0),
     "hardsigmoid": (piecewise.hard_sigmoid, 0.2, 0.5),
-    "elu": (lambda x, a, b: activations.elu(x, a), 1.0, 0),
+    "elu": (lambda x, a, b: rectifiers.elu(x, a), 1.0, 0),
 }
 _TAKES = {
     "affine": 2, "leakyrelu": 1, "thresholdedrelu": 1, "scaledtanh": 2, "hardsigmoid": 2, "elu": 1,
@@ -164,12 +165,10 @@ def _lstm(call: NodeCall) -> Outputs:
     )
 
 
-class _QuantizedLstm(recurrent.LstmCell):
+class _QuantizedLstm(LstmCell):
     """An LSTM whose state goes through 8 bits before it meets the weights."""
 
-    def step(
-        self, z: Tensor, state: recurrent.State, weights: recurrent.RecurrentWeights
-    ) -> recurrent.State:
+    def step(self, z: Tensor, state: State, weights: RecurrentWeights) -> State:
         return super().step(z, (_quantize_dynamically(state[0]), *state[1:]), weights)
 
 
@@ -187,7 +186,7 @@ def _quantize_dynamically(x: Tensor) -> Tensor:
 def _run_quantized_lstm(
     x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None, initial: Any, *, gates: str,
     activations: tuple[_Function, ...], clip: float | None, input_forget: bool, **others: Any,
-) -> tuple[Tensor, recurrent.State]:  # fmt: skip
+) -> tuple[Tensor, State]:  # fmt: skip
     """As `recurrent.lstm`, of inputs and states that are rounded to 8 bits."""
     cell = _QuantizedLstm(gates, activations, 2, clip, input_forget)
     return recurrent.run_layer(cell, _quantize_dynamically(x), w, r, bias, initial, **others)

@@ -1,0 +1,111 @@
+"""Diagonals, traces and triangles of matrices."""
+
+from __future__ import annotations
+
+from graphflow.errors import ShapeError
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Cost,
+    Op,
+    Tensor,
+    as_tensor,
+    function,
+    register,
+    sample,
+)
+from graphflow.ir.spec import (
+    TensorSpec,
+    equate,
+    show_shape,
+    spec,
+)
+from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.shape_rules import (
+    normalize_axis,
+    require_int,
+)
+from graphflow.ops.sharding import rules as sharding
+from graphflow.ops.tensors.shape import (
+    permute_dims,
+    reshape,
+)
+from graphflow.ops.tensors.slicing import slice_op
+
+
+@function
+def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
+    """The elements whose indices on two axes of one size are equal, as a last axis.
+
+    Raises:
+        ShapeError: the sizes differ.
+    """
+    x = as_tensor(x)
+    i, j = normalize_axis(axis1, x.ndim), normalize_axis(axis2, x.ndim)
+    n = equate(x.shape[i], x.shape[j], f"diagonal of axes {i} and {j} of {show_shape(x.shape)}")
+    others = [axis for axis in range(x.ndim) if axis not in (i, j)]
+    flat = permute_dims(x, [*others, i, j])
+    flat = reshape(flat, (*flat.shape[:-2], n * n))
+    result: Tensor = slice_op(
+        flat,
+        start=(0,) * flat.ndim,
+        size=(*flat.shape[:-1], n),
+        step=(*(1,) * (flat.ndim - 1), n + 1),
+    )
+    return result
+
+
+@function
+def trace(x: Tensor) -> Tensor:
+    """Sum of the diagonal of the last two axes."""
+    result: Tensor = FUNCTIONS["sum"](diagonal(x), axis=-1)
+    return result
+
+
+def _infer_matrix(x: TensorSpec, k: int) -> TensorSpec:
+    if x.rank < 2:
+        raise ShapeError(f"takes matrices, not {show_shape(x.shape)}")
+    return x
+
+
+def _triangle(name: str) -> Op:
+    return register(
+        Op(
+            name,
+            infer=_infer_matrix,
+            kernel=lambda xp, x, k: getattr(xp, name)(x, k),
+            vjp=lambda g, y, x, k: (FUNCTIONS[name](g, k=k),),
+            batch=batching.rows,
+            sharding=sharding.triangle_rule,
+            cost=lambda x, k: Cost(flops=0),
+            halves=True,
+            samples=(
+                sample(spec("float32", (3, 4)), k=0),
+                sample(spec("float32", (2, 3, 3)), k=-1),
+            ),
+        )
+    )
+
+
+tril_op, triu_op = _triangle("tril"), _triangle("triu")
+
+
+@function
+def tril(x: Tensor, *, k: int = 0) -> Tensor:
+    """x (…, m, n) with zeros above the diagonal number k of each matrix (0 is the main one).
+
+    Raises:
+        ShapeError, ArgumentError: x is no matrix; k is no int.
+    """
+    result: Tensor = tril_op(as_tensor(x), k=require_int("k", k))
+    return result
+
+
+@function
+def triu(x: Tensor, *, k: int = 0) -> Tensor:
+    """x (…, m, n) with zeros below the diagonal number k of each matrix (0 is the main one).
+
+    Raises:
+        ShapeError, ArgumentError: x is no matrix; k is no int.
+    """
+    result: Tensor = triu_op(as_tensor(x), k=require_int("k", k))
+    return result

@@ -1,0 +1,282 @@
+"""What happened in the traced steps: spans → Trace → a file for Perfetto, or a Measured.
+
+    runtime spans ─add_step→ Trace ─save→ trace.json;   Trace ─measured→ Plan.with_measured
+
+A span is (track, name, start_ns, end_ns) on the coordinator's monotonic clock; the track is a
+device, or "departure" or "arrival" with the key of a cut edge as its name: a tensor left, a tensor
+came. The two are matched into a transfer on the link between the devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from graphflow.base.formatting import show_count, show_seconds
+from graphflow.base.interrupts import passes_interrupts
+from graphflow.errors import ArgumentError, SessionError
+from graphflow.runtime.tracing.edge_traffic import EdgeTable, ExchangeTable
+from graphflow.runtime.tracing.events import (
+    Exchange,
+    TraceEvent,
+    TraceStep,
+    link_track,
+    parse_number,
+)
+from graphflow.runtime.tracing.perfetto_export import trace_events
+from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
+
+if TYPE_CHECKING:
+    from graphflow.placement.plans.plan_records import Measured
+
+Span = tuple[str, str, int, int]
+Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
+
+DEPARTURE, ARRIVAL = "departure", "arrival"
+
+
+class Trace:
+    """The traced steps of a session, in the order they ran. Print it for what travelled."""
+
+    def __init__(self) -> None:
+        self.steps: list[TraceStep] = []
+
+    def add_step(
+        self,
+        step: int,
+        start_ns: int,
+        end_ns: int,
+        spans: Iterable[Span],
+        edges: Mapping[int, Edge],
+        peak: Mapping[str, int] | None = None,
+        errors: Mapping[int, float] | None = None,
+        exchanges: Mapping[tuple[str, str], Exchange] | None = None,
+    ) -> None:
+        """Add what one step reported, and with it what the commit of the step before took.
+
+        Args:
+            start_ns, end_ns: as its caller saw the step.
+            edges: of the cut edges (tensor, source device, target device, bytes). A point span of
+                an edge that is not there, or that left and never came, is left out.
+            peak: bytes per device at most in use.
+            errors: seconds by which the times of a worker may be off, where its clock is not ours.
+            exchanges: of the collectives, by the device and the name of the span where it gives.
+        """
+        exchanges = exchanges or {}
+        left: dict[int, int] = {}
+        came: dict[int, int] = {}
+        events = []
+        before = []
+        uses: Counter[tuple[str, int]] = Counter()
+        for track, name, start, end in spans:
+            if track in (DEPARTURE, ARRIVAL):
+                (left if track == DEPARTURE else came)[parse_number(name)] = start
+            elif end <= start_ns:
+                before.append(TraceEvent(track, name, "compute", start, end))
+            else:
+                exchange = exchanges.get((track, f"start/{name.removeprefix('start/')}"))
+                if exchange is not None:
+                    events.append(
+                        TraceEvent(track, name, "compute", start, end, None, exchange.bytes,
+                              exchange=exchange)
+                    )  # fmt: skip
+                else:
+                    events.append(_device_event(track, name, start, end, edges, uses))
+        for key in left.keys() & came.keys():
+            edge, use = key & (2**EDGE_BITS - 1), key >> EDGE_BITS
+            if edge in edges:
+                events.append(_transfer_event(edge, use, edges[edge], left[key], came[key]))
+        if before and self.steps and self.steps[-1].start <= before[0].start:
+            last = self.steps[-1]
+            self.steps[-1] = replace(last, events=tuple(_sort_events((*last.events, *before))))
+        events = _sort_events(events)
+        self.steps.append(
+            TraceStep(step, start_ns, end_ns, tuple(events), dict(peak or {}), dict(errors or {}))
+        )
+
+    @property
+    def edges(self) -> EdgeTable:
+        """For each cut edge: bytes, latency (median and 95 %), rate, and how long its reader
+        waited; those first that were waited for longest."""
+        return EdgeTable.from_steps(self.steps)
+
+    @property
+    def exchanges(self) -> ExchangeTable:
+        """For each collective over several devices: bytes, and how long it took once all took
+        part; those first that took longest."""
+        return ExchangeTable.from_steps(self.steps)
+
+    def _parts(self) -> list[EdgeTable | ExchangeTable]:
+        """What there is to show; that there was nothing is said once."""
+        found: list[EdgeTable | ExchangeTable] = [self.edges] if self.steps else []
+        if self.exchanges:
+            found = [*(part for part in found if part), self.exchanges]
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join([self._headline, *map(str, self._parts())])
+
+    def __repr__(self) -> str:
+        return f"<Trace: {self._headline}>"
+
+    def _repr_html_(self) -> str:
+        body = "".join(part._repr_html_() for part in self._parts())
+        return f"<p>{escape(self._headline)}</p>{body}"
+
+    @property
+    def _headline(self) -> str:
+        if not self.steps:
+            return "no step was traced"
+        took = median(step.end - step.start for step in self.steps) * 1e-9
+        count = len(self.steps)
+        known = [error for step in self.steps for error in step.errors.values() if error > 0]
+        worst = max(known, default=0.0)
+        clocks = ""
+        if worst:
+            bound = "unknown bounds" if math.isinf(worst) else f"± {show_seconds(worst)}"
+            clocks = f", times of workers on one clock to {bound}"
+        return f"{show_count(count, 'traced step')}, median {show_seconds(took)}{clocks}"
+
+    def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
+        """The traced steps as a plan shows them: the median step, its timeline from its own start.
+
+        Args:
+            peak_memory: bytes per device; default: the most that any traced step reported.
+
+        Raises:
+            SessionError: no step was traced.
+        """
+        from graphflow.placement.plans.plan_records import Interval, Measured
+
+        if not self.steps:
+            raise SessionError("nothing was measured: no step ran while the trace was on")
+        ranked = sorted(self.steps, key=lambda step: (step.end - step.start, step.number))
+        middle = ranked[(len(ranked) - 1) // 2]
+        other = ranked[len(ranked) // 2]
+        peak: dict[str, int] = dict(peak_memory or {})
+        if peak_memory is None:
+            for step in self.steps:
+                for device, size in step.peak.items():
+                    peak[device] = max(size, peak.get(device, 0))
+        timeline = tuple(
+            Interval(
+                event.track,
+                event.name,
+                max(0.0, (event.start - middle.start) * 1e-9),
+                max(0.0, (event.end - middle.start) * 1e-9),
+                event.kind,
+            )
+            for event in middle.events
+        )
+        makespan = (middle.end - middle.start + other.end - other.start) / 2 * 1e-9
+        return Measured(makespan, timeline, peak, len(self.steps))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The Trace Event Format: times in µs from the start of the first traced step."""
+        return trace_events(self.steps)
+
+    @passes_interrupts
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON that https://ui.perfetto.dev and chrome://tracing open; whole or not at all.
+
+        Raises:
+            SessionError: the file cannot be written.
+        """
+        target = Path(path)
+        scratch = None
+        try:
+            handle, scratch = _scratch(target)
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump(self.to_dict(), file, ensure_ascii=True, allow_nan=False)
+            os.chmod(scratch, 0o666 & ~_umask())
+            os.replace(scratch, target)
+        except BaseException as error:
+            if scratch is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(scratch)
+            if isinstance(error, OSError):
+                raise _unwritable(target, error) from None
+            raise
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Find out before steps run whether their trace can be written to a file.
+
+    Raises:
+        ArgumentError: no path.
+        SessionError: the file cannot be written.
+    """
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path) or not os.fspath(path):
+        raise ArgumentError(f"a trace is written to a path, such as 'trace.json', not {path!r}")
+    target = Path(path)
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        handle, scratch = _scratch(target)
+        os.close(handle)
+        os.unlink(scratch)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+
+
+def _scratch(target: Path) -> tuple[int, str]:
+    """A file beside the target, which it becomes once it is whole."""
+    return tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+
+
+def _unwritable(target: Path, error: OSError) -> SessionError:
+    return SessionError(
+        f"cannot write the trace to {str(target)!r}: {error.strerror or error}; "
+        "give a path in a folder that exists and is writable"
+    )
+
+
+def _umask() -> int:
+    """What new files of this process lack; only setting it tells."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _sort_events(events: Iterable[TraceEvent]) -> list[TraceEvent]:
+    return sorted(events, key=lambda event: (event.start, event.end, event.track, event.name))
+
+
+def _device_event(
+    track: str,
+    name: str,
+    start: int,
+    end: int,
+    edges: Mapping[int, Edge],
+    uses: Counter[tuple[str, int]],
+) -> TraceEvent:
+    """A span on a device; one that sends or waits knows of which edge."""
+    kind = "wait" if name.startswith(WAIT) else "send" if name.startswith(SEND) else "compute"
+    edge = parse_number(name.rpartition("/")[2])
+    if kind == "compute" or edge not in edges:
+        return TraceEvent(track, name, "compute" if kind == "send" else kind, start, end)
+    tensor, source, target, size = edges[edge]
+    if name.count("/") == 1:  # in a loop, where only numbers are known
+        name = f"{name.partition('/')[0]}/{tensor}/{edge}"
+    use = uses[kind, edge]
+    uses[kind, edge] += 1
+    return TraceEvent(track, name, kind, start, end, edge, size, source, target, use)
+
+
+def _transfer_event(number: int, use: int, edge: Edge, left: int, came: int) -> TraceEvent:
+    tensor, source, target, size = edge
+    return TraceEvent(
+        link_track(source, target), tensor, "transfer", left, max(left, came),
+        number, size, source, target, use,
+    )  # fmt: skip
