@@ -13,7 +13,8 @@ import math
 from dataclasses import field
 from functools import cache
 from hashlib import sha256
-from types import ModuleType
+from importlib import import_module
+from types import FunctionType, ModuleType
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError
@@ -419,6 +420,12 @@ def program(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str]:
 
 @cache
 def _trees(module: ModuleType) -> dict[str, ast.FunctionDef]:
-    """The functions of a module by name."""
+    """The functions of a module, and those that it imports from its package, by name."""
+    package = module.__name__.rpartition(".")[0]
+    trees: dict[str, ast.FunctionDef] = {}
+    for value in vars(module).values():
+        source = value.__module__ if isinstance(value, FunctionType) else module.__name__
+        if source != module.__name__ and source.rpartition(".")[0] == package:
+            trees |= _trees(import_module(source))
     tree = ast.parse(inspect.getsource(module))
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return trees | {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}

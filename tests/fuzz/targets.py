@@ -682,7 +682,7 @@ def http(data: bytes) -> None:
     server: Any = endpoint.MetricsServer.__new__(endpoint.MetricsServer)
     server._names, server._is_open = {"localhost", "127.0.0.1"}, True
     for header in getattr(request, "headers", {}).values():
-        server._is_ours(header)
+        server._is_own_host(header)
 
 
 @functools.cache

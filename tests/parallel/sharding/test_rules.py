@@ -131,8 +131,7 @@ def test_most_ops_are_cut_where_they_can_be() -> None:
     """Those that need everything whole are known by name."""
     whole_ones = {op.name for op in OPS if not any(letters_of(op, s) for s in op.samples)}
     assert whole_ones == {
-        "accumulate_product", "all_gather", "all_reduce", "all_to_all", "attention_rows",
-        "attention_rows_grad", "broadcast", "csr_places",
+        "accumulate_product", "all_gather", "all_reduce", "all_to_all", "broadcast", "csr_places",
         "flat_elements", "gram", "host_call", "non_max_suppression", "nonzero", "pure_host_call",
         "reduce_scatter", "size_of", "tap_positions", "unique",
     }  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
@@ -435,21 +433,6 @@ def test_a_search_cut_short_says_how_far_it_may_be_off() -> None:
     assert proof.gap == pytest.approx(proof.makespan / proof.bound - 1)
     with pytest.raises(PlacementError, match="states"):
         Exact(states=-1)
-
-
-def test_small_graphs_are_placed_without_numba() -> None:
-    text = """
-import sys
-import numpy as np
-from graphflow.placement import Problem, place
-for nodes in (10, 80):
-    edges = [(v // 2, v) for v in range(1, nodes)]
-    problem = Problem(1.0 + np.arange(nodes * 3).reshape(-1, 3) % 7, edges, np.ones(len(edges)))
-    for placer in ("auto", "heft", "etf", "greedy"):
-        place(problem, placer)
-assert "numba" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", text], check=True, timeout=100, cwd=ROOT)
 
 
 # The user's pins ------------------------------------------------------------------------------
