@@ -44,7 +44,7 @@ from graphflow.parallel.searching.measurement import measure_best
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.passes import optimize
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import build_problem
 from graphflow.placement.plans.plan_fetches import known_of, sizes_of
@@ -170,7 +170,7 @@ class _StrategySearch:
         if trial:
             _measure_workers(cluster)
         learned, self._steps = known_of(cluster)
-        self._learned = learned or Learned()
+        self._learned = learned or TraceCorrections()
         self._rules = tensor_rules(loss)
         self._stages: dict[int, dict[Node, int] | GraphflowError] = {}
         self._too_large: list[tuple[StrategyCandidate, int]] = []

@@ -12,7 +12,7 @@ from typing import Any
 from graphflow.execution.cluster_connection import is_trial
 from graphflow.ir.op import Tensor
 from graphflow.parallel.searching.search_result import CandidateResult
-from graphflow.placement.calibration.measure import quick
+from graphflow.placement.calibration.measure import lower_quartile
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.sessions.session import Session
 
@@ -66,6 +66,6 @@ def measure_best(
                     if turn:
                         times[name].append(perf_counter() - started)
     return [
-        replace(each, measured=quick(times[each.name])) if each.name in times else each
+        replace(each, measured=lower_quartile(times[each.name])) if each.name in times else each
         for each in tried
     ]

@@ -24,8 +24,8 @@ from graphflow.ir.op import Tensor
 from graphflow.parallel import Pipeline, auto, search
 from graphflow.parallel.searching.candidates import StrategyCandidate, candidates, tensor_rules
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
-from graphflow.placement.calibration.trace_corrections import Learned
-from graphflow.placement.cost_model.trace_observations import lessons
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
+from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.planning.profiling_run import observe_least_times
 
 X = np.random.default_rng(1).normal(size=(64, 16)).astype("float32")
@@ -362,9 +362,9 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
         truth = np.random.default_rng(7)
         ratios: dict[str, float] = {}
 
-        def played(learned: Learned, cluster: gf.Cluster, _: object, made: object,
+        def played(learned: TraceCorrections, cluster: gf.Cluster, _: object, made: object,
                    bindings: dict[str, int], busy: bool) -> int:  # fmt: skip
-            known = lessons(made.graph, cluster, bindings, {}, None, busy)  # type: ignore[attr-defined]
+            known = trace_observations(made.graph, cluster, bindings, {}, None, busy)  # type: ignore[attr-defined]
             steps = []
             for _ in range(5):
                 step = {}
