@@ -19,8 +19,8 @@ from graphflow.execution.replan_policy import window_position
 from graphflow.ir.op import Node
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.host.session_state import DRAWS
-from graphflow.runtime.observability.trace import Trace
-from graphflow.runtime.program.nonfinite_check import EVERY
+from graphflow.runtime.partitioning.check_modes import EVERY
+from graphflow.runtime.tracing.trace import Trace
 from graphflow.runtime.wire.messages import STEP_BITS
 
 Array = np.ndarray[Any, Any]

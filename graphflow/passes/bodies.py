@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.control_flow.control import UNPLACED_OPS, call
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 from graphflow.passes.duplicates import key_of
 
 
@@ -23,6 +23,8 @@ class MergeBodies(Pass):
     A gradient asks the body of a forward node for further results by a node of its own; computing
     both would run the body twice.
     """
+
+    phase: ClassVar[Phase] = Phase.BODIES
 
     def __call__(self, graph: Graph) -> Graph:
         groups: dict[Hashable, list[Node]] = {}
@@ -110,8 +112,11 @@ def map_bodies(graph: Graph, function: Callable[[Graph], Graph]) -> Graph:
 class InlineCalls(Pass):
     """Put what a call holds in its place if parts of it are pinned elsewhere than the call.
 
-    Runs after all other passes, so that pins change nothing of what these do.
+    Runs after the passes that merge and simplify nodes, so that pins change nothing of what these
+    do.
     """
+
+    phase: ClassVar[Phase] = Phase.CALLS
 
     def __call__(self, graph: Graph) -> Graph:
         return graph.rewrite(_inline_call) if graph.holders else graph
@@ -145,3 +150,7 @@ def spans_devices(node: Node) -> bool:
         for body in bodies(node)
         for inner in body.graph.walk()
     )
+
+
+register_pass(MergeBodies())
+register_pass(InlineCalls())

@@ -4,7 +4,7 @@ compiled."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph, bind_attrs
 from graphflow.ir.op import REGISTRY, Node, Tensor, owner_module
 from graphflow.ir.spec import nbytes
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class FoldConstants(Pass):
     A value may not take more than `limit` bytes beyond those of its inputs: folding `zeros((10**4,
     10**4))` would trade a cheap fill for a constant to store and send.
     """
+
+    phase: ClassVar[Phase] = Phase.CONSTANTS
 
     limit: int = 65536
 
@@ -70,3 +72,6 @@ def _constant(node: Node, value: np.ndarray[Any, Any], index: int) -> Tensor:
         origin=node.origin,
         turn=node.turn,
     ).outputs[0]
+
+
+register_pass(FoldConstants())

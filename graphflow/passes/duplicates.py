@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 
 _INLINE_BYTES = 1024  # larger constants are equal only if they are the same array
 
@@ -22,6 +22,8 @@ class MergeDuplicates(Pass):
 
     State, random streams and side effects are never merged.
     """
+
+    phase: ClassVar[Phase] = Phase.DUPLICATES
 
     def __call__(self, graph: Graph) -> Graph:
         first: dict[Hashable, list[Node]] = {}
@@ -61,3 +63,6 @@ def key_of(value: Any) -> Hashable:
     if isinstance(value, complex):
         return ("complex", value.real.hex(), value.imag.hex())
     return (type(value).__name__, value)
+
+
+register_pass(MergeDuplicates())

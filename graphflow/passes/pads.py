@@ -4,12 +4,13 @@ joined instead."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, replacement_scope
 from graphflow.ir.spec import Size
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 
 _MAX_PARTS = 64
 """Parts, at most."""
@@ -19,6 +20,8 @@ _MAX_PARTS = 64
 class JoinPads(Pass):
     """Replace a sum of tensors padded with zeros to one shape, which together fill an axis of it
     without a gap, by their concatenation. (A sum would make 0 of a part's -0.)"""
+
+    phase: ClassVar[Phase] = Phase.SIMPLIFY
 
     def __call__(self, graph: Graph) -> Graph:
         return graph.rewrite(_join, ("add",)) if "pad" in graph.op_names else graph
@@ -85,3 +88,6 @@ def _along_one_axis(pads: Sequence[Node]) -> tuple[int, list[tuple[Size, Tensor]
     if not all(isinstance(start, int) for start, _ in parts):
         return 0, []
     return axis, sorted(parts, key=lambda part: part[0])
+
+
+register_pass(JoinPads())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, replacement_scope
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class FoldTransposes(Pass):
     that is only wanted transposed becomes that of the transposed operands, the other way round. Two
     permutations become one, and one that only moves axes of size 1 a reshape, which is none.
     """
+
+    phase: ClassVar[Phase] = Phase.SIMPLIFY
 
     def __call__(self, graph: Graph) -> Graph:
         wanted = set(graph.outputs)
@@ -80,3 +83,6 @@ def _swaps_last_two(node: Node) -> bool:
         return False
     rank = node.specs[0].rank
     return tuple(node.attrs["axes"]) == (*range(rank - 2), rank - 1, rank - 2)
+
+
+register_pass(FoldTransposes())

@@ -24,7 +24,7 @@ from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.host.host_interface import Hosts
 
 if TYPE_CHECKING:
-    from graphflow.runtime.observability.metrics_endpoint import MetricsServer
+    from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 
 
 class SessionLifecycle:

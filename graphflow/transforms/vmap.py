@@ -12,6 +12,7 @@ from graphflow.frontend.tracing import make_parameter
 from graphflow.ir.op import FUNCTIONS, Tensor, error_location, function, next_serial
 from graphflow.ir.spec import Size, equate
 from graphflow.ops.base.shape_rules import normalize_axis
+from graphflow.transforms.batching_control_flow import BODY_RULES
 from graphflow.transforms.batching_transform import Batching
 from graphflow.transforms.reverse_mode import nodes_built_since
 
@@ -67,6 +68,7 @@ def _apply_batched(
     engine = Batching(
         size,
         {s: (x, True) for s, x, a in zip(stand_ins, whole, axes, strict=True) if a is not None},
+        BODY_RULES,
     )
     engine.emit(nodes_built_since(outputs, since))
     wanted = _axes_of(nest(outputs), out_axes, "out_axes")

@@ -53,7 +53,7 @@ class FastPathLoop(SessionIOLoop):
         now = time.monotonic()
         if (
             self._events
-            or self._promised
+            or self._deferred
             or self._full
             or self._stopping
             or now >= self._next_event_at
@@ -67,7 +67,7 @@ class FastPathLoop(SessionIOLoop):
         for worker, (frame, number, acknowledged) in zip(repeat.workers, told, strict=True):
             way = self._connections[worker]
             lane, frames = way.fast_channel, [frame]
-            if lane is None or not lane.carries(frames, number, acknowledged):
+            if lane is None or not lane.send_in_order(frames, number, acknowledged):
                 way.unsent.append(frames)
                 self._flush(worker)
         return True

@@ -20,15 +20,15 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime.client.io_loop import SLACK, SessionIOLoop
+from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.host.host_interface import NO_WORKER_LEFT
-from graphflow.runtime.observability.activity import SessionActivity
 from graphflow.runtime.protocol.coordinator import GRACE
 from graphflow.runtime.protocol.coordinator_events import BeginOperation, Order, Replies
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.protocol.worker import MAX_LEASE
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.transport.tcp import ENDED
+from graphflow.runtime.transport.tcp import HANDSHAKE_ENDED
 from graphflow.runtime.wire.messages import Hello, Meet, Met, Open, Welcome
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Rendezvous:
         refused = self._loop.refused_workers()
         for workers, why in (
             ([worker for worker in refused if self._keys[worker]], _NO_TRUST),
-            (refused, f'{ENDED}; look there, or name its key (key = "box1")'),
+            (refused, f'{HANDSHAKE_ENDED}; look there, or name its key (key = "box1")'),
             (self._loop.silent_workers(), _FROZEN),
             (closed, _CLOSED),
         ):
@@ -274,7 +274,7 @@ def load_keys(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
     ring = Keyring()
     found = [ring.key_of(each.key, WORKER) if each.key else "" for each in cluster.workers]
     needed = any(found) or cluster.key is not None
-    return found, ring.own(cluster.key, COORDINATOR) if needed else None
+    return found, ring.own_pair(cluster.key, COORDINATOR) if needed else None
 
 
 def _make_hello(request: int) -> Hello:

@@ -27,9 +27,9 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.client.worker_connection import WorkerConnection
 from graphflow.runtime.launch.local import LocalWorkers
-from graphflow.runtime.observability.activity import SessionActivity
 from graphflow.runtime.polling.io_driver import LINGER, SLICE, SocketDriverLock
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.clock_sync import clock_identity
@@ -53,12 +53,16 @@ from graphflow.runtime.protocol.coordinator_events import (
 )
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import KeyPair, Keyring
-from graphflow.runtime.security.receive_accounting import ENDLESS, UNDER_WAY, pause
+from graphflow.runtime.security.receive_accounting import (
+    ENDLESS_MESSAGE,
+    UNFRAMED_CAP,
+    check_interval,
+)
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.array_lending import PeerSharedMemory, Promises
+from graphflow.runtime.transport.array_lending import DeferredCopies, PeerSharedMemory
 from graphflow.runtime.transport.shared_memory_arrays import SharedArrayReader
-from graphflow.runtime.transport.tcp import leave
+from graphflow.runtime.transport.tcp import abandon_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import Chunk
 
@@ -110,7 +114,7 @@ class SessionIOLoop:
         self._addresses = addresses
         self._connections: list[WorkerConnection] = []
         self._opened = ExitStack()  # the wake-up and the waiter, once they exist
-        self._promised: Promises = deque()
+        self._deferred: DeferredCopies = deque()
         self.array_memory: list[PeerSharedMemory] = []  # to each worker
         self._machine = self._Machine(
             session, addresses, time.monotonic(), epoch, token, dead_after, clock_identity()
@@ -162,7 +166,7 @@ class SessionIOLoop:
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
         offer = partial(_offer_memory, self._events, self._wakeup)
         self.array_memory += [
-            PeerSharedMemory(partial(offer, worker), self._promised)
+            PeerSharedMemory(partial(offer, worker), self._deferred)
             for worker, _ in enumerate(self._connections)
         ]
         for worker, way in enumerate(self._connections):
@@ -314,7 +318,7 @@ class SessionIOLoop:
                 self._fail_all()
                 self._free()
             else:
-                leave(self._context)
+                abandon_context(self._context)
 
     # With the driver lock ----------------------------------------------------------------------
 
@@ -343,8 +347,8 @@ class SessionIOLoop:
         events = self._events
         while events:
             self._handle(events.popleft())
-        while self._promised:
-            self._promised.popleft()()
+        while self._deferred:
+            self._deferred.popleft()()
         now = time.monotonic()
         if now >= self._inflow_check_at:
             self._inflow_check_at = now + self._check_inflow(now)
@@ -416,7 +420,7 @@ class SessionIOLoop:
             return
         if type(message) is Chunk and message.slot and worker in self._borrowed_memory:
             place = (message.slot, message.turn, message.nbytes)
-            data = self._borrowed_memory[worker].offered(*place)
+            data = self._borrowed_memory[worker].defer_borrow(*place)
         self._handle(WorkerMessageReceived(worker, envelope, message, data))
 
     def _receive_fast(self, worker: int) -> None:
@@ -436,7 +440,7 @@ class SessionIOLoop:
 
     def _handle_link_changes(self, worker: int) -> None:
         way = self._connections[worker]
-        for up in way.channel.changes():
+        for up in way.channel.read_link_changes():
             if up:
                 if (lane := way.open_fast_channel()) is not None:
                     self._waiter.add(lane.fileno(), _FAST_CHANNEL + worker)
@@ -448,11 +452,11 @@ class SessionIOLoop:
         """Looks at how much is under way from each worker; the seconds until the next time."""
         most = 0
         for worker, way in enumerate(self._connections):
-            under_way = way.channel.under_way(now)
+            under_way = way.channel.count_unframed(now)
             most = max(most, under_way)
-            if under_way > UNDER_WAY:
+            if under_way > UNFRAMED_CAP:
                 self._check_flooding(worker, now)
-        return max(pause(most), len(self._connections) / _MAX_CHECKS_PER_SECOND)
+        return max(check_interval(most), len(self._connections) / _MAX_CHECKS_PER_SECOND)
 
     def _check_flooding(self, worker: int, now: float) -> None:
         """Loses a worker that has too much under way, unless it is whole messages that nobody has
@@ -462,9 +466,9 @@ class SessionIOLoop:
             self._recently_sent.add(worker)
             return
         self._handle_link_changes(worker)  # if there is another connection by now, that one counts
-        if channel.under_way(now) > UNDER_WAY:
-            channel.leave()
-            self._handle(WorkerGone(worker, ENDLESS, ended=False))
+        if channel.count_unframed(now) > UNFRAMED_CAP:
+            channel.disconnect()
+            self._handle(WorkerGone(worker, ENDLESS_MESSAGE, ended=False))
 
     def _note_early_exits(self) -> None:
         """Notes processes of ours that ended before they were connected to: no link tells of it."""

@@ -28,8 +28,8 @@ from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.client.handshake import Rendezvous, find_answering, load_keys
 from graphflow.runtime.client.io_loop import SLACK
+from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.launch.local import LocalWorkers
-from graphflow.runtime.observability.activity import SessionActivity
 from graphflow.runtime.protocol.coordinator_events import (
     BeginOperation,
     CancelSteps,

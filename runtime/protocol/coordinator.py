@@ -55,7 +55,7 @@ from graphflow.runtime.protocol.reliable_stream import (
     stale_error,
 )
 from graphflow.runtime.protocol.remote_errors import error_from_message, printable_text
-from graphflow.runtime.wire.frame_codec import Buffer, give_back, is_far
+from graphflow.runtime.wire.frame_codec import Buffer, may_be_remote, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     UNNUMBERED,
@@ -80,7 +80,7 @@ from graphflow.runtime.wire.messages import (
     Spans,
     Unreached,
     Welcome,
-    changed,
+    replace_fields,
 )
 
 DEAD_AFTER = 4.5  # seconds out of reach after which a worker is lost: found within 5
@@ -109,7 +109,7 @@ class CoordinatorMachine:
         home: str = "",
     ) -> None:
         self._version = Version.own()
-        self._far = [is_far(address) for address in addresses]
+        self._far = [may_be_remote(address) for address in addresses]
         self._session, self._epoch, self._token = session, epoch, intern(token)
         self._peers = [
             Peer(
@@ -234,7 +234,7 @@ class CoordinatorMachine:
         step = operation.begin.step
         if isinstance(message, Compute):
             if peer.commit_owed >= 0:  # it tells to commit the step before it, too
-                message = changed(message, commits=peer.commit_owed)
+                message = replace_fields(message, commits=peer.commit_owed)
                 peer.commit_owed = -1
                 self._mark_commit_sent(worker)
             if message.trace:  # its clock, as it is now
@@ -331,7 +331,7 @@ class CoordinatorMachine:
                 if message.number in self._operations:
                     peer.inbox.add(worker, message, data)
                 else:
-                    give_back(data)
+                    return_borrowed(data)
                 return []
         operation = self._operations.get(getattr(message, "request", -1))
         if isinstance(message, UNNUMBERED) or operation is None or worker not in operation.waiting:

@@ -51,7 +51,7 @@ from graphflow.runtime.protocol.worker_events import (
 )
 from graphflow.runtime.protocol.worker_session import WorkerSession
 from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
-from graphflow.runtime.wire.frame_codec import Buffer, array_of, give_back, is_far
+from graphflow.runtime.wire.frame_codec import Buffer, decode_small, may_be_remote, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,
@@ -85,7 +85,7 @@ from graphflow.runtime.wire.messages import (
     Unreached,
     Welcome,
     Write,
-    changed,
+    replace_fields,
     step_of,
 )
 
@@ -149,7 +149,7 @@ class WorkerMachine:
         self._devices = list(devices)
         self._home = home
         self._version = Version.own()
-        self._budget = ByteBudget(memory)
+        self._shared_budget = ByteBudget(memory)
         self._sessions: dict[str, WorkerSession] = {}
         self._closed: dict[str, _ClosedSession] = {}
         self._draining = False
@@ -369,8 +369,8 @@ class WorkerMachine:
             name, epoch, message.worker, envelope.token, received=envelope.sequence
         )
         stream.outbound.last_sent = 1  # Welcome, whatever came of others before it
-        inbox = ChunkAssembler(purse=self._budget)
-        far = is_far(message.peers[message.worker])
+        inbox = ChunkAssembler(shared_budget=self._shared_budget)
+        far = may_be_remote(message.peers[message.worker])
         served = WorkerSession(route, stream, count, message.lease, now, inbox, far)
         self._sessions[name] = served
         return [RunJob(name, message, 0, epoch, token=envelope.token)]
@@ -431,7 +431,7 @@ class WorkerMachine:
         if step <= session.last_settled:
             return []  # of a step that is over
         try:
-            edge, array = array_of(message.array)
+            edge, array = decode_small(message.array)
         except ProtocolError as error:
             return self._break_session(session, f"worker {origin} sent it nonsense: {error}")
         return [DeliverTensor(session.name, step, edge, array, origin)]
@@ -441,7 +441,7 @@ class WorkerMachine:
     ) -> list[WorkerAction]:
         purpose, number, key = chunk.purpose, chunk.number, chunk.name
         if purpose == "edge" and number <= session.last_settled:
-            give_back(data)
+            return_borrowed(data)
             return []  # of a step that is over
         if purpose not in ("edge", "echo", "echoed"):
             raise ProtocolError(f"a worker sends no {purpose!r}")
@@ -449,7 +449,7 @@ class WorkerMachine:
             return []
         array = session.inbox.take(origin, purpose, number, key)
         if purpose == "echo":
-            back = changed(chunk, purpose="echoed", name=origin)
+            back = replace_fields(chunk, purpose="echoed", name=origin)
             return [RunJob(session.name, back, 0, session.epoch, {key: array})]
         return [
             DeliverTensor(session.name, number, key, array, origin, is_echo=purpose == "echoed")

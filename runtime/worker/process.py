@@ -57,9 +57,9 @@ from graphflow.runtime.security.keys import COORDINATOR, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.bulk_tcp import BulkReceivers, Pipe
-from graphflow.runtime.transport.tcp import leave
-from graphflow.runtime.transport.unix_socket import Lane, Lanes
+from graphflow.runtime.transport.bulk_tcp import BulkChannel, BulkReceivers
+from graphflow.runtime.transport.tcp import abandon_context
+from graphflow.runtime.transport.unix_socket import UnixSocketChannel, UnixSocketListener
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     Broken,
@@ -149,11 +149,11 @@ class WorkerProcess:
         self._waiter.add(self._listener.socket.getsockopt(zmq.FD), _LISTENER)
         # A socket tells of what comes only once it has been found empty.
         self._has_unread = True
-        self._lanes = Lanes(self.address if self._guard is None else "")
+        self._lanes = UnixSocketListener(self.address if self._guard is None else "")
         self._pipes = BulkReceivers()
-        self._new_pipes: deque[tuple[str, Pipe]] = deque()
+        self._new_pipes: deque[tuple[str, BulkChannel]] = deque()
         # Lanes and pipes, by what wakes us for them.
-        self._fast_channels: dict[int, tuple[bytes, Lane | Pipe]] = {}
+        self._fast_channels: dict[int, tuple[bytes, UnixSocketChannel | BulkChannel]] = {}
         if self._lanes.fileno() >= 0:
             self._waiter.add(self._lanes.fileno(), _FAST_LISTENER)
         self._tick_at = time.monotonic() + _TICK
@@ -164,7 +164,7 @@ class WorkerProcess:
         self._end_reason = "it was asked to end"
         self._started = time.monotonic()
         register_worker_gauges(
-            self.meters, self.address, self._sessions, self._unsent, self._listener.door
+            self.meters, self.address, self._sessions, self._unsent, self._listener.limiter
         )
 
     def stop(self) -> None:
@@ -251,7 +251,7 @@ class WorkerProcess:
         if all(ended):
             self._context.destroy(linger=0)
         else:  # an op that does not return may still want to send
-            leave(self._context)
+            abandon_context(self._context)
 
     # One turn of the loop ------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class WorkerProcess:
         if now >= self._tick_at:
             self._tick_at = now + _TICK
             self._handle(WorkerTick())
-            for session in self._guard.revoked() if self._guard is not None else ():
+            for session in self._guard.revoked_sessions() if self._guard is not None else ():
                 self._handle(EndSession(session, f"it is of {UNTRUSTED}"))
         if self._drain_seconds and self._drain_deadline == math.inf:
             self._drain_deadline = now + self._drain_seconds
@@ -279,7 +279,7 @@ class WorkerProcess:
         for route in list(self._unsent) if self._unsent else ():
             self._flush(route)
         if self._has_unread and not self._listener.has_message():
-            self._listener.door.drained()
+            self._listener.limiter.note_drained()
             self._has_unread = False
         soon = now + _RETRY if self._unsent else self._tick_at
         if self._has_unread or self._has_drained():
@@ -311,21 +311,21 @@ class WorkerProcess:
             self._handle_frames(*arrived)
 
     def _accept_fast_channel(self) -> None:
-        admitted = self._lanes.admit()
+        admitted = self._lanes.accept()
         if admitted is not None:
             tag = _FIRST_CHANNEL + admitted[1].fileno()
             self._fast_channels[tag] = admitted
             self._waiter.add(admitted[1].fileno(), tag)
 
-    def _queue_pipe(self, session: str, pipe: Pipe) -> None:
+    def _queue_pipe(self, session: str, pipe: BulkChannel) -> None:
         """Lets a pipe in; from any thread."""
         self._new_pipes.append((session, pipe))
         self._wakeup.wake()
 
-    def _add_pipe(self, session: str, pipe: Pipe) -> None:
+    def _add_pipe(self, session: str, pipe: BulkChannel) -> None:
         if session not in self._sessions:
             pipe.close()
-        elif (route := self._pipes.take_in(session, pipe)) is not None:
+        elif (route := self._pipes.add(session, pipe)) is not None:
             tag = _FIRST_CHANNEL + pipe.fileno()
             self._fast_channels[tag] = route, pipe
             self._waiter.add(pipe.fileno(), tag)
@@ -399,11 +399,11 @@ class WorkerProcess:
         try:
             envelope, message, data = decode_frames(frames)
             if self._guard is not None:
-                role = self._guard.check(key, envelope, message)
+                role = self._guard.authorise(key, envelope, message)
         except NotAuthorised as error:
             self.meters.add("graphflow_forbidden_messages_total")
             _log.tell("key.forbidden", key=key, reason=str(error))
-            self._listener.blame(route, error)
+            self._listener.report_invalid(route, error)
             answer: Message = failure_message(getattr(message, "request", 0), error)
             if envelope.session in self._sessions:  # its key was revoked meanwhile
                 answer = Broken(str(error))
@@ -415,12 +415,12 @@ class WorkerProcess:
             if lane:
                 self._drop_fast_channel(route)
             else:
-                self._listener.blame(route, error)
+                self._listener.report_invalid(route, error)
             return
         hosted = self._sessions.get(envelope.session)
         if hosted is None:
             if not lane:
-                self._listener.doubt(route)
+                self._listener.report_stray(route)
         elif type(message) is Chunk and message.slot:
             data = hosted.read_borrowed(envelope.origin, message)
         if type(message) is Status:
@@ -432,7 +432,7 @@ class WorkerProcess:
         self._handle(MessageReceived(route, envelope, message, data, lane))
         opened = self._sessions.get(envelope.session)
         if self._guard is not None and type(message) is Open and opened not in (None, hosted):
-            self._guard.vouch(envelope.session, key, message.keys)
+            self._guard.allow_session_keys(envelope.session, key, message.keys)
 
     def _status_report(self, role: str) -> dict[str, Any]:
         """What this worker does, for who may act so."""
@@ -502,9 +502,9 @@ class WorkerProcess:
         self._sessions[action.session].submit(action)
         if isinstance(action.job, Close):
             if self._guard is not None:
-                self._guard.forget(action.session)
+                self._guard.forget_session(action.session)
             self._closing_sessions[action.session] = closed = self._sessions.pop(action.session)
-            for route in self._pipes.of(action.session):
+            for route in self._pipes.routes_of(action.session):
                 self._drop_fast_channel(route)
             told = closed.activity.report()
             _log.tell(
@@ -547,13 +547,13 @@ class WorkerProcess:
         """Sends a message with a number over the lane `beside` a connection, or over that."""
         lane = self._lanes.get(beside or route)
         if lane is not None:
-            if lane.carries(frames, number, acknowledged):
+            if lane.send_in_order(frames, number, acknowledged):
                 return
             if not beside:
                 return  # no other way leads there
         waiting = self._unsent.setdefault(route, deque())
         if len(waiting) >= _MAX_UNSENT:
-            self._listener.abandon(route)
+            self._listener.drop_slow_reader(route)
             return
         waiting.append(frames)
         self._flush(route)

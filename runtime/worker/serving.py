@@ -19,15 +19,15 @@ from typing import TextIO
 
 from graphflow import _version
 from graphflow.errors import AddressInUse, GraphflowError, TransportError
-from graphflow.placement.clusters.host_facts import keep_to
+from graphflow.placement.clusters.host_facts import pin_to_cores
 from graphflow.runtime.diagnostics.crash_recorder import start_recording
 from graphflow.runtime.memory.malloc_tuning import raise_trim_threshold
-from graphflow.runtime.observability.metrics_endpoint import MetricsServer
 from graphflow.runtime.protocol.worker import ExitReport
 from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
+from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.worker.hosted_session import HostFactory, default_factory
 from graphflow.runtime.worker.process import WorkerProcess
 
@@ -55,7 +55,7 @@ def serve(
     keys: str | os.PathLike[str] | None = None,
     metrics: str | None = None,
     connections: int | None = None,
-    limits: Limits | None = None,
+    limits: GraphLimits | None = None,
     checkpoints: str | None = None,
     on_address: Callable[[str], None] = lambda address: None,
 ) -> None:
@@ -179,10 +179,12 @@ def announce_exit(
 
 def _worker_key(ring: Keyring, key: str | None, listen: str, *, insecure: bool) -> KeyPair | None:
     if key is None:
-        beyond = not transport_of(listen).check(listen, insecure=True, listening=True).loopback
+        beyond = (
+            not transport_of(listen).check_address(listen, insecure=True, listening=True).loopback
+        )
         if insecure or not beyond or not any(own.role == WORKER for own in ring.pairs()):
             return None
-    return ring.own(key or None, WORKER)
+    return ring.own_pair(key or None, WORKER)
 
 
 def _stop_handler(worker: WorkerProcess) -> Callable[[int, object], None]:
@@ -224,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recorder", help=argparse.SUPPRESS)  # two descriptors of a `Recorder`
     parser.add_argument("--core", type=int, action="append", default=[], help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    keep_to(given.core)
+    pin_to_cores(given.core)
     if given.recorder:
         start_recording(*map(int, given.recorder.split(",")))
     configure_by_environment()

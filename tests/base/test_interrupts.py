@@ -26,7 +26,7 @@ from graphflow.base.interrupts import (
     is_interrupt,
     passing_interrupts,
 )
-from graphflow.runtime.observability.trace import Trace
+from graphflow.runtime.tracing.trace import Trace
 from tests.faults.running import ROOT, Worker, cluster_file
 
 OWN = {**globals(), "__name__": "graphflow.own"}
@@ -227,7 +227,7 @@ def test_trace_files_are_whole_or_not_there_after_an_interrupt(
     raised: list[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     struck = FunctionType(_strike.__code__, OWN)
-    monkeypatch.setattr("graphflow.runtime.observability.trace.json.dump", struck)
+    monkeypatch.setattr("graphflow.runtime.tracing.trace.json.dump", struck)
     with pytest.raises(BaseException) as told:
         Trace().save(tmp_path / "trace.json")
     assert told.value is raised[0] and not [*tmp_path.iterdir()]

@@ -385,7 +385,7 @@ AGAIN = """
 import os, signal, sys, time, graphflow as gf
 from contextlib import nullcontext
 from graphflow.recovery import graceful_shutdown as draining
-draining.AGAIN = float(sys.argv[2])
+draining.GRACE_SECONDS = float(sys.argv[2])
 class Last:
     def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
         kill(pid, number)

@@ -33,7 +33,7 @@ from graphflow.runtime.protocol.fast_path import (
 )
 from graphflow.runtime.protocol.reliable_stream import Outbound, OutgoingMessage, Version
 from graphflow.runtime.protocol.worker_session import AHEAD
-from graphflow.runtime.wire.frame_codec import chunks, decode, decode_frames, encode
+from graphflow.runtime.wire.frame_codec import decode, decode_frames, encode, split_array
 from graphflow.runtime.wire.messages import (
     Abort,
     Close,
@@ -77,7 +77,7 @@ class QueuedLink(PeerLink):
 
     def queue(self, step: int, edge: int, array: Any) -> None:
         self._last_sent = (step, edge)
-        self._queued += [(chunk, data) for chunk, data in chunks("edge", step, edge, array)]
+        self._queued += [(chunk, data) for chunk, data in split_array("edge", step, edge, array)]
         self.flush()
 
     def flush(self) -> None:

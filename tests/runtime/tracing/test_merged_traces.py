@@ -12,7 +12,8 @@ import pytest
 
 import graphflow as gf
 from graphflow.runtime.client.remote_hosts import RemoteHosts
-from graphflow.runtime.observability.trace import Trace, TraceEvent, TraceStep
+from graphflow.runtime.tracing.events import TraceEvent, TraceStep
+from graphflow.runtime.tracing.trace import Trace
 from tests.runtime.workers import serving
 
 SCRIPT = Path(__file__).with_name("shifted_worker.py")
