@@ -114,7 +114,7 @@ def _workers(
     if all("://" in target for target in targets):
         with option_errors("TARGET"):
             for target in targets:
-                transport_of(target).check(target, insecure=True, listening=False)
+                transport_of(target).check_address(target, insecure=True, listening=False)
         if len(keys) not in (0, 1, len(targets)):
             raise ArgumentError(
                 f"{len(keys)} times --worker-key for {len(targets)} addresses: give one for all, "

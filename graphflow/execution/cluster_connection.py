@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import defer_signals
 from graphflow.errors import PlanError, SessionError
-from graphflow.placement.calibration.calibrate import Link
+from graphflow.placement.calibration.calibrate import LinkSpeed
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.plan import Plan
@@ -110,7 +110,7 @@ def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:
     return survey(hosts, cluster)
 
 
-def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], Link] | None:
+def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], LinkSpeed] | None:
     """The links between a cluster's workers as they are now; None where nothing is to be measured:
     they are described, or of this machine."""
     if cluster.kind in ("here", "local"):

@@ -49,7 +49,7 @@ class FastPathLoop(Loop):
     def _tell(self, repeat: Repeat, pending: Pending) -> bool:
         """Tells the workers of a step that now has `pending`, if that is all there is to do."""
         now = time.monotonic()
-        if self._events or self._promised or self._full or self._stopping or now >= self._due:
+        if self._events or self._deferred or self._full or self._stopping or now >= self._due:
             return False
         self._pending[repeat.request] = pending
         told = self._machine.repeat(repeat, now)
@@ -59,7 +59,7 @@ class FastPathLoop(Loop):
         for worker, (frame, number, acknowledged) in zip(repeat.workers, told, strict=True):
             way = self._ways[worker]
             lane, frames = way.lane, [frame]
-            if lane is None or not lane.carries(frames, number, acknowledged):
+            if lane is None or not lane.send_in_order(frames, number, acknowledged):
                 way.unsent.append(frames)
                 self._flush(worker)
         return True

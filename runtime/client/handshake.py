@@ -28,7 +28,7 @@ from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.protocol.worker import LONGEST_LEASE
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.transport.tcp import ENDED
+from graphflow.runtime.transport.tcp import HANDSHAKE_ENDED
 from graphflow.runtime.wire.messages import Hello, Meet, Met, Open, Welcome
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Rendezvous:
         refused = self._loop.refused()
         for workers, why in (
             ([worker for worker in refused if self._keys[worker]], _NO_TRUST),
-            (refused, f'{ENDED}; look there, or name its key (key = "box1")'),
+            (refused, f'{HANDSHAKE_ENDED}; look there, or name its key (key = "box1")'),
             (self._loop.silent(), _FROZEN),
             (closed, _CLOSED),
         ):
@@ -264,7 +264,7 @@ def keys_of(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
     ring = Keyring()
     found = [ring.key_of(each.key, WORKER) if each.key else "" for each in cluster.workers]
     needed = any(found) or cluster.key is not None
-    return found, ring.own(cluster.key, COORDINATOR) if needed else None
+    return found, ring.own_pair(cluster.key, COORDINATOR) if needed else None
 
 
 def _hello(request: int) -> Hello:

@@ -53,12 +53,16 @@ from graphflow.runtime.protocol.coordinator_events import (
 )
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import KeyPair, Keyring
-from graphflow.runtime.security.receive_accounting import ENDLESS, UNDER_WAY, pause
+from graphflow.runtime.security.receive_accounting import (
+    ENDLESS_MESSAGE,
+    UNFRAMED_CAP,
+    check_interval,
+)
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.array_lending import PeerSharedMemory, Promises
+from graphflow.runtime.transport.array_lending import DeferredCopies, PeerSharedMemory
 from graphflow.runtime.transport.shared_memory_arrays import SharedArrayReader
-from graphflow.runtime.transport.tcp import leave
+from graphflow.runtime.transport.tcp import abandon_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import Chunk
 
@@ -108,7 +112,7 @@ class Loop:
         self._addresses = addresses
         self._ways: list[WorkerConnection] = []
         self._opened = ExitStack()  # the wake-up and the waiter, once they exist
-        self._promised: Promises = deque()
+        self._deferred: DeferredCopies = deque()
         self.loans: list[PeerSharedMemory] = []  # to each worker
         self._machine = self._Machine(
             session, addresses, time.monotonic(), epoch, token, dead_after, identity()
@@ -158,7 +162,7 @@ class Loop:
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
         offer = partial(_offer, self._events, self._wakeup)
         self.loans += [
-            PeerSharedMemory(partial(offer, worker), self._promised)
+            PeerSharedMemory(partial(offer, worker), self._deferred)
             for worker, _ in enumerate(self._ways)
         ]
         for worker, way in enumerate(self._ways):
@@ -310,7 +314,7 @@ class Loop:
                 self._fail_all()
                 self._free()
             else:
-                leave(self._context)
+                abandon_context(self._context)
 
     # With the driver lock ----------------------------------------------------------------------
 
@@ -339,8 +343,8 @@ class Loop:
         events = self._events
         while events:
             self._handle(events.popleft())
-        while self._promised:
-            self._promised.popleft()()
+        while self._deferred:
+            self._deferred.popleft()()
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + self._measure(now)
@@ -412,7 +416,7 @@ class Loop:
             return
         if type(message) is Chunk and message.slot and worker in self._borrowers:
             place = (message.slot, message.turn, message.nbytes)
-            data = self._borrowers[worker].offered(*place)
+            data = self._borrowers[worker].defer_borrow(*place)
         self._handle(Received(worker, envelope, message, data))
 
     def _hear(self, worker: int) -> None:
@@ -432,7 +436,7 @@ class Loop:
 
     def _look(self, worker: int) -> None:
         way = self._ways[worker]
-        for up in way.channel.changes():
+        for up in way.channel.read_link_changes():
             if up:
                 if (lane := way.find_lane()) is not None:
                     self._waiter.add(lane.fileno(), _LANE + worker)
@@ -444,11 +448,11 @@ class Loop:
         """Looks at how much is under way from each worker; the seconds until the next time."""
         most = 0
         for worker, way in enumerate(self._ways):
-            under_way = way.channel.under_way(now)
+            under_way = way.channel.count_unframed(now)
             most = max(most, under_way)
-            if under_way > UNDER_WAY:
+            if under_way > UNFRAMED_CAP:
                 self._doubt(worker, now)
-        return max(pause(most), len(self._ways) / _LOOKS)
+        return max(check_interval(most), len(self._ways) / _LOOKS)
 
     def _doubt(self, worker: int, now: float) -> None:
         """Loses a worker that has too much under way, unless it is whole messages that nobody has
@@ -458,9 +462,9 @@ class Loop:
             self._touched.add(worker)
             return
         self._look(worker)  # if there is another connection by now, that one counts
-        if channel.under_way(now) > UNDER_WAY:
-            channel.leave()
-            self._handle(Gone(worker, ENDLESS, ended=False))
+        if channel.count_unframed(now) > UNFRAMED_CAP:
+            channel.disconnect()
+            self._handle(Gone(worker, ENDLESS_MESSAGE, ended=False))
 
     def _miss(self) -> None:
         """Notes processes of ours that ended before they were connected to: no link tells of it."""

@@ -34,7 +34,7 @@ from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
 from graphflow.runtime.protocol.coordinator_events import Begin, Order, Release, Replies
 from graphflow.runtime.protocol.fast_path import Repeat
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.wire.frame_codec import SMALL_TOGETHER, is_far, small
+from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, encode_small, may_be_remote
 from graphflow.runtime.wire.messages import (
     Array,
     Chunk,
@@ -54,7 +54,7 @@ from graphflow.runtime.wire.messages import (
     Span,
     StepResult,
     Write,
-    changed,
+    replace_fields,
     step_of,
 )
 
@@ -143,7 +143,7 @@ class RemoteHosts(Members):
     @property
     def near(self) -> bool:
         """Whether all workers are on this host."""
-        return not any(map(is_far, self._addresses))
+        return not any(map(may_be_remote, self._addresses))
 
     # Programs and steps --------------------------------------------------------------------------
 
@@ -251,11 +251,11 @@ class RemoteHosts(Members):
         if loop is None or step <= before:
             return None
         inside: dict[int, list[Small]] = {}
-        nbytes, room = 0, SMALL_TOGETHER
+        nbytes, room = 0, SMALL_TOTAL_BYTES
         for worker, arrays in feeds.items():
             inside[worker] = mine = []
             for name, array in arrays.items():
-                sent = small(name, array) if room > 0 else None
+                sent = encode_small(name, array) if room > 0 else None
                 if sent is None:
                     return None
                 mine.append(sent)
@@ -384,7 +384,7 @@ class RemoteHosts(Members):
         self._last_step = step
         self._tell_failed(order)
         request = next(self._requests)
-        told = changed(order, request=request)
+        told = replace_fields(order, request=request)
         unfed = Order(told)
         orders = {}
         for worker in loaded.workers:
@@ -403,10 +403,10 @@ class RemoteHosts(Members):
         inside: list[Small] = []
         before: list[str] = []
         arrays = []
-        room, nbytes = SMALL_TOGETHER, 0
+        room, nbytes = SMALL_TOTAL_BYTES, 0
         for name, array in feeds.items():
             nbytes += array.nbytes
-            found = small(name, array) if room > 0 else None
+            found = encode_small(name, array) if room > 0 else None
             if found is not None:
                 inside.append(found)
                 room -= len(found)
@@ -415,10 +415,10 @@ class RemoteHosts(Members):
                 sent: Array | Chunk = array
                 if self._loop is not None:
                     loans = self._loop.loans[worker]
-                    sent = loans.lend("feed", order.request, name, array, later=waits)
+                    sent = loans.lend("feed", order.request, name, array, defer=waits)
                 arrays.append(("feed", name, sent))
         self._activity.add_fed_bytes(nbytes)
-        return Order(changed(order, feeds=before, small=inside), arrays)
+        return Order(replace_fields(order, feeds=before, small=inside), arrays)
 
     # Variables -----------------------------------------------------------------------------------
 
@@ -464,7 +464,7 @@ class RemoteHosts(Members):
         ) -> list[Array] | None:
             if self._programs.get(program) is not loaded:
                 return None
-            told = changed(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
+            told = replace_fields(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
             given = {worker: {name: feeds[name] for name in names} for worker, names in fed}
             with self._stepping:
                 arrays = self._step(loaded, told, step, given).arrays

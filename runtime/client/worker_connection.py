@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from graphflow.runtime.protocol.coordinator_events import Send
-from graphflow.runtime.transport.unix_socket import Lane
+from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 from graphflow.runtime.wire.messages import Hello, Open, Ping
 
 _LINKED = frozenset((Hello, Open, Ping))
@@ -29,15 +29,15 @@ class WorkerConnection:
 
     def __init__(self, channel: Any, address: str, secured: bool) -> None:
         self.channel = channel
-        self.lane: Lane | None = None
+        self.lane: UnixSocketChannel | None = None
         self.unsent: deque[list[Any]] = deque()
         self._address = address
         self._secured = secured
 
-    def find_lane(self) -> Lane | None:
+    def find_lane(self) -> UnixSocketChannel | None:
         """A lane that was not known yet, to a worker that is there."""
         if self.lane is None and not self._secured:
-            self.lane = Lane.to(self._address)
+            self.lane = UnixSocketChannel.connect(self._address)
             return self.lane
         return None
 
@@ -53,8 +53,8 @@ class WorkerConnection:
         if lane is not None:
             number = action.envelope.sequence
             if type(action.message) in _LINKED:
-                lane.past = number
-            elif lane.carries(frames, number, action.acknowledged):
+                lane.last_over_zmq = number
+            elif lane.send_in_order(frames, number, action.acknowledged):
                 return True
         self.unsent.append(frames)
         return False

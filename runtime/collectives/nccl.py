@@ -21,7 +21,7 @@ from typing import Any
 from graphflow.base.environment import NCCL, choice_setting, setting
 from graphflow.errors import DeviceError
 from graphflow.ir.device_name import DeviceName
-from graphflow.ops.communication.reduction_order import combining, finish, fold
+from graphflow.ops.communication.reduction_order import combine_function, finish, fold
 from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.protocol.clock_sync import identity
@@ -269,7 +269,7 @@ class NcclCollective:
         reduction: str = what.attrs["reduction"]
         wide = [piece.astype(what.working_dtype) for piece in pieces]
         into = xp.empty(out.shape, what.working_dtype)
-        fold(what.order(self.rank), wide, combining(reduction, xp), into, xp.empty_like)
+        fold(what.order(self.rank), wide, combine_function(reduction, xp), into, xp.empty_like)
         finish(reduction, what.count, into)
         out[...] = into.astype(what.dtype)
 

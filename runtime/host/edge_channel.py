@@ -19,8 +19,8 @@ from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.memory.backend import Backend
 from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.transport.shared_memory import Segment
-from graphflow.runtime.wire.messages import EDGE_BITS, TAKEN
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS
 from graphflow.runtime.wire.tensor_mailbox import Awaited
 
 if TYPE_CHECKING:
@@ -65,7 +65,11 @@ class Ends:
         mine = _device(partition.device)
         for end, nodes in _cut(partition).items():
             peer = _device(end)
-            if peer.worker is None or peer.worker == mine.worker or session.mail.carried is None:
+            if (
+                peer.worker is None
+                or peer.worker == mine.worker
+                or session.mail.on_transfer is None
+            ):
                 continue
             if peer.kind != "cpu" or mine.kind != "cpu":
                 continue  # a GPU's tensors come through memory of its own
@@ -89,12 +93,12 @@ class Ends:
         return array
 
     def grant_credit(self, step: int, edge: int, portion: int) -> None:
-        self.session.tell(step, f"{TAKEN}{edge}/{portion}", self.sources[edge])
+        self.session.tell(step, f"{CREDIT_PREFIX}{edge}/{portion}", self.sources[edge])
 
     def wait_for_credit(self, step: int, edge: int, portion: int, target: str) -> None:
         what = f"room on edge {edge} in a loop, of which {target} has not received enough,"
         awaited = Awaited(what, _device(target).worker)
-        self.session.mail.take(step, f"{TAKEN}{edge}/{portion}", awaited)
+        self.session.mail.take(step, f"{CREDIT_PREFIX}{edge}/{portion}", awaited)
 
     def join_collective(self, what: Collective, name: str) -> DeviceCollective:
         return self.part.join(what, name)
@@ -102,7 +106,7 @@ class Ends:
     def shared_memory(self, nbytes: int) -> Any:
         return self.part.shared_memory(nbytes)
 
-    def register_buffers(self, segment: Segment) -> None:
+    def register_buffers(self, segment: SharedMemorySegment) -> None:
         self.part.arena = segment
 
     def forget_agreements(self) -> None:
@@ -112,7 +116,7 @@ class Ends:
         self.part.close()
 
     def check_cancelled(self, step: int, loop: str, done: int, of: str) -> None:
-        self.session.mail.check(step, loop, done, of)
+        self.session.mail.check_loop(step, loop, done, of)
 
 
 def _cut(partition: Partition) -> dict[str, list[Node]]:

@@ -17,19 +17,26 @@ import numpy as np
 from graphflow.base.blas_threads import one_blas_thread
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.ir.device_name import DeviceName
-from graphflow.placement.clusters.host_facts import cores, everywhere
+from graphflow.placement.clusters.host_facts import cores, on_all_cores
 from graphflow.runtime.host.device_backends import backend_for
 from graphflow.runtime.host.session_state import SessionState
 from graphflow.runtime.memory.backend import ResultExporter
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import Program
-from graphflow.runtime.wire.graph_limits import Limits
-from graphflow.runtime.wire.messages import EXCHANGE, TAKEN, Computed, Key, Parcel, Usage
-from graphflow.runtime.wire.tensor_mailbox import Carried
+from graphflow.runtime.wire.graph_limits import GraphLimits
+from graphflow.runtime.wire.messages import (
+    CREDIT_PREFIX,
+    EXCHANGE_PREFIX,
+    Computed,
+    HostUsage,
+    Key,
+    TensorParcel,
+)
+from graphflow.runtime.wire.tensor_mailbox import TransferObserver
 
 Array = np.ndarray[Any, Any]
 
-_WORDS = (EXCHANGE, TAKEN)
+_WORDS = (EXCHANGE_PREFIX, CREDIT_PREFIX)
 """What keys of what goes between devices begin with, beside edges, which are numbered."""
 
 
@@ -50,14 +57,14 @@ class Host:
         worker: int,
         devices: Sequence[str],
         threads: int | None,
-        outbox: Callable[[Parcel], None],
-        limits: Limits | None = None,
+        outbox: Callable[[TensorParcel], None],
+        limits: GraphLimits | None = None,
         *,
         alone: bool = False,
     ) -> None:
         self.worker = worker
         self._alone = alone
-        self._limits = limits or Limits()
+        self._limits = limits or GraphLimits()
         self.devices = tuple(devices)
         self._count = threads or max(1, cores() // max(1, len(self.devices)))
         self._outbox = outbox
@@ -157,13 +164,13 @@ class Host:
         session: str,
         attend: Callable[[Callable[[], bool], float], bool],
         wake: Callable[[], None],
-        carried: Carried,
+        carried: TransferObserver,
         keep: ResultExporter | None = None,
     ) -> None:
         """Set how a waiting thread receives a tensor itself, and how another thread wakes it (see
         `TensorMailbox`); who hears of tensors that need no message; and where results go."""
         state = self._of(session)
-        state.mail.attend, state.mail.wake, state.mail.carried = attend, wake, carried
+        state.mail.attend, state.mail.wake, state.mail.on_transfer = attend, wake, carried
         state.keep_by(keep)
 
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
@@ -193,17 +200,17 @@ class Host:
         none."""
         self._of(session).forget(programs, variables)
 
-    def usage(self, session: str) -> Usage:
+    def usage(self, session: str) -> HostUsage:
         """What a session takes of memory now, and what it waits for; from any thread."""
         state = self._sessions.get(session)
-        return state.usage() if state is not None else Usage()
+        return state.usage() if state is not None else HostUsage()
 
     def measure(self) -> dict[str, Any]:
         """This machine's speeds, as calibrated before or now, and then kept here: plain data for
         the cost model."""
         from graphflow.placement.calibration.calibrate import machine_profile
 
-        with everywhere():
+        with on_all_cores():
             return machine_profile(self.devices)
 
     def _of(self, session: str) -> SessionState:

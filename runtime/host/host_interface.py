@@ -19,7 +19,7 @@ from graphflow.runtime.host.host import Host
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import has_called_commit
 from graphflow.runtime.telemetry.metrics import Meters
-from graphflow.runtime.wire.messages import Parcel, StepResult
+from graphflow.runtime.wire.messages import StepResult, TensorParcel
 
 Array = np.ndarray[Any, Any]
 
@@ -293,5 +293,5 @@ class LocalHosts:
         self._host.close("")
 
 
-def _no_other_worker(parcel: Parcel) -> None:
+def _no_other_worker(parcel: TensorParcel) -> None:
     raise SessionError(f"an embedded session has no worker {parcel.target_worker}")

@@ -29,7 +29,7 @@ from graphflow.runtime.memory.arenas import Arena, Arenas
 from graphflow.runtime.memory.backend import Backend, ResultExporter
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
 from graphflow.runtime.program.program import Program, Span
-from graphflow.runtime.wire.messages import Computed, Parcel, Usage, step_of
+from graphflow.runtime.wire.messages import Computed, HostUsage, TensorParcel, step_of
 from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
 
 Array = np.ndarray[Any, Any]
@@ -81,7 +81,7 @@ class SessionState:
         name: str,
         worker: int,
         backends: Mapping[str, Backend],
-        outbox: Callable[[Parcel], None],
+        outbox: Callable[[TensorParcel], None],
     ) -> None:
         self.mail = TensorMailbox(worker)
         self.exchanges = SessionCollectives(name, worker, self.mail, outbox)
@@ -335,7 +335,7 @@ class SessionState:
         else:
             # The layout keeps a sent buffer until the step ends, and by then its receiver has it.
             host = array if isinstance(array, np.ndarray) else backend.to_host(array)
-            self._outbox(Parcel(self._name, step, edge, target.worker or 0, host, True))
+            self._outbox(TensorParcel(self._name, step, edge, target.worker or 0, host, True))
 
     def pass_on(self, step: int, edge: int, passage: ShmEdgeSender, array: Array) -> bool:
         """Send a tensor through memory that its receiver sees, if there is such."""
@@ -344,8 +344,8 @@ class SessionState:
             return False
         if self._departures is not None:
             self._departures.append((edge, started))
-        if self.mail.carried is not None:
-            self.mail.carried("sent", passage.peer, edge, array.nbytes)
+        if self.mail.on_transfer is not None:
+            self.mail.on_transfer("sent", passage.peer, edge, array.nbytes)
         return True
 
     def passed(self, step: int, edge: int, passage: ShmEdgeReceiver) -> Array | None:
@@ -355,8 +355,8 @@ class SessionState:
             return None
         if self.mail.arrivals is not None:
             self.mail.arrivals.append((edge, passage.arrival_time(edge)))
-        if self.mail.carried is not None:
-            self.mail.carried("received", passage.peer, edge, array.nbytes)
+        if self.mail.on_transfer is not None:
+            self.mail.on_transfer("received", passage.peer, edge, array.nbytes)
         return array
 
     def tell(self, step: int, what: str, device: DeviceName) -> None:
@@ -364,7 +364,9 @@ class SessionState:
         if device.worker == self._worker:
             self.mail.put(step, what, _WORD)
         else:
-            self._outbox(Parcel(self._name, step, what, device.worker or 0, _WORD, owned=True))
+            self._outbox(
+                TensorParcel(self._name, step, what, device.worker or 0, _WORD, owned=True)
+            )
 
     def commit(self, step: int) -> None:
         programs = self._computed.pop(step, None)
@@ -388,7 +390,7 @@ class SessionState:
         self._stuck = False
         self.mail.finish(step)
 
-    def usage(self) -> Usage:
+    def usage(self) -> HostUsage:
         used: dict[str, set[Arena]] = {device: set() for device in self._backends}
         for loaded in list(self._programs.values()):
             for device, compiled in list(loaded.compiled.items()):
@@ -400,7 +402,7 @@ class SessionState:
         }
         now = monotonic()
         waits = {each.awaited.what: now - each.since for each in list(self.mail.waits.values())}
-        return Usage(arenas, variables, waits)
+        return HostUsage(arenas, variables, waits)
 
     def read(self, variable: str) -> Array:
         device, value = self._find(variable)

@@ -20,7 +20,7 @@ from graphflow.base.interrupts import defer_signals
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.user_modules import module_folders
 from graphflow.errors import RendezvousTimeout, WorkerLost
-from graphflow.placement.clusters.host_facts import shares_of_cores
+from graphflow.placement.clusters.host_facts import divide_cores
 from graphflow.runtime.diagnostics.crash_recorder import OUT_OF_MEMORY, Recorder
 from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 from graphflow.runtime.launch import child
@@ -249,7 +249,7 @@ class LocalWorkers:
         self._one = partial(
             LocalWorker, listen=listen, devices=devices, threads=threads, host=host, ops=ops,
             checkpoints=checkpoints,
-            cores=shares_of_cores(count, threads * len(devices)) if threads is not None else (),
+            cores=divide_cores(count, threads * len(devices)) if threads is not None else (),
         )  # fmt: skip
         self._environment = _environment(threads)
         self._workers: list[LocalWorker] = []

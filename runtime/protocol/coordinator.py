@@ -42,7 +42,7 @@ from graphflow.runtime.protocol.operations import Operation, UnderWay
 from graphflow.runtime.protocol.peer_liveness import BEAT, Peer, Watch, apart, kept_waiting, late
 from graphflow.runtime.protocol.reliable_stream import Arrival, Letter, Stream, Version, fence
 from graphflow.runtime.protocol.remote_errors import harmless, raised
-from graphflow.runtime.wire.frame_codec import Buffer, give_back, is_far
+from graphflow.runtime.wire.frame_codec import Buffer, may_be_remote, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     UNNUMBERED,
@@ -67,7 +67,7 @@ from graphflow.runtime.wire.messages import (
     Spans,
     Unreached,
     Welcome,
-    changed,
+    replace_fields,
 )
 
 DEAD_AFTER = 4.5  # seconds out of reach after which a worker is lost: found within 5
@@ -96,7 +96,7 @@ class CoordinatorMachine:
         home: str = "",
     ) -> None:
         self._version = Version.own()
-        self._far = [is_far(address) for address in addresses]
+        self._far = [may_be_remote(address) for address in addresses]
         self._session, self._epoch, self._token = session, epoch, intern(token)
         self._peers = [
             Peer(index, address, Stream(session, epoch, COORDINATOR, token), now, Clock(home))
@@ -215,7 +215,7 @@ class CoordinatorMachine:
         step = operation.begin.step
         if isinstance(message, Compute):
             if peer.commits >= 0:  # it tells to commit the step before it, too
-                message = changed(message, commits=peer.commits)
+                message = replace_fields(message, commits=peer.commits)
                 peer.commits = -1
                 self._owes_nothing(worker)
             if message.trace:  # its clock, as it is now
@@ -312,7 +312,7 @@ class CoordinatorMachine:
                 if message.number in self._operations:
                     peer.inbox.add(worker, message, data)
                 else:
-                    give_back(data)
+                    return_borrowed(data)
                 return []
         operation = self._operations.get(getattr(message, "request", -1))
         if isinstance(message, UNNUMBERED) or operation is None or worker not in operation.waiting:

@@ -23,7 +23,7 @@ from graphflow.runtime.protocol.reliable_stream import Told
 from graphflow.runtime.protocol.worker import WorkerMachine
 from graphflow.runtime.protocol.worker_events import Finished, Received, Route, Run, WorkerAction
 from graphflow.runtime.protocol.worker_session import Served
-from graphflow.runtime.wire.frame_codec import SMALL_TOGETHER, array_of, small
+from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, decode_small, encode_small
 from graphflow.runtime.wire.messages import (
     Array,
     Compute,
@@ -32,7 +32,7 @@ from graphflow.runtime.wire.messages import (
     Key,
     Small,
 )
-from graphflow.runtime.wire.step_frame_codec import SameOrder, StepCodec
+from graphflow.runtime.wire.step_frame_codec import SharedOrder, StepCodec
 
 _DONE = Done(0, [], {})  # of which nothing is asked that is not known
 
@@ -55,13 +55,13 @@ class FastPathCoordinator(CoordinatorMachine):
         super().__init__(*args, **options)
         said = self._session, self._epoch
         self._dialogues = [
-            StepCodec.between(*said, peer.index, self._token) for peer in self._peers
+            StepCodec.for_worker(*said, peer.index, self._token) for peer in self._peers
         ]
 
     def repeat(self, repeat: Repeat, now: float) -> list[Told] | None:
         """What each of its workers is told for a step to begin."""
         request, step, order, workers, fed = repeat
-        same = SameOrder.of(order)
+        same = SharedOrder.from_compute(order)
         if same is None or self._operations or self._losses or self._fenced is not None:
             return None
         peers = self._peers
@@ -75,7 +75,7 @@ class FastPathCoordinator(CoordinatorMachine):
             stream, inside = peer.stream, fed.get(worker, [])
             number, received = stream.number()
             commits, peer.commits = peer.commits, -1
-            frame = dialogue.order(step, number, received, request, commits, inside, same)
+            frame = dialogue.write_order(step, number, received, request, commits, inside, same)
             told.append(stream.outbound.keep(step, frame))
         self._owed.difference_update(workers)
         if not self._owed:
@@ -104,7 +104,7 @@ class FastPathCoordinator(CoordinatorMachine):
         arrays: dict[Key, Array] = {}
         try:
             for each in sent:
-                name, arrays[name] = array_of(each, aligned=False)
+                name, arrays[name] = decode_small(each, aligned=False)
         except ProtocolError:
             return None
         if not peer.stream.follows(sequence, acknowledged):
@@ -143,7 +143,7 @@ class FastPathWorker(WorkerMachine):
         arrays: dict[Key, Array] = {}
         try:
             for sent in message.small:
-                name, arrays[name] = array_of(sent, aligned=False)
+                name, arrays[name] = decode_small(sent, aligned=False)
         except ProtocolError:
             return None
         if not session.stream.follows(sequence, acknowledged):
@@ -166,10 +166,10 @@ class FastPathWorker(WorkerMachine):
         stream = session.stream
         if step <= session.settled or outcome.spans or outcome.peak or not stream.is_clear:
             return None
-        inside, room = [], SMALL_TOGETHER
+        inside, room = [], SMALL_TOTAL_BYTES
         try:
             for key, array in outcome.fetches.items():
-                sent = small(key, array) if isinstance(array, np.ndarray) else None
+                sent = encode_small(key, array) if isinstance(array, np.ndarray) else None
                 if sent is None or room <= 0:
                     return None
                 inside.append(sent)
@@ -177,7 +177,7 @@ class FastPathWorker(WorkerMachine):
         except ProtocolError:
             return None
         number, received = stream.number()
-        frame = known[1].answer(step, number, received, job.request, inside)
+        frame = known[1].write_answer(step, number, received, job.request, inside)
         return session.lane, session.route, stream.outbound.keep(step, frame)
 
     def _receive(self, event: Received, now: float) -> list[WorkerAction]:
@@ -198,6 +198,6 @@ class FastPathWorker(WorkerMachine):
             if known[0] is not session and known[0] is self._sessions.get(known[0].name)
         }
         worker = session.stream.outbound.origin
-        dialogue = StepCodec.between(session.name, session.epoch, worker, session.token)
+        dialogue = StepCodec.for_worker(session.name, session.epoch, worker, session.token)
         if dialogue is not None:
             self._known[event.route] = session, dialogue

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
 from graphflow.runtime.protocol.coordinator_events import Begin, Replies
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
-from graphflow.runtime.wire.frame_codec import array_of, pieces
+from graphflow.runtime.wire.frame_codec import decode_small, message_parts
 from graphflow.runtime.wire.messages import (
     Array,
     Chunk,
@@ -137,7 +137,9 @@ class Operation:
                 found[worker] = [
                     piece
                     for purpose, name, array in order.arrays
-                    for piece in pieces(purpose, self.begin.request, name, array, far=far[worker])
+                    for piece in message_parts(
+                        purpose, self.begin.request, name, array, far=far[worker]
+                    )
                 ]
         return found
 
@@ -155,7 +157,7 @@ class Operation:
             for name in message.fetches:
                 arrays[name] = inbox.take(worker, "fetch", self.begin.request, name)
             if isinstance(message, Done) and message.small:
-                arrays.update(map(array_of, message.small))
+                arrays.update(map(decode_small, message.small))
         self.replies.messages[worker] = message
         self.waiting.discard(worker)
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from graphflow import _version
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, StaleEpoch, StaleSession
-from graphflow.runtime.wire.frame_codec import WIRE_VERSION, Buffer, checksum, intact
+from graphflow.runtime.wire.frame_codec import WIRE_VERSION, Buffer, checksum, is_intact
 from graphflow.runtime.wire.messages import (
     UNNUMBERED,
     Ack,
@@ -35,7 +35,7 @@ from graphflow.runtime.wire.messages import (
     Resend,
     Tensor,
     Welcome,
-    changed,
+    replace_fields,
 )
 from graphflow.runtime.wire.step_frame_codec import unpack
 
@@ -73,7 +73,7 @@ def sealed(letter: Letter) -> Letter:
     message, data = letter.message, letter.data
     if not isinstance(message, Chunk) or data is None:
         return letter
-    return letter._replace(message=changed(message, checksum=checksum(data)))
+    return letter._replace(message=replace_fields(message, checksum=checksum(data)))
 
 
 class Outbound:
@@ -224,9 +224,9 @@ def _intact(message: Message, data: Buffer | None) -> bool:
     """Whether the arrays in a message, or the piece of one behind it, are what was sent."""
     kind = type(message)
     if kind is Tensor:
-        return intact(message.array)  # type: ignore[attr-defined]
+        return is_intact(message.array)  # type: ignore[attr-defined]
     if kind is Compute or kind is Done:
-        return not message.small or all(map(intact, message.small))  # type: ignore[attr-defined]
+        return not message.small or all(map(is_intact, message.small))  # type: ignore[attr-defined]
     if isinstance(message, Chunk) and message.checksum:
         return isinstance(data, bytes | memoryview) and checksum(data) == message.checksum
     return True

@@ -45,7 +45,7 @@ from graphflow.runtime.protocol.worker_events import (
 )
 from graphflow.runtime.protocol.worker_session import Served
 from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
-from graphflow.runtime.wire.frame_codec import Buffer, array_of, give_back, is_far
+from graphflow.runtime.wire.frame_codec import Buffer, decode_small, may_be_remote, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,
@@ -79,7 +79,7 @@ from graphflow.runtime.wire.messages import (
     Unreached,
     Welcome,
     Write,
-    changed,
+    replace_fields,
     step_of,
 )
 
@@ -143,7 +143,7 @@ class WorkerMachine:
         self._devices = list(devices)
         self._home = home
         self._version = Version.own()
-        self._purse = ByteBudget(memory)
+        self._shared_budget = ByteBudget(memory)
         self._sessions: dict[str, Served] = {}
         self._closed: dict[str, _Closed] = {}
         self._draining = False
@@ -330,8 +330,8 @@ class WorkerMachine:
             return [Send(route, _back(envelope, envelope.acknowledged + 1), answer)]
         stream = Stream(name, epoch, message.worker, envelope.token, received=envelope.sequence)
         stream.outbound.sent = 1  # Welcome, whatever came of others before it
-        inbox = ChunkAssembler(purse=self._purse)
-        far = is_far(message.peers[message.worker])
+        inbox = ChunkAssembler(shared_budget=self._shared_budget)
+        far = may_be_remote(message.peers[message.worker])
         served = Served(route, stream, count, message.lease, now, inbox, far)
         self._sessions[name] = served
         return [Run(name, message, 0, epoch, token=envelope.token)]
@@ -388,7 +388,7 @@ class WorkerMachine:
         if step <= session.settled:
             return []  # of a step that is over
         try:
-            edge, array = array_of(message.array)
+            edge, array = decode_small(message.array)
         except ProtocolError as error:
             return self._break(session, f"worker {origin} sent it nonsense: {error}")
         return [Deliver(session.name, step, edge, array, origin)]
@@ -398,7 +398,7 @@ class WorkerMachine:
     ) -> list[WorkerAction]:
         purpose, number, key = chunk.purpose, chunk.number, chunk.name
         if purpose == "edge" and number <= session.settled:
-            give_back(data)
+            return_borrowed(data)
             return []  # of a step that is over
         if purpose not in ("edge", "echo", "echoed"):
             raise ProtocolError(f"a worker sends no {purpose!r}")
@@ -406,7 +406,7 @@ class WorkerMachine:
             return []
         array = session.inbox.take(origin, purpose, number, key)
         if purpose == "echo":
-            back = changed(chunk, purpose="echoed", name=origin)
+            back = replace_fields(chunk, purpose="echoed", name=origin)
             return [Run(session.name, back, 0, session.epoch, {key: array})]
         return [Deliver(session.name, number, key, array, origin, echo=purpose == "echoed")]
 

@@ -24,11 +24,11 @@ from graphflow.runtime.protocol.worker_events import (
 )
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.frame_codec import (
-    SMALL_TOGETHER,
+    SMALL_TOTAL_BYTES,
     SPANS_A_MESSAGE,
-    array_of,
-    pieces,
-    small,
+    decode_small,
+    encode_small,
+    message_parts,
 )
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
@@ -133,7 +133,7 @@ class Served:
             raise ProtocolError(f"step {step_of(step)} is not after step {step_of(last)}")
         arrays = self.take("feed", message.request, message.feeds) if message.feeds else {}
         if message.small:
-            arrays.update(map(array_of, message.small))
+            arrays.update(map(decode_small, message.small))
         run = Run(self.name, message, step, self.epoch, arrays)
         if message.follows < 0 or message.follows == self.committed or self._is_free(message):
             return [self.begin(run, message)]
@@ -238,17 +238,19 @@ class Served:
             computed = Computed({job.variable: outcome})
         # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
         inside: list[Small] = []
-        room = 0 if isinstance(job, Save) else SMALL_TOGETHER
+        room = 0 if isinstance(job, Save) else SMALL_TOTAL_BYTES
         cut = []
         names = []
         for name, array in computed.fetches.items():
-            found = small(name, array) if room > 0 and isinstance(array, np.ndarray) else None
+            found = (
+                encode_small(name, array) if room > 0 and isinstance(array, np.ndarray) else None
+            )
             if found is not None:
                 inside.append(found)
                 room -= len(found)
             else:
                 names.append(name)
-                cut += pieces("fetch", job.request, name, array, far=self.far)
+                cut += message_parts("fetch", job.request, name, array, far=self.far)
         if not (cut or computed.spans or isinstance(job, Save)):
             peak = dict(computed.peak)
             return self.reply(Done(job.request, [], peak, inside), step)  # as most of the time

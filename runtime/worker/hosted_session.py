@@ -28,11 +28,15 @@ from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.array_lending import PeerSharedMemory
-from graphflow.runtime.transport.bulk_tcp import WORD, BulkSender, Pipe, join
-from graphflow.runtime.transport.shared_memory_arrays import LENT_FROM, SharedArrayReader, is_whole
-from graphflow.runtime.transport.unix_socket import Lane
-from graphflow.runtime.wire.frame_codec import Borrowed
-from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.transport.bulk_tcp import TOKEN_WORD, BulkChannel, BulkSender, accept_offer
+from graphflow.runtime.transport.shared_memory_arrays import (
+    LEND_MIN_BYTES,
+    SharedArrayReader,
+    is_whole,
+)
+from graphflow.runtime.transport.unix_socket import UnixSocketChannel
+from graphflow.runtime.wire.frame_codec import BorrowedBuffer
+from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.wire.messages import (
     Abort,
     Array,
@@ -42,22 +46,22 @@ from graphflow.runtime.wire.messages import (
     Compute,
     Computed,
     Forget,
+    HostUsage,
     Key,
     Load,
     Measure,
     Meet,
     Open,
-    Parcel,
     Prepare,
     Probe,
     Read,
     Save,
     Saved,
-    Usage,
+    TensorParcel,
     Write,
     step_of,
 )
-from graphflow.runtime.wire.tensor_mailbox import Carried
+from graphflow.runtime.wire.tensor_mailbox import TransferObserver
 from graphflow.runtime.worker.link_probe import Attend, LinkProber
 from graphflow.runtime.worker.peer_link import Link
 from graphflow.runtime.worker.worker_activity import WorkerActivity
@@ -94,7 +98,7 @@ class HostLike(Protocol):
         session: str,
         attend: Attend,
         wake: Callable[[], None],
-        carried: Carried,
+        carried: TransferObserver,
         keep: Callable[[Array], Array | None],
     ) -> None: ...
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
@@ -102,11 +106,11 @@ class HostLike(Protocol):
     def snapshot(self, session: str) -> dict[str, Array]: ...
     def write(self, session: str, variable: str, value: Array) -> None: ...
     def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None: ...
-    def usage(self, session: str) -> Usage: ...
+    def usage(self, session: str) -> HostUsage: ...
     def measure(self) -> dict[str, Any]: ...
 
 
-HostFactory = Callable[[int, Sequence[str], int | None, Callable[[Parcel], None]], HostLike]
+HostFactory = Callable[[int, Sequence[str], int | None, Callable[[TensorParcel], None]], HostLike]
 
 
 class HostedSession:
@@ -129,7 +133,7 @@ class HostedSession:
         meters: Meters | None = None,
         checkpoints: str | None = None,
         listens: str = "",
-        admit: Callable[[Pipe], None] = Pipe.close,
+        admit: Callable[[BulkChannel], None] = BulkChannel.close,
     ) -> None:
         message = opening.job
         assert isinstance(message, Open)
@@ -205,27 +209,27 @@ class HostedSession:
         """Orders that wait for those before them."""
         return self._jobs.qsize()
 
-    def usage(self) -> Usage:
+    def usage(self) -> HostUsage:
         """What the session takes, and waits for; from any thread."""
         host = self._host
-        return host.usage(self._session) if host is not None else Usage()
+        return host.usage(self._session) if host is not None else HostUsage()
 
     def attach(self, origin: int, token: str) -> None:
         """Makes use of memory that the coordinator or another worker shares, if it is of this
         host; whoever shares it sees that. Or takes the pipe that another worker offers."""
-        if token.startswith(WORD):
+        if token.startswith(TOKEN_WORD):
             if origin >= 0 and not self._keys:
-                join(token, self._addresses[origin], self._admit)
+                accept_offer(token, self._addresses[origin], self._admit)
             return
         with contextlib.suppress(TransportError):
             self._borrowers[origin] = SharedArrayReader(token)
 
-    def borrowed(self, origin: int, chunk: Chunk) -> Borrowed | None:
+    def borrowed(self, origin: int, chunk: Chunk) -> BorrowedBuffer | None:
         """The bytes of an array that somebody lends; None for one of whom nothing is known."""
         borrower = self._borrowers.get(origin)
         if borrower is None:
             return None
-        return borrower.offered(chunk.slot, chunk.turn, chunk.nbytes)
+        return borrower.defer_borrow(chunk.slot, chunk.turn, chunk.nbytes)
 
     def heard(self, heard: Heard) -> None:
         """Another worker said what it has of ours, or of its own."""
@@ -352,7 +356,7 @@ class HostedSession:
                     key=self._keys[worker] if self._keys else "",
                 )  # fmt: skip
                 outbound = Outbound(self._session, self._epoch, self._index, self._token)
-                lane = None if self._keys else Lane.to(address)
+                lane = None if self._keys else UnixSocketChannel.connect(address)
                 outlet = BulkSender(self._listens) if self._listens and not self._keys else None
                 sealed = bool(self._keys)
                 self._links[worker] = Link(channel, outbound, lane, outlet, sealed=sealed)
@@ -397,7 +401,7 @@ class HostedSession:
         if feeds:  # what is lent goes back before anybody hears of the end, who may need it next
             feeds.clear()
         for array in computed.fetches.values():
-            if array.nbytes >= LENT_FROM:
+            if array.nbytes >= LEND_MIN_BYTES:
                 break
         else:
             return computed
@@ -431,7 +435,7 @@ class HostedSession:
 
     # Between workers -----------------------------------------------------------------------------
 
-    def _outbox(self, parcel: Parcel) -> None:
+    def _outbox(self, parcel: TensorParcel) -> None:
         """Sends a tensor of a step; called by the threads of the host's devices."""
         if parcel.target_worker == self._index:
             if self._host is not None:
@@ -444,7 +448,7 @@ class HostedSession:
         )  # fmt: skip
         self.activity.count_tensor("sent", target, parcel.edge, parcel.array.nbytes)
 
-    def _still_computes(self, parcel: Parcel, until: float) -> bool:
+    def _still_computes(self, parcel: TensorParcel, until: float) -> bool:
         """Whether a tensor that another worker has no room for is still to be sent."""
         if time.monotonic() > until:
             target = parcel.target_worker
@@ -460,9 +464,9 @@ def default_factory(
     worker: int,
     devices: Sequence[str],
     threads: int | None,
-    outbox: Callable[[Parcel], None],
+    outbox: Callable[[TensorParcel], None],
     *,
-    limits: Limits | None = None,
+    limits: GraphLimits | None = None,
 ) -> HostLike:
     """A real `Host`; its libraries load with the first session."""
     from graphflow.runtime.host.host import Host

@@ -15,16 +15,22 @@ from typing import Any
 from graphflow.errors import TransportError
 from graphflow.runtime.protocol.reliable_stream import Letter, Outbound, sealed
 from graphflow.runtime.protocol.worker_events import Heard
-from graphflow.runtime.security.receive_accounting import UNDER_WAY
+from graphflow.runtime.security.receive_accounting import UNFRAMED_CAP
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.transport.bulk_tcp import BulkSender, Pipe
+from graphflow.runtime.transport.bulk_tcp import BulkChannel, BulkSender
 from graphflow.runtime.transport.shared_memory_arrays import (
-    LENT_FROM,
+    LEND_MIN_BYTES,
     SharedArrayPool,
     require_whole,
 )
-from graphflow.runtime.transport.unix_socket import Lane
-from graphflow.runtime.wire.frame_codec import chunks, encode, is_far, lent, small
+from graphflow.runtime.transport.unix_socket import UnixSocketChannel
+from graphflow.runtime.wire.frame_codec import (
+    encode,
+    encode_small,
+    lend_array,
+    may_be_remote,
+    split_array,
+)
 from graphflow.runtime.wire.messages import Ack, Array, Chunk, Key, Share, Tensor
 
 _OFFER_SECONDS = 0.1  # between two offers of memory that were not taken
@@ -32,7 +38,7 @@ _OFFERS = 2  # of memory, before a pipe is offered
 _SLICE = 0.05  # seconds between two looks at whether a step was cancelled
 _PATIENCE = 4  # times that a peer is asked before anybody else is told
 
-_FLOODED = f"more than {UNDER_WAY >> 20} MiB came over a link, where nothing is to come"
+_FLOODED = f"more than {UNFRAMED_CAP >> 20} MiB came over a link, where nothing is to come"
 
 _log = Log("graphflow.security")
 
@@ -50,20 +56,20 @@ class Link:
         self,
         channel: Any,
         outbound: Outbound,
-        lane: Lane | None = None,
+        lane: UnixSocketChannel | None = None,
         outlet: BulkSender | None = None,
         *,
         sealed: bool = False,
     ) -> None:
         self._channel = channel
-        self._beside: Lane | Pipe | None = lane
+        self._beside: UnixSocketChannel | BulkChannel | None = lane
         self._outlet = outlet if lane is None else None
         self._outbound = outbound
         self._lock = channel.lock
         self._changed = threading.Condition(channel.lock)
         self._lender = SharedArrayPool()
         # A piece is encrypted here while the one before it is decrypted there.
-        self._far = sealed or is_far(channel.address)
+        self._far = sealed or may_be_remote(channel.address)
         self._offered = -inf  # when, last
         self._offers = 0
         self._asked = 0  # times since the peer last took anything, in one step
@@ -88,18 +94,20 @@ class Link:
         if step != self._last[0]:
             self._asked = 0  # what ended the step before may have passed
         self._last = (step, name)
-        inside = small(name, array) if purpose == "edge" else None
+        inside = encode_small(name, array) if purpose == "edge" else None
         if inside is not None:
             with self._lock:
                 if not self._outbound.room(0):
                     self._await_room(0, go_on)
                 self._put(self._outbound.post(Tensor(inside), step))
             return
-        if array.nbytes >= LENT_FROM and self._lend(purpose, number, name, array, step, go_on):
+        if array.nbytes >= LEND_MIN_BYTES and self._lend(purpose, number, name, array, step, go_on):
             return
         require_whole(array)
-        checked = not isinstance(self._beside, Pipe)  # which seals what it carries itself
-        for chunk, data in chunks(purpose, number, name, array, checked=checked, far=self._far):
+        checked = not isinstance(self._beside, BulkChannel)  # which seals what it carries itself
+        for chunk, data in split_array(
+            purpose, number, name, array, checked=checked, far=self._far
+        ):
             kept = data if owned else memoryview(bytes(data))
             with self._lock:
                 self._await_room(kept.nbytes, go_on)
@@ -115,7 +123,7 @@ class Link:
         go_on: Callable[[], bool],
     ) -> bool:
         """Sends where the array lies in memory that the peer sees, if there is such."""
-        if not self._lender.accepted:
+        if not self._lender.is_attached:
             self.offer()
             return False
 
@@ -124,7 +132,7 @@ class Link:
                 self._await_room(0, go_on)
                 self._put(self._outbound.post(chunk, step))
 
-        return lent(purpose, number, name, array, self._lender.lend, announce) is not None
+        return lend_array(purpose, number, name, array, self._lender.lend, announce) is not None
 
     def has_room(self, nbytes: int) -> bool:
         """Whether an array of so many bytes can be sent without waiting for the peer."""
@@ -135,7 +143,7 @@ class Link:
         """Offers the peer memory to share, unless it was asked a moment ago; and a pipe, where it
         does not take that."""
         now = time.monotonic()
-        if self._lender.accepted or now < self._offered + _OFFER_SECONDS:
+        if self._lender.is_attached or now < self._offered + _OFFER_SECONDS:
             return
         self._offered = now
         self._offers += 1
@@ -175,10 +183,10 @@ class Link:
         """Looks at what comes over the connection, where nothing should: who sends much there ends
         it."""
         with self._lock:
-            self._channel.changes()
-            if self._channel.under_way(time.monotonic()) > UNDER_WAY:
+            self._channel.read_link_changes()
+            if self._channel.count_unframed(time.monotonic()) > UNFRAMED_CAP:
                 _log.tell("connection.dropped", address=self._channel.address, reason=_FLOODED)
-                self._channel.drop()
+                self._channel.reset()
 
     def untaken(self) -> tuple[int, tuple[int, Key]] | None:
         """How often the peer was asked in vain what it has of ours, and the step and the edge of
@@ -205,12 +213,12 @@ class Link:
     def _put(self, letter: Letter) -> None:
         frames = _frames(letter)
         known = self._outbound.acknowledged
-        if self._outlet is not None and (pipe := self._outlet.pipe) is not self._beside:
+        if self._outlet is not None and (pipe := self._outlet.channel) is not self._beside:
             self._beside = pipe
             if pipe is not None:  # it must not overtake what is on its way
-                pipe.past = self._outbound.sent
+                pipe.last_over_zmq = self._outbound.sent
         beside = self._beside
-        if beside is not None and beside.carries(frames, letter.envelope.sequence, known):
+        if beside is not None and beside.send_in_order(frames, letter.envelope.sequence, known):
             return
         # The window is smaller than the queue: it is full only after a long cut, and then what it
         # does not take is asked for again.

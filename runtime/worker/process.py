@@ -57,9 +57,9 @@ from graphflow.runtime.security.keys import COORDINATOR, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.bulk_tcp import BulkReceivers, Pipe
-from graphflow.runtime.transport.tcp import leave
-from graphflow.runtime.transport.unix_socket import Lane, Lanes
+from graphflow.runtime.transport.bulk_tcp import BulkChannel, BulkReceivers
+from graphflow.runtime.transport.tcp import abandon_context
+from graphflow.runtime.transport.unix_socket import UnixSocketChannel, UnixSocketListener
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     Broken,
@@ -145,11 +145,11 @@ class WorkerProcess:
         self._waiter.add(self._listener.socket.getsockopt(zmq.FD), _LISTENER)
         # A socket tells of what comes only once it has been found empty.
         self._unread = True
-        self._lanes = Lanes(self.address if self._guard is None else "")
+        self._lanes = UnixSocketListener(self.address if self._guard is None else "")
         self._pipes = BulkReceivers()
-        self._entering: deque[tuple[str, Pipe]] = deque()
+        self._entering: deque[tuple[str, BulkChannel]] = deque()
         # Lanes and pipes, by what wakes us for them.
-        self._heard: dict[int, tuple[bytes, Lane | Pipe]] = {}
+        self._heard: dict[int, tuple[bytes, UnixSocketChannel | BulkChannel]] = {}
         if self._lanes.fileno() >= 0:
             self._waiter.add(self._lanes.fileno(), _LANES)
         self._due = time.monotonic() + _TICK
@@ -159,7 +159,9 @@ class WorkerProcess:
         self._failure: BaseException | None = None
         self._why = "it was asked to end"
         self._started = time.monotonic()
-        watch_worker(self.meters, self.address, self._sessions, self._unsent, self._listener.door)
+        watch_worker(
+            self.meters, self.address, self._sessions, self._unsent, self._listener.limiter
+        )
 
     def stop(self) -> None:
         """Ends `run` soon; for signal handlers and other threads."""
@@ -244,7 +246,7 @@ class WorkerProcess:
         if all(ended):
             self._context.destroy(linger=0)
         else:  # an op that does not return may still want to send
-            leave(self._context)
+            abandon_context(self._context)
 
     # One turn of the loop ------------------------------------------------------------------------
 
@@ -264,7 +266,7 @@ class WorkerProcess:
         if now >= self._due:
             self._due = now + _TICK
             self._handle(Tick())
-            for session in self._guard.revoked() if self._guard is not None else ():
+            for session in self._guard.revoked_sessions() if self._guard is not None else ():
                 self._handle(Shut(session, f"it is of {UNTRUSTED}"))
         if self._leaving and self._left_by == math.inf:
             self._left_by = now + self._leaving
@@ -272,7 +274,7 @@ class WorkerProcess:
         for route in list(self._unsent) if self._unsent else ():
             self._flush(route)
         if self._unread and not self._listener.has_message():
-            self._listener.door.drained()
+            self._listener.limiter.note_drained()
             self._unread = False
         soon = now + _RETRY if self._unsent else self._due
         if self._unread or self._is_left():
@@ -304,21 +306,21 @@ class WorkerProcess:
             self._take(*arrived)
 
     def _admit(self) -> None:
-        admitted = self._lanes.admit()
+        admitted = self._lanes.accept()
         if admitted is not None:
             tag = _FIRST + admitted[1].fileno()
             self._heard[tag] = admitted
             self._waiter.add(admitted[1].fileno(), tag)
 
-    def _enter(self, session: str, pipe: Pipe) -> None:
+    def _enter(self, session: str, pipe: BulkChannel) -> None:
         """Lets a pipe in; from any thread."""
         self._entering.append((session, pipe))
         self._wakeup.wake()
 
-    def _adopt(self, session: str, pipe: Pipe) -> None:
+    def _adopt(self, session: str, pipe: BulkChannel) -> None:
         if session not in self._sessions:
             pipe.close()
-        elif (route := self._pipes.take_in(session, pipe)) is not None:
+        elif (route := self._pipes.add(session, pipe)) is not None:
             tag = _FIRST + pipe.fileno()
             self._heard[tag] = route, pipe
             self._waiter.add(pipe.fileno(), tag)
@@ -392,11 +394,11 @@ class WorkerProcess:
         try:
             envelope, message, data = decode_frames(frames)
             if self._guard is not None:
-                role = self._guard.check(key, envelope, message)
+                role = self._guard.authorise(key, envelope, message)
         except NotAuthorised as error:
             self.meters.add("graphflow_forbidden_messages_total")
             _log.tell("key.forbidden", key=key, reason=str(error))
-            self._listener.blame(route, error)
+            self._listener.report_invalid(route, error)
             answer: Message = failed(getattr(message, "request", 0), error)
             if envelope.session in self._sessions:  # its key was revoked meanwhile
                 answer = Broken(str(error))
@@ -408,12 +410,12 @@ class WorkerProcess:
             if lane:
                 self._drop(route)
             else:
-                self._listener.blame(route, error)
+                self._listener.report_invalid(route, error)
             return
         hosted = self._sessions.get(envelope.session)
         if hosted is None:
             if not lane:
-                self._listener.doubt(route)
+                self._listener.report_stray(route)
         elif type(message) is Chunk and message.slot:
             data = hosted.borrowed(envelope.origin, message)
         if type(message) is Status:
@@ -423,7 +425,7 @@ class WorkerProcess:
         self._handle(Received(route, envelope, message, data, lane))
         opened = self._sessions.get(envelope.session)
         if self._guard is not None and type(message) is Open and opened not in (None, hosted):
-            self._guard.vouch(envelope.session, key, message.keys)
+            self._guard.allow_session_keys(envelope.session, key, message.keys)
 
     def _report_to(self, role: str) -> dict[str, Any]:
         """What this worker does, for who may act so."""
@@ -493,9 +495,9 @@ class WorkerProcess:
         self._sessions[action.session].submit(action)
         if isinstance(action.job, Close):
             if self._guard is not None:
-                self._guard.forget(action.session)
+                self._guard.forget_session(action.session)
             self._ending[action.session] = closed = self._sessions.pop(action.session)
-            for route in self._pipes.of(action.session):
+            for route in self._pipes.routes_of(action.session):
                 self._drop(route)
             told = closed.activity.report()
             _log.tell(
@@ -536,13 +538,13 @@ class WorkerProcess:
         """Sends a message with a number over the lane `beside` a connection, or over that."""
         lane = self._lanes.get(beside or route)
         if lane is not None:
-            if lane.carries(frames, number, acknowledged):
+            if lane.send_in_order(frames, number, acknowledged):
                 return
             if not beside:
                 return  # no other way leads there
         waiting = self._unsent.setdefault(route, deque())
         if len(waiting) >= _UNSENT:
-            self._listener.abandon(route)
+            self._listener.drop_slow_reader(route)
             return
         waiting.append(frames)
         self._flush(route)

@@ -19,7 +19,7 @@ from typing import TextIO
 
 from graphflow import _version
 from graphflow.errors import AddressInUse, GraphflowError, TransportError
-from graphflow.placement.clusters.host_facts import keep_to
+from graphflow.placement.clusters.host_facts import pin_to_cores
 from graphflow.runtime.diagnostics.crash_recorder import record
 from graphflow.runtime.memory.malloc_tuning import raise_trim_threshold
 from graphflow.runtime.protocol.worker import ExitReport
@@ -27,7 +27,7 @@ from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.worker.hosted_session import HostFactory, default_factory
 from graphflow.runtime.worker.process import WorkerProcess
 
@@ -53,7 +53,7 @@ def serve(
     keys: str | os.PathLike[str] | None = None,
     metrics: str | None = None,
     connections: int | None = None,
-    limits: Limits | None = None,
+    limits: GraphLimits | None = None,
     checkpoints: str | None = None,
     told: Callable[[str], None] = lambda address: None,
 ) -> None:
@@ -177,10 +177,12 @@ def mourn(
 
 def _own_key(ring: Keyring, key: str | None, listen: str, *, insecure: bool) -> KeyPair | None:
     if key is None:
-        beyond = not transport_of(listen).check(listen, insecure=True, listening=True).loopback
+        beyond = (
+            not transport_of(listen).check_address(listen, insecure=True, listening=True).loopback
+        )
         if insecure or not beyond or not any(own.role == WORKER for own in ring.pairs()):
             return None
-    return ring.own(key or None, WORKER)
+    return ring.own_pair(key or None, WORKER)
 
 
 def _stopper(worker: WorkerProcess) -> Callable[[int, object], None]:
@@ -222,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recorder", help=argparse.SUPPRESS)  # two descriptors of a `Recorder`
     parser.add_argument("--core", type=int, action="append", default=[], help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    keep_to(given.core)
+    pin_to_cores(given.core)
     if given.recorder:
         record(*map(int, given.recorder.split(",")))
     configure_by_environment()

@@ -35,7 +35,7 @@ def watch_worker(
 
     watch_process(meters, "worker", address)
     meters.watch("graphflow_sessions", lambda: len(sessions))
-    meters.watch("graphflow_connections", lambda: door.visitors)
+    meters.watch("graphflow_connections", lambda: door.connections)
     meters.watch("graphflow_queued_messages", lambda: sum(map(len, list(unsent.values()))))
     meters.watch("graphflow_queued_jobs", lambda: sum(s.queued for s in list(sessions.values())))
     meters.watch("graphflow_arena_bytes", lambda: of_devices("arenas"))

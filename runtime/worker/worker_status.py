@@ -32,10 +32,10 @@ from graphflow.runtime.protocol.remote_errors import raised
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import CLIENT, KeyPair, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
-from graphflow.runtime.security.receive_accounting import UNDER_WAY
+from graphflow.runtime.security.receive_accounting import UNFRAMED_CAP
 from graphflow.runtime.telemetry.metrics import Meters, peak_resident_bytes, resident_bytes
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.tcp import ENDED, unknown
+from graphflow.runtime.transport.tcp import HANDSHAKE_ENDED, describe_unknown_host
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
@@ -200,9 +200,9 @@ def own_pair(ring: Keyring, name: str | None) -> KeyPair:
     """
     roles = {key.name: key.role for key in ring.pairs()}
     if name is not None and name in roles:
-        return ring.own(name, roles[name] if roles[name] == COORDINATOR_KEY else CLIENT)
+        return ring.own_pair(name, roles[name] if roles[name] == COORDINATOR_KEY else CLIENT)
     role = CLIENT if CLIENT in roles.values() or COORDINATOR_KEY not in roles.values() else None
-    return ring.own(name, role or COORDINATOR_KEY)
+    return ring.own_pair(name, role or COORDINATOR_KEY)
 
 
 def ask(
@@ -260,7 +260,7 @@ class _Asked:
         self._linked = False  # the handshake was done, once
         self.outcome: Report | GraphflowError | None = None
         transport = transport_of(worker.address)
-        parts = transport.check(
+        parts = transport.check_address(
             worker.address, insecure=insecure or bool(worker.key), listening=False
         )
         self.channel = transport.Channel(
@@ -269,7 +269,7 @@ class _Asked:
         try:
             socket.getaddrinfo(parts.host, parts.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            self.outcome = TransportError(unknown(parts, error))
+            self.outcome = TransportError(describe_unknown_host(parts, error))
             return
         own = Version.own()
         for message in (Hello(1, own.version, own.wire, own.python), Status(2)):
@@ -278,7 +278,7 @@ class _Asked:
     def look(self) -> None:
         """Takes in what has come, up to what tells the outcome."""
         self._watch()
-        if self.channel.under_way(time.monotonic()) > UNDER_WAY:
+        if self.channel.count_unframed(time.monotonic()) > UNFRAMED_CAP:
             self.outcome = ProtocolError(
                 f"{self._address} sends a message without an end: it is no graphflow worker"
             )
@@ -295,7 +295,7 @@ class _Asked:
             self.outcome = self._of(message) or self.outcome
 
     def _watch(self) -> None:
-        self._linked |= any(self.channel.changes())
+        self._linked |= any(self.channel.read_link_changes())
 
     def _of(self, message: Message) -> Report | GraphflowError | None:
         if isinstance(message, StatusReport):
@@ -320,7 +320,7 @@ class _Asked:
         self._watch()
         if self.channel.refused and not self._keyed:
             return RendezvousTimeout(
-                f"{self._address} {ENDED}; look there, or give its --worker-key"
+                f"{self._address} {HANDSHAKE_ENDED}; look there, or give its --worker-key"
             )
         if self.channel.refused:
             return RendezvousTimeout(

@@ -125,7 +125,7 @@ def test_a_session_that_its_own_thread_stops_leaves_nothing_open(opened: list[An
         except BaseException as error:
             came.append(error)
 
-    session._promised.append(stop)
+    session._deferred.append(stop)
     session._wakeup.wake()
     session._thread.join(10.0)
     assert not came and not session._thread.is_alive()
@@ -203,7 +203,7 @@ def test_who_talks_without_an_end_keeps_nobody_from_a_deadline() -> None:
 def test_who_talks_without_an_end_keeps_no_question_for_status_from_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp.Channel, "receive", endless(4.0))
+    monkeypatch.setattr(tcp.TcpChannel, "receive", endless(4.0))
     started = time.monotonic()
     (found,) = status.ask([status.Address("tcp://127.0.0.1:1")], seconds=0.2)
     assert isinstance(found, RendezvousTimeout)
@@ -252,7 +252,7 @@ def flooding(frames: int) -> Iterator[tuple[str, list[int]]]:
 def test_a_message_without_an_end_fills_no_memory_of_who_asks_for_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(status, "UNDER_WAY", 100_000)
+    monkeypatch.setattr(status, "UNFRAMED_CAP", 100_000)
     with flooding(4) as (address, _):
         (found,) = status.ask([status.Address(address)], seconds=2.0)
     assert isinstance(found, ProtocolError) and "without an end" in str(found)
@@ -276,7 +276,7 @@ def test_a_message_without_an_end_fills_no_memory_of_a_session(asked: bool) -> N
                 wait_for(made.lost, 4.0)
                 assert resident(os.getpid()) - before < 64 << 20
             assert time.monotonic() - started < 3.0
-            assert made.lost() == {0: inflow.ENDLESS}
+            assert made.lost() == {0: inflow.ENDLESS_MESSAGE}
             time.sleep(0.3)  # for it to come again, which it may not
             count = sent[:]
             time.sleep(0.2)
@@ -288,7 +288,7 @@ def test_a_message_without_an_end_fills_no_memory_of_a_session(asked: bool) -> N
 def test_large_messages_that_wait_while_a_session_is_held_up_lose_nobody() -> None:
     """300 MB, of which nobody takes any three times for long enough to look twice."""
     context: Any = zmq.Context()
-    listener = tcp.Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    listener = tcp.TcpListener(context, "tcp://127.0.0.1:*", insecure=False)
     data = bytes(CHUNK_BYTES)
     chunk = Chunk("fetch", 9, "x", "uint8", [CHUNK_BYTES], [0], CHUNK_BYTES, 0, checksum(data))
     said = encode(Envelope("b" * 32, 1, 0, 0, 1), chunk)  # another session's: of no use here
@@ -302,11 +302,11 @@ def test_large_messages_that_wait_while_a_session_is_held_up_lose_nobody() -> No
         for number in range(300):
             if number % 100 == 0:
                 wait_for(lambda number=number: channel._taken == number)
-                made._promised.append(lambda: time.sleep(0.5))
+                made._deferred.append(lambda: time.sleep(0.5))
                 made._wakeup.wake()
             wait_for(lambda: listener.send(route, [said, data]))
         wait_for(lambda: channel._taken == 300)
-        assert made.lost() == {} and channel.changes() == []
+        assert made.lost() == {} and channel.read_link_changes() == []
     finally:
         made.stop()
         listener.close()

@@ -16,7 +16,7 @@ from graphflow.ir.graph import Graph
 from graphflow.runtime.host.host import Host
 from graphflow.runtime.host.session_state import FAILED
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition, partition
-from graphflow.runtime.wire.messages import Computed, Parcel
+from graphflow.runtime.wire.messages import Computed, TensorParcel
 from tests.runtime.collectives.test_shared_memory_edges import needs_memory
 from tests.runtime.programs import CPU, placed
 
@@ -34,7 +34,7 @@ class Hosts:
             host.open("s")
             host.attend("s", lambda over, seconds: False, lambda: None, lambda *what: None)
 
-    def _outbox(self, parcel: Parcel) -> None:
+    def _outbox(self, parcel: TensorParcel) -> None:
         if isinstance(parcel.edge, int):
             self.mailed.append(parcel.edge)
         array = parcel.array.copy()

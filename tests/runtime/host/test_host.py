@@ -32,7 +32,7 @@ from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition, partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.wire.graph_codec import encode
-from graphflow.runtime.wire.messages import Computed, Parcel
+from graphflow.runtime.wire.messages import Computed, TensorParcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.interrupts import interrupted
 from tests.runtime.programs import CPU, OTHER, placed
@@ -41,12 +41,12 @@ FAR = "/worker:1/cpu:0"
 
 
 @pytest.fixture
-def outbox() -> list[Parcel]:
+def outbox() -> list[TensorParcel]:
     return []
 
 
 @pytest.fixture
-def host(outbox: list[Parcel]) -> Iterator[Host]:
+def host(outbox: list[TensorParcel]) -> Iterator[Host]:
     """A host of two devices with the session "s"."""
     opened = Host(0, [CPU, OTHER], 1, outbox.append)
     opened.open("s")
@@ -125,7 +125,7 @@ def test_closing_twice_or_what_was_never_open_does_nothing(host: Host) -> None:
     host.cancel("never", 1, StepTimeout("x"))
 
 
-def test_threads_and_state_end_with_the_session(outbox: list[Parcel]) -> None:
+def test_threads_and_state_end_with_the_session(outbox: list[TensorParcel]) -> None:
     before = set(threading.enumerate())
     host = Host(0, [CPU, OTHER], 2, outbox.append)
     host.open("s")
@@ -233,7 +233,9 @@ def test_what_is_read_is_a_copy(host: Host) -> None:
     assert host.read("s", "v").tolist() == [0, 0]
 
 
-def test_a_tensor_for_another_worker_goes_to_the_outbox(host: Host, outbox: list[Parcel]) -> None:
+def test_a_tensor_for_another_worker_goes_to_the_outbox(
+    host: Host, outbox: list[TensorParcel]
+) -> None:
     v = gf.variable([1.0, 2.0], name="v")
     graph = Graph([gf.exp(v * 2.0, name="e")])
     host.add("s", "p", [partition(graph, placed(graph, e=FAR))[CPU]])

@@ -29,7 +29,7 @@ from graphflow.runtime.protocol import worker_events as w
 from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker, Repeat
 from graphflow.runtime.protocol.reliable_stream import Letter, Outbound, Version
 from graphflow.runtime.protocol.worker_session import AHEAD
-from graphflow.runtime.wire.frame_codec import chunks, decode, decode_frames, encode
+from graphflow.runtime.wire.frame_codec import decode, decode_frames, encode, split_array
 from graphflow.runtime.wire.messages import (
     Abort,
     Close,
@@ -73,7 +73,7 @@ class QueuedLink(Link):
 
     def queue(self, step: int, edge: int, array: Any) -> None:
         self._last = (step, edge)
-        self._queued += [(chunk, data) for chunk, data in chunks("edge", step, edge, array)]
+        self._queued += [(chunk, data) for chunk, data in split_array("edge", step, edge, array)]
         self.flush()
 
     def flush(self) -> None:

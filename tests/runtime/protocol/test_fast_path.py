@@ -29,13 +29,13 @@ from graphflow.runtime.wire.messages import (
     Hello,
     Open,
     Ping,
-    changed,
+    replace_fields,
 )
 from graphflow.runtime.wire.step_frame_codec import StepCodec
 
 SESSION, TOKEN = "5" * 32, "7" * 32
 LANE = b"lane 1"
-X = wire.small("x", np.arange(4, dtype="float32"))
+X = wire.encode_small("x", np.arange(4, dtype="float32"))
 assert X is not None
 ORDER = Compute(0, "p", {"@draws": 3, "n": -4}, [], False, 5.0)
 
@@ -117,7 +117,7 @@ class Cluster:
         envelope = Envelope(
             SESSION, 1, COORDINATOR, number, outbound.sent + 1, outbound.received, TOKEN
         )
-        return wire.encode(envelope, changed(ORDER, **told))
+        return wire.encode(envelope, replace_fields(ORDER, **told))
 
     def whole_step(self, *, short: Any = lambda what: False, small: bool = True) -> None:
         """A step from its order to its end, in which `short` says who takes the short way."""
@@ -135,7 +135,7 @@ class Cluster:
             assert [each.envelope.sequence for each in sends] == [number for _, number, _ in told]
         else:
             orders = {
-                i: c.Order(changed(ORDER, request=self.request, small=fed.get(i, [])))
+                i: c.Order(replace_fields(ORDER, request=self.request, small=fed.get(i, [])))
                 for i in workers
             }
             begin = c.Begin(self.request, orders, ORDER.deadline, self.step)
@@ -274,10 +274,10 @@ def test_an_answer_that_is_not_expected_is_left_for_the_long_way() -> None:
         (right._replace(epoch=2), done),
         (right._replace(token="8" * 32), done),
         (right._replace(session="6" * 32), done),
-        (right, changed(done, request=request - 1)),
-        (right, changed(done, fetches=["y"])),
-        (right, changed(done, peak={"cpu:0": 5})),
-        (right, changed(done, small=[X[:-1] + b"?"])),
+        (right, replace_fields(done, request=request - 1)),
+        (right, replace_fields(done, fetches=["y"])),
+        (right, replace_fields(done, peak={"cpu:0": 5})),
+        (right, replace_fields(done, small=[X[:-1] + b"?"])),
     ):
         frame = wire.encode(envelope, message)
         assert cluster.coordinator.answered(1, frame, cluster.now) is None
@@ -292,9 +292,9 @@ def test_a_step_is_not_begun_shortly_beside_others_or_after_a_loss() -> None:
     cluster, lost, full = stepped(), stepped(), stepped()
     repeat = Repeat(cluster.request + 1, cluster.step + 1, ORDER, [0, 1], {})
     for order in (
-        changed(ORDER, deadline=float("inf")),
-        changed(ORDER, bindings={"n": 1 << 70}),
-        changed(ORDER, bindings={"n" * 2000: 1}),
+        replace_fields(ORDER, deadline=float("inf")),
+        replace_fields(ORDER, bindings={"n": 1 << 70}),
+        replace_fields(ORDER, bindings={"n" * 2000: 1}),
     ):
         before = state(cluster.coordinator)
         assert cluster.coordinator.repeat(repeat._replace(order=order), cluster.now) is None
@@ -352,13 +352,13 @@ def test_a_worker_knows_lanes_only_as_long_as_they_and_their_sessions_last() -> 
     assert set(worker._known) == {b"lane 2"}, "the session has another lane"
     worker.handle(w.Leave("it was asked to end"), cluster.now)
     following = envelope._replace(sequence=envelope.sequence + 1, step=envelope.step + 1)
-    told = changed(message, commits=envelope.step)
+    told = replace_fields(message, commits=envelope.step)
     assert worker.repeated(b"lane 2", wire.encode(following, told), cluster.now) is None
 
 
 @pytest.mark.parametrize("token", ["t" * 2000, "t" * 100_000])
 def test_a_secret_that_is_too_long_for_packed_frames_goes_the_long_way(token: str) -> None:
-    assert StepCodec.between("s", 1, 0, token) is None
+    assert StepCodec.for_worker("s", 1, 0, token) is None
     coordinator = FastPathCoordinator("s", ["tcp://127.0.0.1:7000"], 0.0, 1, token)
     assert coordinator.repeat(Repeat(1, 1, ORDER, [0], {}), 0.0) is None
     worker = FastPathWorker(["cpu:0"])

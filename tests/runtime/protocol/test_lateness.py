@@ -145,7 +145,7 @@ def test_a_device_that_waits_for_another_one_of_its_worker_blames_who_that_waits
             return False
 
         with pytest.raises(StepTimeout) as failure:
-            mail.until(5, awaited, look)
+            mail.wait_until(5, awaited, look)
         return failure.value
 
     far, near = Awaited("edge 0 from /worker:0/cpu:0", 0), Awaited("edge 1 from /worker:1/cpu:1", 1)

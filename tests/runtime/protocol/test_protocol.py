@@ -27,7 +27,7 @@ from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.protocol.remote_errors import raised
 from graphflow.runtime.protocol.worker import MAX_SESSIONS, WorkerMachine
 from graphflow.runtime.protocol.worker_session import Served
-from graphflow.runtime.wire.frame_codec import chunks, small
+from graphflow.runtime.wire.frame_codec import encode_small, split_array
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     UNNUMBERED,
@@ -393,7 +393,7 @@ def test_other_versions_are_refused_with_both_named() -> None:
 def test_what_is_missing_is_asked_for_once_and_then_taken_in_order() -> None:
     desk = Desk()
     desk.step(2, 1, 0.0)
-    ((chunk, data),) = chunks("fetch", 2, "y", np.arange(2))
+    ((chunk, data),) = split_array("fetch", 2, "y", np.arange(2))
     late = [
         c.Received(0, Envelope("s", 1, 0, 1, 3), Done(2, ["y"], {})),
         c.Received(0, Envelope("s", 1, 0, 1, 4), Done(9, [], {})),
@@ -603,7 +603,7 @@ class Shop:
         return self.machine.handle(w.Received(route, envelope, message, data), now)
 
     def tensor(self, step: int, array: np.ndarray, now: float = 1.0) -> list:
-        ((chunk, data),) = chunks("edge", step, "e", array)
+        ((chunk, data),) = split_array("edge", step, "e", array)
         return self.say(1, chunk, now, step, data)
 
 
@@ -687,7 +687,7 @@ def test_what_is_played_back_takes_no_answers_away_and_keeps_no_session_alive() 
 
 def test_a_link_is_told_of_what_small_tensors_acknowledge_together() -> None:
     shop = Shop()
-    sent = small(3, np.arange(3.0))
+    sent = encode_small(3, np.arange(3.0))
     assert sent is not None
     told = []
     for number in range(1, 30):
@@ -781,7 +781,7 @@ def test_an_epoch_that_was_open_in_the_process_before_is_told_so_beside_a_lower_
 
 def test_a_damaged_piece_of_an_array_is_asked_for_again() -> None:
     shop = Shop()
-    ((chunk, data),) = chunks("edge", 1, "e", np.arange(3.0))
+    ((chunk, data),) = split_array("edge", 1, "e", np.arange(3.0))
     damaged = bytes(data)[:-1] + b"!"
     (heard,) = shop.say(1, chunk, 1.0, 1, damaged)
     assert isinstance(heard, w.Heard) and heard.told == Resend(1, 1) and heard.received == 0
@@ -793,7 +793,7 @@ def test_a_damaged_piece_of_an_array_is_asked_for_again() -> None:
 
 def test_a_damaged_small_array_is_asked_for_again() -> None:
     shop = Shop()
-    sent = small("e", np.arange(3.0))
+    sent = encode_small("e", np.arange(3.0))
     assert sent is not None
     damaged = sent[:-1] + b"!"
     (heard,) = shop.say(1, Tensor(damaged), 1.0, 1)
@@ -908,7 +908,7 @@ def test_a_feed_that_was_announced_but_not_sent_is_an_error_of_that_request() ->
 def test_arrays_of_a_program_arrive_in_parts() -> None:
     shop = Shop()
     for index, part in enumerate([np.frombuffer(b"head", np.uint8), np.eye(2)]):
-        ((chunk, data),) = chunks("part", 2, index, part)
+        ((chunk, data),) = split_array("part", 2, index, part)
         assert shop.order(chunk, 1.0, data=data) == []
     (run,) = shop.order(Load(2, "p", 2), 1.0)
     assert run.arrays[0].tobytes() == b"head" and run.arrays[1].tolist() == [[1, 0], [0, 1]]

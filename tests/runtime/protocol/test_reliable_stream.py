@@ -20,7 +20,7 @@ from graphflow.runtime.protocol.reliable_stream import (
     Stream,
     fence,
 )
-from graphflow.runtime.wire.frame_codec import Borrowed, chunks
+from graphflow.runtime.wire.frame_codec import BorrowedBuffer, split_array
 from graphflow.runtime.wire.messages import Ack, Chunk, Envelope, Forget, Load, Ping, Resend
 
 WINDOW = 5
@@ -44,7 +44,7 @@ class Line:
     def send(self, end: int) -> None:
         number = len(self.sent[end])
         self.sent[end].append(number)
-        ((chunk, data),) = chunks("fetch", number, "x", np.array([number]))
+        ((chunk, data),) = split_array("fetch", number, "x", np.array([number]))
         self.put(end, self.ends[end].send(chunk, 0, data))
 
     def deliver(self, end: int, *, damaged: bool = False) -> None:
@@ -128,7 +128,7 @@ def test_an_array_in_shared_memory_is_taken_without_a_look_at_it() -> None:
     inbound = Inbound()
     chunk = Chunk("edge", 1, 7, "uint8", [9], [0], 9, 0, slot=128, turn=1)
     borrowed: list[Any] = []
-    lent = Borrowed(lambda: borrowed.append(1))  # type: ignore[arg-type,return-value]
+    lent = BorrowedBuffer(lambda: borrowed.append(1))  # type: ignore[arg-type,return-value]
     assert inbound.take(numbered(1), chunk, lent) == (Arrival.FRESH, None)
     assert inbound.take(numbered(1), chunk, lent) == (Arrival.DUPLICATE, None) and not borrowed
 
@@ -138,7 +138,7 @@ def test_many_messages_in_one_direction_are_acknowledged_by_number_and_by_bytes(
     told = [inbound.take(numbered(n), Load(1, "p", 0), None)[1] for n in range(1, 65)]
     assert told == [None] * 63 + [Ack()]
     inbound.acknowledged()
-    ((chunk, data),) = chunks("fetch", 1, "x", np.zeros(1 << 20, np.uint8))
+    ((chunk, data),) = split_array("fetch", 1, "x", np.zeros(1 << 20, np.uint8))
     told = [inbound.take(numbered(n), chunk, data)[1] for n in range(65, 73)]
     assert told == [None] * 7 + [Ack()]
 

@@ -52,7 +52,7 @@ class Line:
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> Line:
     monkeypatch.setattr(
-        "graphflow.runtime.worker.peer_link.LENT_FROM", 1 << 60
+        "graphflow.runtime.worker.peer_link.LEND_MIN_BYTES", 1 << 60
     )  # nothing by shared memory
     monkeypatch.setattr(stream, "WINDOW", 3)
     return Line()
