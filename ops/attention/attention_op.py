@@ -31,7 +31,7 @@ from graphflow.ops.base.shape_rules import is_zeros, require_kind
 from graphflow.ops.kernels.sequence import flash_attention as attend
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions.reduce import sum
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as row_sharding
 from graphflow.ops.tensors.shape import expand_dims, squeeze_op
 
 # Shapes -----------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ attention_grad = register(
         into=_attention_grad_into,
         vjp=_grad_vjp,
         batch=batching.attention(6),
-        sharding=sharding_coupled.attention_grad,
+        sharding=row_sharding.attention_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 5),
         rate="product",
         samples=tuple(
@@ -346,7 +346,7 @@ attention_mask_grad = register(
         kernel=_mask_grad_kernel,
         vjp=_mask_grad_vjp,
         batch=batching.attention(6, masks=True),
-        sharding=sharding_coupled.attention_mask_grad,
+        sharding=row_sharding.attention_mask_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 2),
         rate="product",
         samples=tuple(
@@ -364,7 +364,7 @@ _attention = register(
         into=_attention_into,
         vjp=_attention_vjp,
         batch=batching.attention(3),
-        sharding=sharding_coupled.attention,
+        sharding=row_sharding.attention_rule,
         cost=lambda q, k, v, *mask, **attrs: _flops(q, k, 2),
         rate="half_product",
         autocast="low",

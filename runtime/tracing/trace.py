@@ -1,4 +1,4 @@
-"""What happened in the traced steps: spans → Trace → a file for Perfetto, or a Measured.
+"""What happened in the traced steps: spans → Trace → a file for Perfetto, or a MeasuredSteps.
 
     runtime spans ─add_step→ Trace ─save→ trace.json;   Trace ─measured→ Plan.with_measured
 
@@ -35,10 +35,10 @@ from graphflow.runtime.tracing.events import (
     parse_number,
 )
 from graphflow.runtime.tracing.perfetto_export import trace_events
-from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
+from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan_records import Measured
+    from graphflow.placement.plans.plan_records import MeasuredSteps
 
 Span = tuple[str, str, int, int]
 Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
@@ -148,7 +148,7 @@ class Trace:
             clocks = f", times of workers on one clock to {bound}"
         return f"{show_count(count, 'traced step')}, median {show_seconds(took)}{clocks}"
 
-    def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
+    def measured(self, peak_memory: Mapping[str, int] | None = None) -> MeasuredSteps:
         """The traced steps as a plan shows them: the median step, its timeline from its own start.
 
         Args:
@@ -157,7 +157,7 @@ class Trace:
         Raises:
             SessionError: no step was traced.
         """
-        from graphflow.placement.plans.plan_records import Interval, Measured
+        from graphflow.placement.plans.plan_records import Interval, MeasuredSteps
 
         if not self.steps:
             raise SessionError("nothing was measured: no step ran while the trace was on")
@@ -180,7 +180,7 @@ class Trace:
             for event in middle.events
         )
         makespan = (middle.end - middle.start + other.end - other.start) / 2 * 1e-9
-        return Measured(makespan, timeline, peak, len(self.steps))
+        return MeasuredSteps(makespan, timeline, peak, len(self.steps))
 
     def to_dict(self) -> dict[str, Any]:
         """The Trace Event Format: times in µs from the start of the first traced step."""
@@ -262,7 +262,13 @@ def _device_event(
     uses: Counter[tuple[str, int]],
 ) -> TraceEvent:
     """A span on a device; one that sends or waits knows of which edge."""
-    kind = "wait" if name.startswith(WAIT) else "send" if name.startswith(SEND) else "compute"
+    kind = (
+        "wait"
+        if name.startswith(WAIT_PREFIX)
+        else "send"
+        if name.startswith(SEND_PREFIX)
+        else "compute"
+    )
     edge = parse_number(name.rpartition("/")[2])
     if kind == "compute" or edge not in edges:
         return TraceEvent(track, name, "compute" if kind == "send" else kind, start, end)

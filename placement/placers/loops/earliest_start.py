@@ -11,7 +11,7 @@ from typing import Any
 
 from graphflow.placement.placers.loops.heaps import heap_pop, heap_push
 
-LOOPS = ("arrivals", "usable", "earliest_start")
+LOOPS = ("arrivals", "is_usable", "earliest_start")
 INF = float("inf")
 
 
@@ -30,7 +30,7 @@ def arrivals(
             ready[p] = arrival if arrival > ready[p] else ready[p]
 
 
-def usable(
+def is_usable(
     v: int, p: int, device: Any, forced: Any, team: Any, home: Any, need: Any, room: Any
 ) -> bool:
     """Whether v, not placed yet, may go to p: with its team, and within the room there."""
@@ -86,7 +86,7 @@ def earliest_start(
                     else:
                         break
                     v = at_place[top]
-                    if usable(v, p, device, forced, team, home, need, room):
+                    if is_usable(v, p, device, forced, team, home, need, room):
                         better = when < first or (when == first and top < least)
                         if when == first and top == least:
                             better = cost[v * d + p] < cost[v * d + to]
@@ -118,7 +118,9 @@ def earliest_start(
         if by_finish:
             soonest = INF
             for p in range(d):
-                if cost[v * d + p] < INF and usable(v, p, device, forced, team, home, need, room):
+                if cost[v * d + p] < INF and is_usable(
+                    v, p, device, forced, team, home, need, room
+                ):
                     end = (ready[p] if ready[p] > last[p] else last[p]) + cost[v * d + p]
                     if mate >= 0 and home[mate] < 0:
                         end += team_cost[mate * d + p] - cost[v * d + p]

@@ -16,7 +16,7 @@ from graphflow.placement import Assignment, Problem, get_placer, place, placer_n
 from graphflow.placement.placers import auto
 from graphflow.placement.placers.auto import Auto
 from graphflow.placement.placers.construction.evaluator import lower_bound
-from graphflow.placement.placers.construction.mixed_integer import relaxed
+from graphflow.placement.placers.construction.mixed_integer import solve_relaxation
 from graphflow.placement.placers.exact import Exact, _Layers
 from graphflow.placement.placers.list_schedule import Flat, forward, insert
 from graphflow.placement.placers.local_search import LocalSearch, Searcher
@@ -397,7 +397,7 @@ def test_exact_agrees_with_trying_everything(problem: Problem) -> None:
 def test_no_program_says_more_than_the_optimum(problem: Problem, ordered: bool) -> None:
     problem = free(problem)
     best = best_of_all(problem)
-    found = relaxed(problem, best * 1.5 + 1.0, ordered)
+    found = solve_relaxation(problem, best * 1.5 + 1.0, ordered)
     assert found is not None
     assert found.bound <= best * (1 + 1e-9)
     if ordered:
