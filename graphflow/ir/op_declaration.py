@@ -179,6 +179,8 @@ class Op:
         sharding: (*specs, **attrs) -> how the op is cut over devices: a `Sharding`, or its
             equation. Elementwise ops need none. Others without one get their inputs whole.
         cost: (*specs, **attrs) -> Cost; default: one flop for each output element.
+        rate: "product" if the flops run as fast as those of matrix products; "half_product" if GPU
+            libraries compute them in 16 bits, too. None: as measured for this op or its kind.
         samples: example calls for the tests over the registry.
         promotes: convert all inputs to one dtype; Python scalars take that of the tensors.
         elementwise: an element of the output depends on the same element of the inputs only, so
@@ -212,6 +214,7 @@ class Op:
     batch: Callable[..., Any] | None = None
     sharding: Callable[..., Any] | None = None
     cost: Callable[..., Cost] | None = None
+    rate: Literal["product", "half_product"] | None = None
     samples: Sequence[Sample] = ()
     promotes: bool = False
     elementwise: bool = False

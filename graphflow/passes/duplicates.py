@@ -38,9 +38,7 @@ class MergeDuplicates(Pass):
                 if attrs is None:
                     attrs = keys[id(node.attrs)] = key_of(dict(node.attrs))
             alike = first.setdefault((node.op.name, inputs, attrs), [])
-            for known in (
-                alike
-            ):  # nearly always one, so its pin, specs and turn are compared rather than hashed
+            for known in alike:  # nearly always one: comparing is cheaper than hashing more
                 if (known.device, known.specs, known.turn) == (node.device, node.specs, node.turn):
                     return known.outputs
             kept = node if inputs is node.inputs else node.with_inputs(inputs)

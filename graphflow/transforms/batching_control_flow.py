@@ -39,9 +39,7 @@ def _restrict_to(choice: Tensor, twins: Sequence[Twin], size: Size) -> list[Twin
     error and compute no NaN that the chosen elements do not; NaN times a cotangent of 0 would be
     NaN. If no element is chosen, operands without the batch axis pass no gradient on, either.
     """
-    marks = FUNCTIONS["astype"](
-        choice, "int8"
-    )  # one more element, since argmax refuses an empty batch
+    marks = FUNCTIONS["astype"](choice, "int8")  # with one more, as argmax refuses empty batches
     first = FUNCTIONS["argmax"](FUNCTIONS["concat"]([marks, FUNCTIONS["zeros"]((1,), "int8")]))
     rows = FUNCTIONS["where"](choice, FUNCTIONS["arange"](size), first)
     some = FUNCTIONS["any"](choice)
