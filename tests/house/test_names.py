@@ -81,8 +81,8 @@ ACTIONS = words(
     emit ensure exchange extend fill finish flush fold give grow handle improve insert join keep
     kill learn lend load look match meet merge note offer place poll pop preempt process push put
     read reap receive record reduce refuse register reject release relax remove replace report
-    reserve reset resend resolve restore resume retry reuse run save schedule send settle share shrink
-    skip span spin start stop swap switch take tell try update visit wait wake write
+    reserve reset resend resolve restore resume retry reuse run save schedule send settle share
+    shrink skip span spin start stop swap switch take tell try update visit wait wake write
     """
 )
 
