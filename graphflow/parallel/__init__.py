@@ -17,7 +17,7 @@ from graphflow.parallel.pipelining.schedules import (
 )
 from graphflow.parallel.pipelining.staleness import staleness
 from graphflow.parallel.pipelining.timeline import draw, run
-from graphflow.parallel.report import Report
+from graphflow.parallel.report import StrategyReport as Report
 from graphflow.parallel.resharding.collectives import (
     all_gather,
     all_reduce,

@@ -23,7 +23,7 @@ from graphflow.parallel.pipelining.stage_report import (
     predict_timeline,
     stage_rows,
 )
-from graphflow.parallel.pipelining.timeline import Timeline, draw
+from graphflow.parallel.pipelining.timeline import ScheduleTimeline, draw
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
@@ -34,7 +34,7 @@ MAX_LINE = 100
 
 
 @dataclass(frozen=True)
-class Report:
+class StrategyReport:
     """What a strategy made of some fetches. Print it.
 
     Attributes:
@@ -106,7 +106,7 @@ class Report:
         )
 
     @cached_property
-    def timeline(self) -> Timeline | None:
+    def timeline(self) -> ScheduleTimeline | None:
         """When a pipeline's tasks run, with the seconds that are predicted of each stage."""
         cut = self.division
         if cut.pipeline is None:
@@ -241,7 +241,7 @@ def _table_lines(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Ite
             yield "  " + "  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip()
 
 
-def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Report:
+def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> StrategyReport:
     """The report of a strategy."""
     if cluster is not None and not isinstance(cluster, Cluster):
         raise ShardingError(
@@ -250,4 +250,4 @@ def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Repo
     graph = Graph(flatten(fetches)[0]).verify()
     there = Cluster.here() if cluster is None else cluster
     division: Any = divide_with(strategy, graph, there)
-    return Report(division, there)
+    return StrategyReport(division, there)

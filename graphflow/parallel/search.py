@@ -51,7 +51,7 @@ from graphflow.placement.plans.plan_fetches import known_of, sizes_of
 from graphflow.placement.plans.planning import outlook
 from graphflow.planning.profiling_run import profile_first_steps
 from graphflow.planning.trace_feedback import is_known, save_corrections
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.sessions.session import Session
 
 NODE_BUDGET = 60_000
@@ -335,7 +335,9 @@ class _StrategySearch:
         if not self._trial or not is_known(self._cluster):
             return
         made = CompiledFetches(tuple(graph.outputs), graph, graph)
-        if profile_first_steps(self._learned, self._cluster, Survey(), made, bindings, busy=busy):
+        if profile_first_steps(
+            self._learned, self._cluster, ClusterSurvey(), made, bindings, busy=busy
+        ):
             save_corrections(self._learned, self._cluster)
 
     # Measuring --------------------------------------------------------------------------------

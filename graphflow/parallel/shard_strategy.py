@@ -20,7 +20,7 @@ from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import MICRO, PATH, Mesh
 from graphflow.parallel.mesh.layouts import Layout
 from graphflow.parallel.mesh.mesh_arguments import check_mesh
-from graphflow.parallel.report import Report, report_of
+from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.partitioner import divide_over_mesh
@@ -144,7 +144,7 @@ class Shard:
         batch = batch_placeholders(graph, self.examples)
         return split_batch(graph, batch, given, self.batch, mesh, strict)
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """What the strategy makes of some fetches: layouts of variables, and each collective with
         its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)

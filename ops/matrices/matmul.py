@@ -262,6 +262,7 @@ matmul_op = register(
         batch=batching.matmul,
         sharding=sharding.matmul_rule,
         cost=_cost_matmul,
+        rate="half_product",
         autocast="low",
         samples=(
             sample(M34, M45),

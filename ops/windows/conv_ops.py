@@ -160,7 +160,7 @@ def _shape(
     exact: bool = False,
 ) -> ConvShape:  # fmt: skip
     """Describe a convolution by its three arrays."""
-    windows = Windows.of(w.shape[2:], stride, padding, dilation, y.shape[2:])
+    windows = Windows.from_attributes(w.shape[2:], stride, padding, dilation, y.shape[2:])
     return ConvShape(
         xp, x.dtype, x.shape[0], x.shape[1], w.shape[0], x.shape[2:], windows, groups, exact
     )
@@ -226,6 +226,7 @@ conv_op: Op = register(
         batch=batching.convolution(1, 0, out=1),
         sharding=window_sharding.conv,
         cost=_cost_conv,
+        rate="half_product",
         autocast="low",
         samples=(
             sample(_f(2, 3, 5, 4), _f(4, 3, 3, 2), **_STRIDED),
@@ -250,6 +251,7 @@ conv_transpose_op: Op = register(
         batch=batching.convolution(1, 0, out=1),
         sharding=window_sharding.conv_transpose,
         cost=_cost_transpose,
+        rate="half_product",
         autocast="low",
         samples=(
             sample(_f(2, 4, 2, 2), _f(4, 3, 3, 2), sizes=(5, 4), **_STRIDED),
@@ -272,6 +274,7 @@ conv_weight_op: Op = register(
         batch=batching.convolution(1, 1, out=0),
         sharding=window_sharding.conv_weight_grad,
         cost=_cost_weight,
+        rate="half_product",
         samples=(
             sample(_f(2, 3, 5, 4), _f(2, 4, 2, 2), kernel=(3, 2), **_STRIDED),
             sample(_f(3, 2, 5), _f(3, 4, 6), kernel=(2,), **_DILATED),

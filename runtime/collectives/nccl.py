@@ -24,7 +24,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ops.communication.reduction_order import combine_function, finish, fold
 from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.protocol.clock_sync import identity
+from graphflow.runtime.protocol.clock_sync import clock_identity
 from graphflow.runtime.telemetry.logs import Log
 
 _log = Log("graphflow.gpu")
@@ -74,7 +74,7 @@ def can_use_nccl(told: Sequence[Any], count: int) -> bool:
 
 
 def _gpu_address(index: int) -> str:
-    host = setting("NCCL_HOSTID") or identity()
+    host = setting("NCCL_HOSTID") or clock_identity()
     return f"{host}/{import_cupy().cuda.runtime.deviceGetPCIBusId(index)}"
 
 

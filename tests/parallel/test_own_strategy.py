@@ -31,6 +31,7 @@ class Columns:
     count: int
     accumulate = 1
     devices = None
+    examples = None
     replication = ReplicationConfig()
 
     @property

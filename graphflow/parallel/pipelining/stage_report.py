@@ -18,7 +18,7 @@ from graphflow.ir.spec import Dim, product
 from graphflow.parallel.mesh.layouts import SentTensor
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.pipelining.schedule import Schedule, Task, execution_order
-from graphflow.parallel.pipelining.timeline import Timeline, run
+from graphflow.parallel.pipelining.timeline import ScheduleTimeline, run
 
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
@@ -205,7 +205,7 @@ def _bytes_by_task(
 
 def predict_timeline(
     pipeline: StagedPipeline, cut: Graph, partitioner: SizePartitioner, cluster: Cluster
-) -> Timeline:
+) -> ScheduleTimeline:
     """The schedule with the seconds that a cluster's cost model gives the tasks of each stage;
     transfers take no time."""
     from graphflow.placement.cost_model.problem_builder import build_problems

@@ -18,7 +18,7 @@ build order; `emitter.py` shows the steps of a node: choose a rule, convert inpu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from graphflow.base.lazy_dataclass import dataclass
@@ -64,6 +64,11 @@ class MeshStrategy(Protocol):
     @property
     def devices(self) -> Any:
         """The devices that the user names, or None."""
+
+    @property
+    def examples(self) -> Sequence[Tensor | str] | None:
+        """The placeholders that hold the batch, or their names; None: see `batch_placeholders`.
+        A Pipeline asks for them in a product."""
 
     @property
     def replication(self) -> ReplicationConfig:
