@@ -1,5 +1,4 @@
-"""Batch normalisation by the moments of a batch or by running moments. Public as
-`gf.nn.batch_norm`.
+"""Batch normalisation by moments of a batch or running ones. Public as `gf.nn.batch_norm`.
 
 The three gradients by the moments of a batch are one op, since one sweep over a channel gives all.
 """
@@ -328,9 +327,7 @@ def _cast_to_widest(x: Tensor, scale: Tensor, bias: Tensor, *others: Tensor) -> 
 
 
 def _require_enough_values(spread: Tensor, items: Any, least: int, x: Tensor) -> Tensor:
-    """Return the variance if there are enough values for one; a NaN would stay in the running
-    one.
-    """
+    """Return the variance if it has enough values; a NaN would stay in the running one."""
     if isinstance(items, int) and items >= least:
         return spread
     have, remedy = ("no value", "") if least == 1 else ("one value", ", or say unbiased=False")

@@ -138,8 +138,10 @@ def nll_loss(
     log_probabilities: Any, labels: Any, weights: Any = None, ignore_index: int | None = None,
     reduction: str = "none", axis: int = -1,
 ) -> Tensor:  # fmt: skip
-    """Compute -log_probabilities[label] for each row; arguments and errors as for
-    `cross_entropy`.
+    """Compute -log_probabilities[label] for each row; other arguments as for `cross_entropy`.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `cross_entropy`.
     """
     x = _classes_last(as_tensor(log_probabilities), axis)
 

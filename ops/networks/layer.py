@@ -47,9 +47,7 @@ class Layer:
     _scope: str = ""  # name scope of its own
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Check the arguments of graphflow's own layers as those of functions; leave users'
-        layers alone.
-        """
+        """Check the arguments of graphflow's own layers; leave users' layers alone."""
         super().__init_subclass__(**options)
         if cls.__module__.startswith("graphflow."):
             for name in ("__init__", "__call__"):
@@ -76,9 +74,7 @@ class Layer:
         return opened
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return the trainable variables by name, each once, in the order in which they were
-        made.
-        """
+        """Return the trainable variables by name, each once, in order of creation."""
         return _variables_by_name(self, True)
 
     def buffers(self) -> dict[str, Tensor]:

@@ -107,9 +107,7 @@ class MultiHeadAttention(Layer):
         return self.out(reshape(merged, (*merged.shape[:-2], size)))
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Return queries, keys and values (…, heads, T, d), by one product if they are one
-        tensor.
-        """
+        """Return queries, keys and values (…, heads, T, d); one product serves a common input."""
         size = int(self.weight.shape[1])
         few = self.shared * (size // self.heads)
         depth, counts, starts = size // self.heads, (size, few, few), (0, size, size + few)
@@ -130,8 +128,7 @@ class MultiHeadAttention(Layer):
 
 @dataclass(frozen=True, eq=False, init=False)
 class TransformerBlock(Layer):
-    """A transformer block: attention, then two linear maps, each with a norm and a residual
-    connection.
+    """A transformer block: attention and two linear maps, each branch with a norm and a shortcut.
 
     Args:
         size, heads: as for `MultiHeadAttention`.

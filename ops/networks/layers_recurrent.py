@@ -1,6 +1,4 @@
-"""Recurrent layers: cells for one step, and stacks of layers along a sequence. Public in
-`gf.nn`.
-"""
+"""Recurrent layers: cells for one step, and stacks along a sequence. Public in `gf.nn`."""
 
 from __future__ import annotations
 

@@ -368,11 +368,10 @@ def triplet_margin_loss(
     anchor: Any, positive: Any, negative: Any, margin: float = 1.0, epsilon: float = 1e-6,
     reduction: str = "none",
 ) -> Tensor:  # fmt: skip
-    """Compute max(0, margin + |anchor - positive| - |anchor - negative|) of vectors on the last
-    axis.
+    """Compute max(0, margin + |anchor - positive| - |anchor - negative|) for vectors.
 
     Args:
-        anchor, positive, negative: floats of one shape.
+        anchor, positive, negative: floats of one shape; vectors lie on the last axis.
         epsilon: is added to each difference, so that the norm has a nonzero gradient.
 
     Raises:

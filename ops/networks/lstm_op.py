@@ -84,9 +84,7 @@ def _vjp(
 
 
 def _alias_inputs(*inputs: Tensor) -> list[Tensor]:
-    """Return aliases that are independent of each other, though the tensors behind them may not
-    be.
-    """
+    """Return aliases that are independent of each other even if the tensors are not."""
     return [reshape_op(x, shape=x.shape) for x in inputs]
 
 

@@ -26,9 +26,7 @@ Axes = tuple[int, ...]
 
 
 def _standardize_rows(xp: Any, x: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
-    """Return x minus its mean (only if `centred`) over its deviation, and the reciprocal
-    deviation.
-    """
+    """Return x (less its mean if `centred`) over its deviation, and the reciprocal deviation."""
     about = x - xp.mean(x) if centred else x
     per_deviation = xp.reciprocal(xp.sqrt(xp.mean(about * about) + epsilon))
     return about * per_deviation, per_deviation

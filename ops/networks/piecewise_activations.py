@@ -196,9 +196,7 @@ def hard_shrink(x: Any, threshold: float = 0.5, name: str | None = None) -> Tens
 
 @function
 def soft_shrink(x: Any, threshold: float = 0.5, name: str | None = None) -> Tensor:
-    """Move x towards 0 by the threshold, and return 0 where |x| is no larger; errors as for
-    `shrink`.
-    """
+    """Move x towards 0 by the threshold; 0 where |x| is no larger. Errors as for `shrink`."""
     return shrink(x, threshold, threshold, name=name)
 
 

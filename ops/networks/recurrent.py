@@ -221,9 +221,7 @@ def _not_none(x: Tensor | None) -> Tensor:
 
 
 def _initial_states(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[State] | None:
-    """Return the first states of each direction from h (D, B, H), or a tuple; None stands for
-    zeros.
-    """
+    """Return the first states of each direction from h (D, B, H) or a tuple; None is zeros."""
     given = initial if isinstance(initial, tuple | list) else (initial,) * cell.states
     if len(given) != cell.states:
         raise ArgumentError(f"initial holds {cell.states} tensors, not {len(given)}")

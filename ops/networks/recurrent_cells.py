@@ -74,9 +74,7 @@ class Cell:
     limit: float | None = None
 
     def joins_biases(self) -> bool:
-        """Return True if the recurrent bias may be added to that of the inputs, once for all
-        steps.
-        """
+        """Return True if the recurrent bias may be added to that of the inputs, for all steps."""
         return True
 
     def step(self, z: Tensor, state: State, weights: RecurrentWeights) -> State:
@@ -93,8 +91,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class ElmanCell(Cell):
-    """A plain recurrent cell: h = f(w·x + r·h + bias). Source: Elman, Cognitive Science 14,
-    1990.
+    """A plain recurrent cell: h = f(w·x + r·h + bias).
+
+    Source: Elman, Cognitive Science 14, 1990.
     """
 
     def step(self, z: Tensor, state: State, weights: RecurrentWeights) -> State:

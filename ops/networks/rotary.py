@@ -1,5 +1,4 @@
-"""Rotary position embeddings: pairs of a vector's elements rotated by angles proportional to
-position.
+"""Rotary position embeddings: pairs of elements rotated by angles proportional to position.
 
 Source: Su et al., arXiv:2104.09864.
 """
