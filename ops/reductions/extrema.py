@@ -140,7 +140,10 @@ _argmax, _argmin = _arg("argmax"), _arg("argmin")
 def argmax(
     x: Any, axis: int | None = None, keepdims: bool = False, name: str | None = None
 ) -> Tensor:
-    """Return the int64 index of the first largest element along an axis (None: of the flattened x).
+    """Return the int64 index of the first largest element along an axis.
+
+    Args:
+        axis: None: the index in the flattened x.
 
     Raises:
         DTypeError: x is bool or complex.
@@ -153,8 +156,10 @@ def argmax(
 def argmin(
     x: Any, axis: int | None = None, keepdims: bool = False, name: str | None = None
 ) -> Tensor:
-    """Return the int64 index of the first smallest element along an axis (None: of the flattened
-    x).
+    """Return the int64 index of the first smallest element along an axis.
+
+    Args:
+        axis: None: the index in the flattened x.
 
     Raises:
         DTypeError: x is bool or complex.

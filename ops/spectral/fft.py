@@ -139,8 +139,9 @@ def fft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor
 
 @function
 def ifft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
-    """Compute x[j] = 1/n·Σₖ y[k]·exp(2πi·jk/n), the inverse of `fft`; arguments and errors as
-    there.
+    """Compute x[j] = 1/n·Σₖ y[k]·exp(2πi·jk/n), the inverse of `fft`.
+
+    Arguments and errors as for `fft`.
     """
     tensor, at, size = _one_axis_arguments(x, n, axis, norm)
     return _complex_transform(tensor, [at], [size], True, norm)
@@ -292,8 +293,9 @@ def hfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tenso
 
 @function
 def ihfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
-    """Compute the n//2 + 1 complex elements whose `hfft` is x; arguments and errors as for
-    `rfft`.
+    """Compute the n//2 + 1 complex elements whose `hfft` is x.
+
+    Arguments and errors as for `rfft`.
     """
     tensor, at, size = _one_axis_arguments(x, n, axis, norm)
     return conj(_real_forward(tensor, at, size, OPPOSITE[norm]))

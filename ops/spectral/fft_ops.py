@@ -47,8 +47,8 @@ def _require_samples(x: TensorSpec, axis: int) -> None:
         raise ShapeError(f"axis {axis} of {x} has no elements to transform")
 
 
-# (least flops, blocks), as in matmul: a block on another thread costs about 50 µs, a transform about
-# 1 ns for a flop.
+# (least flops, blocks), as in matmul: a block on another thread costs about 50 µs, and a flop of a
+# transform about 1 ns.
 _BLOCKS = ((2e7, 8), (1e6, 2))
 
 

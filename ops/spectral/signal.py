@@ -38,9 +38,7 @@ from graphflow.ops.tensors.slicing import window as part
 
 
 def _cosine_window(size: Any, periodic: Any, dtype: Any, *factors: float) -> Tensor:
-    """Compute Σₖ factors[k]·cos(2πk·j/n) for j < size; n is the size, or size - 1 if not
-    periodic.
-    """
+    """Compute Σₖ factors[k]·cos(2πk·j/n) for j < size; n is size, or size - 1 if not periodic."""
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
         raise ArgumentError(f"the size is an int that is not negative, not {size!r}")
     if not isinstance(periodic, bool):
@@ -363,8 +361,7 @@ def mel_weight_matrix(
     upper_edge_hertz: float,
     dtype: Any = "float32",
 ) -> Tensor:
-    """Return triangular filters evenly spaced in mel, (dft_length//2 + 1, num_mel_bins), peaks of
-    1.
+    """Return triangular filters of peak 1, evenly spaced in mel: (dft_length//2 + 1, num_mel_bins).
 
     `abs(stft(…)) @ mel_weight_matrix(…)` is a mel spectrogram.
 

@@ -1,7 +1,7 @@
 """Convolution of any rank: one op, and its gradients in the input and in the weight.
 
 The three are the partial derivatives of one trilinear form, Σ y[n,o,p] · w[o,c,k] · x[n,c,q] with
-q = p·stride - before + k·dilation, so that each one's gradients are the two others. Transposed
+q = p·stride - before + k·dilation. So the gradients of each are the two others. Transposed
 convolution is the gradient in the input.
 """
 
@@ -34,11 +34,13 @@ from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, positio
 
 
 def _require_weight(x: TensorSpec, w: TensorSpec, groups: int, axis: int) -> None:
-    """Refuse weights that do not fit the channels of x; `axis` of w is what x's channels meet."""
+    """Refuse weights that do not fit the channels of x, which axis `axis` of w multiplies."""
     require_kind(x, "float")
     shapes = f"x {show_shape(x.shape)}, weight {show_shape(w.shape)}, groups {groups}"
     if x.rank < 3 or x.rank != w.rank:
-        raise ShapeError(f"{shapes}: takes (batch, channels, *space) and a weight of that rank")
+        raise ShapeError(
+            f"expected x of (batch, channels, *space) and a weight of that rank, got {shapes}"
+        )
     if x.dtype != w.dtype:
         raise ArgumentError(f"x is {x.dtype}, the weight {w.dtype}; convert one with .astype")
     channels = w.shape[axis] * (groups if axis else 1)
@@ -91,7 +93,9 @@ def _infer_weight(
     require_kind(x, "float")
     shapes = f"x {show_shape(x.shape)}, gradient {show_shape(g.shape)}, groups {groups}"
     if x.rank != g.rank or x.dtype != g.dtype:
-        raise ShapeError(f"{shapes}: takes two of one rank and dtype, not {x.dtype} and {g.dtype}")
+        raise ShapeError(
+            f"expected x and gradient of one rank and dtype, got {shapes}, {x.dtype} and {g.dtype}"
+        )
     for channels in (x.shape[1], g.shape[1]):
         if isinstance(channels, int) and channels % groups:
             raise ShapeError(f"{shapes}: {channels} channels are no multiple of the groups")
@@ -124,12 +128,12 @@ def _cost_weight(x: TensorSpec, g: TensorSpec, groups: int, **attrs: Any) -> Cos
 
 
 def _columns(images: Size, kernel: Shape, windows: Shape) -> Size:
-    """Elements of the windows, laid out for a product; a window of one element stays in place."""
+    """Count the elements of all windows laid out for a product; 1×1 windows stay in place."""
     return 0 if all(k == 1 for k in kernel) else images * product(kernel) * product(windows)
 
 
 def _cost(products: Size, columns: Size, specs: tuple[TensorSpec, ...]) -> Cost:
-    """Two flops a product; the windows are written and read beside what goes in and out."""
+    """Return two flops for a product, and the bytes of inputs, outputs and laid-out windows."""
     moved = sum((s.nbytes for s in specs), columns * 2 * specs[0].dtype.itemsize)
     return Cost(flops=products * 2, bytes=moved)
 
@@ -200,7 +204,7 @@ def _transpose_into(
 
 
 def _flipped_windows(out: Any, windows: Windows) -> Windows:
-    """With stride 1: the windows, turned round, over cotangents."""
+    """Return the flipped windows that move over cotangents with stride 1."""
     before = tuple(
         (k - 1) * d - b
         for k, d, b in zip(windows.kernel, windows.dilation, windows.before, strict=True)
@@ -209,13 +213,15 @@ def _flipped_windows(out: Any, windows: Windows) -> Windows:
 
 
 def _is_flip_expensive(g: Any, w: Any) -> bool:
-    """Whether turning the weight round costs more than adding windows to each other."""
+    """Return True if flipping the weight costs more than adding windows to each other."""
     return bool(g.size < 2 * w.shape[0] * g.shape[1])
 
 
 def _flip_weight(xp: Any, w: Any, groups: int) -> Any:
-    """The weight of the convolution that gives the gradient in the input: its windows turned round,
-    inputs for outputs."""
+    """Return the weight of the convolution that computes the gradient in the input.
+
+    Its windows are flipped, and its inputs and outputs exchanged.
+    """
     outputs, inputs, *kernel = w.shape
     flipped = w[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
     flipped = flipped.reshape(groups, outputs // groups, inputs, *kernel).swapaxes(1, 2)
@@ -223,7 +229,7 @@ def _flip_weight(xp: Any, w: Any, groups: int) -> Any:
 
 
 def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
-    """With stride 1, the gradient in the input is a convolution by the flipped kernel."""
+    """Compute the gradient in the input, for stride 1, as a convolution by the flipped kernel."""
     flipped, turned = _flip_weight(xp, w, groups), _flipped_windows(out, windows)
     if flipped.shape[1] == 1 and groups > 1:
         depthwise.convolve(xp, out, g, flipped, turned)

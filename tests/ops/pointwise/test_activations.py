@@ -79,7 +79,7 @@ def test_slopes_of_prelu_broadcast_and_are_learnt() -> None:
 def test_parameters_out_of_range_are_refused() -> None:
     x = gf.placeholder("float32", (2, 3))
     for wrong, told in (
-        (lambda: nn.celu(x, 0), "celu at .*test_activations.*alpha is 0"),
+        (lambda: nn.celu(x, 0), "celu at .*test_activations.*alpha is a number other than 0"),
         (lambda: nn.selu(x, scale=float("nan")), "scale is a number, not nan"),
         (lambda: nn.shrink(x, -1), "shrink at .*not negative"),
         (lambda: nn.hard_tanh(x, 1, 0), "low 1.0 is above high 0.0"),
