@@ -32,7 +32,7 @@ _NUMBERS = tuple(
 """The signals whose handlers are held back: neither those of faults, nor real-time signals, to look
 at all of which would make a step longer."""
 _LIBRARIES = {
-    "cupy", "graphflow", "highspy", "llvmlite", "ml_dtypes", "msgpack", "networkx", "numba",
+    "cupy", "graphflow", "highspy", "llvmlite", "ml_dtypes", "msgpack", "networkx",
     "numpy", "onnx", "opt_einsum", "rich", "safetensors", "scipy", "threadpoolctl", "typer",
     "xxhash", "zmq",
 }  # fmt: skip

@@ -10,12 +10,16 @@ from contextvars import ContextVar
 from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import defer_signals
 from graphflow.errors import PlanError, SessionError
-from graphflow.placement.calibration.calibrate import Link
+from graphflow.placement.calibration.calibrate import LinkSpeed
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.plan import Plan
-from graphflow.runtime.checkpoint.store import Store
-from graphflow.runtime.client.cluster_survey import Survey, links_between, survey
+from graphflow.runtime.checkpoint.store import CheckpointStore
+from graphflow.runtime.client.cluster_survey import (
+    ClusterSurvey,
+    links_between,
+    measure_undescribed,
+)
 from graphflow.runtime.host.host_interface import Hosts, LocalHosts
 
 default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", default=None)
@@ -53,7 +57,9 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | No
     return cluster
 
 
-def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = None) -> Hosts:
+def hosts_of(
+    cluster: Cluster, ops: Sequence[str] = (), store: CheckpointStore | None = None
+) -> Hosts:
     """The hosts of a cluster, connected and ready; those of a local one are started.
 
     Args:
@@ -100,17 +106,17 @@ def _describe_shortage(error: Exception) -> str | None:
     return None
 
 
-def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:
+def survey_of(hosts: Hosts, cluster: Cluster) -> ClusterSurvey:
     """What planning for the cluster takes that has to be measured there."""
     if cluster.kind == "here":
-        return Survey()
+        return ClusterSurvey()
     from graphflow.runtime.client.remote_hosts import RemoteHosts
 
     assert isinstance(hosts, RemoteHosts)
-    return survey(hosts, cluster)
+    return measure_undescribed(hosts, cluster)
 
 
-def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], Link] | None:
+def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], LinkSpeed] | None:
     """The links between a cluster's workers as they are now; None where nothing is to be measured:
     they are described, or of this machine."""
     if cluster.kind in ("here", "local"):

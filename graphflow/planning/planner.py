@@ -1,7 +1,7 @@
 """Planner: what a session knows of its cluster and of what traced steps took, and the plans that
 follow from it.
 
-    survey of the workers + Learned + homes of variables ─plan→ Plan
+    survey of the workers + TraceCorrections + homes of variables ─plan→ Plan
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from graphflow.execution.step_executor import StepExecutor
 from graphflow.execution.variable_store import VariableStore
 from graphflow.frontend.feeds import convert_feeds
 from graphflow.ir.op import Node, Tensor
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.planning import Given, plan_graph
+from graphflow.placement.plans.planning import FixedAssignment, plan_graph
 from graphflow.planning.trace_feedback import (
     idle_fetches,
     is_known,
@@ -34,7 +34,7 @@ from graphflow.planning.trace_feedback import (
     step_cost,
     step_seconds,
 )
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import partition
 
@@ -56,14 +56,14 @@ class Planner:
         placer: str,
         trial: bool,
     ) -> None:
-        self.learned = Learned()
+        self.learned = TraceCorrections()
         self._cluster = cluster
         self._hosts = hosts
         self._state = state
         self._steps = steps
         self._placer = placer
         self._trial = trial
-        self._survey: Survey | None = None
+        self._survey: ClusterSurvey | None = None
 
     def plan(
         self,
@@ -99,7 +99,9 @@ class Planner:
             return self.plan(compiled)
         if plan.model is None:
             return plan
-        return replace(self.plan(compiled, {}, Given(plan.model.assignment)), placer=plan.placer)
+        return replace(
+            self.plan(compiled, {}, FixedAssignment(plan.model.assignment)), placer=plan.placer
+        )
 
     # Learning ---------------------------------------------------------------------------------
 
@@ -143,7 +145,7 @@ class Planner:
         if is_known(self._cluster):
             self._ensure_survey()
 
-    def _ensure_survey(self) -> Survey:
+    def _ensure_survey(self) -> ClusterSurvey:
         """What planning takes that has to be measured, or was before."""
         if self._survey is None:
             found = survey_of(self._hosts, self._cluster)

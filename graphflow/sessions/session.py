@@ -64,9 +64,9 @@ from graphflow.recovery.checkpoint_writer import (
 from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.checkpoint import Checkpoint
-from graphflow.runtime.observability.trace import Trace, check_writable
-from graphflow.runtime.program.nonfinite_check import RESULTS
+from graphflow.runtime.partitioning.check_modes import RESULTS
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
+from graphflow.runtime.tracing.trace import Trace, check_writable
 from graphflow.sessions.session_lifecycle import SessionLifecycle
 from graphflow.sessions.step_runner import StepRunner
 

@@ -40,6 +40,7 @@ from graphflow.runtime.native_calls.native_segments import (
     NativeSegment,
     PointerSource,
 )
+from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.body_routines import CompiledBody, inline_body, make_node_runner
 from graphflow.runtime.program.generated_call_support import (
@@ -52,7 +53,7 @@ from graphflow.runtime.program.generated_call_support import (
 )
 from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
 from graphflow.runtime.program.native_loops import NativeBody
-from graphflow.runtime.program.nonfinite_check import EVERY, RESULTS, NodeCheck, ResultCheck
+from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import Line, ProgramSection
 from graphflow.runtime.program.source_text import ProgramSource

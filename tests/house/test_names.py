@@ -1,0 +1,226 @@
+"""Names that a reader need not open: functions are verbs, predicates read as predicates, and each
+class name stands for one class of the project."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.house.sources import PACKAGES, ROOT, Source, sources
+
+NOT_YET = ("graphflow/parallel/", "ops/", "placement/", "runtime/")
+"""Folders that still have names of the old kind; the list only gets shorter."""
+
+EXEMPT = {
+    "ops/ordering/search.py:searchsorted": "the name that numpy and the array API standard have",
+}
+"""Functions that break a rule on purpose, as `file:qualified name`, and why."""
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# A participle says what has become of something, and leaves open what the function does. These are
+# the irregular ones that code is prone to use; verbs whose infinitive is the same are left out.
+IRREGULAR = words(
+    """
+    begun bound broken brought built caught chosen dealt done drawn driven fallen felt fought found
+    given gone grown heard held hidden kept known laid left lent lost made meant met paid risen sat
+    seen sent shaken shown sold spelt spent spoken spun stood struck stuck swept taken taught
+    thought thrown told torn understood woken won worn woven written
+    """
+)
+# Regular participles end in -ed, -en or -ing, and so do these nouns, adjectives and infinitives.
+NO_PARTICIPLES = words(
+    """
+    bearing bed bfloat bleed breed bring cling den embed embedding encoding even exceed feed flatten
+    garden gen happen heading lengthen listen mapping need open padding pen ping pooling proceed red
+    ring rounding screen seed setting shed shorten speed spelling spring strengthen string succeed
+    sing ten then thing tighten token warning weed when wing
+    """
+)
+# A function that is called only so says where, when or how, but not what it does.
+PREPOSITIONS = words(
+    """
+    above again ahead along apart as aside at away back below beside between beyond by else ever for
+    from in into late near never of off on once only out over so still thus to together under until
+    with yet
+    """
+)
+# First words that make a question or a statement of a name: `has_room`, `never_changes`.
+QUESTIONS = words(
+    """
+    are can cannot could did do does had has have is may might must needs never should still surely
+    was were will would
+    """
+)
+# Verbs of actions that return whether they succeeded or did anything, as `try_send() -> bool`.
+ACTIONS = words(
+    """
+    abort accept acknowledge acquire add admit answer attend advance apply ask begin borrow cancel
+    check claim clear close collect compare confirm connect copy deliver descend discard drain emit
+    ensure exchange extend fill finish flush fold give grow handle improve insert join keep kill
+    learn lend load look match meet merge note offer place poll pop preempt process push put read
+    reap receive record reduce refuse register reject release relax remove replace report reserve
+    resend resolve restore resume retry reuse run save schedule send settle share shrink skip spin
+    start stop swap take tell try update visit wait wake write
+    """
+)
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class Function(NamedTuple):
+    """A function or method, with the names of what it is in."""
+
+    at: str
+    qualname: str
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+
+    @property
+    def words(self) -> list[str]:
+        return self.node.name.strip("_").split("_")
+
+    @property
+    def is_named_by_us(self) -> bool:
+        """False for a property, which is a noun, and for Python's own names such as `__len__`."""
+        decorators = [ast.unparse(each) for each in self.node.decorator_list]
+        is_property = any("property" in each or each.endswith(".setter") for each in decorators)
+        return not is_property and not self.node.name.startswith("__")
+
+
+def functions(files: Iterable[Source]) -> Iterator[Function]:
+    for source in files:
+        for qualname, node in _definitions(source.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found = Function(_place(source, node), qualname, node)
+                if found.is_named_by_us and f"{_path(source)}:{qualname}" not in EXEMPT:
+                    yield found
+
+
+def _definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Definition]]:
+    """Every function and class below a node with its qualified name."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition):
+            yield prefix + child.name, child
+            yield from _definitions(child, f"{prefix}{child.name}.")
+        else:
+            yield from _definitions(child, prefix)
+
+
+def _path(source: Source) -> str:
+    """The file as it lies in the repository, not through a link in graphflow."""
+    path = source.path.relative_to(ROOT).as_posix()
+    return re.sub(f"^graphflow/({'|'.join(PACKAGES)})/", r"\1/", path)
+
+
+def _place(source: Source, node: Definition) -> str:
+    return f"{_path(source)}:{node.lineno}"
+
+
+def named_sources() -> list[Source]:
+    """The files whose names keep to the rules by now."""
+    return [source for source in sources() if not _path(source).startswith(NOT_YET)]
+
+
+def participles(files: Iterable[Source]) -> list[str]:
+    return [
+        f"{each.at}: {each.qualname} is a bare participle; name the action, as in `send_feeds`"
+        for each in functions(files)
+        if len(each.words) == 1 and _is_participle(each.words[0])
+    ]
+
+
+def _is_participle(word: str) -> bool:
+    regular = len(word) > 3 and word.endswith(("ed", "en", "ing")) and word not in NO_PARTICIPLES
+    return word in IRREGULAR or regular
+
+
+def prepositions(files: Iterable[Source]) -> list[str]:
+    return [
+        f"{each.at}: {each.qualname} is a preposition or an adverb; put the verb before it"
+        for each in functions(files)
+        if len(each.words) == 1 and each.words[0] in PREPOSITIONS
+    ]
+
+
+def unasked_predicates(files: Iterable[Source]) -> list[str]:
+    return [
+        f"{each.at}: {each.qualname} returns a bool; begin it with is_, has_, can_, a verb such "
+        "as `fits`, or a verb of ACTIONS if the bool says whether that was done"
+        for each in functions(files)
+        if each.node.returns is not None
+        and ast.unparse(each.node.returns).strip("'\"") == "bool"
+        and not _reads_as_predicate(each.words[0])
+    ]
+
+
+def _reads_as_predicate(word: str) -> bool:
+    is_third_person = len(word) > 3 and word.endswith("s") and not word.endswith("ss")
+    is_of_numpy = re.fullmatch("is[a-z]+", word) is not None  # isfinite, isnan
+    return word in QUESTIONS | ACTIONS or is_third_person or is_of_numpy
+
+
+def shared_class_names(files: Iterable[Source]) -> list[str]:
+    places: dict[str, list[str]] = defaultdict(list)
+    for source in files:
+        for _, node in _definitions(source.tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(_place(source, node))
+    return [
+        f"class {name} stands for {len(found)} things, at {', '.join(found)}; give each its own"
+        for name, found in places.items()
+        if len(found) > 1
+    ]
+
+
+def test_no_function_is_one_bare_participle() -> None:
+    assert participles(named_sources()) == []
+
+
+def test_no_function_is_one_preposition() -> None:
+    assert prepositions(named_sources()) == []
+
+
+def test_a_function_that_returns_a_bool_reads_as_a_predicate_or_an_action() -> None:
+    assert unasked_predicates(named_sources()) == []
+
+
+def test_every_class_name_is_unique() -> None:
+    assert shared_class_names(named_sources()) == []
+
+
+def test_every_exemption_is_still_needed() -> None:
+    files = {_path(source): source for source in sources()}
+    for exempt in EXEMPT:
+        path, _, qualname = exempt.partition(":")
+        assert qualname in dict(_definitions(files[path].tree)), exempt
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong", "right"),
+    [
+        (participles, "def told(): ...", "def tell_user(): ..."),
+        (participles, "class A:\n  def _computing(self): ...",
+         "class A:\n  @property\n  def loaded(self): ..."),
+        (participles, "def f():\n  async def given(): ...", "def embedding(): ..."),
+        (prepositions, "def until(): ...", "def wait_until(): ..."),
+        (unasked_predicates, "def intact() -> bool: ...", "def is_intact() -> bool: ..."),
+        (unasked_predicates, "def _room(x) -> 'bool': ...", "def fits(x) -> bool: ..."),
+        (unasked_predicates, "def plain() -> bool: ...", "def try_send() -> bool: ..."),
+        (shared_class_names, "class A: ...\ndef f():\n  class A: ...",
+         "class A: ...\nclass B: ..."),
+    ],
+)  # fmt: skip
+def test_each_rule_sees_what_it_forbids(rule: object, wrong: str, right: str) -> None:
+    assert callable(rule)
+    (told,) = rule([Source("graphflow.odd", ROOT / "graphflow/odd.py", wrong)])
+    assert "graphflow/odd.py:" in told
+    assert rule([Source("graphflow.odd", ROOT / "graphflow/odd.py", right)]) == []
