@@ -111,7 +111,8 @@ def _are_separated(items: Sequence[Any]) -> bool:
 def _index_tensor(item: Any) -> Tensor:
     if not isinstance(item, Tensor | np.ndarray | list | bool | np.bool_):
         raise ArgumentError(
-            f"an index is an int, a slice, None, Ellipsis or an int tensor, not {item!r}"
+            "an index is an int, a slice, None, Ellipsis or an int tensor, not "
+            f"{type(item).__name__} {item!r}"
         )
     tensor = as_indices(item)
     if tensor.dtype.kind == "b":

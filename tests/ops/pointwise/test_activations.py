@@ -81,7 +81,7 @@ def test_parameters_out_of_range_are_refused() -> None:
     for wrong, told in (
         (lambda: nn.celu(x, 0), "celu at .*test_activations.*alpha is a number other than 0"),
         (lambda: nn.selu(x, scale=float("nan")), "scale is a number, not nan"),
-        (lambda: nn.shrink(x, -1), "shrink at .*not negative"),
+        (lambda: nn.shrink(x, -1), "shrink at .*a number >= 0, not -1"),
         (lambda: nn.hard_tanh(x, 1, 0), "low 1.0 is above high 0.0"),
         (lambda: nn.swish(x, "1"), "beta is a number, not "),  # type: ignore[arg-type]
     ):
