@@ -21,7 +21,7 @@ from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
 from graphflow.parallel.replica_devices import device_groups, flatten_groups
-from graphflow.parallel.report import Report
+from graphflow.parallel.report import StrategyReport
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
 from graphflow.parallel.shard_strategy import (
     Shard,
@@ -181,7 +181,7 @@ class Data:
         set_frozen_fields(product, line=user_location())
         return product
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """What the strategy makes of some fetches: each collective with its bytes and the line that
         caused it. Print it."""
         return report_of(self, fetches, cluster)

@@ -31,7 +31,7 @@ from graphflow.parallel.pipelining.schedules import SCHEDULES
 from graphflow.parallel.pipelining.stage_cotangents import sum_within_stages
 from graphflow.parallel.pipelining.stages import check_stage_count, origin_of, stages_of
 from graphflow.parallel.replica_devices import device_groups, group_by_stage
-from graphflow.parallel.report import Report
+from graphflow.parallel.report import StrategyReport
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
 from graphflow.parallel.shard_strategy import check_mesh_size, mesh_devices, report_of
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
@@ -272,7 +272,7 @@ class Pipeline:
                 )
         paths_of(schedule)
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """What the strategy makes of some fetches: layouts of variables, and each collective with
         its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)

@@ -11,7 +11,7 @@ from graphflow.ir.op import Node
 from graphflow.ir.spec import product
 from graphflow.ops.communication.collectives import groups_of
 from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor
-from graphflow.parallel.pipelining.schedule import Timeline, draw
+from graphflow.parallel.pipelining.schedule import ScheduleTimeline, draw
 from graphflow.parallel.pipelining.stage_report import (
     REPLICATED_OPS,
     StageRow,
@@ -29,7 +29,7 @@ MAX_LINE = 100
 
 
 @dataclass(frozen=True)
-class Report:
+class StrategyReport:
     """What a strategy made of some fetches. Print it.
 
     Attributes:
@@ -101,7 +101,7 @@ class Report:
         )
 
     @cached_property
-    def timeline(self) -> Timeline | None:
+    def timeline(self) -> ScheduleTimeline | None:
         """When a pipeline's tasks run, with the seconds that are predicted of each stage."""
         cut = self.division
         if cut.pipeline is None:

@@ -25,7 +25,7 @@ from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import MICRO, PATH, WHOLE, AxisSplit, Mesh, SizePartitioner
 from graphflow.parallel.mesh.layouts import Layout
 from graphflow.parallel.pipelining.microbatch_order import order_by_microbatch
-from graphflow.parallel.report import Report
+from graphflow.parallel.report import StrategyReport
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.partitioner import ShardedGraph, ShardedVariable, partition_graph
@@ -153,13 +153,13 @@ class Shard:
         batch = batch_placeholders(graph, self.examples)
         return split_batch(graph, batch, given, self.batch, mesh, strict)
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """What the strategy makes of some fetches: layouts of variables, and each collective with
         its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)
 
 
-def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Report:
+def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> StrategyReport:
     """The report of a strategy."""
     if cluster is not None and not isinstance(cluster, Cluster):
         raise ShardingError(
@@ -168,7 +168,7 @@ def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Repo
     graph = Graph(flatten(fetches)[0]).verify()
     there = Cluster.here() if cluster is None else cluster
     division: Any = divide_with(strategy, graph, there)
-    return Report(division, there)
+    return StrategyReport(division, there)
 
 
 def defines_products(other: Any) -> bool:

@@ -164,7 +164,7 @@ def _shape(
     exact: bool = False,
 ) -> ConvShape:  # fmt: skip
     """Describe a convolution by its three arrays."""
-    windows = Windows.of(w.shape[2:], stride, padding, dilation, y.shape[2:])
+    windows = Windows.from_attributes(w.shape[2:], stride, padding, dilation, y.shape[2:])
     return ConvShape(
         xp, x.dtype, x.shape[0], x.shape[1], w.shape[0], x.shape[2:], windows, groups, exact
     )

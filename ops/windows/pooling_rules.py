@@ -33,7 +33,7 @@ def windows_of(
     out: Any, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, **attrs: Any
 ) -> Windows:
     """Return the windows of an op from its attributes and its array of positions."""
-    return Windows.of(kernel, stride, padding, dilation, out.shape[2:])
+    return Windows.from_attributes(kernel, stride, padding, dilation, out.shape[2:])
 
 
 def require_pooled(x: TensorSpec, y: TensorSpec, attrs: Any) -> TensorSpec:

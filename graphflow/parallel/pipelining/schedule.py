@@ -343,7 +343,7 @@ def _check_updates(schedule: Schedule) -> None:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class ScheduleTimeline:
     """When each task of a schedule runs, in seconds.
 
     Attributes:
@@ -388,7 +388,7 @@ def run(
     backward: float | Sequence[float],
     weight: float | Sequence[float] = 0.0,
     transfer: float = 0.0,
-) -> Timeline:
+) -> ScheduleTimeline:
     """The timeline of a schedule.
 
     Args:
@@ -413,7 +413,7 @@ def run(
         free[device] = ends[task] = start + seconds[task.phase][task.stage]
         spans[device].append((task, start, free[device]))
     stored = (_most_stored(order, schedule.last) for order in schedule.orders)
-    return Timeline(tuple(map(tuple, spans)), tuple(stored))
+    return ScheduleTimeline(tuple(map(tuple, spans)), tuple(stored))
 
 
 def _durations(

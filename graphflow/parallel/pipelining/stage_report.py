@@ -17,7 +17,13 @@ from graphflow.ir.op import Node
 from graphflow.ir.spec import Dim, product
 from graphflow.parallel.mesh.device_mesh import SizePartitioner
 from graphflow.parallel.mesh.layouts import SentTensor
-from graphflow.parallel.pipelining.schedule import Schedule, Task, Timeline, execution_order, run
+from graphflow.parallel.pipelining.schedule import (
+    Schedule,
+    ScheduleTimeline,
+    Task,
+    execution_order,
+    run,
+)
 
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
@@ -204,7 +210,7 @@ def _bytes_by_task(
 
 def predict_timeline(
     pipeline: StagedPipeline, cut: Graph, partitioner: SizePartitioner, cluster: Cluster
-) -> Timeline:
+) -> ScheduleTimeline:
     """The schedule with the seconds that a cluster's cost model gives the tasks of each stage;
     transfers take no time."""
     from graphflow.placement.cost_model.problem_builder import build_problems

@@ -84,7 +84,7 @@ class Emitter:
         self._value_numbers = ValueNumbering()
         self._widened: dict[tuple[Tensor, Layout], ShardedTensor] = {}
 
-    def sharded(self, tensor: Tensor) -> ShardedTensor:
+    def sharded_value(self, tensor: Tensor) -> ShardedTensor:
         return self.values[tensor]
 
     # Generic nodes --------------------------------------------------------------------------------

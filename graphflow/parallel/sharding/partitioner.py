@@ -303,7 +303,7 @@ class _Division:
         self.variables: dict[Node, ShardedVariable] = {}
         self._initial: dict[Node, SharedInitial] = {}  # of which parts are cut
         self._groups: dict[Tensor, list[Tensor]] = {}
-        self._updates = UpdateGatherer(emitter.resharder, bucket, self._assigned)
+        self._updates = UpdateGatherer(emitter.resharder, bucket, self._divide_assignment)
 
     def run(self) -> Graph:
         """The graph of all places."""
@@ -324,7 +324,7 @@ class _Division:
                 case _:
                     self.emitter.emit_node(node)
         self._updates.flush()
-        return self._with_all_updates([self._fetched(t) for t in self.graph.outputs])
+        return self._with_all_updates([self._divide_fetch(t) for t in self.graph.outputs])
 
     def _with_all_updates(self, outputs: list[Tensor]) -> Graph:
         """What is fetched of an assignment is the first place's; the others' happen as well."""
@@ -436,7 +436,7 @@ class _Division:
         layout = self.emitter.values[variable].layout
         self._updates.add(node, self.emitter.values[given], layout)
 
-    def _assigned(self, node: Node, value: ShardedTensor) -> None:
+    def _divide_assignment(self, node: Node, value: ShardedTensor) -> None:
         """The assignments of all places, of a value that lies as the variable does."""
         targets = self.emitter.values[node.inputs[0]].shards
         variable, given = node.inputs
@@ -464,7 +464,7 @@ class _Division:
             group = REGISTRY["group"](*members, name=node.name)
         self._groups[node.outputs[0]] = [group]
 
-    def _fetched(self, tensor: Tensor) -> Tensor:
+    def _divide_fetch(self, tensor: Tensor) -> Tensor:
         if tensor in self._groups:
             return self._groups[tensor][0]
         return self.resharder.gather_to_first(self.emitter.values[tensor], tensor.node)
