@@ -87,7 +87,10 @@ def test_parameters_out_of_range_are_refused() -> None:
     ):
         with pytest.raises(ArgumentError, match=told):
             wrong()
-    with pytest.raises(ShapeError, match=r"glu at .*test_activations.*size of axis -1 must be known and even, got 3"):
+    with pytest.raises(
+        ShapeError,
+        match=r"glu at .*test_activations.*size of axis -1 must be known and even, got 3",
+    ):
         nn.glu(x)
     with pytest.raises(DTypeError, match="expected float"):
         nn.hardmax(np.zeros(3, "int32"))
