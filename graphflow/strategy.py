@@ -31,7 +31,7 @@ class VariableShards(Protocol):
         """What part of the whole each one has."""
 
 
-class Division(Protocol):
+class PartitionedGraph(Protocol):
     """A graph that was divided."""
 
     @property
@@ -65,7 +65,7 @@ class Strategy(Protocol):
         cluster: Any,
         known: Mapping[Node, Any] | None = None,
         fed: Mapping[str, int] | None = None,
-    ) -> Division:
+    ) -> PartitionedGraph:
         """A graph for the devices of a cluster.
 
         Args:
@@ -111,7 +111,7 @@ def strategy_of(graph: Graph) -> Strategy | None:
 
 def divide_graph(
     graph: Graph, cluster: Any, fed: Mapping[str, int] | None = None
-) -> tuple[Graph, Division | None]:
+) -> tuple[Graph, PartitionedGraph | None]:
     """A graph as it is to be placed, and how it was divided, if it was."""
     strategy = strategy_of(graph)
     if strategy is None:
@@ -126,7 +126,7 @@ def divide_with(
     cluster: Any,
     known: Mapping[Node, Any] | None = None,
     fed: Mapping[str, int] | None = None,
-) -> Division:
+) -> PartitionedGraph:
     """A graph as a strategy divides it; what it refuses names the line that made the strategy.
 
     Raises:

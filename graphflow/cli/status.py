@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from graphflow.runtime.security.keys import KeyPair, Keyring
-    from graphflow.runtime.worker.worker_status import Address, Report
+    from graphflow.runtime.worker.worker_status import Report, WorkerAddress
 
-    Answers = Sequence[tuple[Address, Report | GraphflowError]]
+    Answers = Sequence[tuple[WorkerAddress, Report | GraphflowError]]
 
 _WIDE = 180  # columns where there is no terminal
 _FOLDED = 32  # letters that a column of several lines has at least, where it needs them
@@ -77,7 +77,7 @@ def status(
     from rich.console import Console
 
     from graphflow.runtime.security.keys import Keyring
-    from graphflow.runtime.worker.worker_status import ask
+    from graphflow.runtime.worker.worker_status import request_reports
 
     ring = Keyring()
     workers, cluster = _workers(target, worker_key or [], ring)
@@ -85,7 +85,7 @@ def status(
     open_ = insecure or (cluster is not None and cluster.insecure)
 
     def look() -> Answers:
-        found = ask(workers, seconds=timeout, insecure=open_, pair=pair, ring=ring)
+        found = request_reports(workers, seconds=timeout, insecure=open_, pair=pair, ring=ring)
         return list(zip(workers, found, strict=True))
 
     if watch and as_json:
@@ -105,11 +105,11 @@ def status(
 
 def _workers(
     targets: Sequence[str], keys: Sequence[str], ring: Keyring
-) -> tuple[list[Address], Cluster | None]:
+) -> tuple[list[WorkerAddress], Cluster | None]:
     """Whom to ask, and what a cluster file says, where one is given."""
     from graphflow.runtime.security.keys import WORKER
     from graphflow.runtime.transport import transport_of
-    from graphflow.runtime.worker.worker_status import Address
+    from graphflow.runtime.worker.worker_status import WorkerAddress
 
     if all("://" in target for target in targets):
         with option_errors("TARGET"):
@@ -123,7 +123,7 @@ def _workers(
         with option_errors("--worker-key"):
             digits = [ring.key_of(key, WORKER) for key in keys] or [""]
         each = digits if len(digits) > 1 else digits * len(targets)
-        return [Address(*pair) for pair in zip(targets, each, strict=True)], None
+        return [WorkerAddress(*pair) for pair in zip(targets, each, strict=True)], None
     if len(targets) != 1:
         raise ArgumentError("status takes addresses tcp://host:port, or one cluster file")
     (target,) = targets
@@ -136,25 +136,25 @@ def _workers(
     if any(worker.address is None for worker in cluster.workers):
         raise ArgumentError(f"{target} has workers without addresses: there is nobody to ask")
     found = [
-        Address(worker.address or "", ring.key_of(worker.key, WORKER) if worker.key else "")
+        WorkerAddress(worker.address or "", ring.key_of(worker.key, WORKER) if worker.key else "")
         for worker in cluster.workers
     ]
     return found, cluster
 
 
 def _pair(
-    workers: Sequence[Address], key: str | None, cluster: Cluster | None, ring: Keyring
+    workers: Sequence[WorkerAddress], key: str | None, cluster: Cluster | None, ring: Keyring
 ) -> KeyPair | None:
     """The key to ask with, if one is needed: --key, else the one that the cluster file names. Who
     may only look has the file, too, but not the key with which its sessions run."""
-    from graphflow.runtime.worker.worker_status import own_pair
+    from graphflow.runtime.worker.worker_status import choose_key_pair
 
     if key is None and not any(worker.key for worker in workers):
         return None
     if key is None and cluster is not None and cluster.key in {each.name for each in ring.pairs()}:
         key = cluster.key
     with option_errors("--key"):
-        return own_pair(ring, key)
+        return choose_key_pair(ring, key)
 
 
 def _watch(look: Any, every: float) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from graphflow.base.interrupts import defer_signals
-from graphflow.runtime.host.session_state import note_thread
+from graphflow.runtime.host.session_state import register_thread
 
 
 class SerialExecutor:
@@ -28,7 +28,7 @@ class SerialExecutor:
         """Run something when what was put before it is done; by who holds the lock."""
         if self._runner is None:
             # The thread keeps what it begins with: not this, or it would outlive its session.
-            begin = partial(note_thread, self._threads)
+            begin = partial(register_thread, self._threads)
             self._runner = ThreadPoolExecutor(1, "graphflow-session", initializer=begin)
         with defer_signals():  # the executor's own locks would stay taken
             return self._runner.submit(run, *arguments)

@@ -14,8 +14,12 @@ from graphflow.placement.calibration.calibrate import LinkSpeed
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.plan import Plan
-from graphflow.runtime.checkpoint.store import Store
-from graphflow.runtime.client.cluster_survey import Survey, links_between, survey
+from graphflow.runtime.checkpoint.store import CheckpointStore
+from graphflow.runtime.client.cluster_survey import (
+    ClusterSurvey,
+    links_between,
+    measure_undescribed,
+)
 from graphflow.runtime.host.host_interface import Hosts, LocalHosts
 
 default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", default=None)
@@ -53,7 +57,9 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | No
     return cluster
 
 
-def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = None) -> Hosts:
+def hosts_of(
+    cluster: Cluster, ops: Sequence[str] = (), store: CheckpointStore | None = None
+) -> Hosts:
     """The hosts of a cluster, connected and ready; those of a local one are started.
 
     Args:
@@ -100,14 +106,14 @@ def _describe_shortage(error: Exception) -> str | None:
     return None
 
 
-def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:
+def survey_of(hosts: Hosts, cluster: Cluster) -> ClusterSurvey:
     """What planning for the cluster takes that has to be measured there."""
     if cluster.kind == "here":
-        return Survey()
+        return ClusterSurvey()
     from graphflow.runtime.client.remote_hosts import RemoteHosts
 
     assert isinstance(hosts, RemoteHosts)
-    return survey(hosts, cluster)
+    return measure_undescribed(hosts, cluster)
 
 
 def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], LinkSpeed] | None:

@@ -23,13 +23,13 @@ from graphflow.ir.spec import evaluate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import MeasuredSteps
-from graphflow.runtime.host.host_interface import Hosts, Ready
+from graphflow.runtime.host.host_interface import DirectStep, Hosts
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.tracing.events import Exchange
 from graphflow.runtime.tracing.trace import Trace
 from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS, EXCHANGE_PREFIX, Key
-from graphflow.strategy import Division
+from graphflow.strategy import PartitionedGraph
 
 Array = np.ndarray[Any, Any]
 MAX_TIMES = 31
@@ -60,7 +60,7 @@ class CachedStep:
 
     def __init__(
         self,
-        ready: Ready,
+        ready: DirectStep,
         feeds: Sequence[tuple[Tensor, str | None, tuple[int, ...]]],
         values: Sequence[int | Callable[[Mapping[Node, Array]], Any]],
         bindings: dict[str, int],
@@ -148,7 +148,7 @@ class CompiledFetches:
     measured: MeasuredSteps | None = None
     recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
     cached_step: CachedStep | None = None
-    division: Division | None = None
+    division: PartitionedGraph | None = None
     variant: int = 0
     _cached_steps: dict[int, CachedStep] = field(default_factory=dict)  # by id of `bindings`
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
@@ -276,7 +276,7 @@ class CompiledFetches:
         self.cached_step = self._cached_steps.get(id(names))
         if self.cached_step is not None or not self.partitions or self.division is not None:
             return
-        ready = hosts.ready(self.program, names)
+        ready = hosts.direct_step(self.program, names)
         if ready is None:
             return
         if len(self._cached_steps) >= MAX_CACHED_STEPS:
@@ -308,7 +308,7 @@ class CompiledFetches:
             named = cached.match_feeds(feeds) if cached is not self.cached_step else None
             if named is not None:
                 self.cached_step = cached
-                hosts.ready(self.program, cached.bindings)  # used now, as others see it
+                hosts.direct_step(self.program, cached.bindings)  # used now, as others see it
                 return cached, named
         return None
 

@@ -118,7 +118,7 @@ class StepExecutor:
         step = self.committed
         traced = self.trace is not None or self._should_sample(compiled)
         if traced and compiled.partitions:
-            self._hosts.meet_clocks()
+            self._hosts.wait_for_clocks()
         start = monotonic_ns()
         fetched: Mapping[str, Array] = {}
         if compiled.partitions:
@@ -164,12 +164,12 @@ class StepExecutor:
     @property
     def can_begin(self) -> bool:
         """Whether a step may begin before the one before it is decided."""
-        return self.trace is None and not self._sampling and self._hosts.begins
+        return self.trace is None and not self._sampling and self._hosts.can_begin_ahead
 
     @property
     def is_near(self) -> bool:
         """Whether all workers are on this host."""
-        return self._hosts.near
+        return self._hosts.is_single_host
 
     def begin(
         self,

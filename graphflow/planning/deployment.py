@@ -32,7 +32,7 @@ from graphflow.placement.plans.plan import Plan, devices_of, order_of
 from graphflow.planning.planner import Planner
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition, specialisation_limit
-from graphflow.strategy import Division, Strategy, divide_with, strategy_of
+from graphflow.strategy import PartitionedGraph, Strategy, divide_with, strategy_of
 
 _WARN_AT = 100
 """Sets of fetches from one line of code that are hardly what was meant."""
@@ -105,7 +105,7 @@ class Deployment:
                 tuple(tensors), source, optimize(graph), division=division, variant=variant
             )
 
-    def _divide_by_strategy(self, source: Graph, fed: Mapping[str, int]) -> Division | None:
+    def _divide_by_strategy(self, source: Graph, fed: Mapping[str, int]) -> PartitionedGraph | None:
         """How a strategy divides a graph: its own, or the one that divided its variables before."""
         pieces = self.state.shards
         strategy = strategy_of(source)
@@ -259,7 +259,7 @@ class Deployment:
                 line.line,
             )
 
-    def _split_variables(self, division: Division) -> None:
+    def _split_variables(self, division: PartitionedGraph) -> None:
         """Variables that were whole until now are pieces from now on; programs that know them
         whole are given up."""
         fresh = {n: p for n, p in division.variables.items() if n not in self.state.shards}

@@ -34,7 +34,7 @@ from graphflow.planning.trace_feedback import (
     step_cost,
     step_seconds,
 )
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import partition
 
@@ -63,7 +63,7 @@ class Planner:
         self._steps = steps
         self._placer = placer
         self._trial = trial
-        self._survey: Survey | None = None
+        self._survey: ClusterSurvey | None = None
 
     def plan(
         self,
@@ -145,7 +145,7 @@ class Planner:
         if is_known(self._cluster):
             self._ensure_survey()
 
-    def _ensure_survey(self) -> Survey:
+    def _ensure_survey(self) -> ClusterSurvey:
         """What planning takes that has to be measured, or was before."""
         if self._survey is None:
             found = survey_of(self._hosts, self._cluster)

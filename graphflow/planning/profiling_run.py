@@ -36,8 +36,8 @@ from graphflow.placement.clusters.host_facts import cores, host_memory
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.planning.trace_feedback import node_seconds
-from graphflow.runtime.client.cluster_survey import Survey
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
+from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
 from graphflow.runtime.program.program import clock
@@ -63,7 +63,7 @@ _log = Log("graphflow.trial")
 def profile_first_steps(
     learned: TraceCorrections,
     cluster: Cluster,
-    survey: Survey,
+    survey: ClusterSurvey,
     compiled: CompiledFetches,
     bindings: Mapping[str, int],
     arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
@@ -165,7 +165,7 @@ class _ProfiledDevice:
 
     def __init__(self, threads: int | None, now: Callable[[], int]) -> None:
         self._now = now
-        self._host = Host(0, [self._DEVICE], threads, lambda parcel: None)
+        self._host = DeviceHost(0, [self._DEVICE], threads, lambda parcel: None)
         self._host.open(self._NAME)
         self._bindings: Mapping[str, int] = {}
         self._feeds: dict[str, np.ndarray[Any, Any]] = {}

@@ -30,7 +30,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.planning import session_kind, units
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
@@ -72,7 +72,7 @@ def _kinds(cluster: Cluster) -> set[str]:
 
 
 def learn(
-    learned: TraceCorrections, cluster: Cluster, survey: Survey, compiled: CompiledFetches
+    learned: TraceCorrections, cluster: Cluster, survey: ClusterSurvey, compiled: CompiledFetches
 ) -> None:
     """Take in the traced steps of a set of fetches, those that its trace block has so far.
 
@@ -193,7 +193,7 @@ def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
 
 
 def step_cost(
-    cluster: Cluster, survey: Survey, timed: Callable[[Sequence[str]], float]
+    cluster: Cluster, survey: ClusterSurvey, timed: Callable[[Sequence[str]], float]
 ) -> StepCost:
     """What a step costs beyond its nodes and transfers: kept from before, or measured now.
 

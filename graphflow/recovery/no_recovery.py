@@ -70,4 +70,4 @@ class NoRecovery:
     def leave_draining_workers(self) -> None:
         """Leave workers that were asked to end: what they hold cannot be saved, so they need not
         wait."""
-        self._hosts.let_go()
+        self._hosts.leave_draining()

@@ -81,7 +81,7 @@ class SessionLifecycle:
             SystemExit: SIGTERM came meanwhile.
         """
         self.hosts, self.server, self.recovery = hosts, server, recovery
-        self.computing = hosts.computing
+        self.computing = hosts.computing_threads
         self.deployment, self.steps = deployment, deployment.steps
         hosts.on_draining(self._leave_draining_workers)
         if self.sigterm is not None:

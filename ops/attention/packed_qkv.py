@@ -265,7 +265,7 @@ packed_op: Op = register(
         into=_compute_into,
         vjp=_vjp,
         batch=_batch_rows,
-        sharding=sharding_coupled.packed,
+        sharding=sharding_coupled.packed_attention_rule,
         cost=lambda x, *mask, heads, shared, **attrs: _forward_cost(x, heads, shared),
         autocast="low",
         samples=(
@@ -291,7 +291,7 @@ packed_grad: Op = register(
         into=_grad_into,
         vjp=_grad_vjp,
         batch=_batch_rows,
-        sharding=sharding_coupled.packed,
+        sharding=sharding_coupled.packed_attention_rule,
         cost=lambda g, x, y, logs, *mask, heads, shared, **attrs: _backward_cost(x, heads, shared),
         samples=(
             sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_ATTRS),

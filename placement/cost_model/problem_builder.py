@@ -17,7 +17,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, evaluate, is_inexact
-from graphflow.ops.communication.collectives import crossing, groups_of, own_inputs
+from graphflow.ops.communication.collectives import groups_of, own_inputs, received_bytes
 from graphflow.placement.calibration.cluster_rates import Links, link_classes, link_matrices
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
@@ -247,7 +247,7 @@ class _ProblemBuilder:
             share = Tensor(tensor.node, tensor.index)
             self.shares[share] = node
             known = partial(evaluate, bindings=self.bindings)
-            yield share, round(crossing(node, source, specs, known))
+            yield share, round(received_bytes(node, source, specs, known))
 
     def memory(self) -> tuple[list[float], list[float]]:
         """Bytes that stay (variables; constants, at their first reader), and bytes of outputs."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import sys
 from dataclasses import field
 from functools import cache
 from hashlib import sha256
-from importlib import import_module
 from types import FunctionType, ModuleType
 
 from graphflow.base.lazy_dataclass import dataclass
@@ -438,6 +438,6 @@ def _trees(module: ModuleType) -> dict[str, ast.FunctionDef]:
     for value in vars(module).values():
         source = value.__module__ if isinstance(value, FunctionType) else module.__name__
         if source != module.__name__ and source.rpartition(".")[0] == package:
-            trees |= _trees(import_module(source))
+            trees |= _trees(sys.modules[source])
     tree = ast.parse(inspect.getsource(module))
     return trees | {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Survey:
+class ClusterSurvey:
     """Measurements by worker and by link, and of a step that does nothing; None where the cost
     model knows by itself."""
 
@@ -36,7 +36,7 @@ class Survey:
     steps: StepCost | None = None
 
 
-def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
+def measure_undescribed(hosts: RemoteHosts, cluster: Cluster) -> ClusterSurvey:
     """Ask what is neither described in the cluster file nor kept from before.
 
     Workers that a session starts are this machine, whose profile is kept; their links are measured
@@ -46,7 +46,7 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
     if cluster.kind == "local":
         if len(cluster.workers) > 1 and "process" not in profile()["links"]:
             keep_process_links(hosts, cluster)
-        return Survey()
+        return ClusterSurvey()
     with show_progress(f"measuring {len(cluster.workers)} workers and the links between them"):
         found = None if is_described(cluster) else hosts.measure()
         for worker, report in (found or {}).items():
@@ -56,7 +56,7 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
                     f"speeds: {format_value(report, 80)}; leave it out, or give them in the "
                     "cluster file"
                 )
-        return Survey(found, links_between(hosts, cluster))
+        return ClusterSurvey(found, links_between(hosts, cluster))
 
 
 def links_between(

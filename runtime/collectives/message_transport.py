@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProtocolError
-from graphflow.ops.communication.reduction_order import combining, finish, starts
+from graphflow.ops.communication.reduction_order import combine_function, finish, starts
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.collectives.schedules import all_reduce, broadcast
 from graphflow.runtime.transport.tensor_mailbox import Awaited
@@ -181,7 +181,7 @@ class _ScheduledReduction:
         self._partial = np.array(x.reshape(-1), what.working_dtype)
         self._share_starts = starts(what.lengths[rank])
         self._rounds = all_reduce(what.algorithm, what.count, what.attrs["hosts"])[rank]
-        self._combine = combining(what.attrs["reduction"], np)
+        self._combine = combine_function(what.attrs["reduction"], np)
 
     def run(self) -> None:
         folding = True

@@ -36,11 +36,11 @@ from graphflow.runtime.wire.messages import (
 
 Array = np.ndarray[Any, Any]
 
-_WORDS = (EXCHANGE_PREFIX, CREDIT_PREFIX)
+_SIGNAL_PREFIXES = (EXCHANGE_PREFIX, CREDIT_PREFIX)
 """What keys of what goes between devices begin with, beside edges, which are numbered."""
 
 
-class Host:
+class DeviceHost:
     """The devices of one process.
 
     Args:
@@ -81,9 +81,9 @@ class Host:
         if self._alone:
             one_blas_thread().__enter__()
 
-    def computing(self, session: str) -> Set[int]:
+    def computing_threads(self, session: str) -> Set[int]:
         """The threads of a session that compute parts of steps, beside the one that asks."""
-        return self._sessions[session].computing
+        return self._sessions[session].computing_threads
 
     def close(self, session: str) -> None:
         """Forget a session, its programs and its state; its threads end."""
@@ -105,7 +105,7 @@ class Host:
 
     def add(self, session: str, program: str, partitions: Sequence[Partition]) -> None:
         """Take a program's partitions for devices of this host, and create its new variables."""
-        self._of(session).add(program, partitions)
+        self._session(session).add(program, partitions)
 
     def compute(
         self,
@@ -126,40 +126,42 @@ class Host:
             OpError: a kernel failed.
             StepTimeout: a tensor did not come in time.
         """
-        return self._of(session).compute(program, step, bindings, feeds, trace, deadline)
+        return self._session(session).compute(program, step, bindings, feeds, trace, deadline)
 
-    def ready(self, session: str, program: str, bindings: Mapping[str, int]) -> Program | None:
+    def direct_program(
+        self, session: str, program: str, bindings: Mapping[str, int]
+    ) -> Program | None:
         """The one that computes a program's steps of these sizes, compiled; None where a step takes
         more than it: other devices, or edges between them."""
-        return self._of(session).ready(program, dict(bindings))
+        return self._session(session).direct_program(program, dict(bindings))
 
     def prepare(self, session: str, program: str, bindings: Mapping[str, int]) -> None:
         """Compile a program for the sizes of coming steps, on all devices of this host."""
-        self._of(session).prepare(program, dict(bindings))
+        self._session(session).prepare(program, dict(bindings))
 
     def set_deadline(self, session: str, seconds: float) -> None:
         """How long from now a step that is run by way of `ready` may take."""
-        self._of(session).mail.deadline = monotonic() + seconds
+        self._session(session).mail.deadline = monotonic() + seconds
 
     def commit(self, session: str, step: int) -> None:
         """Apply the assignments of the computed step."""
-        self._of(session).commit(step)
+        self._session(session).commit(step)
 
-    def changes(self, session: str) -> bool:
+    def has_changes(self, session: str) -> bool:
         """Whether committing the computed step would assign anything."""
-        return self._of(session).changes()
+        return self._session(session).has_changes()
 
     def abort(self, session: str, step: int) -> None:
         """Forget the step; nothing of it was applied."""
-        self._of(session).abort(step)
+        self._session(session).abort(step)
 
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None:
         """Take a tensor from another worker; it may come before its step begins."""
         state = self._sessions.get(session)
-        if state is not None and (isinstance(edge, int) or edge.startswith(_WORDS)):
+        if state is not None and (isinstance(edge, int) or edge.startswith(_SIGNAL_PREFIXES)):
             state.mail.put(step, edge, array)  # edges of programs are numbered
 
-    def attend(
+    def connect_mail(
         self,
         session: str,
         attend: Callable[[Callable[[], bool], float], bool],
@@ -169,9 +171,9 @@ class Host:
     ) -> None:
         """Set how a waiting thread receives a tensor itself, and how another thread wakes it (see
         `TensorMailbox`); who hears of tensors that need no message; and where results go."""
-        state = self._of(session)
+        state = self._session(session)
         state.mail.attend, state.mail.wake, state.mail.on_transfer = attend, wake, carried
-        state.keep_by(keep)
+        state.set_result_memory(keep)
 
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
         """Wake every wait of the step with an error."""
@@ -181,11 +183,11 @@ class Host:
 
     def read(self, session: str, variable: str) -> Array:
         """A copy of a variable's value."""
-        return self._of(session).read(variable)
+        return self._session(session).read(variable)
 
     def snapshot(self, session: str) -> dict[str, Array]:
         """Copies of all variables, as the last commit left them."""
-        return self._of(session).snapshot()
+        return self._session(session).snapshot()
 
     def write(self, session: str, variable: str, value: Array) -> None:
         """Set a variable.
@@ -193,12 +195,12 @@ class Host:
         Raises:
             VariableError: unknown here, or of another shape or dtype.
         """
-        self._of(session).write(variable, value)
+        self._session(session).write(variable, value)
 
     def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None:
         """Let go of programs, and of variables that live elsewhere from now on; unknown ones are
         none."""
-        self._of(session).forget(programs, variables)
+        self._session(session).forget(programs, variables)
 
     def usage(self, session: str) -> HostUsage:
         """What a session takes of memory now, and what it waits for; from any thread."""
@@ -213,7 +215,7 @@ class Host:
         with on_all_cores():
             return machine_profile(self.devices)
 
-    def _of(self, session: str) -> SessionState:
+    def _session(self, session: str) -> SessionState:
         state = self._sessions.get(session)
         if state is None and not session:  # an embedded one, which another thread has closed
             raise SessionError("the session is closed; open another one")

@@ -28,7 +28,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.polling.wakeup import EpollWaiter
 from graphflow.runtime.protocol.reliable_stream import Version
-from graphflow.runtime.protocol.remote_errors import raised
+from graphflow.runtime.protocol.remote_errors import error_from_message
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import CLIENT, KeyPair, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
@@ -52,10 +52,10 @@ from graphflow.runtime.wire.messages import (
 if TYPE_CHECKING:
     from graphflow.runtime.worker.hosted_session import HostedSession
 
-WAITS = 20
+MAX_WAITS = 20
 """Tensors that a session waits for of which a report tells; of more, only how many."""
-_TEXT = 200  # characters of what is waited for
-_SESSION = 8  # digits of a session's name
+_MAX_TEXT = 200  # characters of what is waited for
+_SESSION_DIGITS = 8  # digits of a session's name
 _LOOK_SECONDS = 0.05  # between two looks at how much has come
 _BATCH = 64  # messages taken from one worker before the others have their turn, and the deadline
 
@@ -70,7 +70,7 @@ _SESSION_FORM = {
     "doing_seconds": float, "parked": bool, "queued": int, "arenas": {str: int},
     "variables": {str: int}, "waiting": int, "waits": [(str, float)],
 }  # fmt: skip
-_FORM = {
+_REPORT_FORM = {
     "version": str, "wire": int, "python": str, "host": str, "pid": int, "devices": [str],
     "uptime": float, "resident": int, "resident_peak": int, "refused": int, "links": [_LINK],
     "sessions": [_SESSION_FORM],
@@ -80,7 +80,7 @@ _FORM = {
 # The worker's side --------------------------------------------------------------------------------
 
 
-def report(
+def make_report(
     *,
     started: float,
     devices: Sequence[str],
@@ -101,7 +101,7 @@ def report(
         "version": own.version,
         "wire": own.wire,
         "python": platform.python_version(),
-        "host": socket.gethostname()[:_TEXT],
+        "host": socket.gethostname()[:_MAX_TEXT],
         "pid": os.getpid(),
         "devices": list(devices),
         "uptime": time.monotonic() - started,
@@ -122,15 +122,15 @@ def _session(hosted: HostedSession, is_parked: bool, names: bool) -> dict[str, A
     told = hosted.activity.report()
     return {
         **told,
-        "session": told["session"][:_SESSION],
+        "session": told["session"][:_SESSION_DIGITS],
         "parked": is_parked,
-        "queued": hosted.queued,
+        "queued": hosted.queued_jobs,
         "arenas": dict(usage.arenas),
         "variables": dict(usage.variables),
         "waiting": len(waits),
         "waits": [
-            [(what if names else _without_names(what))[:_TEXT], seconds]
-            for what, seconds in waits[:WAITS]
+            [(what if names else _without_names(what))[:_MAX_TEXT], seconds]
+            for what, seconds in waits[:MAX_WAITS]
         ],
     }
 
@@ -150,12 +150,12 @@ def _links(meters: Meters) -> list[dict[str, Any]]:
     return [{"peer": peer, **link} for peer, link in sorted(found.items())]
 
 
-def misfit(told: Any) -> str | None:
+def find_misfit(told: Any) -> str | None:
     """What in a report that came is not as it must be; None where all is."""
-    return _misfit(told, _FORM, "report")
+    return _find_misfit(told, _REPORT_FORM, "report")
 
 
-def _misfit(value: Any, form: Any, where: str) -> str | None:
+def _find_misfit(value: Any, form: Any, where: str) -> str | None:
     """What in a value is not of a form; None where all is."""
     match form:
         case dict() if str in form:
@@ -178,7 +178,7 @@ def _misfit(value: Any, form: Any, where: str) -> str | None:
             number = type(value) in (int, float) and abs(value) < 2**63  # no infinity, no NaN
             fits = number if form is float else type(value) is form and (form is not int or number)
             return None if fits else where
-    found = (_misfit(*part) for part in parts)
+    found = (_find_misfit(*part) for part in parts)
     return next((wrong for wrong in found if wrong is not None), None)
 
 
@@ -186,14 +186,14 @@ def _misfit(value: Any, form: Any, where: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Address:
+class WorkerAddress:
     """Where a worker listens, and its public key; "" where it has none."""
 
     address: str
     key: str = ""
 
 
-def own_pair(ring: Keyring, name: str | None) -> KeyPair:
+def choose_key_pair(ring: Keyring, name: str | None) -> KeyPair:
     """The key to ask with: of a name, else the only one of a client, else of a coordinator.
 
     Raises:
@@ -206,8 +206,8 @@ def own_pair(ring: Keyring, name: str | None) -> KeyPair:
     return ring.own_pair(name, role or COORDINATOR_KEY)
 
 
-def ask(
-    workers: Sequence[Address],
+def request_reports(
+    workers: Sequence[WorkerAddress],
     *,
     seconds: float,
     insecure: bool = False,
@@ -226,10 +226,10 @@ def ask(
     """
     context = open_context()
     guard = None if pair is None else ZapAuthenticator(context, pair, ring or Keyring())
-    asked: list[_Asked] = []
+    asked: list[_StatusRequest] = []
     try:
         for worker in workers:
-            asked.append(_Asked(context, worker, insecure=insecure, guard=guard))
+            asked.append(_StatusRequest(context, worker, insecure=insecure, guard=guard))
         until = time.monotonic() + seconds
         while waiting := [each for each in asked if each.outcome is None]:
             left = until - time.monotonic()
@@ -237,8 +237,8 @@ def ask(
                 break
             _wait_for_any([each.channel for each in waiting], min(_LOOK_SECONDS, left))
             for each in waiting:
-                each.look()
-        return [each.outcome or each.silence(seconds) for each in asked]
+                each.receive()
+        return [each.outcome or each.silence_error(seconds) for each in asked]
     finally:
         for each in asked:
             each.channel.close()
@@ -257,15 +257,15 @@ def _wait_for_any(channels: Sequence[Channel], seconds: float) -> None:
         waiter.wait(seconds)
 
 
-class _Asked:
+class _StatusRequest:
     """One worker that was asked."""
 
     def __init__(
-        self, context: Any, worker: Address, *, insecure: bool, guard: ZapAuthenticator | None
+        self, context: Any, worker: WorkerAddress, *, insecure: bool, guard: ZapAuthenticator | None
     ) -> None:
         self._address = worker.address
         self._keyed = bool(worker.key)
-        self._linked = False  # the handshake was done, once
+        self._handshake_done = False  # the handshake was done, once
         self.outcome: Report | GraphflowError | None = None
         transport = transport_of(worker.address)
         parts = transport.check_address(
@@ -283,9 +283,9 @@ class _Asked:
         for message in (Hello(1, own.version, own.wire, own.python), Status(2)):
             self.channel.send([encode(Envelope("", 0, COORDINATOR, 0, message.request), message)])
 
-    def look(self) -> None:
+    def receive(self) -> None:
         """Takes in what has come, up to what tells the outcome."""
-        self._watch()
+        self._note_handshake()
         if self.channel.count_unframed(time.monotonic()) > UNFRAMED_CAP:
             self.outcome = ProtocolError(
                 f"{self._address} sends a message without an end: it is no graphflow worker"
@@ -300,32 +300,32 @@ class _Asked:
             except ProtocolError as error:
                 self.outcome = ProtocolError(f"{self._address} sent what is not valid: {error}")
                 return
-            self.outcome = self._of(message) or self.outcome
+            self.outcome = self._outcome_of(message) or self.outcome
 
-    def _watch(self) -> None:
-        self._linked |= any(self.channel.read_link_changes())
+    def _note_handshake(self) -> None:
+        self._handshake_done |= any(self.channel.read_link_changes())
 
-    def _of(self, message: Message) -> Report | GraphflowError | None:
+    def _outcome_of(self, message: Message) -> Report | GraphflowError | None:
         if isinstance(message, StatusReport):
-            return self._checked(message.report)
+            return self._check_report(message.report)
         if isinstance(message, Failed):
-            return raised(message, f"worker at {self._address}")
-        if isinstance(message, Welcome) and Version.of(message) != Version.own():
+            return error_from_message(message, f"worker at {self._address}")
+        if isinstance(message, Welcome) and Version.from_message(message) != Version.own():
             return VersionMismatch(
-                f"{self._address} runs {Version.of(message)}, this is {Version.own()}; ask with "
-                "the version that it runs"
+                f"{self._address} runs {Version.from_message(message)}, this is {Version.own()}; "
+                "ask with the version that it runs"
             )
         return None
 
-    def _checked(self, told: Any) -> Report | GraphflowError:
-        wrong = misfit(told)
+    def _check_report(self, told: Any) -> Report | GraphflowError:
+        wrong = find_misfit(told)
         if wrong is not None:
             return ProtocolError(f"{self._address} sent a report that is not valid: {wrong}")
         return dict(told)
 
-    def silence(self, seconds: float) -> GraphflowError:
+    def silence_error(self, seconds: float) -> GraphflowError:
         """Why it may not have answered."""
-        self._watch()
+        self._note_handshake()
         if self.channel.refused and not self._keyed:
             return RendezvousTimeout(
                 f"{self._address} {HANDSHAKE_ENDED}; look there, or give its --worker-key"
@@ -341,7 +341,7 @@ class _Asked:
                 f"somebody listens at {self._address}, but said nothing within {seconds:g} s: a "
                 "worker that is frozen or overloaded, or no graphflow worker; look there"
             )
-        if self._linked:
+        if self._handshake_done:
             return RendezvousTimeout(
                 f"{self._address} took the connection, but did not answer within {seconds:g} s: an "
                 "op holds its Python interpreter, or it has too much to do; give it a longer "

@@ -20,10 +20,10 @@ from rich.console import Console
 import graphflow as gf
 from graphflow.cli.main import main
 from graphflow.cli.status import render_answers, show_age
-from graphflow.parallel.search import Tried
-from graphflow.parallel.searching.measurement import measured
+from graphflow.parallel.search import CandidateResult
+from graphflow.parallel.searching.measurement import measure_best
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
-from graphflow.runtime.worker.worker_status import Address
+from graphflow.runtime.worker.worker_status import WorkerAddress
 from graphflow.sessions.session import Session
 from tests import loaded
 from tests.house.sources import ROOT
@@ -117,9 +117,9 @@ def test_what_is_only_tried_out_is_not_counted(
         return run(self, *args, **kwargs)
 
     monkeypatch.setattr(Session, "run", looked)
-    trials = [Tried("a", None, 1.0, 0)]
+    trials = [CandidateResult("a", None, 1.0, 0)]
     feeds = {x: np.ones(256, np.float32)}
-    (found,) = measured(trials, 1, lambda strategy: [b], gf.Cluster.load(cluster), feeds)
+    (found,) = measure_best(trials, 1, lambda strategy: [b], gf.Cluster.load(cluster), feeds)
     assert found.measured and found.measured > 0
     assert len(seen) > 4 and all(each == before for each in [*seen, told()])
 
@@ -198,7 +198,7 @@ def test_a_host_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str])
     assert code == 1 and "no.such.host.invalid" in out and "unknown" in out
 
 
-def told_by(workers: tuple[str, str], waits: str) -> list[tuple[Address, dict[str, Any]]]:
+def told_by(workers: tuple[str, str], waits: str) -> list[tuple[WorkerAddress, dict[str, Any]]]:
     """Reports of two workers with a session, whose numbers are all different."""
     answers = []
     for index, address in enumerate(workers):
@@ -217,7 +217,7 @@ def told_by(workers: tuple[str, str], waits: str) -> list[tuple[Address, dict[st
             "resident": 811 << 20, "resident_peak": 822 << 20, "refused": 17, "links": [link],
             "sessions": [session],
         }  # fmt: skip
-        answers.append((Address(address), report))
+        answers.append((WorkerAddress(address), report))
     return answers
 
 
@@ -263,7 +263,7 @@ def test_what_a_worker_says_cannot_steer_the_terminal() -> None:
         "uptime": 1.0, "resident": 1, "resident_peak": 1, "refused": 0, "links": [], "sessions": [],
     }  # fmt: skip
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(render_answers([(Address("tcp://127.0.0.1:1"), report)]))
+    console.print(render_answers([(WorkerAddress("tcp://127.0.0.1:1"), report)]))
     text = console.export_text()
     assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text and "[red]h" in text
 

@@ -43,11 +43,15 @@ from graphflow.placement.clusters import table_reader
 from graphflow.placement.plans import plan_file
 from graphflow.runtime import checkpoint
 from graphflow.runtime.checkpoint import shard
-from graphflow.runtime.checkpoint.store import Store as CheckpointStore
+from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol import worker_events as w
-from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker, Repeat
+from graphflow.runtime.protocol.fast_path import (
+    FastPathCoordinator,
+    FastPathWorker,
+    SteadyStateStep,
+)
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.security.keys import WORKER, Keyring, PublicKey
 from graphflow.runtime.telemetry import metrics_endpoint as endpoint
@@ -331,25 +335,27 @@ def worker_machine(data: bytes) -> None:
         match entry:
             case ["message", int(route), kind, head, body, bytes(piece)]:
                 decoded = _decoded(kind, head, body, piece)
-                event = decoded and w.Received(bytes([route % 4]), *decoded, route % 2 > 0)
-                run = decoded and machine.repeated(event.route, wire.encode(*decoded[:2]), now)
+                event = decoded and w.MessageReceived(bytes([route % 4]), *decoded, route % 2 > 0)
+                run = decoded and machine.accept_order(event.route, wire.encode(*decoded[:2]), now)
                 if run:
                     jobs.append(run)
                     continue
             case ["tick", int(seconds) | float(seconds)] if 0 <= seconds < 1e6:
                 now += seconds
-                event = w.Tick()
+                event = w.WorkerTick()
             case ["end", int(which)] if jobs:
                 run = jobs.pop(0)
-                event = w.Finished(run.session, run.job, run.step, run.epoch, _outcome(run, which))
-                if which % 2 and machine.answer(event) is not None:
+                event = w.JobFinished(
+                    run.session, run.job, run.step, run.epoch, _outcome(run, which)
+                )
+                if which % 2 and machine.encode_answer(event) is not None:
                     continue
             case ["leave"]:
-                event = w.Leave("it was asked to end")
+                event = w.EndWorker("it was asked to end")
         for action in machine.handle(event, now) if event else ():
-            if isinstance(action, w.Run):
+            if isinstance(action, w.RunJob):
                 jobs.append(action)
-            elif isinstance(action, w.Send):
+            elif isinstance(action, w.SendMessage):
                 wire.encode(action.envelope, action.message)
 
 
@@ -396,27 +402,30 @@ def coordinator_machine(data: bytes) -> None:
         match entry:
             case ["message", int(route), kind, head, body, bytes(piece)]:
                 decoded = _decoded(kind, head, body, piece)
-                if decoded and machine.answered(route % 2, wire.encode(*decoded[:2]), now) is None:
-                    event = c.Received(route % 2, *decoded)
+                if (
+                    decoded
+                    and machine.accept_answer(route % 2, wire.encode(*decoded[:2]), now) is None
+                ):
+                    event = c.WorkerMessageReceived(route % 2, *decoded)
             case ["tick", int(seconds) | float(seconds)] if 0 <= seconds < 1e6:
                 now += seconds
-                event = c.Tick()
+                event = c.CoordinatorTick()
             case ["begin", int(which)]:
                 message, arrays = ORDERS[which % len(ORDERS)]
                 request = which % len(ORDERS) + 1
                 if request not in used:
                     used.add(request)
                     orders = dict.fromkeys((0, 1), c.Order(message, arrays))
-                    event = c.Begin(request, orders, 5.0, step=request)
-                    repeat = Repeat(request, request, message, [0, 1], {})
-                    if type(message) is Compute and machine.repeat(repeat, now) is not None:
+                    event = c.BeginOperation(request, orders, 5.0, step=request)
+                    repeat = SteadyStateStep(request, request, message, [0, 1], {})
+                    if type(message) is Compute and machine.begin_step(repeat, now) is not None:
                         event = None
             case ["link", int(worker), bool(up)]:
                 event = c.LinkUp(worker % 2) if up else c.LinkDown(worker % 2, "gone")
             case ["cancel"]:
-                event = c.Cancel()
+                event = c.CancelSteps()
         for action in machine.handle(event, now) if event else ():
-            if isinstance(action, c.Send):
+            if isinstance(action, c.SendToWorker):
                 wire.encode(action.envelope, action.message)
 
 
@@ -564,9 +573,9 @@ def status_report(data: bytes) -> None:
         told = msgpack.unpackb(data, strict_map_key=False)
     except Exception:  # refused before it comes to this
         return
-    if (wrong := status.misfit(told)) is not None:
+    if (wrong := status.find_misfit(told)) is not None:
         raise ProtocolError(wrong)
-    answers = [(status.Address("tcp://127.0.0.1:1"), told)]
+    answers = [(status.WorkerAddress("tcp://127.0.0.1:1"), told)]
     Console(file=io.StringIO(), width=180).print(cli_status.render_answers(answers))
     json.dumps(told, allow_nan=False)
 
@@ -594,8 +603,8 @@ def manifest(data: bytes) -> None:
 
 
 def tensors(data: bytes) -> None:
-    shard.metadata_of(data)
-    shard.arrays_of(data, {"w": np.dtype("f4"), "z": np.dtype("c8")})
+    shard.read_metadata(data)
+    shard.read_arrays(data, {"w": np.dtype("f4"), "z": np.dtype("c8")})
 
 
 def taught(data: bytes) -> None:

@@ -23,7 +23,7 @@ from graphflow.placement.plans.plan import Plan, devices_of
 from graphflow.placement.plans.planning import plan_graph
 from graphflow.planning.trace_feedback import idle_fetches, learn, span_overhead, step_cost
 from graphflow.runtime.client import cluster_survey as survey
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from tests.placement.speeds import profile
 
 ONE, TWO = Cluster.here(threads=1), Cluster.local(workers=2, threads=1)
@@ -128,7 +128,7 @@ def test_a_calibration_wrong_by_three_is_put_right_by_traced_steps(
     profiles = {worker.index: wrong(factor) for worker in cluster.workers}
     before = planned(TraceCorrections(), profiles).makespan
     known = TraceCorrections()
-    learn(known, cluster, Survey(profiles), compiled)
+    learn(known, cluster, ClusterSurvey(profiles), compiled)
     after = planned(known, profiles).makespan
     assert abs(after - truth.makespan) < abs(before - truth.makespan)
     assert after == pytest.approx(truth.makespan, rel=0.2)
@@ -137,7 +137,7 @@ def test_a_calibration_wrong_by_three_is_put_right_by_traced_steps(
 def test_a_node_with_bodies_is_one_op_with_a_bucket_of_its_own() -> None:
     compiled, _, _ = traced(recurrent, 20, ONE)
     known = TraceCorrections()
-    learn(known, ONE, Survey({0: wrong(3.0)}), compiled)
+    learn(known, ONE, ClusterSurvey({0: wrong(3.0)}), compiled)
     scans = [b for b in known._nodes if b.op == "scan"]
     assert len(scans) == 1
     assert known.factor(scans[0]) == pytest.approx(3.0, rel=0.1)
@@ -157,10 +157,10 @@ def test_what_links_take_is_not_counted_again_in_a_steps_own_cost() -> None:
         asked.append(tuple(devices))
         return 1e-3 * len(devices)
 
-    one, two = step_cost(TWO, Survey(), timed)
+    one, two = step_cost(TWO, ClusterSurvey(), timed)
     assert asked == [TWO.devices[:1], TWO.devices]
     assert (one, two) == pytest.approx((1e-3 - 2e-4, 2e-3 - 2e-4))  # twice the client's latency
-    assert step_cost(ONE, Survey(), timed) == pytest.approx((1e-3, 1e-3))
+    assert step_cost(ONE, ClusterSurvey(), timed) == pytest.approx((1e-3, 1e-3))
 
 
 def test_a_steps_own_cost_is_kept_with_the_calibration_of_this_machine(
@@ -170,9 +170,9 @@ def test_a_steps_own_cost_is_kept_with_the_calibration_of_this_machine(
     saved: list[Any] = []
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: saved[-1] if saved else real)
     monkeypatch.setattr(calibrate, "write_json", lambda path, made, indent: saved.append(made))
-    cost = step_cost(TWO, Survey(), lambda devices: 1e-3 * len(devices))
+    cost = step_cost(TWO, ClusterSurvey(), lambda devices: 1e-3 * len(devices))
     assert saved[-1]["steps"] == {"process": list(cost)}
-    assert step_cost(TWO, Survey(), lambda devices: pytest.fail("measured again")) == cost
+    assert step_cost(TWO, ClusterSurvey(), lambda devices: pytest.fail("measured again")) == cost
 
 
 def test_a_steps_own_cost_is_part_of_the_prediction_and_of_every_baseline() -> None:

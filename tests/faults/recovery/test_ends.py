@@ -299,7 +299,7 @@ with ExitStack() as held:
     if how == "forked":
         told(local.LocalWorker, "__init__")
     if how == "met":
-        told(membership.Members, "_connect")
+        told(membership.WorkerMembership, "_connect")
     print("opens", flush=True)
     s = held.enter_context(gf.Session(where, checkpoint=folder, trial=False))
     print("open", flush=True)

@@ -32,7 +32,7 @@ from graphflow.placement.calibration.calibrate import (
     profile_path,
     save_links,
 )
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.host.host import DeviceHost
 from tests.placement.speeds import speeds
 
 
@@ -159,10 +159,12 @@ def test_a_host_tells_what_its_machine_has_kept_and_measures_once(
     counted: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
-    told = [Host(n, [f"/worker:{n}/cpu:0"], 1, lambda parcel: None).measure() for n in range(2)]
+    told = [
+        DeviceHost(n, [f"/worker:{n}/cpu:0"], 1, lambda parcel: None).measure() for n in range(2)
+    ]
     assert counted == [["cpu"]] and told[0] == told[1]
     save_links({"process": (1e-4, 2e9)})  # of this machine's own sessions: nothing for others
-    assert told[0] == Host(0, ["/worker:0/cpu:0"], 1, lambda parcel: None).measure()
+    assert told[0] == DeviceHost(0, ["/worker:0/cpu:0"], 1, lambda parcel: None).measure()
     assert told[0] == {key: profile()[key] for key in ("format", "key", "devices")} | {
         "links": {"thread": [1e-5, None]}
     }

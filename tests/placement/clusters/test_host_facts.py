@@ -11,7 +11,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.placement.clusters import host_facts as host
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.launch import local
 
 
@@ -47,8 +47,8 @@ def test_local_workers_share_the_cores_and_never_ask_for_more(
 def test_devices_of_one_process_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphflow.runtime.host.host.cores", lambda: 5)
     devices = [f"/worker:0/cpu:{i}" for i in range(2)]
-    assert Host(0, devices, None, lambda parcel: None)._count == 2
-    assert Host(0, devices, 4, lambda parcel: None)._count == 4
+    assert DeviceHost(0, devices, None, lambda parcel: None)._count == 2
+    assert DeviceHost(0, devices, 4, lambda parcel: None)._count == 4
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from graphflow.runtime.collectives.shared_memory_edges import (
     MAX_TENSOR_BYTES,
     edges_that_fit,
 )
-from graphflow.runtime.host.session_state import MEETING
+from graphflow.runtime.host.session_state import MAX_AGREED_FORMS
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import TensorParcel
@@ -253,11 +253,11 @@ def test_sessions_of_workers_have_the_bits_of_one_device_whatever_the_way_and_th
 def test_sizes_that_are_not_used_any_more_hold_no_memory() -> None:
     fetch, x = braided("/worker:0", "/worker:1")
     with gf.Session(gf.Cluster.local(2, threads=1), trial=False) as session:
-        for n in range(1, 2 * MEETING):
+        for n in range(1, 2 * MAX_AGREED_FORMS):
             for _ in range(2):
                 session.run(fetch, {x: np.ones((n, 3), "f4")})
         held = [segments_of(pid) for pid in session._life.hosts.pids]
-        assert max(held) <= 4 * MEETING, held  # a segment, and its mapping, at both ends
+        assert max(held) <= 4 * MAX_AGREED_FORMS, held  # a segment, and its mapping, at both ends
 
 
 @pytest.mark.parametrize("end", [0, 1])

@@ -117,7 +117,7 @@ class FakeHost:
             self.arrived[step, edge] = array
             self.change.notify_all()
 
-    def attend(self, session: str, attend: Any, wake: Any, carried: Any, keep: Any) -> None:
+    def connect_mail(self, session: str, attend: Any, wake: Any, carried: Any, keep: Any) -> None:
         """Its threads wait for others to receive."""
 
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:

@@ -24,7 +24,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.launch import child
 from graphflow.runtime.protocol.worker import WorkerMachine
-from graphflow.runtime.protocol.worker_events import Heard, Received
+from graphflow.runtime.protocol.worker_events import MessageReceived, UpdatePeerLink
 from graphflow.runtime.security import authenticator as guard
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
@@ -452,16 +452,18 @@ def test_what_a_worker_takes_from_another_is_what_the_guard_lets_through(
 ) -> None:
     machine = WorkerMachine(["cpu:0"])
     opening = Open(1, 0, ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], 30.0)
-    machine.handle(Received(b"c", Envelope(SESSION, 1, ORIGIN, 0, 1, 0, "token"), opening), 0.0)
+    machine.handle(
+        MessageReceived(b"c", Envelope(SESSION, 1, ORIGIN, 0, 1, 0, "token"), opening), 0.0
+    )
     data = bytes(24) if kind is Chunk else None
     message = TENSOR_CHUNK if kind is Chunk else some(kind)
     if kind is Tensor:
         message = Tensor(inside(7, 2, 3))
     actions = machine.handle(
-        Received(b"p", Envelope(SESSION, 1, 1, 1, 1, 0, "token"), message, data), 0.0
+        MessageReceived(b"p", Envelope(SESSION, 1, 1, 1, 1, 0, "token"), message, data), 0.0
     )
     broken = [a for a in actions if isinstance(getattr(a, "message", None), Broken)]
-    effects = [a for a in actions if not isinstance(a, Heard)]
+    effects = [a for a in actions if not isinstance(a, UpdatePeerLink)]
     if kind in guard._BETWEEN_WORKERS:
         assert not broken
     elif kind is not Hello:  # which anybody may say

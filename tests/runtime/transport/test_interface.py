@@ -17,7 +17,7 @@ from graphflow.base import addresses
 from graphflow.errors import ClusterError, TransportError
 from graphflow.runtime import transport
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.worker.worker_status import Address, ask
+from graphflow.runtime.worker.worker_status import WorkerAddress, request_reports
 
 IPC = '''
 from graphflow.base.addresses import Address
@@ -109,7 +109,7 @@ def test_a_session_runs_over_a_transport_that_one_file_adds(
         for step in range(5):
             assert s.run(result, {x: np.ones(9, "float32")}) == 27.0 + step + 1
         assert s.run(result, {x: large}) == pytest.approx(float((large * 2 + 1).sum()) + 6)
-    reports = ask([Address(each) for each in workers], seconds=20.0)
+    reports = request_reports([WorkerAddress(each) for each in workers], seconds=20.0)
     assert [report["devices"] for report in reports] == [["cpu:0"]] * 2  # type: ignore[index]
 
 

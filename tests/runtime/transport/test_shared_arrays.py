@@ -25,7 +25,7 @@ from graphflow.runtime.transport.shared_memory_arrays import (
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.messages import Chunk
-from graphflow.runtime.worker.peer_link import Link
+from graphflow.runtime.worker.peer_link import PeerLink
 from tests.faults.running import resident, stop
 from tests.runtime.workers import segments_of
 
@@ -58,8 +58,8 @@ def test_all_ways_of_an_array_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
         with session(monkeypatch, shared) as s:
             found.append([s.run([second, third], {x: feed}) for feed in feeds])
             loop = s._life.hosts._loop
-            assert any(loans.pool.is_attached for loans in loop.loans) == shared
-            assert bool(loop._borrowers) == shared  # results come in the same way
+            assert any(loans.pool.is_attached for loans in loop.array_memory) == shared
+            assert bool(loop._borrowed_memory) == shared  # results come in the same way
     with gf.Session() as s:
         x, second, third = there_and_back_here()
         found.append([s.run([second, third], {x: feed}) for feed in feeds])
@@ -96,7 +96,10 @@ def test_shared_memory_stays_bounded_over_many_steps(monkeypatch: pytest.MonkeyP
         for _ in range(30):
             s.run(third, {x: feed})
         assert [segments_of(pid) for pid in s._life.hosts.pids] == before
-        assert sum(loans.pool.lent_bytes for loans in s._life.hosts._loop.loans) < 8 * feed.nbytes
+        assert (
+            sum(loans.pool.lent_bytes for loans in s._life.hosts._loop.array_memory)
+            < 8 * feed.nbytes
+        )
 
 
 @needs_memory
@@ -106,7 +109,7 @@ def test_a_step_that_has_ended_keeps_none_of_its_feeds(monkeypatch: pytest.Monke
     with session(monkeypatch, True) as s:
         for _ in range(20):
             s.run(third, {x: np.ones(1 << 18, "float32")})
-        lenders = [loans.pool for loans in s._life.hosts._loop.loans]
+        lenders = [loans.pool for loans in s._life.hosts._loop.array_memory]
         assert [each.lent_bytes for each in lenders] == [0, 0]
         assert [len(slots) for each in lenders for slots in each._slots.values()] == [1, 1]
 
@@ -180,21 +183,21 @@ class Wire:
 
 
 @pytest.fixture
-def link() -> Iterator[tuple[Link, Wire]]:
+def link() -> Iterator[tuple[PeerLink, Wire]]:
     from graphflow.runtime.protocol.reliable_stream import Outbound
 
     channel = Wire()
-    made = Link(channel, Outbound("s" * 32, 1, 0, "t"))
+    made = PeerLink(channel, Outbound("s" * 32, 1, 0, "t"))
     yield made, channel
     made.close()
 
 
-def send(link: Link, array: Any) -> None:
-    link.send("edge", 1, 7, array, owned=True, go_on=lambda: False)
+def send(link: PeerLink, array: Any) -> None:
+    link.send("edge", 1, 7, array, owned=True, should_continue=lambda: False)
 
 
 @needs_memory
-def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[Link, Wire]) -> None:
+def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[PeerLink, Wire]) -> None:
     made, channel = link
     array = np.arange(LEND_MIN_BYTES, dtype="float32")
     send(made, array)
@@ -212,10 +215,10 @@ def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[Link, Wire]
 
 
 @needs_memory
-def test_a_link_without_room_sends_the_bytes(link: tuple[Link, Wire]) -> None:
+def test_a_link_without_room_sends_the_bytes(link: tuple[PeerLink, Wire]) -> None:
     made, channel = link
-    made._lender = SharedArrayPool(2 * LEND_MIN_BYTES)
-    SharedArrayReader(made._lender.offer())
+    made._array_pool = SharedArrayPool(2 * LEND_MIN_BYTES)
+    SharedArrayReader(made._array_pool.offer())
     send(made, np.zeros(LEND_MIN_BYTES, np.uint8))
     send(made, np.zeros(4 * LEND_MIN_BYTES, np.uint8))
     first, second = channel.sent
@@ -223,7 +226,7 @@ def test_a_link_without_room_sends_the_bytes(link: tuple[Link, Wire]) -> None:
     assert not second[1].slot and len(second[2]) == 4 * LEND_MIN_BYTES
 
 
-def test_a_small_tensor_is_one_frame(link: tuple[Link, Wire]) -> None:
+def test_a_small_tensor_is_one_frame(link: tuple[PeerLink, Wire]) -> None:
     made, channel = link
     send(made, np.float32([1, 2]))
     ((_, message, data),) = channel.sent

@@ -211,7 +211,7 @@ def session() -> Iterator[gf.Session]:
 
 
 def lane_of(session: gf.Session, worker: int) -> Any:
-    return session._life.hosts._loop._ways[worker].lane  # type: ignore[attr-defined]
+    return session._life.hosts._loop._connections[worker].fast_channel  # type: ignore[attr-defined]
 
 
 def test_sessions_of_this_host_have_lanes_and_go_on_without(session: gf.Session) -> None:
@@ -252,5 +252,5 @@ def test_nothing_is_left_of_a_worker_that_was_killed() -> None:
         name = f"@graphflow {hosts._addresses[0]}"
         assert name in Path("/proc/net/unix").read_text()
         os.kill(hosts.pids[0], signal.SIGKILL)
-        assert hosts._local.ended(0, 5.0) is not None
+        assert hosts._local.wait_exit(0, 5.0) is not None
         assert name not in Path("/proc/net/unix").read_text()

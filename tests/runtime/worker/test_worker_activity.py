@@ -31,7 +31,7 @@ from graphflow.runtime.wire.messages import (
     Status,
 )
 from graphflow.runtime.worker.worker_activity import WorkerActivity
-from graphflow.runtime.worker.worker_status import WAITS, report
+from graphflow.runtime.worker.worker_status import MAX_WAITS, make_report
 from tests import loaded
 from tests.house.sources import ROOT
 
@@ -138,11 +138,11 @@ def test_other_jobs_are_named(job: Any) -> None:
 def hosted(waits: dict[str, float]) -> Any:
     usage = HostUsage({"cpu:0": 8}, {"cpu:0": 4}, waits)
     mine = WorkerActivity("0123456789abcdef", 1, 0, Meters(), [])
-    return SimpleNamespace(activity=mine, queued=2, usage=lambda: usage)
+    return SimpleNamespace(activity=mine, queued_jobs=2, usage=lambda: usage)
 
 
 def told(waits: dict[str, float], *, names: bool) -> dict[str, Any]:
-    whole = report(
+    whole = make_report(
         started=0.0, devices=["cpu:0"], sessions=[hosted(waits)], parked=["0123456789abcdef"],
         meters=Meters(), names=names,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def test_a_sessions_name_is_shown_to_nobody_in_full() -> None:
 def test_a_report_stays_small_whatever_a_session_waits_for() -> None:
     waits = {f"edge {i} from x ('{'n' * 10_000}')": float(i) for i in range(5000)}
     shown = told(waits, names=True)
-    assert shown["waiting"] == 5000 and len(shown["waits"]) == WAITS
+    assert shown["waiting"] == 5000 and len(shown["waits"]) == MAX_WAITS
     assert shown["waits"][0][1] == 4999.0 and len(json.dumps(shown)) < 10_000
 
 
