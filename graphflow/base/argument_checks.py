@@ -7,18 +7,17 @@ a name that is only imported for type checkers) is left to the function.
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import inspect
 import math
-import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from graphflow.base.argument_kinds import REFUSED, Kind, kind_of
 from graphflow.base.argument_names import explain_repeated, translate_argument
 from graphflow.base.source_location import user_location, with_location
 from graphflow.errors import ArgumentError, GraphError, GraphflowError
@@ -180,20 +179,10 @@ def format_value(value: Any, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
 
 
-class _Kind(NamedTuple):
-    """What an annotation asks for."""
-
-    words: str
-    take: Callable[[Any], Any]  # the value, as the function gets it, or _NOT
-
-
 class _Argument(NamedTuple):
     place: int
     name: str
-    kind: _Kind
-
-
-_NOT = object()
+    kind: Kind
 
 
 def _subject(what: str, args: Sequence[Any]) -> str:
@@ -210,16 +199,16 @@ def _convert_arguments(
     """
     found = []
     for place, name, kind in arguments:
-        value = args[place] if place < len(args) else kwargs.get(name, _NOT)
-        taken = value if value is _NOT else kind.take(value)
+        value = args[place] if place < len(args) else kwargs.get(name, REFUSED)
+        taken = value if value is REFUSED else kind.take(value)
         if taken is not value:
             _require(taken, name, kind, value)
             found.append((place, name, taken))
     return found
 
 
-def _require(taken: Any, name: str, kind: _Kind, value: Any) -> None:
-    if taken is _NOT:
+def _require(taken: Any, name: str, kind: Kind, value: Any) -> None:
+    if taken is REFUSED:
         raise ArgumentError(f"{name} is {kind.words}, not {format_value(value)}")
 
 
@@ -232,7 +221,7 @@ def _arguments(f: Callable[..., Any]) -> list[_Argument]:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     found = []
     for i, name in enumerate(names):
-        kind = _kind_of(f.__annotations__.get(name), getattr(f, "__globals__", {}))
+        kind = kind_of(f.__annotations__.get(name), getattr(f, "__globals__", {}))
         if kind is not None:
             found.append(_Argument(i if i < code.co_argcount else sys.maxsize, name, kind))
     return found
@@ -283,130 +272,3 @@ def as_seconds(value: Any) -> float | None:
     except OverflowError:
         return None
     return found if 0 <= found < math.inf else None
-
-
-# What annotations say --------------------------------------------------------------------------
-
-
-def _to_flag(value: Any) -> Any:
-    if isinstance(value, bool):
-        return value
-    return bool(value) if isinstance(value, np.bool_) else _NOT
-
-
-def _to_integer(value: Any) -> Any:
-    if type(value) is int:
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        return _NOT
-    return int(value)
-
-
-def _to_number(value: Any) -> Any:
-    if type(value) is int:
-        return value
-    if isinstance(value, bool | complex | np.complexfloating) or not isinstance(
-        value, int | float | np.number
-    ):
-        return _NOT
-    if isinstance(value, int | np.integer):
-        return int(value)
-    number = value if type(value) is float else float(value)
-    return _NOT if number != number else number  # NaN is nobody's rate
-
-
-def _accept_instances(*kinds: type) -> Callable[[Any], Any]:
-    return lambda value: value if isinstance(value, kinds) else _NOT
-
-
-_PLAIN = {
-    "bool": _Kind("True or False", _to_flag),
-    "int": _Kind("an int", _to_integer),
-    "float": _Kind("a number", _to_number),
-    "str": _Kind("a str", _accept_instances(str)),
-    "None": _Kind("None", _accept_instances(type(None))),
-    "Callable": _Kind("a function", lambda value: value if callable(value) else _NOT),
-    "PathLike": _Kind("a path", _accept_instances(os.PathLike)),
-    "Mapping": _Kind("a dict", _accept_instances(Mapping)),
-    "dict": _Kind("a dict", _accept_instances(Mapping)),
-}
-_LISTS = ("Sequence", "list", "tuple")
-
-
-def _kind_of(annotation: Any, names: Mapping[str, Any]) -> _Kind | None:
-    """What an annotation (a str, as `annotations` of `__future__` leaves it) asks for; None where
-    that is not for here to say."""
-    if not isinstance(annotation, str):
-        return None
-    return _parse_kind(ast.parse(annotation, mode="eval").body, names)
-
-
-def _parse_kind(node: ast.expr, names: Mapping[str, Any]) -> _Kind | None:
-    match node:
-        case ast.Constant(value=None):
-            return _PLAIN["None"]
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _kind_of_union(_parse_kind(left, names), _parse_kind(right, names))
-        case ast.Name(id=name):
-            return _PLAIN.get(name) or _kind_of_name(names.get(name))
-        case ast.Attribute(attr="PathLike"):
-            return _PLAIN["PathLike"]
-        case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in _LISTS:
-            return _kind_of_list(inner, names)
-        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
-            return _kind_of_choice(ast.literal_eval(ast.Tuple([inner], ast.Load())))
-        case ast.Subscript(value=value):
-            return _parse_kind(value, names)
-    return None
-
-
-def _kind_of_union(first: _Kind | None, other: _Kind | None) -> _Kind | None:
-    if first is None or other is None:
-        return None
-
-    def take(value: Any) -> Any:
-        taken = first.take(value)
-        return other.take(value) if taken is _NOT else taken
-
-    return _Kind(f"{first.words} or {other.words}", take)
-
-
-def _kind_of_name(found: Any) -> _Kind | None:
-    """A name for some words, or one of our own classes; a tensor is left to the function, since so
-    much becomes one."""
-    if get_origin(found) is Literal:
-        return _kind_of_choice(get_args(found))
-    if not isinstance(found, type) or not found.__module__.startswith("graphflow."):
-        return None
-    if found.__name__ == "Tensor" or getattr(found, "_is_protocol", False):
-        return None
-    return _Kind(f"a {found.__name__}", _accept_instances(found))
-
-
-def _kind_of_list(inner: ast.expr, names: Mapping[str, Any]) -> _Kind:
-    """A list or tuple, of one kind where that is said; numpy's arrays and ranges are lists, too."""
-    item = inner.elts[0] if isinstance(inner, ast.Tuple) else inner
-    alike = not isinstance(inner, ast.Tuple) or (
-        len(inner.elts) == 2 and isinstance(inner.elts[1], ast.Constant)
-    )
-    kind = _parse_kind(item, names) if alike else None
-
-    def take(value: Any) -> Any:
-        if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
-            return _NOT
-        if isinstance(value, np.ndarray) and not value.ndim:
-            return _NOT
-        if kind is not None and any(kind.take(item) is _NOT for item in value):
-            return _NOT
-        return value
-
-    return _Kind("a list or tuple" + (f" (each {kind.words})" if kind else ""), take)
-
-
-def _kind_of_choice(words: tuple[Any, ...]) -> _Kind:
-    """One of some words (a tuple of them within the tuple, where they stand in an annotation)."""
-    among = words[0] if isinstance(words[0], tuple) else words
-    return _Kind(
-        f"one of {', '.join(map(repr, among))}",
-        lambda value: value if isinstance(value, str | int) and value in among else _NOT,
-    )

@@ -9,7 +9,6 @@ import networkx as nx
 from tests.house.sources import ROOT, Source, imports, sources
 
 NOT_YET = (
-    ("graphflow.ops.control_flow", "control loop_reverse_mode reverse_mode"),
     ("graphflow.parallel.resharding", "communication_log halos resharder"),
     ("graphflow.parallel.sharding", "control_flow emitter"),
     ("graphflow.runtime", "gpu.gpu_backend memory.backend"),
