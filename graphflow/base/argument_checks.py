@@ -1,8 +1,8 @@
-"""Arguments of public functions are what their annotations say, or an error names them.
+"""Checks of the arguments that users give to public functions.
 
-One reading of annotations for functions, layers and frozen values: flags, numbers and words, lists
-and dicts of them, functions, and our own classes. What an annotation leaves open (`Any`, `Tensor`,
-a name that is only imported for type checkers) is left to the function.
+A wrong argument raises an error that names the function, the user's line, what the argument must
+be, and what it is. Checks follow the annotations (`argument_kinds`); a function that checks its
+values itself has only its argument names checked here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def validate_arguments(f: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """A function whose arguments are what its annotations say, numpy's scalars as Python's, and
-    whose errors say that they are of `what`, on the user's line.
+    """Wrap `f` so that it checks each argument against its annotation before it runs.
+
+    Numpy scalars become Python numbers first. Errors name `what` and the user's line.
 
     Args:
-        what: its name; "" for that of its first argument's class.
+        what: the name for errors; "" for the class of the first argument.
     """
-    arguments = functools.cache(lambda: _arguments(f))  # at the first call: imports stay quick
+    # Parsing hundreds of signatures would slow the import, so it waits for the first call.
+    arguments = functools.cache(lambda: _arguments(f))
 
     @functools.wraps(f)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +50,7 @@ def validate_arguments(f: Callable[..., Any], what: str) -> Callable[..., Any]:
             return f(*args, **kwargs)
         except GraphError as error:
             raise with_location(_subject(what, args), error) from None
-        except MemoryError as error:  # numbers that it puts into the graph
+        except MemoryError as error:  # from arrays that become constants of the graph
             too_large = ArgumentError(f"{error} while the graph is built; give smaller sizes")
             raise with_location(_subject(what, args), too_large) from None
         except TypeError:
@@ -60,8 +62,11 @@ def validate_arguments(f: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def checks_arguments(error: type[GraphflowError]) -> Callable[[F], F]:
-    """A public function, or a class whose `__init__`, refuses arguments that are not what its
-    annotations say, with such errors. What it refuses itself goes first: it knows a remedy."""
+    """Make a public function, or a class's `__init__`, raise `error` for arguments of a wrong kind.
+
+    The arguments are checked after the call: an error of this package that the function raises
+    itself takes precedence, since it knows the remedy.
+    """
 
     def decorate(public: F) -> F:
         if isinstance(public, type):
@@ -75,12 +80,15 @@ def checks_arguments(error: type[GraphflowError]) -> Callable[[F], F]:
 def checks_argument_names(
     error: type[GraphflowError], but: Collection[str] = ()
 ) -> Callable[[F], F]:
-    """A public function, or a class's `__init__` and public methods, tell what was meant by an
-    argument that they do not have, and what is missing, with such errors. For what checks its
-    values itself.
+    """Make a public function, or a class's methods, explain a misspelt or missing argument.
+
+    For functions that check the values themselves. The error names the argument that was probably
+    meant.
 
     Args:
-        but: methods of which each microsecond counts; their errors are Python's.
+        error: the class of the error.
+        but: methods that are called so often that a wrapper would cost too much; they keep
+            Python's own TypeError.
     """
 
     def decorate(public: F) -> F:
@@ -99,7 +107,8 @@ def checks_argument_names(
 
 
 def _own_method(cls: type, name: str) -> Any:
-    """A method as it stands in the class; those of a dataclass are made when they are asked for."""
+    """Return a method as it stands in the class; a lazy dataclass creates it on the first
+    access."""
     getattr(cls, name)
     return vars(cls)[name]
 
@@ -107,6 +116,8 @@ def _own_method(cls: type, name: str) -> Any:
 def _check_names(
     f: Callable[..., Any], what: str, error: type[GraphflowError]
 ) -> Callable[..., Any]:
+    """Wrap `f` so that a TypeError of the call itself becomes an `error` with a suggestion."""
+
     @functools.wraps(f)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -122,6 +133,7 @@ def _check_names(
 def _check_values(
     f: Callable[..., Any], what: str, error: type[GraphflowError]
 ) -> Callable[..., Any]:
+    """Wrap `f` so that arguments of a wrong kind raise `error`, whatever the call itself did."""
     arguments = functools.cache(lambda: _arguments(f))
 
     def find_error(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphflowError | None:
@@ -153,11 +165,14 @@ def _check_values(
 
 
 def signature_of(f: Callable[..., Any]) -> inspect.Signature:
-    """What a function takes. Its annotations stay unevaluated, where Python since 3.14 evaluates
-    them: names that a user imports for type checkers only would be errors.
+    """Return the signature of a function, with its annotations unevaluated.
+
+    Since Python 3.14 `inspect.signature` evaluates annotations. Names that a user imports only for
+    type checkers would fail there.
 
     Raises:
-        TypeError, ValueError: nothing is known of it, as of what is written in C.
+        TypeError, ValueError: the function has no signature that Python knows, as some C
+            functions.
     """
     if sys.version_info >= (3, 14):
         return inspect.signature(f, annotation_format=Format.STRING)  # noqa: TID251
@@ -165,13 +180,18 @@ def signature_of(f: Callable[..., Any]) -> inspect.Signature:
 
 
 def did_you_mean(word: Any, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
-    """`did you mean 'axis'?`, of a word that is not known; "" where nothing is like it."""
+    """Return "did you mean 'axis'?" for a word that is close to some of the known ones, else "".
+
+    Args:
+        most: how many suggestions to name.
+        cutoff: least similarity, from 0 to 1.
+    """
     near = difflib.get_close_matches(str(word), list(known), most, cutoff)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def format_value(value: Any, most: int = 200) -> str:
-    """A value as an error shows it, in so many characters."""
+    """Return a value's repr for an error message, shortened to about `most` characters."""
     try:
         text = repr(value)
     except Exception as error:  # a user's __repr__
@@ -180,6 +200,8 @@ def format_value(value: Any, most: int = 200) -> str:
 
 
 class _Argument(NamedTuple):
+    """An argument that has a check: its position, its name, and the check."""
+
     place: int
     name: str
     kind: Kind
@@ -192,10 +214,10 @@ def _subject(what: str, args: Sequence[Any]) -> str:
 def _convert_arguments(
     arguments: Sequence[_Argument], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[int, str, Any]]:
-    """Those that are given as something else than they are taken as: where, and as what.
+    """Return (position, name, converted value) of each argument that is not passed on unchanged.
 
     Raises:
-        ArgumentError: one is not what its annotation says.
+        ArgumentError: a value is not of the kind that its annotation asks for.
     """
     found = []
     for place, name, kind in arguments:
@@ -209,12 +231,12 @@ def _convert_arguments(
 
 def _require(taken: Any, name: str, kind: Kind, value: Any) -> None:
     if taken is REFUSED:
-        raise ArgumentError(f"{name} is {kind.words}, not {format_value(value)}")
+        raise ArgumentError(f"{name} must be {kind.words}, not {format_value(value)}")
 
 
 def _arguments(f: Callable[..., Any]) -> list[_Argument]:
-    """The arguments of a function whose annotations say what they are."""
-    f = inspect.unwrap(f)  # other decorators take any arguments
+    """Return the arguments of a function whose annotations can be checked."""
+    f = inspect.unwrap(f)  # the wrapper of another decorator takes any arguments
     code = getattr(f, "__code__", None)
     if code is None:
         return []
@@ -230,7 +252,7 @@ def _arguments(f: Callable[..., Any]) -> list[_Argument]:
 def _describe_mismatch(
     f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str | None:
-    """What is wrong with a call that gives other arguments than a function has; None: nothing."""
+    """Say why a call does not fit the signature of a function; None if it fits."""
     signature = signature_of(f)
     try:
         signature.bind(*args, **kwargs)
@@ -246,7 +268,7 @@ def _describe_mismatch(
 
 
 def describe_unexpected(word: str, names: Sequence[str]) -> str:
-    """What is wrong with a call that gives the argument `word` to a function that takes `names`."""
+    """Say that a call gave an unknown argument `word` to a function that takes `names`."""
     hint = translate_argument(word, names) or did_you_mean(word, names)
     told = f"got an unexpected keyword argument {word!r}" + f" ({hint})" * bool(hint)
     return f"{told}; it takes {', '.join(names) or 'nothing'}"
@@ -256,14 +278,14 @@ def describe_unexpected(word: str, names: Sequence[str]) -> str:
 
 
 def to_builtin(value: Any) -> Any:
-    """A number of numpy's as Python has it; anything else as it is."""
+    """Return a numpy integer or float as Python's; any other value as it is."""
     if isinstance(value, np.integer):
         return int(value)
     return float(value) if isinstance(value, np.floating) else value
 
 
 def as_seconds(value: Any) -> float | None:
-    """A number of seconds from 0 on; None where a value is none, or no float holds it."""
+    """Return a finite, non-negative number as a float; None for any other value."""
     value = to_builtin(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

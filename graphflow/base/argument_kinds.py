@@ -19,10 +19,15 @@ REFUSED = object()
 
 
 class Kind(NamedTuple):
-    """What an annotation asks for."""
+    """The check of one annotation: its name in errors, and a function that converts a value.
+
+    Attributes:
+        words: the kind of values, such as "an int".
+        take: converts a value for the function, or returns REFUSED.
+    """
 
     words: str
-    take: Callable[[Any], Any]  # the value, as the function gets it, or REFUSED
+    take: Callable[[Any], Any]
 
 
 def _to_flag(value: Any) -> Any:
@@ -49,7 +54,7 @@ def _to_number(value: Any) -> Any:
     if isinstance(value, int | np.integer):
         return int(value)
     number = value if type(value) is float else float(value)
-    return REFUSED if number != number else number  # NaN is nobody's rate
+    return REFUSED if number != number else number  # NaN is refused: no rate or size can be NaN
 
 
 def _accept_instances(*kinds: type) -> Callable[[Any], Any]:
@@ -71,14 +76,18 @@ _LISTS = ("Sequence", "list", "tuple")
 
 
 def kind_of(annotation: Any, names: Mapping[str, Any]) -> Kind | None:
-    """What an annotation (a str, as `annotations` of `__future__` leaves it) asks for; None where
-    that is not for here to say."""
+    """Return the check for an annotation, given as source text; None if it has none.
+
+    Args:
+        names: the globals of the function, in which the annotation's names are looked up.
+    """
     if not isinstance(annotation, str):
         return None
     return _parse_kind(ast.parse(annotation, mode="eval").body, names)
 
 
 def _parse_kind(node: ast.expr, names: Mapping[str, Any]) -> Kind | None:
+    """Return the check for the syntax tree of an annotation."""
     match node:
         case ast.Constant(value=None):
             return _PLAIN["None"]
@@ -98,6 +107,7 @@ def _parse_kind(node: ast.expr, names: Mapping[str, Any]) -> Kind | None:
 
 
 def _kind_of_union(first: Kind | None, other: Kind | None) -> Kind | None:
+    """Return the check that accepts the values of either of two."""
     if first is None or other is None:
         return None
 
@@ -109,8 +119,10 @@ def _kind_of_union(first: Kind | None, other: Kind | None) -> Kind | None:
 
 
 def _kind_of_name(found: Any) -> Kind | None:
-    """A name for some words, or one of our own classes; a tensor is left to the function, since so
-    much becomes one."""
+    """Return the check for a name: an alias of Literal, or a class of this package.
+
+    A tensor has none, since functions accept many values that they turn into tensors.
+    """
     if get_origin(found) is Literal:
         return _kind_of_choice(get_args(found))
     if not isinstance(found, type) or not found.__module__.startswith("graphflow."):
@@ -121,7 +133,10 @@ def _kind_of_name(found: Any) -> Kind | None:
 
 
 def _kind_of_list(inner: ast.expr, names: Mapping[str, Any]) -> Kind:
-    """A list or tuple, of one kind where that is said; numpy's arrays and ranges are lists, too."""
+    """Return the check for a list or tuple, and for its elements if the annotation names one kind.
+
+    Numpy arrays and ranges count as lists.
+    """
     item = inner.elts[0] if isinstance(inner, ast.Tuple) else inner
     alike = not isinstance(inner, ast.Tuple) or (
         len(inner.elts) == 2 and isinstance(inner.elts[1], ast.Constant)
@@ -141,7 +156,10 @@ def _kind_of_list(inner: ast.expr, names: Mapping[str, Any]) -> Kind:
 
 
 def _kind_of_choice(words: tuple[Any, ...]) -> Kind:
-    """One of some words (a tuple of them within the tuple, where they stand in an annotation)."""
+    """Return the check for a few allowed words.
+
+    An alias such as `Literal[("a", "b")]` holds a tuple of words within the tuple.
+    """
     among = words[0] if isinstance(words[0], tuple) else words
     return Kind(
         f"one of {', '.join(map(repr, among))}",

@@ -400,10 +400,10 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused(
     code, _, err = run(capsys, "worker", "--listen", "tcp://127.0.0.1:7001")
     assert (code, err) == (
         2,
-        "graphflow: GRAPHFLOW_JIT in the environment is on or off, not 'of'\n",
+        "graphflow: GRAPHFLOW_JIT in the environment must be on or off, not 'of'\n",
     )
     code, _, err = run(capsys, "run", str(script))
-    assert code == 1 and "GRAPHFLOW_JIT in the environment is on or off, not 'of'" in err
+    assert code == 1 and "GRAPHFLOW_JIT in the environment must be on or off, not 'of'" in err
 
 
 @pytest.mark.parametrize("name", ["GRAPHFLOW_CACHE", "XDG_CACHE_HOME"])
@@ -411,7 +411,7 @@ def test_a_cache_in_the_home_of_nobody_is_refused_where_a_worker_or_a_session_be
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, script: Path, name: str
 ) -> None:
     monkeypatch.setenv(name, "~nobody-of-that-name/x")
-    says = f"{name} in the environment is '~nobody-of-that-name/x', a home that is not there"
+    says = f"{name} in the environment is '~nobody-of-that-name/x', but there is no such home"
     code, out, err = run(capsys, "worker", "--listen", "tcp://127.0.0.1:7001")
     assert (code, out, err) == (2, "", f"graphflow: {says}; give the whole path\n")
     code, _, err = run(capsys, "run", str(script))
