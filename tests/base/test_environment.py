@@ -34,7 +34,9 @@ def test_a_session_refuses_a_switch_that_says_neither(
     switch: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(switch, value)
-    with pytest.raises(ArgumentError, match=f"{switch} in the environment must be on or off, not '"):
+    with pytest.raises(
+        ArgumentError, match=f"{switch} in the environment must be on or off, not '"
+    ):
         gf.Session()
 
 

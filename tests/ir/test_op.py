@@ -315,9 +315,15 @@ def test_an_op_without_a_kernel_says_that_it_is_not_computed() -> None:
         (lambda x: gf.nn.max_pool2d(x, 2, ceil_mode=np.ones(2)), "ceil_mode must be True or False"),
         (lambda x: gf.matmul(x, x, transpose_b=None), "matmul at .*True or False, not None"),
         (lambda x: gf.nn.interpolate(x, scale=2.0, mode=["linear"]), "mode must be a str, not"),
-        (lambda x: gf.nn.mse_loss(x, x, reduction=np.array([1, 2])), "reduction must be a str, not"),
+        (
+            lambda x: gf.nn.mse_loss(x, x, reduction=np.array([1, 2])),
+            "reduction must be a str, not",
+        ),
         (lambda x: gf.nn.local_response_norm(x, 3, alpha="1"), "alpha must be a number, not '1'"),
-        (lambda x: gf.nn.resize(x, scale=2.0, mode="cubic", cubic_a=None), "cubic_a must be a number"),
+        (
+            lambda x: gf.nn.resize(x, scale=2.0, mode="cubic", cubic_a=None),
+            "cubic_a must be a number",
+        ),
         (lambda x: gf.linspace(None, 1.0, 3), "start must be a number, not None"),
     ],
 )
