@@ -31,7 +31,7 @@ class VariableShards(Protocol):
         """The part of the whole variable that each shard holds."""
 
 
-class Division(Protocol):
+class PartitionedGraph(Protocol):
     """A partitioned graph."""
 
     @property
@@ -66,7 +66,7 @@ class Strategy(Protocol):
         cluster: Any,
         known: Mapping[Node, Any] | None = None,
         fed: Mapping[str, int] | None = None,
-    ) -> Division:
+    ) -> PartitionedGraph:
         """Return the graph, partitioned for the devices of a cluster.
 
         Args:
@@ -112,7 +112,7 @@ def strategy_of(graph: Graph) -> Strategy | None:
 
 def divide_graph(
     graph: Graph, cluster: Any, fed: Mapping[str, int] | None = None
-) -> tuple[Graph, Division | None]:
+) -> tuple[Graph, PartitionedGraph | None]:
     """Partition a graph by the strategy of its training nodes, if they have one.
 
     Return the graph to place, and the `Division` or None.
@@ -130,7 +130,7 @@ def divide_with(
     cluster: Any,
     known: Mapping[Node, Any] | None = None,
     fed: Mapping[str, int] | None = None,
-) -> Division:
+) -> PartitionedGraph:
     """Partition a graph by a strategy; an error names the line that created the strategy.
 
     Raises:

@@ -34,7 +34,7 @@ _NUMBERS = tuple(
 Faults are left out. So are real-time signals: looking at all of them would slow down each step.
 """
 _LIBRARIES = {
-    "cupy", "graphflow", "highspy", "llvmlite", "ml_dtypes", "msgpack", "networkx", "numba",
+    "cupy", "graphflow", "highspy", "llvmlite", "ml_dtypes", "msgpack", "networkx",
     "numpy", "onnx", "opt_einsum", "rich", "safetensors", "scipy", "threadpoolctl", "typer",
     "xxhash", "zmq",
 }  # fmt: skip

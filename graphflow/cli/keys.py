@@ -16,9 +16,9 @@ from graphflow.errors import KeyFileError
 from graphflow.runtime.security.keys import (
     COORDINATOR,
     Keyring,
-    checked_name,
-    checked_role,
-    removal,
+    check_name,
+    check_role,
+    describe_removal,
 )
 
 app = typer.Typer(
@@ -45,9 +45,9 @@ def new(
     """
     ring = Keyring()
     with option_errors("keys new"):
-        checked_name(name, "NAME")
-        checked_role(role, "--role")
-    pair = ring.new(name, role)
+        check_name(name, "NAME")
+        check_role(role, "--role")
+    pair = ring.create_pair(name, role)
     typer.echo(f"{pair.public}")
     typer.echo(
         f"made {ring.folder / name}.secret (keep it) and {name}.public (copy it to the machines "
@@ -82,7 +82,7 @@ def list_keys() -> None:
     from rich.table import Table
 
     ring = Keyring()
-    own, trusted = ring.pairs(), ring.trusted()
+    own, trusted = ring.pairs(), ring.read_trusted()
     for key in own:
         if not os.path.lexists(file := ring.folder / f"{key.name}.public"):
             typer.echo(f"{file} is missing; this line belongs in it: {key}", err=True)
@@ -114,4 +114,4 @@ def revoke(name: Name) -> None:
     held = f"removed {name}.public, which held the key of {key.name}, a {key.role}'s"
     typer.echo(f"{held}, {key.key[:16]}…" + ("" if still else ", trusted no longer"))
     for file in still:
-        typer.echo(f"the same key is trusted still, by {file}; {removal(file)}")
+        typer.echo(f"the same key is trusted still, by {file}; {describe_removal(file)}")

@@ -14,7 +14,7 @@ from graphflow.cli.arguments import (
 from graphflow.cli.options import ClusterFile
 from graphflow.errors import ArgumentError
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.tables import Table
+from graphflow.placement.plans.tables import TextTable
 
 
 def devices_command(cluster: ClusterFile = None) -> None:
@@ -38,7 +38,7 @@ def devices_command(cluster: ClusterFile = None) -> None:
     )
     # A table of rich would shorten names in narrow terminals and in pipes.
     heads = ("device", "address", "memory", "threads", "GFLOP/s", "GB/s")
-    typer.echo(str(Table("", heads, rows, left=2)))
+    typer.echo(str(TextTable("", heads, rows, left=2)))
     if cluster is None:
         found = describe_gpus()
         for line in found:
@@ -91,7 +91,7 @@ def calibrate() -> None:
             busy = f"{slower['threads'][-1]:.0f} busy threads"
             for what in ("compute", "memory"):
                 rows.append((f"{what}, {busy}", f"{slower[what][-1]:.2f} times as long"))
-        typer.echo(str(Table(kind, ("", ""), tuple(rows), left=2)))
+        typer.echo(str(TextTable(kind, ("", ""), tuple(rows), left=2)))
     typer.echo(
         f"between two processes {show_seconds(latency)} and {bandwidth / 1e9:.1f} GB/s\n"
         f"kept in {profile_path()}"

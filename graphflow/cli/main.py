@@ -122,12 +122,12 @@ def worker(
 
     Beyond loopback, with the key of this machine: graphflow worker --listen tcp://10.0.0.2:7001
     """
-    from graphflow.runtime.diagnostics.crash_recorder import attended
+    from graphflow.runtime.diagnostics.crash_recorder import supervise
     from graphflow.runtime.security.keys import WORKER, Keyring
     from graphflow.runtime.telemetry.logs import FORMATS, configure_by_environment
     from graphflow.runtime.transport import transport_of
-    from graphflow.runtime.wire.graph_limits import Limits
-    from graphflow.runtime.worker.serving import mourn, serve  # loads ZeroMQ
+    from graphflow.runtime.wire.graph_limits import GraphLimits
+    from graphflow.runtime.worker.serving import announce_exit, serve  # loads ZeroMQ
 
     if insecure:
         typer.echo(
@@ -138,22 +138,22 @@ def worker(
         log_format or choice_setting("GRAPHFLOW_LOG", FORMATS) or "text", log_level
     )
     with option_errors("--listen"):
-        transport_of(listen).check(listen, insecure=True, listening=True)
+        transport_of(listen).check_address(listen, insecure=True, listening=True)
     with option_errors("--devices"):
         names = names_of(devices)
         Cluster.here(devices=names)  # raises for devices that this machine lacks
     if key is not None:
         with option_errors("--key"):
-            Keyring().own(key, WORKER)
+            Keyring().own_pair(key, WORKER)
     allowed = module_names(allow_ops or [], "--allow-ops")
     require_modules(allowed, "--allow-ops")
     nbytes = None if max_memory is None else int(max_memory * 1e9)
-    with attended(partial(mourn, insecure=insecure, key=key)) as told:
+    with supervise(partial(announce_exit, insecure=insecure, key=key)) as told:
         serve(
             listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
-            connections=max_connections, limits=Limits(max_nodes, nbytes, max_iterations),
+            connections=max_connections, limits=GraphLimits(max_nodes, nbytes, max_iterations),
             checkpoints=str(existing_folder(checkpoints)) if checkpoints is not None else None,
-            metrics=metrics, told=told,
+            metrics=metrics, on_address=told,
         )  # fmt: skip
 
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from graphflow.runtime.security.keys import KeyPair, Keyring
-    from graphflow.runtime.worker.worker_status import Address, Report
+    from graphflow.runtime.worker.worker_status import Report, WorkerAddress
 
-    Answers = Sequence[tuple[Address, Report | GraphflowError]]
+    Answers = Sequence[tuple[WorkerAddress, Report | GraphflowError]]
 
 _DEFAULT_WIDTH = 180  # columns if the output is no terminal
 _MIN_WRAPPED_WIDTH = 32  # of a column that wraps
@@ -61,7 +61,7 @@ def status(
     from rich.console import Console
 
     from graphflow.runtime.security.keys import Keyring
-    from graphflow.runtime.worker.worker_status import ask
+    from graphflow.runtime.worker.worker_status import request_reports
 
     ring = Keyring()
     workers, cluster = _workers(target, worker_key or [], ring)
@@ -69,7 +69,7 @@ def status(
     open_ = insecure or (cluster is not None and cluster.insecure)
 
     def look() -> Answers:
-        found = ask(workers, seconds=timeout, insecure=open_, pair=pair, ring=ring)
+        found = request_reports(workers, seconds=timeout, insecure=open_, pair=pair, ring=ring)
         return list(zip(workers, found, strict=True))
 
     if watch and as_json:
@@ -90,16 +90,16 @@ def status(
 
 def _workers(
     targets: Sequence[str], keys: Sequence[str], ring: Keyring
-) -> tuple[list[Address], Cluster | None]:
+) -> tuple[list[WorkerAddress], Cluster | None]:
     """Return the workers to ask, and the cluster file's cluster if one is given."""
     from graphflow.runtime.security.keys import WORKER
     from graphflow.runtime.transport import transport_of
-    from graphflow.runtime.worker.worker_status import Address
+    from graphflow.runtime.worker.worker_status import WorkerAddress
 
     if all("://" in target for target in targets):
         with option_errors("TARGET"):
             for target in targets:
-                transport_of(target).check(target, insecure=True, listening=False)
+                transport_of(target).check_address(target, insecure=True, listening=False)
         if len(keys) not in (0, 1, len(targets)):
             raise ArgumentError(
                 f"{len(keys)} times --worker-key for {len(targets)} addresses: give one for all, "
@@ -108,7 +108,7 @@ def _workers(
         with option_errors("--worker-key"):
             digits = [ring.key_of(key, WORKER) for key in keys] or [""]
         each = digits if len(digits) > 1 else digits * len(targets)
-        return [Address(*pair) for pair in zip(targets, each, strict=True)], None
+        return [WorkerAddress(*pair) for pair in zip(targets, each, strict=True)], None
     if len(targets) != 1:
         raise ArgumentError("status takes addresses tcp://host:port, or one cluster file")
     (target,) = targets
@@ -121,28 +121,28 @@ def _workers(
     if any(worker.address is None for worker in cluster.workers):
         raise ArgumentError(f"{target} has workers without addresses: there is nobody to ask")
     found = [
-        Address(worker.address or "", ring.key_of(worker.key, WORKER) if worker.key else "")
+        WorkerAddress(worker.address or "", ring.key_of(worker.key, WORKER) if worker.key else "")
         for worker in cluster.workers
     ]
     return found, cluster
 
 
 def _pair(
-    workers: Sequence[Address], key: str | None, cluster: Cluster | None, ring: Keyring
+    workers: Sequence[WorkerAddress], key: str | None, cluster: Cluster | None, ring: Keyring
 ) -> KeyPair | None:
     """Return the key to ask with, if one is needed: --key, else the one that the cluster file
     names.
 
     A client that may only look has the cluster file, but perhaps not the key of its sessions.
     """
-    from graphflow.runtime.worker.worker_status import own_pair
+    from graphflow.runtime.worker.worker_status import choose_key_pair
 
     if key is None and not any(worker.key for worker in workers):
         return None
     if key is None and cluster is not None and cluster.key in {each.name for each in ring.pairs()}:
         key = cluster.key
     with option_errors("--key"):
-        return own_pair(ring, key)
+        return choose_key_pair(ring, key)
 
 
 def _watch(look: Any, every: float) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from graphflow.base.interrupts import defer_signals
-from graphflow.runtime.host.session_state import note_thread
+from graphflow.runtime.host.session_state import register_thread
 
 
 class SerialExecutor:
@@ -28,7 +28,7 @@ class SerialExecutor:
         """Run a call when those submitted before it are done. The caller must hold the lock."""
         if self._runner is None:
             # The thread keeps its initializer alive, which so must not refer to the session.
-            begin = partial(note_thread, self._threads)
+            begin = partial(register_thread, self._threads)
             self._runner = ThreadPoolExecutor(1, "graphflow-session", initializer=begin)
         with defer_signals():  # an interrupt would leave the executor's locks taken
             return self._runner.submit(run, *arguments)

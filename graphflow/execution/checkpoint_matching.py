@@ -22,7 +22,7 @@ from graphflow.errors import ArgumentError, CheckpointError
 from graphflow.ir.op import Node
 from graphflow.runtime import checkpoint as checkpoints
 from graphflow.runtime.checkpoint import Checkpoint, differences
-from graphflow.runtime.checkpoint.manifest import Groups, Signature, some
+from graphflow.runtime.checkpoint.manifest import Groups, Signature, list_some
 
 T = TypeVar("T")
 Rename = Mapping[str, str]
@@ -53,8 +53,8 @@ class Loaded:
 
     def __str__(self) -> str:
         told = [f"{self.source}, step {self.step}: {len(self.loaded)} variables loaded"]
-        told += [f"missing in it: {some(self.missing)}"] * bool(self.missing)
-        told += [f"no variable yet for: {some(self.unexpected)}"] * bool(self.unexpected)
+        told += [f"missing in it: {list_some(self.missing)}"] * bool(self.missing)
+        told += [f"no variable yet for: {list_some(self.unexpected)}"] * bool(self.unexpected)
         return "; ".join(told)
 
 
@@ -180,7 +180,7 @@ def rename_variables(found: Mapping[str, T], rename: Rename, source: object) -> 
     for old, new in rename.items():
         if not any(_is_in(name, old) or _is_in(name, new) for name in found):
             known = {*found, *(name.rpartition("/")[0] for name in found)} - {""}
-            hint = did_you_mean(old, known) or f"it has {some(sorted(found))}"
+            hint = did_you_mean(old, known) or f"it has {list_some(sorted(found))}"
             raise CheckpointError(f"rename: checkpoint {source} has no {old!r}; {hint}")
     result: dict[str, T] = {}
     origins: dict[str, str] = {}

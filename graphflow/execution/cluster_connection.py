@@ -10,12 +10,16 @@ from contextvars import ContextVar
 from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import defer_signals
 from graphflow.errors import PlanError, SessionError
-from graphflow.placement.calibration.calibrate import Link
+from graphflow.placement.calibration.calibrate import LinkSpeed
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.plan import Plan
-from graphflow.runtime.checkpoint.store import Store
-from graphflow.runtime.client.cluster_survey import Survey, links_between, survey
+from graphflow.runtime.checkpoint.store import CheckpointStore
+from graphflow.runtime.client.cluster_survey import (
+    ClusterSurvey,
+    links_between,
+    measure_undescribed,
+)
 from graphflow.runtime.host.host_interface import Hosts, LocalHosts
 
 default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", default=None)
@@ -57,7 +61,9 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | No
     return cluster
 
 
-def hosts_of(cluster: Cluster, ops: Sequence[str] = (), store: Store | None = None) -> Hosts:
+def hosts_of(
+    cluster: Cluster, ops: Sequence[str] = (), store: CheckpointStore | None = None
+) -> Hosts:
     """Return the hosts of a cluster, connected and ready; start the workers of a local one.
 
     Args:
@@ -106,17 +112,17 @@ def _describe_shortage(error: Exception) -> str | None:
     return None
 
 
-def survey_of(hosts: Hosts, cluster: Cluster) -> Survey:
+def survey_of(hosts: Hosts, cluster: Cluster) -> ClusterSurvey:
     """Measure what planning for the cluster needs and its description lacks."""
     if cluster.kind == "here":
-        return Survey()
+        return ClusterSurvey()
     from graphflow.runtime.client.remote_hosts import RemoteHosts
 
     assert isinstance(hosts, RemoteHosts)
-    return survey(hosts, cluster)
+    return measure_undescribed(hosts, cluster)
 
 
-def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], Link] | None:
+def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], LinkSpeed] | None:
     """Measure the links between a cluster's workers; None if they are described or on this
     machine."""
     if cluster.kind in ("here", "local"):

@@ -22,13 +22,14 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import evaluate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_records import Measured
-from graphflow.runtime.host.host_interface import Hosts, Ready
+from graphflow.placement.plans.plan_records import MeasuredSteps
+from graphflow.runtime.host.host_interface import DirectStep, Hosts
 from graphflow.runtime.memory.memory_layout import plan_layout
-from graphflow.runtime.observability.trace import Exchange, Trace
 from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.wire.messages import EDGE_BITS, EXCHANGE, TAKEN, Key
-from graphflow.strategy import Division
+from graphflow.runtime.tracing.events import Exchange
+from graphflow.runtime.tracing.trace import Trace
+from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS, EXCHANGE_PREFIX, Key
+from graphflow.strategy import PartitionedGraph
 
 Array = np.ndarray[Any, Any]
 MAX_TIMES = 31
@@ -40,8 +41,8 @@ A step with other feeds than the last tries them all, and each keeps its compile
 """
 MAX_CHECKED_SIZES = 4096
 """Combinations of sizes that are known to fit."""
-_OF_GROUP = re.compile(rf"{EXCHANGE}[^/]+/([0-9]{{1,9}})/")
-_OF_EDGE = re.compile(rf"{TAKEN}([0-9]{{1,9}})/")
+_OF_GROUP = re.compile(rf"{EXCHANGE_PREFIX}[^/]+/([0-9]{{1,9}})/")
+_OF_EDGE = re.compile(rf"{CREDIT_PREFIX}([0-9]{{1,9}})/")
 _Shapes = frozenset[tuple[Node, tuple[int, ...]]]
 
 
@@ -65,7 +66,7 @@ class CachedStep:
 
     def __init__(
         self,
-        ready: Ready,
+        ready: DirectStep,
         feeds: Sequence[tuple[Tensor, str | None, tuple[int, ...]]],
         values: Sequence[int | Callable[[Mapping[Node, Array]], Any]],
         bindings: dict[str, int],
@@ -152,10 +153,10 @@ class CompiledFetches:
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     traced: list[dict[str, int]] = field(default_factory=list)
-    measured: Measured | None = None
+    measured: MeasuredSteps | None = None
     recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
     cached_step: CachedStep | None = None
-    division: Division | None = None
+    division: PartitionedGraph | None = None
     variant: int = 0
     _cached_steps: dict[int, CachedStep] = field(default_factory=dict)  # by id of `bindings`
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
@@ -288,7 +289,7 @@ class CompiledFetches:
         self.cached_step = self._cached_steps.get(id(names))
         if self.cached_step is not None or not self.partitions or self.division is not None:
             return
-        ready = hosts.ready(self.program, names)
+        ready = hosts.direct_step(self.program, names)
         if ready is None:
             return
         if len(self._cached_steps) >= MAX_CACHED_STEPS:
@@ -320,7 +321,7 @@ class CompiledFetches:
             named = cached.match_feeds(feeds) if cached is not self.cached_step else None
             if named is not None:
                 self.cached_step = cached
-                hosts.ready(self.program, cached.bindings)  # used now, as others see it
+                hosts.direct_step(self.program, cached.bindings)  # used now, as others see it
                 return cached, named
         return None
 

@@ -9,7 +9,7 @@ from graphflow.base.formatting import show_bytes
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.tables import Table
+from graphflow.placement.plans.tables import TextTable
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import MemoryUse, memory_use
 
@@ -52,7 +52,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
     def __len__(self) -> int:
         return len(self._devices)
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """Return a table with a row for each device."""
         heads = (
             "device", "predicted", "recorded", "of", "arena", "variables", "constants", "feeds",
@@ -69,7 +69,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
             )
             for name, each in self._devices.items()
         ]  # fmt: skip
-        return Table("", heads, tuple(rows))
+        return TextTable("", heads, tuple(rows))
 
     def __str__(self) -> str:
         return str(self.table())

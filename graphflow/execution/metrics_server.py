@@ -16,7 +16,7 @@ from graphflow.runtime.host.host_interface import Hosts, LocalHosts
 from graphflow.runtime.telemetry.metrics import watch_process
 
 if TYPE_CHECKING:
-    from graphflow.runtime.observability.metrics_endpoint import MetricsServer
+    from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 
 
 class MeteredStepExecutor(StepExecutor):
@@ -69,7 +69,7 @@ def serve_metrics(address: str | None, hosts: Hosts) -> MetricsServer | None:
         address = setting("GRAPHFLOW_METRICS")
     if address is None:
         return None
-    from graphflow.runtime.observability.metrics_endpoint import MetricsServer
+    from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 
     where = "this process" if isinstance(hosts, LocalHosts) else "over workers"
     watch_process(hosts.meters, "session", where)

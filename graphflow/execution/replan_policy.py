@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from graphflow.base.formatting import show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
-from graphflow.runtime.observability.trace import TraceStep
+from graphflow.runtime.tracing.events import TraceStep
 
 GAIN = 0.1
 """Least share of a step that an automatic change of the placement must save."""

@@ -20,8 +20,8 @@ from graphflow.execution.replan_policy import window_position
 from graphflow.ir.op import Node
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.host.session_state import DRAWS
-from graphflow.runtime.observability.trace import Trace
-from graphflow.runtime.program.nonfinite_check import EVERY
+from graphflow.runtime.partitioning.check_modes import EVERY
+from graphflow.runtime.tracing.trace import Trace
 from graphflow.runtime.wire.messages import STEP_BITS
 
 Array = np.ndarray[Any, Any]
@@ -123,7 +123,7 @@ class StepExecutor:
         step = self.committed
         traced = self.trace is not None or self._should_sample(compiled)
         if traced and compiled.partitions:
-            self._hosts.meet_clocks()
+            self._hosts.wait_for_clocks()
         start = monotonic_ns()
         fetched: Mapping[str, Array] = {}
         if compiled.partitions:
@@ -169,12 +169,12 @@ class StepExecutor:
     @property
     def can_begin(self) -> bool:
         """True if a step may begin before the one before it is decided."""
-        return self.trace is None and not self._sampling and self._hosts.begins
+        return self.trace is None and not self._sampling and self._hosts.can_begin_ahead
 
     @property
     def is_near(self) -> bool:
         """True if all workers are on this host."""
-        return self._hosts.near
+        return self._hosts.is_single_host
 
     def begin(
         self,

@@ -28,7 +28,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import Span, index_of
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
-from graphflow.runtime.checkpoint.manifest import Groups, Part, Signature, some
+from graphflow.runtime.checkpoint.manifest import Groups, Signature, VariablePiece, list_some
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import VariableShards
@@ -127,7 +127,7 @@ class VariableStore:
         check_order({**known, **fresh}, origin)
         unclear = ambiguous_names(fresh, {**known, **fresh}, origin)
         if unclear:
-            _log.tell("checkpoint.unnamed", folder=origin.source, variables=some(unclear))
+            _log.tell("checkpoint.unnamed", folder=origin.source, variables=list_some(unclear))
         wrong = [name for name in fresh if not self._fits(fresh[name], name)]
         lacking = [n for n in fresh if n not in origin.signatures and n not in self._pending]
         if origin.strict and not origin.signatures.keys() <= known.keys():
@@ -136,7 +136,7 @@ class VariableStore:
             nodes = {**known, **fresh}
             raise mismatch_error(nodes, _signatures(nodes), origin.signatures, wrong, origin.source)
         if lacking:
-            _log.tell("checkpoint.partial", folder=origin.source, missing=some(lacking))
+            _log.tell("checkpoint.partial", folder=origin.source, missing=list_some(lacking))
 
     def _fits(self, node: Node, name: str) -> bool:
         """Return True unless a waiting value has another dtype or shape than the variable."""
@@ -224,9 +224,9 @@ class VariableStore:
         told = {name for group in kept for name in group}
         return (*kept, *(group for group in found if told.isdisjoint(group)))
 
-    def shard_layouts(self) -> dict[str, tuple[Signature, tuple[Part, ...]]]:
+    def shard_layouts(self) -> dict[str, tuple[Signature, tuple[VariablePiece, ...]]]:
         """Return for each partitioned variable its signature, and names and spans of its shards."""
-        found: dict[str, tuple[Signature, tuple[Part, ...]]] = {}
+        found: dict[str, tuple[Signature, tuple[VariablePiece, ...]]] = {}
         for name, node in self.wholes.items():
             signature = _signature(node)
             pieces = tuple(
@@ -311,7 +311,7 @@ class VariableStore:
             raise mismatch_error(nodes, _signatures(nodes), there, wrong, source)
         lacking = [name for name in nodes if name not in there]
         if lacking:
-            _log.tell("checkpoint.partial", folder=source, missing=some(lacking))
+            _log.tell("checkpoint.partial", folder=source, missing=list_some(lacking))
         if strict:  # values of an earlier checkpoint must not leak into new variables
             self._pending = {n: v for n, v in self._pending.items() if n in self.variables}
         self._loaded_checkpoint = origin

@@ -23,16 +23,10 @@ from graphflow.onnx.loading import host_values
 from graphflow.onnx.loading.domains import normal_domain
 from graphflow.onnx.loading.function_expansion import function_body, schema_with_body
 from graphflow.onnx.loading.importer import Importer
+from graphflow.onnx.loading.model_checks import check_functions, check_names, check_opsets
 from graphflow.onnx.loading.model_outputs import ModelOutputs
 from graphflow.onnx.loading.operator_registry import handler_of
-from graphflow.onnx.loading.reader import (
-    LIMIT,
-    check_functions,
-    check_names,
-    check_opsets,
-    read,
-    read_initializers,
-)
+from graphflow.onnx.loading.reader import LIMIT, read, read_initializers
 from graphflow.onnx.loading.segmented_program import ModelRun, SegmentedProgram
 from graphflow.onnx.loading.segments import ImportedSegment, OnnxBody, Stop, known_array
 from graphflow.onnx.loading.value_kinds import (

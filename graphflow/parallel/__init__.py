@@ -16,7 +16,7 @@ from graphflow.parallel.pipelining.schedules import (
     zb_v,
 )
 from graphflow.parallel.pipelining.staleness import staleness
-from graphflow.parallel.report import Report
+from graphflow.parallel.report import StrategyReport as Report
 from graphflow.parallel.resharding.collectives import (
     all_gather,
     all_reduce,

@@ -21,21 +21,21 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
 from graphflow.ir.spec import show_shape
-from graphflow.parallel.mesh.count_arguments import count_of, settle
-from graphflow.parallel.mesh.device_mesh import MICRO, WAY, WHOLE, Cuts, Mesh, Split
+from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
+from graphflow.parallel.mesh.device_mesh import MICRO, PATH, WHOLE, AxisSplit, Mesh, SizePartitioner
 from graphflow.parallel.mesh.layouts import Layout
-from graphflow.parallel.pipelining.microbatch_order import in_micro_batches
-from graphflow.parallel.report import Report
-from graphflow.parallel.resharding.gradient_buckets import BUCKET
-from graphflow.parallel.sharding.batch_axis import batch_of
-from graphflow.parallel.sharding.partitioner import Pieces, Sharded, divided
+from graphflow.parallel.pipelining.microbatch_order import order_by_microbatch
+from graphflow.parallel.report import StrategyReport
+from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
+from graphflow.parallel.sharding.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.partitioner import ShardedGraph, ShardedVariable, partition_graph
 from graphflow.parallel.sharding.propagation import is_slot
-from graphflow.parallel.sharding.replica_terms import Terms, with_batch
+from graphflow.parallel.sharding.replica_terms import ReplicationConfig, split_batch
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import Strategy, divide_with, strategy_of
 
 Axis = str | Sequence[str] | None
-NODES = 4_000_000
+MAX_NODES = 4_000_000
 """The nodes that a graph of shards may have, about."""
 
 
@@ -74,7 +74,7 @@ class Shard:
     mesh: Mapping[str, int]
     rules: Mapping[Any, Sequence[Axis]] = field(default_factory=dict)
     batch: str | None = None
-    bucket: int = BUCKET
+    bucket: int = BUCKET_BYTES
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
     shard_state: bool = False
     accumulate: int = 1
@@ -84,7 +84,7 @@ class Shard:
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        settle(self, mesh=check_mesh(self.mesh, "Shard"))
+        set_frozen_fields(self, mesh=check_mesh(self.mesh, "Shard"))
         where = f"Shard at {self.line}"
         if not isinstance(self.rules, Mapping):
             raise ShardingError(
@@ -102,7 +102,7 @@ class Shard:
                 f"{where}: batch and sequence are both {self.batch!r}; give the mesh two axes, "
                 'as in {"data": 2, "model": 2}'
             )
-        check_terms(self, where)
+        check_replication(self, where)
         if self.shard_state and self.batch is None:
             raise ShardingError(
                 f"{where}: shard_state=True shares the state out over places with other parts of "
@@ -110,18 +110,18 @@ class Shard:
             )
 
     @property
-    def terms(self) -> Terms:
+    def replication(self) -> ReplicationConfig:
         """On what terms places with other parts of the batch go together."""
-        terms = terms_of(self, self.batch)
-        return replace(terms, sequence=self.sequence, examples=self.examples)
+        replication = replication_of(self, self.batch)
+        return replace(replication, sequence_axis=self.sequence, examples=self.examples)
 
     def divide(
         self,
         graph: Graph,
         cluster: Cluster,
-        known: Mapping[Node, Pieces] | None = None,
+        known: Mapping[Node, ShardedVariable] | None = None,
         fed: Mapping[str, int] | None = None,
-    ) -> Sharded:
+    ) -> ShardedGraph:
         """A graph of shards, for the devices of a cluster.
 
         Raises:
@@ -131,13 +131,13 @@ class Shard:
 
     def __mul__(self, other: Any) -> Any:
         """With a Data, one mesh of both; with a Pipeline, each stage is cut so."""
-        if takes_products(other):
+        if defines_products(other):
             return NotImplemented
         if isinstance(other, Shard):
             both = {**self.mesh, **other.mesh}
             told = "a Shard's mesh may have several axes: write one Shard, mesh="
             raise ShardingError(f"at {user_location()}: {told}{both!r}, with the rules of both")
-        raise no_product(self, other)
+        raise no_product_error(self, other)
 
     __rmul__ = __mul__
 
@@ -147,19 +147,19 @@ class Shard:
         Args:
             strict: refuse rules that name nothing in it.
         """
-        given = laid_out(graph, self.rules, mesh, strict)
-        if self.batch is None and not mesh.local:
+        given = layouts_of_rules(graph, self.rules, mesh, strict)
+        if self.batch is None and not mesh.sequential:
             return given
-        batch = batch_of(graph, self.examples)
-        return with_batch(graph, batch, given, self.batch, mesh, strict)
+        batch = batch_placeholders(graph, self.examples)
+        return split_batch(graph, batch, given, self.batch, mesh, strict)
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """What the strategy makes of some fetches: layouts of variables, and each collective with
         its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)
 
 
-def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Report:
+def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> StrategyReport:
     """The report of a strategy."""
     if cluster is not None and not isinstance(cluster, Cluster):
         raise ShardingError(
@@ -168,10 +168,10 @@ def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Repo
     graph = Graph(flatten(fetches)[0]).verify()
     there = Cluster.here() if cluster is None else cluster
     division: Any = divide_with(strategy, graph, there)
-    return Report(division, there)
+    return StrategyReport(division, there)
 
 
-def takes_products(other: Any) -> bool:
+def defines_products(other: Any) -> bool:
     """Whether something is a strategy that says itself what a product with it is."""
     return (
         not isinstance(other, Shard | type)
@@ -180,7 +180,7 @@ def takes_products(other: Any) -> bool:
     )
 
 
-def no_product(strategy: Any, other: Any) -> ShardingError:
+def no_product_error(strategy: Any, other: Any) -> ShardingError:
     """There is no such product."""
     name = type(strategy).__name__
     return ShardingError(
@@ -202,38 +202,38 @@ def check_mesh(mesh: Mapping[str, int], what: str) -> Mapping[str, int]:
     for name, given in mesh.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ShardingError(f"{where}: an axis of a mesh has a name, not {name!r}")
-        size = count_of(given)
+        size = as_count(given)
         if size is None:
             raise ShardingError(f"{where}: axis {name!r} has a size from 1 on, not {given!r}")
         sizes[name] = size
     return sizes
 
 
-def check_terms(strategy: Any, where: str) -> None:
+def check_replication(strategy: Any, where: str) -> None:
     """Refuse what says nothing of how places with the same model go together.
 
     Raises:
         ShardingError: see above.
     """
-    turns = count_of(strategy.accumulate)
+    turns = as_count(strategy.accumulate)
     if turns is None:
         raise ShardingError(
             f"{where}: accumulate is a count from 1 on, not {strategy.accumulate!r}"
         )
-    bucket = count_of(strategy.bucket, least=0)
+    bucket = as_count(strategy.bucket, least=0)
     if bucket is None:
         raise ShardingError(f"{where}: bucket is a number of bytes, not {strategy.bucket!r}")
     for what in ("shard_state", "synchronised"):
         given = getattr(strategy, what)
         if not isinstance(given, bool):
             raise ShardingError(f"{where}: {what} is True or False, not {given!r}")
-    settle(strategy, accumulate=turns, bucket=bucket)
+    set_frozen_fields(strategy, accumulate=turns, bucket=bucket)
 
 
-def terms_of(strategy: Any, axis: str | None) -> Terms:
+def replication_of(strategy: Any, axis: str | None) -> ReplicationConfig:
     """What a strategy whose batch is cut along an axis of the mesh says of it."""
-    apart = frozenset({MICRO, WAY, *([] if axis is None else [axis])})
-    return Terms(
+    apart = frozenset({MICRO, PATH, *([] if axis is None else [axis])})
+    return ReplicationConfig(
         strategy.bucket,
         frozenset() if strategy.synchronised else apart,
         axis if strategy.shard_state else None,
@@ -244,9 +244,9 @@ def cut_over(
     strategy: Any,
     graph: Graph,
     cluster: Cluster,
-    known: Mapping[Node, Pieces] | None,
+    known: Mapping[Node, ShardedVariable] | None,
     fed: Mapping[str, int] | None,
-) -> Sharded:
+) -> ShardedGraph:
     """A graph cut over a strategy's mesh, whose places go through their micro-batches by turns.
 
     Raises:
@@ -254,31 +254,31 @@ def cut_over(
     """
     sizes, turns = dict(strategy.mesh), strategy.accumulate
     every = {**sizes, MICRO: turns} if turns > 1 else sizes
-    check_places(graph, every)
-    owners = devices_for(sizes, cluster, strategy.devices)
+    check_mesh_size(graph, every)
+    owners = mesh_devices(sizes, cluster, strategy.devices)
     devices = [owner for owner in owners for _ in range(turns)]
     mesh = Mesh(every, devices, frozenset({MICRO}) & set(every))
     given = strategy.layouts(graph, mesh, strict=strategy_of(graph) is not None)
-    cut = divided(graph, mesh, given, known, terms=strategy.terms, fed=fed)
-    return in_micro_batches(cut, MICRO) if turns > 1 else cut
+    cut = partition_graph(graph, mesh, given, known, replication=strategy.replication, fed=fed)
+    return order_by_microbatch(cut, MICRO) if turns > 1 else cut
 
 
-def check_places(graph: Graph, mesh: Mapping[str, int]) -> None:
+def check_mesh_size(graph: Graph, mesh: Mapping[str, int]) -> None:
     """Refuse a mesh that is larger than a graph can be written for.
 
     Raises:
         ShardingError: see above.
     """
     count, nodes = prod(mesh.values()), len(graph.nodes)
-    if count * nodes > NODES:
+    if count * nodes > MAX_NODES:
         told = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
         raise ShardingError(
             f"the mesh ({told}) has {count:,} places, for each of which the {nodes:,} nodes of the "
-            f"step would be written; make it smaller, {max(1, NODES // nodes):,} places at most"
+            f"step would be written; make it smaller, {max(1, MAX_NODES // nodes):,} places at most"
         )
 
 
-def devices_for(
+def mesh_devices(
     mesh: Mapping[str, int],
     cluster: Cluster,
     wanted: Any = None,
@@ -323,7 +323,7 @@ def devices_for(
     )
 
 
-def laid_out(
+def layouts_of_rules(
     graph: Graph, rules: Mapping[Any, Sequence[Axis]], mesh: Mesh, strict: bool = True
 ) -> dict[Tensor, Layout]:
     """The layouts that rules give to tensors of a graph.
@@ -338,12 +338,12 @@ def laid_out(
     given: dict[Tensor, Layout] = {}
     told: dict[Tensor, tuple[Any, bool]] = {}
     for key, axes in rules.items():
-        found = _matching(graph, key, named)
+        found = _match_tensors(graph, key, named)
         if not found and strict:
-            raise _unknown(key, named)
+            raise _unknown_rule_error(key, named)
         exact = isinstance(key, Tensor) or key in named
         for name, tensor in found.items():
-            layout = _layout(name, tensor, axes, mesh, strict)
+            layout = _rule_layout(name, tensor, axes, mesh, strict)
             before, was_exact = told.get(tensor, (key, exact))
             if was_exact == exact and given.get(tensor, layout) != layout:
                 raise ShardingError(
@@ -356,26 +356,28 @@ def laid_out(
     return given
 
 
-def _matching(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _match_tensors(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if isinstance(key, Tensor):
         return {graph.names[key.node]: key} if key.node in graph.names else {}
     if not isinstance(key, str):
         raise ShardingError(f"a rule is for a tensor or a name, not {key!r}")
     if key in named:
         return {key: named[key]}
-    return {name: t for name, t in named.items() if fnmatchcase(name, key) and _has_rules(t)}
+    return {
+        name: t for name, t in named.items() if fnmatchcase(name, key) and _can_match_pattern(t)
+    }
 
 
-def _has_rules(tensor: Tensor) -> bool:
+def _can_match_pattern(tensor: Tensor) -> bool:
     """Whether a pattern may mean a tensor: slots lie as their variables do, and scalars, such as an
     optimiser's, have no axis."""
     return tensor.ndim > 0 and not is_slot(tensor.node)
 
 
-def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
+def _unknown_rule_error(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
     if isinstance(key, Tensor):
         return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
-    named = {name: t for name, t in named.items() if _has_rules(t)}
+    named = {name: t for name, t in named.items() if _can_match_pattern(t)}
     inside = [name for name in named if fnmatchcase(name, f"*/{key}")]  # named in a scope
     hint = did_you_mean(key, named, 3, 0.5) or f"there are {', '.join(map(repr, named))}"
     if inside:
@@ -385,7 +387,7 @@ def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
     )
 
 
-def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> Layout:
+def _rule_layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> Layout:
     """The layout that a rule gives to a tensor."""
     where = f"rule {name!r}: {axes!r}"
     example = (mesh.names[0], *[None] * (tensor.ndim - 1))
@@ -396,7 +398,7 @@ def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> L
         )
     if len(axes) > tensor.ndim:
         raise ShardingError(f"{where} is for {len(axes)} axes, but {made}: it has {tensor.ndim}")
-    cuts, used = Cuts(mesh), set[str]()
+    partitioner, used = SizePartitioner(mesh), set[str]()
     dims = []
     for d, entry in enumerate([*axes, *[None] * (tensor.ndim - len(axes))]):
         if not isinstance(entry, str | Sequence | None):
@@ -416,9 +418,9 @@ def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> L
                     f"tensor, into {mesh.sizes[axis]}; leave out one, or give the mesh another axis"
                 )
             used.add(axis)
-        split = Split(along) if along else WHOLE
-        if strict and not cuts.can(tensor.shape[d], split):
-            count = mesh.parts(along)
+        split = AxisSplit(along) if along else WHOLE
+        if strict and not partitioner.can_split(tensor.shape[d], split):
+            count = mesh.part_count(along)
             raise ShardingError(
                 f"{where} cuts axis {d} into {count}, but {made}: "
                 f"{show_shape(tensor.shape)}[{d}] is {tensor.shape[d]}, too small for {count} "

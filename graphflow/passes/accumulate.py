@@ -1,12 +1,12 @@
-"""Sums of products are one buffer: each product is added to what is there, where it is.
+"""AccumulateProducts: add matrix products to a sum in place, without a buffer for each product.
 
-Weight gradients over micro-batches are such sums, of a variable, of what a scan carries, or of each
-other.
+Weight gradients over micro-batches are such sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
@@ -15,17 +15,21 @@ from graphflow.ir.spec import nbytes
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm.gemm import is_supported
 from graphflow.ops.matrices.matmul import generated_accumulation
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 
 _KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
-"""Ops whose values are sums that grow; others are left to fused regions."""
+"""Ops whose values may be such sums. Additions to others are left to fused regions."""
 
 
 @dataclass(frozen=True)
 class AccumulateProducts(Pass):
-    """Replace c + a @ b by accumulate_product(c, a, b), where nobody else reads the product, it is
-    of at least `least` bytes, and a generated kernel computes it, or may where the size along which
-    it sums is open: the bits are the same."""
+    """Replace c + a @ b by accumulate_product(c, a, b), which has the same bits.
+
+    The product must have no other consumer and at least `least` bytes. A generated kernel must
+    compute it, or may do so if the size of the summed axis is symbolic.
+    """
+
+    phase: ClassVar[Phase] = Phase.ACCUMULATION
 
     least: int = 16384
 
@@ -62,3 +66,6 @@ class AccumulateProducts(Pass):
         flags = [bool(source.attrs.get(name)) for name in ("transpose_a", "transpose_b")]
         a, b = (t.spec for t in source.inputs)
         return generated_accumulation(a, b, *flags) is not None
+
+
+register_pass(AccumulateProducts())

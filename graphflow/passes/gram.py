@@ -1,21 +1,26 @@
-"""Products of a matrix with its own transpose are computed by one triangle."""
+"""UseSyrk: compute one triangle of a matrix times its own transpose, as BLAS's syrk does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, replacement_scope
 from graphflow.ir.spec import evaluate
 from graphflow.ops.matrices.gram import SYRK_DTYPES, gram_sizes, uses_syrk
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 
 
 @dataclass(frozen=True)
 class UseSyrk(Pass):
-    """Replace x.T @ x and x @ x.T by the op `gram`, where that is quicker, or may be where sizes
-    are open; the sizes decide then."""
+    """Replace x.T @ x and x @ x.T by the op `gram` where this is faster.
+
+    If sizes are symbolic, the product becomes `gram` as well, and the kernel decides by the sizes.
+    """
+
+    phase: ClassVar[Phase] = Phase.SYMMETRY
 
     def __call__(self, graph: Graph) -> Graph:
         def halve(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
@@ -36,3 +41,6 @@ def _pays(x: Tensor, columns: bool) -> bool:
         return x.dtype.name in SYRK_DTYPES
     n, k = gram_sizes(x.spec, columns)
     return uses_syrk(evaluate(n, {}), evaluate(k, {}), x.dtype.name)
+
+
+register_pass(UseSyrk())

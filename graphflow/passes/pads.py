@@ -1,24 +1,31 @@
-"""Sums of what does not overlap: the parts of a split, whose gradients are padded and added, are
-joined instead."""
+"""JoinPads: replace sums of padded tensors that do not overlap by a concatenation.
+
+The gradient of a split is such a sum: each part's gradient is padded with zeros, and all are added.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, make_node, replacement_scope
 from graphflow.ir.spec import Size
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 
 _MAX_PARTS = 64
-"""Parts, at most."""
+"""The largest number of parts of a sum."""
 
 
 @dataclass(frozen=True)
 class JoinPads(Pass):
-    """Replace a sum of tensors padded with zeros to one shape, which together fill an axis of it
-    without a gap, by their concatenation. (A sum would make 0 of a part's -0.)"""
+    """Replace a sum of zero-padded tensors that fill an axis without a gap by their concatenation.
+
+    The bits may differ in one way: a sum turns a part's -0 into 0, a concatenation keeps it.
+    """
+
+    phase: ClassVar[Phase] = Phase.SIMPLIFY
 
     def __call__(self, graph: Graph) -> Graph:
         return graph.rewrite(_join, ("add",)) if "pad" in graph.op_names else graph
@@ -43,7 +50,7 @@ def _join(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
 
 
 def _terms(inputs: tuple[Tensor, ...]) -> list[Node] | None:
-    """The pads of a sum of nothing but pads."""
+    """Return the pads of a sum that has no other terms; None for other sums."""
     pads: list[Node] = []
     left = list(inputs)
     while left:
@@ -60,7 +67,7 @@ def _terms(inputs: tuple[Tensor, ...]) -> list[Node] | None:
 
 
 def _is_pad(tensor: Tensor) -> bool:
-    """Whether a tensor is another one amid zeros."""
+    """Return True if a tensor is another one surrounded by zeros."""
     node = tensor.node
     if node.op.name != "pad":
         return False
@@ -69,8 +76,10 @@ def _is_pad(tensor: Tensor) -> bool:
 
 
 def _along_one_axis(pads: Sequence[Node]) -> tuple[int, list[tuple[Size, Tensor]]]:
-    """The axis along which all are padded, and no other; where each begins, and what it is, in
-    order. Nothing where there is no such axis."""
+    """Return the only axis along which tensors are padded, and each start and tensor in order.
+
+    Without such an axis, there are no tensors.
+    """
     shape = pads[0].specs[0].shape
     padded = {
         axis
@@ -85,3 +94,6 @@ def _along_one_axis(pads: Sequence[Node]) -> tuple[int, list[tuple[Size, Tensor]
     if not all(isinstance(start, int) for start, _ in parts):
         return 0, []
     return axis, sorted(parts, key=lambda part: part[0])
+
+
+register_pass(JoinPads())

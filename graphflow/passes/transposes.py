@@ -1,23 +1,27 @@
-"""Transposes become matmul flags: an operand is read either way round, without a copy."""
+"""FoldTransposes: turn transposes into flags of matmul, whose kernels read either layout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, replacement_scope
-from graphflow.passes.base import Pass
+from graphflow.passes.base import Pass, Phase, register_pass
 
 
 @dataclass(frozen=True)
 class FoldTransposes(Pass):
-    """Spare the copies that transposes are.
+    """Remove transposes, which copy.
 
-    matmul(permute_dims(a), b) becomes matmul(a, b, transpose_a=True), and b likewise; a product
-    that is only wanted transposed becomes that of the transposed operands, the other way round. Two
-    permutations become one, and one that only moves axes of size 1 a reshape, which is none.
+    - matmul(permute_dims(a), b) becomes matmul(a, b, transpose_a=True), and b likewise.
+    - A product that is only read transposed becomes the product of the transposed operands.
+    - Two permutations become one.
+    - A permutation that only moves axes of size 1 becomes a reshape, which does not copy.
     """
+
+    phase: ClassVar[Phase] = Phase.SIMPLIFY
 
     def __call__(self, graph: Graph) -> Graph:
         wanted = set(graph.outputs)
@@ -33,7 +37,7 @@ class FoldTransposes(Pass):
 
 
 def _absorb_transposes(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-    """A product whose operands are not transposed but said to be."""
+    """Replace transposed operands of a product by flags; None if there are none."""
     if any(t.ndim < 2 for t in inputs):
         return None
     flags = [node.attrs.get("transpose_a", False), node.attrs.get("transpose_b", False)]
@@ -49,7 +53,7 @@ def _absorb_transposes(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tenso
 
 
 def _simplify_permutation(node: Node, x: Tensor, once: bool) -> Sequence[Tensor] | None:
-    """A permutation of a permutation, of a product that nobody else reads, or of little."""
+    """Simplify a permutation of a permutation, of a product, or of axes of size 1; else None."""
     axes = tuple(node.attrs["axes"])
     source, before = x.node, x
     if source.op.name == "permute_dims":
@@ -80,3 +84,6 @@ def _swaps_last_two(node: Node) -> bool:
         return False
     rank = node.specs[0].rank
     return tuple(node.attrs["axes"]) == (*range(rank - 2), rank - 1, rank - 2)
+
+
+register_pass(FoldTransposes())

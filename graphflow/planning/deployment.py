@@ -31,7 +31,7 @@ from graphflow.placement.plans.plan import Plan, devices_of, order_of
 from graphflow.planning.planner import Planner
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition, specialisation_limit
-from graphflow.strategy import Division, Strategy, divide_with, strategy_of
+from graphflow.strategy import PartitionedGraph, Strategy, divide_with, strategy_of
 
 _WARN_AT = 100
 """Sets of fetches from one source line at which a warning suggests to build the graph once."""
@@ -108,7 +108,7 @@ class Deployment:
                 tuple(tensors), source, optimize(graph), division=division, variant=variant
             )
 
-    def _divide_by_strategy(self, source: Graph, fed: Mapping[str, int]) -> Division | None:
+    def _divide_by_strategy(self, source: Graph, fed: Mapping[str, int]) -> PartitionedGraph | None:
         """Partition a graph by its own strategy, or by the one that partitioned its variables
         before."""
         pieces = self.state.shards
@@ -270,7 +270,7 @@ class Deployment:
                 line.line,
             )
 
-    def _split_variables(self, division: Division) -> None:
+    def _split_variables(self, division: PartitionedGraph) -> None:
         """Replace whole variables by shards, and drop the programs that use them whole."""
         fresh = {n: p for n, p in division.variables.items() if n not in self.state.shards}
         stale = [

@@ -19,11 +19,11 @@ from graphflow.execution.step_executor import StepExecutor
 from graphflow.execution.variable_store import VariableStore
 from graphflow.frontend.feeds import convert_feeds
 from graphflow.ir.op import Node, Tensor
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.planning import Given, plan_graph
+from graphflow.placement.plans.planning import FixedAssignment, plan_graph
 from graphflow.planning.trace_feedback import (
     idle_fetches,
     is_known,
@@ -34,7 +34,7 @@ from graphflow.planning.trace_feedback import (
     step_cost,
     step_seconds,
 )
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import partition
 
@@ -56,14 +56,14 @@ class Planner:
         placer: str,
         trial: bool,
     ) -> None:
-        self.learned = Learned()
+        self.learned = TraceCorrections()
         self._cluster = cluster
         self._hosts = hosts
         self._state = state
         self._steps = steps
         self._placer = placer
         self._trial = trial
-        self._survey: Survey | None = None
+        self._survey: ClusterSurvey | None = None
 
     def plan(
         self,
@@ -102,7 +102,9 @@ class Planner:
             return self.plan(compiled)
         if plan.model is None:
             return plan
-        return replace(self.plan(compiled, {}, Given(plan.model.assignment)), placer=plan.placer)
+        return replace(
+            self.plan(compiled, {}, FixedAssignment(plan.model.assignment)), placer=plan.placer
+        )
 
     # Learning ---------------------------------------------------------------------------------
 
@@ -141,11 +143,11 @@ class Planner:
     # The survey -------------------------------------------------------------------------------
 
     def survey_if_cheap(self) -> None:
-        """Survey the cluster if that takes moments; without a survey, traces teach nothing."""
+        """ClusterSurvey the cluster if that takes moments; without a survey, traces teach nothing."""
         if is_known(self._cluster):
             self._ensure_survey()
 
-    def _ensure_survey(self) -> Survey:
+    def _ensure_survey(self) -> ClusterSurvey:
         """Return the measurements that planning needs; take them on the first call."""
         if self._survey is None:
             found = survey_of(self._hosts, self._cluster)

@@ -1,6 +1,6 @@
 """Profile a few steps of fetches in this process, before their first plan.
 
-    fetches + feeds ─profile_first_steps→ spans of one device ─observe→ Learned ─→ the first plan
+    fetches + feeds ─profile_first_steps→ spans ─observe→ TraceCorrections ─→ the first plan
 
 The plan then rests on measured times of its nodes, not on the calibration of ops alone.
 
@@ -31,14 +31,14 @@ from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, owner_module
 from graphflow.ir.spec import evaluate, kind
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.host_facts import cores, host_memory
-from graphflow.placement.cost_model.trace_observations import Lesson, lessons
+from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.planning.trace_feedback import node_seconds
-from graphflow.runtime.client.cluster_survey import Survey
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
+from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
 from graphflow.runtime.program.program import clock
@@ -62,9 +62,9 @@ _log = Log("graphflow.trial")
 
 
 def profile_first_steps(
-    learned: Learned,
+    learned: TraceCorrections,
     cluster: Cluster,
-    survey: Survey,
+    survey: ClusterSurvey,
     compiled: CompiledFetches,
     bindings: Mapping[str, int],
     arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
@@ -83,9 +83,9 @@ def profile_first_steps(
     graph = compiled.graph
     if not may_profile(cluster, graph, bindings, 2 if busy else 1):
         return 0
-    known = lessons(graph, cluster, bindings, {}, survey.profiles, busy)
+    known = trace_observations(graph, cluster, bindings, {}, survey.profiles, busy)
     total = sum(lesson.predicted for lesson in known.values())
-    seen = learned.saw if busy else learned.knows
+    seen = learned.has_observed if busy else learned.knows
     new = sum(each.predicted for each in known.values() if not seen(each.bucket))
     if new <= MIN_UNKNOWN_SHARE * total or total > MAX_STEP_SECONDS:
         return 0
@@ -170,7 +170,7 @@ class _ProfiledDevice:
 
     def __init__(self, threads: int | None, now: Callable[[], int]) -> None:
         self._now = now
-        self._host = Host(0, [self._DEVICE], threads, lambda parcel: None)
+        self._host = DeviceHost(0, [self._DEVICE], threads, lambda parcel: None)
         self._host.open(self._NAME)
         self._bindings: Mapping[str, int] = {}
         self._feeds: dict[str, np.ndarray[Any, Any]] = {}
@@ -193,7 +193,7 @@ class _ProfiledDevice:
         parts = partition(graph, devices, order_in_turns(graph), names, [self._DEVICE])
         self._host.add(self._NAME, self._NAME, list(parts.values()))
 
-    def run_steps(self, learned: Learned, known: Mapping[str, Lesson]) -> int:
+    def run_steps(self, learned: TraceCorrections, known: Mapping[str, TraceObservation]) -> int:
         """Run a warm-up step, then steps until the time is over; return the number of the
         latter."""
         self._step(0)
@@ -232,7 +232,9 @@ class _ProfiledDevice:
 
 
 def observe_least_times(
-    learned: Learned, known: Mapping[str, Lesson], steps: Sequence[Mapping[str, float]]
+    learned: TraceCorrections,
+    known: Mapping[str, TraceObservation],
+    steps: Sequence[Mapping[str, float]],
 ) -> None:
     """Learn the minimum time of each node, once for each step that agrees with it."""
     for name, (seconds, times) in least_times(steps).items():

@@ -1,8 +1,8 @@
 """Learn from the traced steps of a session for its next plans; time steps that compute nothing.
 
-    Trace ─learn→ Learned ─→ plan_graph(learned=…)
+    Trace ─learn→ TraceCorrections ─→ plan_graph(learned=…)
 
-`Learned` holds ratios of measured to predicted times.
+`TraceCorrections` holds ratios of measured to predicted times.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node
 from graphflow.placement.calibration import calibrate
-from graphflow.placement.calibration.calibrate import StepCost, keep_steps, steps_of
+from graphflow.placement.calibration.calibrate import StepCost, save_step_cost, step_cost_of
 from graphflow.placement.calibration.cluster_rates import link_classes, link_matrices
-from graphflow.placement.calibration.measure import quick
-from graphflow.placement.calibration.trace_corrections import Learned, keep, kept
+from graphflow.placement.calibration.measure import lower_quartile
+from graphflow.placement.calibration.trace_corrections import (
+    TraceCorrections,
+    read_corrections,
+    write_corrections,
+)
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.cost_model.trace_observations import Lesson, lessons
+from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.planning import session_kind, units
-from graphflow.runtime.client.cluster_survey import Survey
-from graphflow.runtime.observability.trace import TraceEvent, TraceStep
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS
+from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
 MIN_STEPS = 3
 """Least number of untraced steps from which the duration of a whole step is learned."""
@@ -39,12 +43,12 @@ IDLE_SECONDS = 1.0
 """Time limit for idle steps, after which a few suffice."""
 
 
-def load_corrections(cluster: Cluster) -> Learned:
+def load_corrections(cluster: Cluster) -> TraceCorrections:
     """Return what earlier processes learned about the cluster's machine; nothing for other
     machines."""
     if not _is_this_machine(cluster):
-        return Learned()
-    return kept(calibrate.profile(_kinds(cluster)))
+        return TraceCorrections()
+    return read_corrections(calibrate.profile(_kinds(cluster)))
 
 
 def is_known(cluster: Cluster) -> bool:
@@ -52,10 +56,10 @@ def is_known(cluster: Cluster) -> bool:
     return _is_this_machine(cluster) and calibrate.profile_path().is_file()
 
 
-def save_corrections(learned: Learned, cluster: Cluster) -> None:
+def save_corrections(learned: TraceCorrections, cluster: Cluster) -> None:
     """Keep what was learned for later processes, if the cluster is this machine."""
     if _is_this_machine(cluster):
-        keep(learned)
+        write_corrections(learned)
 
 
 def _is_this_machine(cluster: Cluster) -> bool:
@@ -69,7 +73,9 @@ def _kinds(cluster: Cluster) -> set[str]:
 # From traces ----------------------------------------------------------------------------------
 
 
-def learn(learned: Learned, cluster: Cluster, survey: Survey, compiled: CompiledFetches) -> None:
+def learn(
+    learned: TraceCorrections, cluster: Cluster, survey: ClusterSurvey, compiled: CompiledFetches
+) -> None:
     """Learn from the traced steps in a set of fetches' trace block so far.
 
     The first step warms up: it counts only if it is the only one.
@@ -81,14 +87,16 @@ def learn(learned: Learned, cluster: Cluster, survey: Survey, compiled: Compiled
     names = cluster.devices
     links = {(names[i], names[j]): kind for (i, j), kind in link_classes(cluster).items()}
     for sizes, steps in by_sizes.items():
-        known = lessons(compiled.graph, cluster, dict(sizes), compiled.devices, survey.profiles)
+        known = trace_observations(
+            compiled.graph, cluster, dict(sizes), compiled.devices, survey.profiles
+        )
         for step in steps:
             _learn_nodes(learned, known, step)
             for kind, nbytes, seconds in _observed_transfers(step, links):
                 learned.observe_link(kind, nbytes, seconds)
 
 
-def learn_steps(learned: Learned, plan: Plan, took: Sequence[float]) -> bool:
+def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) -> bool:
     """Learn from the durations of untraced steps; return False if there are too few.
 
     Args:
@@ -101,7 +109,9 @@ def learn_steps(learned: Learned, plan: Plan, took: Sequence[float]) -> bool:
     return True
 
 
-def _learn_nodes(learned: Learned, known: Mapping[str, Lesson], step: TraceStep) -> None:
+def _learn_nodes(
+    learned: TraceCorrections, known: Mapping[str, TraceObservation], step: TraceStep
+) -> None:
     timed = ((e.name, e.start, e.end) for e in step.events if e.kind == "compute")
     observe_nodes(learned, known, node_seconds(timed))
 
@@ -121,7 +131,9 @@ def node_seconds(
     return took
 
 
-def observe_nodes(learned: Learned, known: Mapping[str, Lesson], took: Mapping[str, float]) -> None:
+def observe_nodes(
+    learned: TraceCorrections, known: Mapping[str, TraceObservation], took: Mapping[str, float]
+) -> None:
     """Learn the times of nodes that have something to teach."""
     for name, seconds in took.items():
         if name in known:
@@ -182,7 +194,7 @@ def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
 
 
 def step_cost(
-    cluster: Cluster, survey: Survey, timed: Callable[[Sequence[str]], float]
+    cluster: Cluster, survey: ClusterSurvey, timed: Callable[[Sequence[str]], float]
 ) -> StepCost:
     """Return the cost of a step beyond its nodes and transfers; measure it unless it is on file.
 
@@ -191,7 +203,7 @@ def step_cost(
     """
     kind = session_kind(cluster)
     if _is_this_machine(cluster):
-        known = steps_of(calibrate.profile(_kinds(cluster)), kind)
+        known = step_cost_of(calibrate.profile(_kinds(cluster)), kind)
         if known is not None:
             return known
     units = _units(cluster)
@@ -200,7 +212,7 @@ def step_cost(
     one, *two = (max(timed(units[:n]) - there_and_back, 1e-6) for n in (1, 2) if n <= len(units))
     cost = one, max(one, *two) if two else one
     if two and _is_this_machine(cluster):
-        keep_steps(kind, cost)
+        save_step_cost(kind, cost)
     return cost
 
 
@@ -222,4 +234,4 @@ def step_seconds(call: Callable[[], Any]) -> float:
         start = perf_counter()
         call()
         times.append(perf_counter() - start)
-    return quick(times[len(times) // 2 :])
+    return lower_quartile(times[len(times) // 2 :])

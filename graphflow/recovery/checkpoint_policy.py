@@ -15,7 +15,7 @@ from graphflow.execution.checkpoint_matching import (
     Rename,
     check_rename,
 )
-from graphflow.runtime.checkpoint.store import Store
+from graphflow.runtime.checkpoint.store import CheckpointStore
 
 EVERY, KEEP, REJOIN = "10min", 3, 10.0
 """Defaults of a session's arguments every, keep and rejoin (seconds)."""
@@ -122,10 +122,10 @@ class CheckpointPolicy:
             names,
         )
 
-    def store(self) -> Store:
+    def store(self) -> CheckpointStore:
         """Open the directory, and take it over from other processes.
 
         Raises:
             CheckpointError: it cannot be used.
         """
-        return Store(self.folder, self.keep)
+        return CheckpointStore(self.folder, self.keep)

@@ -37,7 +37,7 @@ def read_checkpoint(
     Raises:
         CheckpointError: there is no such checkpoint, or a name of `rename` is not in it.
     """
-    source = files.absolute(folder)
+    source = files.absolute_path(folder)
     if source.is_file():
         found = source, Checkpoint(load_file(source), step)
     elif not source.is_dir() or (source / MANIFEST).is_file() or not folders(source):

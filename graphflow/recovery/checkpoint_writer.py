@@ -27,15 +27,15 @@ from graphflow.execution.variable_store import VariableStore
 from graphflow.recovery.checkpoint_policy import CheckpointInterval
 from graphflow.runtime.checkpoint import Checkpoint, save
 from graphflow.runtime.checkpoint.folder import (
-    CLIENT,
-    Draft,
+    CLIENT_SHARD,
+    CheckpointDraft,
     signature,
-    unwritable,
+    write_error_text,
 )
-from graphflow.runtime.checkpoint.manifest import Groups, Part, Shard, Signature
+from graphflow.runtime.checkpoint.manifest import CheckpointShard, Groups, Signature, VariablePiece
 from graphflow.runtime.checkpoint.remote import shard_name
-from graphflow.runtime.checkpoint.store import Store
-from graphflow.runtime.host.host_interface import Hosts, Saving
+from graphflow.runtime.checkpoint.store import CheckpointStore
+from graphflow.runtime.host.host_interface import Hosts, PendingSave
 from graphflow.runtime.telemetry.logs import Log
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +54,7 @@ class PendingCheckpoint:
         outcome: the folder that was written, or why it failed; None while it is being written.
     """
 
-    draft: Draft
+    draft: CheckpointDraft
     started: float
     outcome: CheckpointError | StaleEpoch | str | None = None
     thread: threading.Thread | None = field(default=None, repr=False)
@@ -83,7 +83,7 @@ class _StateSnapshot:
 
     placed: Mapping[int, Mapping[str, Signature]]
     waiting: Mapping[str, Array]
-    parts: Mapping[str, tuple[Signature, tuple[Part, ...]]]
+    parts: Mapping[str, tuple[Signature, tuple[VariablePiece, ...]]]
     unnamed: Groups
 
     def variables(self) -> dict[str, Signature]:
@@ -110,7 +110,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        store: Store,
+        store: CheckpointStore,
         every: CheckpointInterval,
         hosts: Hosts,
         state: VariableStore,
@@ -243,7 +243,9 @@ class CheckpointWriter:
 
     def _note_failure(self, step: int, error: BaseException) -> None:
         known = isinstance(error, CheckpointError)
-        told = str(error) if known else unwritable(self.store.root / f"step-{step:08d}", error)
+        told = (
+            str(error) if known else write_error_text(self.store.root / f"step-{step:08d}", error)
+        )
         self._error = error if isinstance(error, CheckpointError) else CheckpointError(told)
         self._error.__cause__ = error.__cause__ if known else error
         self._count("failed")
@@ -257,20 +259,20 @@ class CheckpointWriter:
 
     # On a thread of its own --------------------------------------------------------------------
 
-    def _write(self, pending: PendingCheckpoint, saving: Saving, held: _StateSnapshot) -> None:
+    def _write(self, pending: PendingCheckpoint, saving: PendingSave, held: _StateSnapshot) -> None:
         draft = pending.draft
         try:
             outcome: CheckpointError | StaleEpoch | str
             for worker, written in saving(WRITE_SECONDS).items():
-                if isinstance(written, Shard):
+                if isinstance(written, CheckpointShard):
                     mine = tuple(held.placed[worker])
-                    draft.add(Shard(written.file, written.sha256, written.nbytes, mine))
+                    draft.add(CheckpointShard(written.file, written.sha256, written.nbytes, mine))
                 else:
                     mine_only = {name: written[name] for name in held.placed[worker]}
                     draft.write(shard_name(worker), mine_only)
             if held.waiting:
-                draft.write(CLIENT, held.waiting)
-            self.store.check()
+                draft.write(CLIENT_SHARD, held.waiting)
+            self.store.check_owner()
             pieces = {name: parts for name, (_, parts) in held.parts.items()}
             draft.commit(held.variables(), pieces, held.unnamed)
             self.store.prune()
@@ -278,7 +280,7 @@ class CheckpointWriter:
         except (StaleEpoch, CheckpointError) as error:
             outcome = error
         except Exception as error:  # whatever failed, the training goes on
-            outcome = CheckpointError(unwritable(draft.target, error))
+            outcome = CheckpointError(write_error_text(draft.target, error))
             outcome.__cause__ = error
         finally:
             draft.discard()
@@ -302,5 +304,5 @@ def save_in_shards(
     held = {name for names in shards.values() for name in names}
     rest = [name for name in checkpoint.variables if name not in held]
     if rest:
-        shards[CLIENT] = rest
+        shards[CLIENT_SHARD] = rest
     save(checkpoint, folder, shards)

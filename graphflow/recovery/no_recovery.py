@@ -72,4 +72,4 @@ class NoRecovery:
     def leave_draining_workers(self) -> None:
         """Leave workers that were asked to end: their state cannot be saved, so they need not
         wait."""
-        self._hosts.let_go()
+        self._hosts.leave_draining()

@@ -30,7 +30,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.planning.deployment import Deployment
 from graphflow.recovery.checkpoint_writer import WRITE_SECONDS, CheckpointWriter, PendingCheckpoint
 from graphflow.runtime.checkpoint import Checkpoint
-from graphflow.runtime.host.host_interface import NOBODY
+from graphflow.runtime.host.host_interface import NO_WORKER_LEFT
 from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
 from graphflow.runtime.telemetry.logs import Log
 
@@ -197,7 +197,7 @@ class Recovery:
             except StateLost:
                 raise
             except WorkerLost as error:
-                if not self._keeps_log or error.reason == NOBODY:
+                if not self._keeps_log or error.reason == NO_WORKER_LEFT:
                     raise
                 self._count_loss(error)
             except LinkLost as error:
@@ -256,7 +256,7 @@ class Recovery:
     def leave_draining_workers(self) -> None:
         """Leave workers that were asked to end: write a checkpoint, and continue with the
         others."""
-        leaving = self._hosts.draining()
+        leaving = self._hosts.draining_workers()
         if not leaving or self._pending_loss is not None:
             return
         with suppress(CheckpointError):  # it is logged, and the checkpoint before suffices
@@ -272,7 +272,7 @@ class Recovery:
         try:
             self.save()
         except WorkerLost as error:
-            if error.reason != NOBODY:
+            if error.reason != NO_WORKER_LEFT:
                 raise
             _log.tell("recovery.lost", step=step, reason=str(error))  # the one before will do
         _log.tell("session.drained", step=step, folder=folder)
@@ -385,7 +385,7 @@ class Recovery:
             self._target_step = self._steps_before_loss = self._steps.committed
         self._pending_loss = error
         self._losses_in_a_row += 1
-        poisoned = self._poison_tracker.died(error, self._steps_before_loss)
+        poisoned = self._poison_tracker.record_worker_loss(error, self._steps_before_loss)
         if poisoned is not None:
             raise poisoned from error
         if self._losses_in_a_row > MAX_RECOVERIES:

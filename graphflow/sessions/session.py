@@ -54,8 +54,8 @@ from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_reader import read_checkpoint
 from graphflow.recovery.checkpoint_writer import save_in_shards
 from graphflow.runtime.checkpoint import Checkpoint
-from graphflow.runtime.observability.trace import Trace, check_writable
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
+from graphflow.runtime.tracing.trace import Trace, check_writable
 from graphflow.sessions.session_parts import open_session
 
 Array = np.ndarray[Any, Any]

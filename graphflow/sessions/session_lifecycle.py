@@ -25,7 +25,7 @@ from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.host.host_interface import Hosts
 
 if TYPE_CHECKING:
-    from graphflow.runtime.observability.metrics_endpoint import MetricsServer
+    from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 
 
 class SessionLifecycle:
@@ -82,7 +82,7 @@ class SessionLifecycle:
             SystemExit: SIGTERM came meanwhile.
         """
         self.hosts, self.server, self.recovery = hosts, server, recovery
-        self.computing = hosts.computing
+        self.computing = hosts.computing_threads
         self.deployment, self.steps = deployment, deployment.steps
         hosts.on_draining(self._leave_draining_workers)
         if self.sigterm is not None:

@@ -18,8 +18,8 @@ from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_writer import CheckpointWriter
 from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.recoverer import Recovery
-from graphflow.runtime.checkpoint.store import Store
-from graphflow.runtime.program.nonfinite_check import RESULTS
+from graphflow.runtime.checkpoint.store import CheckpointStore
+from graphflow.runtime.partitioning.check_modes import RESULTS
 from graphflow.sessions.session_lifecycle import SessionLifecycle
 from graphflow.sessions.step_runner import StepRunner
 
@@ -98,7 +98,7 @@ def _make_recovery(
     deployment: Deployment,
     runner: StepRunner,
     policy: CheckpointPolicy,
-    store: Store,
+    store: CheckpointStore,
 ) -> Recovery:
     """Return the recovery of a session with checkpoints; it loads the newest of them."""
     writer = CheckpointWriter(

@@ -1,65 +1,72 @@
-"""Batching: a traced graph emitted once more, with a batch axis in front of what depends on the
-batch.
+"""The batching transform: emit a traced graph again, with a batch axis in front of tensors.
 
-Each op has a rule (`Op.batch`; see ops/base/batching_rules.py); elementwise ops share one, random
-ops draw for each element of the batch, and an op without a rule runs in a loop over the batch.
-Nodes that hold bodies get batched bodies; a loop whose condition depends on the batch runs until
-all are done.
+Only tensors that depend on the batch get this axis. Most ops have a rule (`Op.batch`; see
+ops/base/batching_rules.py), and elementwise ops share one. Random ops draw for each element of the
+batch, and an op without a rule runs in a loop over the batch. Nodes that hold bodies get batched
+bodies (batching_control_flow.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, VariableError
 from graphflow.frontend.control_flow import scan as scan_over
 from graphflow.frontend.tracing import make_parameter
-from graphflow.ir.graph import Body, Graph, bodies, substitute_tensors
+from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, derivative_scope, make_node
-from graphflow.ir.spec import Size, is_inexact
+from graphflow.ir.spec import Size
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.control_flow import control
-from graphflow.ops.pointwise.select import stop_gradient_unless
 
 Twin = tuple[Tensor, bool]
-"""What stands for a tensor, and whether it has the batch axis."""
+"""The tensor that stands for another one, and whether it has the batch axis."""
 Flags = tuple[bool, ...]
+BodyRule = Callable[["Batching", Node, list[Tensor], list[bool]], list[Twin]]
+"""(engine, node, inputs, which of them have the batch axis) -> the node's outputs."""
 _Cache = dict[tuple[Body, Flags], "_BodyBatching"]
 
 
 def draws(node: Node) -> bool:
-    """Whether a node, or a body that it holds, draws random numbers."""
+    """Return True if a node, or a node of a body that it holds, draws random numbers."""
     if not control.is_control(node.op):
         return node.op.random
     return any(draws(inner) for body in bodies(node) for inner in body.graph.nodes)
 
 
 class Batching:
-    """The twins of the tensors of one graph.
+    """Batches the nodes of one graph: it holds the twin of each tensor.
 
     Args:
-        size: of the batch.
-        twins: of the graph's parameters; what has none stays as it is.
+        size: the size of the batch.
+        twins: the twins of the graph's parameters; a tensor without one stands for itself.
+        rules: by op, how nodes that hold bodies are batched.
     """
 
-    def __init__(self, size: Size, twins: dict[Tensor, Twin], cache: _Cache | None = None) -> None:
+    def __init__(
+        self,
+        size: Size,
+        twins: dict[Tensor, Twin],
+        rules: Mapping[str, BodyRule],
+        cache: _Cache | None = None,
+    ) -> None:
         self.size = size
+        self.rules = rules
         self._twins = twins
         self._cache: _Cache = {} if cache is None else cache
 
     def twin(self, tensor: Tensor) -> Twin:
-        """What stands for a tensor."""
+        """Return the twin of a tensor; the tensor itself if it does not depend on the batch."""
         return self._twins.get(tensor, (tensor, False))
 
     def batched_twin(self, tensor: Tensor) -> Tensor:
-        """What stands for a tensor, with the batch axis in any case."""
+        """Return the twin of a tensor, repeated along a batch axis if it has none."""
         twin, has = self.twin(tensor)
         return twin if has else batching.add_batch_axis(twin, self.size)
 
     def emit(self, nodes: Sequence[Node]) -> None:
-        """Emit nodes, which are in order."""
+        """Emit the twins of nodes, which are in build order."""
         for node in nodes:
             if node.outputs[0] in self._twins:
                 continue
@@ -83,13 +90,13 @@ class Batching:
             )
         try:
             if control.is_control(node.op):
-                return _RULES[node.op.name](self, node, inputs, has)
+                return self.rules[node.op.name](self, node, inputs, has)
             return [(t, True) for t in self._apply_rule(node, inputs, has)]
         except GraphflowError as error:
             raise type(error)(f"vmap of {node.name!r} at {node.location}: {error}") from error
 
     def _apply_rule(self, node: Node, inputs: list[Tensor], has: list[bool]) -> Sequence[Tensor]:
-        if not inputs:  # it draws
+        if not inputs:  # only random ops without inputs get here
             attrs = {**node.attrs, "shape": (self.size, *node.attrs["shape"])}
             return make_node(node.op, (), attrs).outputs
         rule = node.op.batch or (batching.elementwise if node.op.elementwise else None)
@@ -112,7 +119,7 @@ class Batching:
     # Bodies -------------------------------------------------------------------------------------
 
     def batched_results(self, body: Body, flags: Sequence[bool]) -> list[bool]:
-        """Which results of a body depend on the batch, given which parameters do."""
+        """Return which results of a body depend on the batch, if the flagged parameters do."""
         reached = {t for n, b in zip(body.inputs, flags, strict=True) if b for t in n.outputs}
         for node in body.graph.nodes:
             if draws(node) or any(t in reached for t in node.inputs):
@@ -120,19 +127,23 @@ class Batching:
         return [t in reached for t in body.outputs]
 
     def inline_body(self, body: Body, twins: Sequence[Twin]) -> list[Tensor]:
-        """The results of a body, computed here, all with the batch axis."""
+        """Emit a body's nodes here, and return its results, all with the batch axis."""
         mapping = dict(zip((n.outputs[0] for n in body.inputs), twins, strict=True))
-        inner = Batching(self.size, mapping, self._cache)
+        inner = Batching(self.size, mapping, self.rules, self._cache)
         inner.emit(body.graph.nodes)
         return [inner.batched_twin(t) for t in body.outputs]
 
     def batch_body(
         self, body: Body, flags: Flags, forced: Sequence[bool]
     ) -> tuple[Body, list[bool]]:
-        """A body whose parameters and results have the batch axis where said, or where they must.
+        """Return a batched body, and which of its results have the batch axis.
 
-        What a gradient adds to a body is added to the same batched one, so that both still run as
-        one.
+        Args:
+            flags: the parameters that have the axis.
+            forced: the results that must have it; others have it if they depend on the batch.
+
+        Further results that a gradient asks for are added to the same batched root, so
+        `passes.MergeBodies` still merges both nodes.
         """
         inner = self._body_batching(body, flags)
         inner.emit(body.graph.nodes)
@@ -158,20 +169,22 @@ class Batching:
                     (make_parameter(wide, node.name) if flag else node).outputs[0],
                     flag,
                 )
-            self._cache[key] = _BodyBatching(self.size, twins, self._cache)
+            self._cache[key] = _BodyBatching(self.size, twins, self.rules, self._cache)
         return self._cache[key]
 
 
 class _BodyBatching(Batching):
-    """As `Batching`, for a body; keeps what it made."""
+    """Batches the nodes of a body, and caches the batched bodies."""
 
-    def __init__(self, size: Size, twins: dict[Tensor, Twin], cache: _Cache) -> None:
-        super().__init__(size, twins, cache)
+    def __init__(
+        self, size: Size, twins: dict[Tensor, Twin], rules: Mapping[str, BodyRule], cache: _Cache
+    ) -> None:
+        super().__init__(size, twins, rules, cache)
         self._parameters = tuple(twin.node for twin, _ in twins.values())
         self._made: dict[Flags, Body] = {}
 
     def batched_body(self, body: Body, flags: Flags, has: Flags) -> Body:
-        """The batched body; one object for each set of results with the axis."""
+        """Return the batched body whose flagged results have the axis; one object for each set."""
         if has not in self._made:
             self.emit(body.graph.nodes)
             outputs = [
@@ -179,14 +192,14 @@ class _BodyBatching(Batching):
                 for t, b in zip(body.graph.outputs, has, strict=False)
             ]
             effects = [self.twin(t)[0] for t in body.graph.outputs[len(has) :]]
-            rule = None if body.rule is None else _batched_rule(self.size, body, flags)
+            rule = None if body.rule is None else _batched_rule(self, body, flags)
             graph = Graph([*outputs, *effects])
             self._made[has] = Body(self._parameters, graph, len(outputs), None, rule)
         return self._made[has]
 
 
-def _batched_rule(size: Size, body: Body, flags: Flags) -> Any:
-    """A user's vjp, which is for one element of the batch, for all of them."""
+def _batched_rule(outer: Batching, body: Body, flags: Flags) -> Any:
+    """Make the rule of a batched body of a user's vjp, which is written for one element."""
 
     def rule(g: Any, y: Any, *inputs: Tensor) -> list[Tensor | None]:
         twins: dict[Tensor, Twin] = {}
@@ -207,7 +220,7 @@ def _batched_rule(size: Size, body: Body, flags: Flags) -> Any:
         arguments = [one(t, has) for t, has in zip(inputs, flags, strict=True)]
         assert body.rule is not None
         parts = body.rule(all_of(g), all_of(y), *arguments)
-        engine = Batching(size, twins)
+        engine = Batching(outer.size, twins, outer.rules)
         engine.emit(Graph([p for p in parts if p is not None]).nodes)
         found: list[Tensor | None] = []
         for part, has in zip(parts, flags, strict=True):
@@ -216,216 +229,3 @@ def _batched_rule(size: Size, body: Body, flags: Flags) -> Any:
         return found
 
     return rule
-
-
-# Nodes that hold bodies -------------------------------------------------------------------------
-
-
-def _swap_outer_axes(x: Tensor) -> Tensor:
-    """The first two axes exchanged: a stack of batches as a batch of stacks, and back."""
-    moved: Tensor = FUNCTIONS["swapaxes"](x, 0, 1)
-    return moved
-
-
-def _select(choice: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """a where the choice, one for each element of the batch, is true, else b."""
-    shape = (choice.shape[0], *(1,) * (a.ndim - 1))
-    chosen: Tensor = FUNCTIONS["where"](FUNCTIONS["reshape"](choice, shape), a, b)
-    return chosen
-
-
-def _restrict_to(choice: Tensor, twins: Sequence[Twin], size: Size) -> list[Twin]:
-    """Operands of a computation that only chosen elements of the batch need.
-
-    The other elements get the operands of the first chosen element, and pass no gradient on. So
-    they compute nothing that the chosen ones do not: no error, and no NaN, whose product with a
-    cotangent of 0 would be NaN. If none is chosen, operands without the batch axis pass no gradient
-    on, either.
-    """
-    marks = FUNCTIONS["astype"](choice, "int8")  # and one more, since the batch may be empty
-    first = FUNCTIONS["argmax"](FUNCTIONS["concat"]([marks, FUNCTIONS["zeros"]((1,), "int8")]))
-    rows = FUNCTIONS["where"](choice, FUNCTIONS["arange"](size), first)
-    some = FUNCTIONS["any"](choice)
-    kept: list[Twin] = []
-    for x, has in twins:
-        if has:
-            x = _select(choice, x, FUNCTIONS["stop_gradient"](FUNCTIONS["take"](x, rows, 0)))
-        elif is_inexact(x.dtype):
-            x = stop_gradient_unless(some, x)
-        kept.append((x, has))
-    return kept
-
-
-def _restrict_to_active(
-    active: Tensor, body: Body, flags: Sequence[bool], size: Size
-) -> list[Tensor]:
-    """The results of a loop's body, computed of what only its active elements are fed."""
-    given = [node.outputs[0] for node in body.inputs]
-    batched = [t for t, has in zip(given, flags, strict=True) if has]
-    kept = [t for t, _ in _restrict_to(active, [(t, True) for t in batched], size)]
-    return substitute_tensors(body.outputs, dict(zip(batched, kept, strict=True)))
-
-
-def _add_batch_axis(engine: Batching, x: Tensor, has: bool, wanted: bool) -> Tensor:
-    return batching.add_batch_axis(x, engine.size) if wanted and not has else x
-
-
-def _batch_call(engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]) -> list[Twin]:
-    body: Body = node.attrs["body"]
-    # a vjp given by the user is for results that all have the axis
-    forced = (body.rule is not None,) * body.results
-    inside, flags = engine.batch_body(body, tuple(has), forced)
-    outputs = make_node(node.op, tuple(inputs), {**node.attrs, "body": inside}).outputs
-    return list(zip(outputs, flags, strict=True))
-
-
-def _batch_cond(engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]) -> list[Twin]:
-    branches = [node.attrs["then"], node.attrs["orelse"]]
-    if has[0]:  # both branches, and a choice for each
-        twins = list(zip(inputs[1:], has[1:], strict=True))
-        chosen = [inputs[0], FUNCTIONS["logical_not"](inputs[0])]
-        first, second = (
-            engine.inline_body(b, _restrict_to(c, twins, engine.size))
-            for b, c in zip(branches, chosen, strict=True)
-        )
-        return [(_select(inputs[0], a, b), True) for a, b in zip(first, second, strict=True)]
-    flags = tuple(has[1:])
-    forced = [
-        a or b for a, b in zip(*(engine.batched_results(b, flags) for b in branches), strict=True)
-    ]
-    (then, found), (orelse, _) = (engine.batch_body(b, flags, forced) for b in branches)
-    outputs = make_node(node.op, tuple(inputs), {"then": then, "orelse": orelse}).outputs
-    return list(zip(outputs, found, strict=True))
-
-
-@dataclass(frozen=True)
-class _BatchedLoop:
-    """The operands of a loop, and which have the batch axis: carries, items, captures."""
-
-    engine: Batching
-    body: Body
-    inputs: list[Tensor]
-    flags: Flags
-    carries: int
-    items: int
-
-    @staticmethod
-    def infer_axes(
-        engine: Batching,
-        body: Body,
-        inputs: list[Tensor],
-        has: Sequence[bool],
-        carries: int,
-        items: int,
-        everything: bool = False,
-    ) -> _BatchedLoop:
-        """With what a carry becomes taken into account: the axis that it gets, it begins with."""
-        flags = tuple(has)
-        while True:
-            found = engine.batched_results(body, flags)[:carries]
-            carried = tuple(a or b or everything for a, b in zip(flags, found, strict=False))
-            if carried == flags[:carries]:
-                break
-            flags = (*carried, *flags[carries:])
-        wide = [
-            _add_batch_axis(engine, x, a, b) for x, a, b in zip(inputs, has, flags, strict=True)
-        ]
-        for i in range(carries, carries + items):
-            if flags[i]:
-                wide[i] = _swap_outer_axes(wide[i])
-        return _BatchedLoop(engine, body, wide, flags, carries, items)
-
-    def required_axes(self, everything: bool = False) -> Flags:
-        """Results that must have the axis."""
-        rest = self.body.results - self.carries
-        return (*self.flags[: self.carries], *(everything,) * rest)
-
-    def results(self, outputs: Sequence[Tensor], has: Sequence[bool]) -> list[Twin]:
-        """The outputs of the loop, those that it stacks with the batch axis in front."""
-        pairs = list(zip(outputs, has, strict=True))
-        stacked = [(_swap_outer_axes(t) if b else t, b) for t, b in pairs[self.carries :]]
-        return [*pairs[: self.carries], *stacked]
-
-
-def _batch_scan(engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]) -> list[Twin]:
-    attrs = dict(node.attrs)
-    counted = int(attrs.get("counted", False))
-    masked = bool(counted and has[0])
-    carries, items = attrs["carries"], attrs["items"]
-    loop = _BatchedLoop.infer_axes(
-        engine, attrs["body"], inputs[counted:], has[counted:], carries, items, masked
-    )
-    body, flags = engine.batch_body(attrs["body"], loop.flags, loop.required_axes(masked))
-    operands = loop.inputs
-    count = inputs[:counted]
-    if masked:
-        body = _masked_body(engine, body, loop)
-        position = FUNCTIONS["arange"](attrs["length"])
-        end = carries + items
-        operands = [*operands[:end], position, *operands[end:], inputs[0]]
-        count = [FUNCTIONS["max"](inputs[0])]
-        attrs["items"] = items + 1
-    outputs = make_node(node.op, (*count, *operands), {**attrs, "body": body}).outputs
-    return loop.results(outputs, flags)
-
-
-def _masked_body(engine: Batching, body: Body, loop: _BatchedLoop) -> Body:
-    """A body that does nothing in the iterations beyond the count of an element: what it carries
-    stays, what it stacks is 0. The position is a further item, the counts a further capture."""
-    position = make_parameter(control.COUNT, "position")
-    counts = make_parameter(control.COUNT.with_shape((engine.size,)), "counts")
-    active = FUNCTIONS["less"](position.outputs[0], counts.outputs[0])
-    before = [n.outputs[0] for n in body.inputs[: loop.carries]]
-    before += [FUNCTIONS["zeros_like"](t) for t in body.outputs[loop.carries :]]
-    after = _restrict_to_active(active, body, loop.flags, engine.size)
-    outputs = [_select(active, t, b) for t, b in zip(after, before, strict=True)]
-    end = loop.carries + loop.items
-    inputs = (*body.inputs[:end], position, *body.inputs[end:], counts)
-    return Body(inputs, Graph(outputs), len(outputs))
-
-
-def _batch_while(engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]) -> list[Twin]:
-    attrs = dict(node.attrs)
-    test, states = attrs["test"], attrs["states"]
-    loop = _BatchedLoop.infer_axes(engine, attrs["body"], inputs, has, states, 0)
-    if any(engine.batched_results(test, loop.flags)):
-        return _batch_while_each(engine, node, inputs, has)
-    body, flags = engine.batch_body(attrs["body"], loop.flags, loop.required_axes())
-    attrs["test"], _ = engine.batch_body(test, loop.flags, (False,))
-    outputs = make_node(node.op, tuple(loop.inputs), {**attrs, "body": body}).outputs
-    return [(outputs[0], False), *loop.results(outputs[1:], flags)]
-
-
-def _batch_while_each(
-    engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]
-) -> list[Twin]:
-    """A loop that runs until the condition holds for no element; those that are done keep their
-    state. A further state counts the iterations of each."""
-    attrs = dict(node.attrs)
-    test, states = attrs["test"], attrs["states"]
-    loop = _BatchedLoop.infer_axes(engine, attrs["body"], inputs, has, states, 0, everything=True)
-    body, _ = engine.batch_body(attrs["body"], loop.flags, loop.required_axes(True))
-    counts = make_parameter(control.COUNT.with_shape((engine.size,)), "counts")
-    parameters = (*body.inputs[:states], counts, *body.inputs[states:])
-
-    def evaluate_test() -> Tensor:
-        twins = list(zip((n.outputs[0] for n in body.inputs), loop.flags, strict=True))
-        return engine.inline_body(test, twins)[0]
-
-    active = evaluate_test()
-    before = [n.outputs[0] for n in body.inputs[:states]]
-    after = _restrict_to_active(active, body, loop.flags, engine.size)
-    outputs = [_select(active, t, b) for t, b in zip(after, before, strict=False)]
-    outputs.append(counts.outputs[0] + FUNCTIONS["astype"](active, "int64"))
-    outputs += after[states:]
-    attrs["body"] = Body(parameters, Graph(outputs), len(outputs))
-    attrs["test"] = Body(parameters, Graph([FUNCTIONS["any"](active)]), 1)
-    attrs["states"] = states + 1
-    zeros = FUNCTIONS["zeros"]((engine.size,), dtype="int64")
-    operands = (*loop.inputs[:states], zeros, *loop.inputs[states:])
-    found = make_node(node.op, operands, attrs).outputs[1:]
-    stacked = [(_swap_outer_axes(t), True) for t in found[states + 1 :]]
-    return [(found[states], True), *((t, True) for t in found[:states]), *stacked]
-
-
-_RULES = {"call": _batch_call, "cond": _batch_cond, "scan": _batch_scan, "while_loop": _batch_while}

@@ -81,7 +81,7 @@ cholesky_op = register(
         kernel=_cholesky_kernel,
         vjp=_cholesky_vjp,
         batch=batching.rows,
-        sharding=sharding.matrices(2),
+        sharding=sharding.matrix_rule(2),
         cost=cubic_cost(1),
         autocast="high",
         samples=tuple(sample(s, make=make_positive_definite) for s in (M33, BATCH33, C33)),
@@ -180,7 +180,7 @@ qr_op = register(
         kernel=_qr_kernel,
         vjp=_qr_vjp,
         batch=batching.rows,
-        sharding=sharding.matrices(2, outputs=(2, 2)),
+        sharding=sharding.matrix_rule(2, outputs=(2, 2)),
         cost=cubic_cost(2),
         autocast="high",
         samples=(

@@ -127,6 +127,7 @@ register(
         native=_native,
         vjp=_vjp,
         cost=_cost,
+        rate="product",
         autocast="low",
         doc="The products of all columns (or rows) of a matrix: x.T @ x (or x @ x.T).",
         samples=(

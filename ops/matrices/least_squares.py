@@ -84,7 +84,7 @@ pinv_op = register(
         kernel=_pinv_kernel,
         vjp=_pinv_vjp,
         batch=batching.rows,
-        sharding=sharding.matrices(2),
+        sharding=sharding.matrix_rule(2),
         cost=cubic_cost(16),
         autocast="high",
         samples=tuple(sample(s, make=make_well_conditioned, rtol=None) for s in SHAPES),
@@ -166,7 +166,7 @@ lstsq_op: Op = register(
         kernel=_lstsq_kernel,
         vjp=_lstsq_vjp,
         batch=batching.elementwise,
-        sharding=sharding.matrices(2, 2),
+        sharding=sharding.matrix_rule(2, 2),
         cost=_cost_lstsq,
         autocast="high",
         samples=(

@@ -260,8 +260,9 @@ matmul_op = register(
         native=native_matmul,
         vjp=_matmul_vjp,
         batch=batching.matmul,
-        sharding=sharding.product_rule,
+        sharding=sharding.matmul_rule,
         cost=_cost_matmul,
+        rate="half_product",
         autocast="low",
         samples=(
             sample(M34, M45),

@@ -165,7 +165,7 @@ svd_op = register(
         kernel=_svd_kernel,
         vjp=_svd_vjp,
         batch=batching.rows,
-        sharding=sharding.matrices(2, outputs=(2, 1, 2)),
+        sharding=sharding.matrix_rule(2, outputs=(2, 1, 2)),
         cost=cubic_cost(14),
         autocast="high",
         samples=(
@@ -181,7 +181,7 @@ svdvals_op = register(
         kernel=_svdvals_kernel,
         vjp=_svdvals_vjp,
         batch=batching.rows,
-        sharding=sharding.matrices(2, outputs=(1,)),
+        sharding=sharding.matrix_rule(2, outputs=(1,)),
         cost=cubic_cost(4),
         autocast="high",
         samples=tuple(sample(s, make=make_distinct_spectrum) for s in SHAPES),
@@ -261,7 +261,7 @@ _rank = register(
             xp.count_nonzero(significant_values(xp, s, longer, rtol), axis=-1), "int64"
         ),
         batch=batching.rows,
-        sharding=sharding.matrices(1, outputs=(0,)),
+        sharding=sharding.matrix_rule(1, outputs=(0,)),
         cost=lambda s, longer, rtol: Cost(flops=s.size * 2),
         samples=(
             sample(spec("float32", (3, 4)), low=0.1, longer=4, rtol=None),

@@ -75,7 +75,7 @@ def _triangle(name: str) -> Op:
             kernel=lambda xp, x, k: getattr(xp, name)(x, k),
             vjp=lambda g, y, x, k: (FUNCTIONS[name](g, k=k),),
             batch=batching.rows,
-            sharding=sharding.diagonal,
+            sharding=sharding.triangle_rule,
             cost=lambda x, k: Cost(flops=0),
             halves=True,
             samples=(

@@ -166,7 +166,7 @@ _batch_norm_grad = register(
         into=_batch_norm_grad_into,
         vjp=_batch_norm_grad_vjp,
         batch=batching.channels,
-        sharding=row_sharding.batch_norm_grad,
+        sharding=row_sharding.batch_norm_grad_rule,
         cost=per_element(16),
         samples=(
             sample(F, F, _V4, channel=1, epsilon=0.1),
@@ -186,7 +186,7 @@ _batch_norm = register(
         into=_batch_norm_into,
         vjp=_batch_norm_vjp,
         batch=batching.channels,
-        sharding=row_sharding.batch_norm,
+        sharding=row_sharding.batch_norm_rule,
         cost=per_element(9),
         autocast="high",
         samples=(
@@ -249,7 +249,7 @@ _channel_affine = register(
         into=_channel_affine_into,
         vjp=_channel_affine_vjp,
         batch=batching.channels,
-        sharding=row_sharding.channel_affine,
+        sharding=row_sharding.channel_affine_rule,
         cost=per_element(2),
         samples=(
             sample(F, _V4, _V4, _V4, _V4, channel=1, epsilon=0.1, low=0.2),

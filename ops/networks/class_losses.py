@@ -71,7 +71,7 @@ _nll: Op = register(
         into=_nll_into,
         vjp=_nll_vjp,
         batch=batching.rows,
-        sharding=row_sharding.nll,
+        sharding=row_sharding.nll_rule,
         cost=lambda x, labels: Cost(flops=labels.size),
         autocast="high",
         samples=(

@@ -227,7 +227,7 @@ lstm_op: Op = register(
         into=kernels.forward,
         vjp=_vjp,
         batch=_batch_rule,
-        sharding=sharding.fixed(".b.,..,.,b.,b.->.b.,b.,b.,.b.,.b."),
+        sharding=sharding.equation_rule(".b.,..,.,b.,b.->.b.,b.,b.,.b.,.b."),
         cost=_cost,
         autocast="high",
         samples=tuple(sample(_GATES, _R, _BIAS, _STATE, _STATE, **attrs) for attrs in _CASES),
@@ -241,7 +241,7 @@ lstm_grad: Op = register(
         kernel=_grad_kernel,
         into=kernels.backward,
         vjp=_grad_vjp,
-        sharding=sharding.fixed(".b.,b.,b.,..,b.,b.,.b.,.b.,.b.->.b.,..,b.,b."),
+        sharding=sharding.equation_rule(".b.,b.,b.,..,b.,b.,.b.,.b.,.b.->.b.,..,b.,b."),
         cost=lambda gy, gh, gc, r, h, c, y, cs, kept, **attrs: Cost(
             flops=kept.size * r.shape[1] * 4 + kept.size * 20
         ),

@@ -84,7 +84,7 @@ rotate_op: Op = register(
         into=_rotate_into,
         vjp=_rotate_vjp,
         batch=batching.rotate_pairs,
-        sharding=sharding.turned,
+        sharding=sharding.rotate_rule,
         cost=lambda x, cos, sin, interleaved: Cost(flops=x.size * 3),
         samples=(
             sample(_X, _ANGLES, _ANGLES, interleaved=False),

@@ -316,7 +316,7 @@ _searchsorted = register(
         kernel=lambda xp, sorted, values, side: xp.asarray(
             xp.searchsorted(sorted, values, side=side)
         ),
-        sharding=gather_sharding.found,
+        sharding=gather_sharding.searchsorted_rule,
         cost=lambda sorted, values, side: Cost(flops=values.size * 20),
         samples=(
             sample(spec("float32", (5,)), F, side="left"),
@@ -365,7 +365,7 @@ _bincount = register(
         "bincount",
         infer=_infer_bincount,
         kernel=_bincount_kernel,
-        sharding=gather_sharding.counts,
+        sharding=gather_sharding.bincount_rule,
         cost=lambda x, size: Cost(flops=x.size * 3, bytes=x.nbytes + size * 8),
         samples=(sample(spec("int64", (3, 4)), size=3), sample(spec("uint8", (5,)), size=4)),
     )

@@ -82,7 +82,7 @@ argsort_op = register(
             out, _argsort_kernel(xp, x, axis, descending)
         ),
         batch=along("axis"),
-        sharding=sharding.rows("axis"),
+        sharding=sharding.row_rule("axis"),
         cost=_sort_cost,
         samples=_ORDER_SAMPLES,
     )
@@ -99,7 +99,7 @@ sort_op = register(
             else None,
         ),
         batch=along("axis"),
-        sharding=sharding.rows("axis"),
+        sharding=sharding.row_rule("axis"),
         cost=_sort_cost,
         samples=_ORDER_SAMPLES,
     )
@@ -203,7 +203,7 @@ _top_k = register(
             _scatter_cotangent(gs[0], x, ys[1], axis) if is_inexact(x.dtype) else None,
         ),
         batch=along("axis"),
-        sharding=axis_sharding.largest_few,
+        sharding=axis_sharding.top_k_rule,
         cost=_sort_cost,
         samples=(
             sample(F, k=2, axis=1, largest=True, sorted=True),
@@ -254,7 +254,7 @@ _running_extremum_places = register(
         infer=lambda y, x, axis: x.with_dtype(I64),
         kernel=_running_places,
         batch=along("axis"),
-        sharding=sharding.rows("axis"),
+        sharding=sharding.row_rule("axis"),
         cost=lambda y, x, axis: Cost(flops=x.size * 4),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
         device_kinds=("cpu",),  # cupy's ufuncs do not accumulate extrema
@@ -280,7 +280,7 @@ def _running_extremum(name: str, ufunc: str, combined: str) -> Op:
                 else None,
             ),
             batch=along("axis"),
-            sharding=axis_sharding.running(combined),
+            sharding=axis_sharding.cumulative_rule(combined),
             cost=lambda x, axis: Cost(flops=x.size),
             samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(INT, axis=0)),
             device_kinds=("cpu",),

@@ -46,7 +46,7 @@ from graphflow.ops.base.shape_rules import (
     same_numeric,
     zero_where_zero,
 )
-from graphflow.ops.sharding.rules import joint
+from graphflow.ops.sharding.rules import linear_rule
 
 F = spec("float32", (3, 4))
 ROW = spec("float32", (4,))
@@ -145,7 +145,7 @@ add = elementwise(
     lambda g, y, a, b: (g, g),
     same_number,
     BINARY_NUMBER,
-    sharding=joint,
+    sharding=linear_rule,
 )
 subtract = elementwise(
     "subtract",
@@ -153,7 +153,7 @@ subtract = elementwise(
     lambda g, y, a, b: (g, -g),
     same_number,
     BINARY_NUMBER,
-    sharding=joint,
+    sharding=linear_rule,
 )
 multiply = elementwise(
     "multiply",

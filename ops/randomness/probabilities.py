@@ -49,7 +49,7 @@ categorical_logits: Op = register(
         kernel=_logits_kernel,
         into=_logits_into,
         batch=batching.along("axis"),
-        sharding=sharding.rows("axis"),
+        sharding=sharding.row_rule("axis"),
         cost=lambda x, axis: Cost(flops=x.size),
         samples=(sample(spec("float32", (3, 4)), axis=1), sample(spec("float64", (4,)), axis=0)),
         pure=False,
@@ -73,7 +73,7 @@ bernoulli_probabilities: Op = register(
         kernel=_probabilities_kernel,
         into=lambda xp, out, p: xp.copyto(out, _probabilities_kernel(xp, p)),
         batch=batching.rows,
-        sharding=sharding.alike,
+        sharding=sharding.view_rule,
         cost=lambda p: Cost(flops=p.size),
         samples=(
             sample(spec("float32", (3, 4)), low=0.0, high=1.0),

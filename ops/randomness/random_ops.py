@@ -84,7 +84,7 @@ uniform_op = register(
         "random_uniform",
         infer=_infer_random,
         kernel=_uniform_kernel,
-        sharding=sharding.drawn,
+        sharding=sharding.random_rule,
         cost=_cost(4),
         samples=(
             # Not by `sample`, whose own low and high are those of inputs.
@@ -114,7 +114,7 @@ normal_op = register(
         "random_normal",
         infer=_infer_random,
         kernel=_normal_kernel,
-        sharding=sharding.drawn,
+        sharding=sharding.random_rule,
         cost=_cost(30),
         samples=(
             sample(shape=(3, 5), dtype="float32", mean=1.0, std=2.0, **_STREAM),
@@ -143,7 +143,7 @@ bernoulli_op = register(
         "random_bernoulli",
         infer=lambda shape, **attrs: TensorSpec(shape, np.dtype(bool)),
         kernel=_bernoulli_kernel,
-        sharding=sharding.drawn,
+        sharding=sharding.random_rule,
         cost=_cost(1),
         samples=(
             sample(shape=(3, 5), probability=0.3, **_STREAM),
@@ -177,7 +177,7 @@ integers_op = register(
         "random_integers",
         infer=_infer_integers,
         kernel=_integers_kernel,
-        sharding=sharding.drawn,
+        sharding=sharding.random_rule,
         cost=_cost(40),  # two words each
         samples=(
             Sample((), {"shape": (3, 5), "dtype": "int64", "low": -4, "last": 9} | _STREAM),

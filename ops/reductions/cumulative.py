@@ -61,7 +61,7 @@ _prod = register(
         rows=over_axes,
         vjp=_prod_vjp,
         batch=batching.along("axis"),
-        sharding=sharding.multiplied,
+        sharding=sharding.prod_rule,
         cost=per_element(1),
         autocast="high",
         samples=(
@@ -111,7 +111,7 @@ prod_others = register(
         kernel=_prod_others_kernel,
         vjp=_prod_others_vjp,
         batch=batching.along("axis"),
-        sharding=sharding.rows("axis"),
+        sharding=sharding.row_rule("axis"),
         cost=per_element(3),
         samples=(sample(F, axis=1), sample(CUBE, axis=0), sample(COMPLEX, axis=1)),
     )
@@ -183,7 +183,7 @@ _cumsum: Op = register(
             _cumsum(g, axis=axis, reverse=not reverse) if is_inexact(x.dtype) else None,
         ),
         batch=batching.along("axis"),
-        sharding=axis_sharding.running("add", linear=True),
+        sharding=axis_sharding.cumulative_rule("add", linear=True),
         cost=per_element(1),
         autocast="high",
         samples=(

@@ -64,7 +64,7 @@ def _extremum(name: str) -> Op:
             rows=over_axes,
             vjp=_extremum_vjp,
             batch=batching.along("axis"),
-            sharding=sharding.combined(name),
+            sharding=sharding.reduction_rule(name),
             cost=per_element(1),
             samples=(*FLOAT_SAMPLES, sample(INT, axis=(0,), keepdims=False)),
         )
@@ -113,7 +113,7 @@ def _arg(name: str) -> Op:
             kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
             into=partial(_extremum_into, name),
             batch=batching.first_index,
-            sharding=row_sharding.first_place(name.removeprefix("arg")),
+            sharding=row_sharding.arg_extremum_rule(name.removeprefix("arg")),
             cost=per_element(1),
             samples=(
                 sample(F, axis=1, keepdims=False),
@@ -186,7 +186,7 @@ _logsumexp = register(
         rows=over_axes,
         vjp=_logsumexp_vjp,
         batch=batching.along("axis"),
-        sharding=row_sharding.reducing(row_sharding.log_sum_exp),
+        sharding=row_sharding.reduction_rule(row_sharding.log_sum_exp),
         cost=per_element(12),
         autocast="high",
         samples=FLOAT_SAMPLES,

@@ -44,7 +44,7 @@ shifted: Op = register(
         into=_shifted_into,
         vjp=lambda g, y, x, axis, by, value: (shifted(g, axis=axis, by=-by, value=0.0),),
         batch=batching.along("axis"),
-        sharding=sharding.rows("axis"),
+        sharding=sharding.row_rule("axis"),
         cost=per_element(0),
         samples=(sample(F, axis=1, by=1, value=1.0), sample(CUBE, axis=0, by=-1, value=0.0)),
     )
@@ -92,7 +92,7 @@ linear_recurrence: Op = register(
         into=_recurrence_into,
         vjp=_recurrence_vjp,
         batch=batching.along("axis"),
-        sharding=sharding.rows("axis"),
+        sharding=sharding.row_rule("axis"),
         cost=lambda a, b, **attrs: per_element(2)(b),
         samples=(
             sample(F, F, axis=1, reverse=False),
@@ -120,7 +120,7 @@ _cumprod = register(
         into=lambda xp, out, x, axis: xp.cumprod(x, axis=axis, dtype=out.dtype, out=out),
         vjp=_cumprod_vjp,
         batch=batching.along("axis"),
-        sharding=axis_sharding.running("multiply"),
+        sharding=axis_sharding.cumulative_rule("multiply"),
         cost=per_element(1),
         autocast="high",
         samples=(

@@ -164,7 +164,7 @@ _sum = register(
         rows=over_axes,
         vjp=_sum_vjp,
         batch=batching.along("axis"),
-        sharding=sharding.reduced,
+        sharding=sharding.sum_rule,
         cost=per_element(1),
         autocast="high",
         samples=(
@@ -222,7 +222,7 @@ _mean = register(
             ),
         ),
         batch=batching.along("axis"),
-        sharding=sharding.averaged,
+        sharding=sharding.mean_rule,
         cost=per_element(1),
         autocast="high",
         samples=(*FLOAT_SAMPLES, sample(COMPLEX, axis=(1,), keepdims=False)),
@@ -261,7 +261,7 @@ def _truth(name: str) -> Op:
             expr=lambda xp, x, axis, keepdims: getattr(xp, name)(x.astype(bool)),
             rows=over_axes,
             batch=batching.along("axis"),
-            sharding=sharding.combined(name),
+            sharding=sharding.reduction_rule(name),
             cost=per_element(1),
             samples=(
                 sample(BOOL, axis=(0,), keepdims=False),

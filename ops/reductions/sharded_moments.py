@@ -39,7 +39,7 @@ moments = register(
         infer=_infer,
         kernel=_kernel,
         vjp=_vjp,
-        sharding=row_sharding.moments,
+        sharding=row_sharding.moments_rule,
         cost=lambda x, axis: Cost(flops=x.size * 4),
         samples=(
             sample(F, axis=(1,)),

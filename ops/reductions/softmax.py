@@ -72,7 +72,7 @@ softmax_grad = register(
         rows=over_axes,
         vjp=_softmax_grad_vjp,
         batch=batching.along("axis"),
-        sharding=row_sharding.alike(row_sharding.softmax_grad),
+        sharding=row_sharding.same_shape_rule(row_sharding.softmax_grad),
         cost=per_element(4),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
@@ -86,7 +86,7 @@ _softmax = register(
         rows=over_axes,
         vjp=lambda g, y, x, axis: (softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
-        sharding=row_sharding.alike(row_sharding.softmax),
+        sharding=row_sharding.same_shape_rule(row_sharding.softmax),
         cost=per_element(13),
         autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
@@ -111,7 +111,7 @@ log_softmax_grad = register(
         rows=over_axes,
         vjp=_log_softmax_grad_vjp,
         batch=batching.along("axis"),
-        sharding=row_sharding.alike(row_sharding.log_softmax_grad),
+        sharding=row_sharding.same_shape_rule(row_sharding.log_softmax_grad),
         cost=per_element(12),
         samples=(sample(F, F, axis=1), sample(CUBE, CUBE, axis=0)),
     )
@@ -125,7 +125,7 @@ _log_softmax = register(
         rows=over_axes,
         vjp=lambda g, y, x, axis: (log_softmax_grad(g, y, axis=axis),),
         batch=batching.along("axis"),
-        sharding=row_sharding.alike(row_sharding.log_softmax),
+        sharding=row_sharding.same_shape_rule(row_sharding.log_softmax),
         cost=per_element(13),
         autocast="high",
         samples=(sample(F, axis=1), sample(F, axis=0), sample(CUBE, axis=1)),
@@ -254,7 +254,7 @@ cross_entropy_grad = register(
         refuse=refuse_labels,
         vjp=_cross_entropy_grad_vjp,
         batch=batching.rows,
-        sharding=row_sharding.cross_entropy_grad,
+        sharding=row_sharding.cross_entropy_grad_rule,
         cost=lambda g, logits, labels: Cost(flops=logits.size * 14),
         samples=(
             sample(spec("float32", (3,)), F, spec("int64", (3,))),
@@ -274,7 +274,7 @@ cross_entropy_op = register(
         refuse=refuse_labels,
         vjp=lambda g, y, logits, labels: (cross_entropy_grad(g, logits, labels), None),
         batch=batching.rows,
-        sharding=row_sharding.cross_entropy,
+        sharding=row_sharding.cross_entropy_rule,
         cost=lambda logits, labels: Cost(flops=logits.size * 13),
         autocast="high",
         samples=(

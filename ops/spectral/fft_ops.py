@@ -122,7 +122,7 @@ fft_op: Op = register(
             fft_op(g, axes=axes, inverse=not inverse, norm=OPPOSITE[norm]),
         ),
         batch=batching.along("axes"),
-        sharding=sharding.rows("axes", linear=True),
+        sharding=sharding.row_rule("axes", linear=True),
         cost=lambda x, axes, inverse, norm: _cost(x.size, [x.shape[a] for a in axes]),
         samples=(
             sample(C34, axes=(1,), inverse=False, norm="backward"),
@@ -220,7 +220,7 @@ rfft_op: Op = register(
             ),
         ),
         batch=batching.along("axis"),
-        sharding=sharding.rows("axis", linear=True),
+        sharding=sharding.row_rule("axis", linear=True),
         cost=lambda x, axis, norm, inner: _cost(x.size, [x.shape[axis]]),
         samples=(
             sample(F34, axis=1, norm="backward", inner=1.0),
@@ -241,7 +241,7 @@ irfft_op: Op = register(
             rfft_op(g, axis=axis, norm=OPPOSITE[norm], inner=inner * 2),
         ),
         batch=batching.along("axis"),
-        sharding=sharding.rows("axis", linear=True),
+        sharding=sharding.row_rule("axis", linear=True),
         cost=lambda x, size, axis, norm, inner: _cost(x.size, [x.shape[axis]]),
         samples=(
             sample(spec("complex64", (3, 3)), size=4, axis=1, norm="backward", inner=1.0),

@@ -153,7 +153,7 @@ frame_op: Op = register(
         kernel=_frame_kernel,
         vjp=lambda g, y, x, length, step: (overlap_add_op(g, size=x.shape[-1], step=step),),
         batch=batching.rows,
-        sharding=sharding.matrices(1, outputs=(2,)),
+        sharding=sharding.matrix_rule(1, outputs=(2,)),
         cost=lambda x, length, step: Cost(flops=0),
         halves=True,
         samples=(
@@ -170,7 +170,7 @@ overlap_add_op: Op = register(
         kernel=_overlap_kernel,
         vjp=lambda g, y, x, size, step: (frame_op(g, length=x.shape[-1], step=step),),
         batch=batching.rows,
-        sharding=sharding.matrices(2, outputs=(1,)),
+        sharding=sharding.matrix_rule(2, outputs=(1,)),
         cost=lambda x, size, step: Cost(flops=x.size),
         autocast="high",
         samples=(

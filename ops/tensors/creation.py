@@ -37,7 +37,7 @@ fill = register(
         infer=lambda shape, value, dtype: TensorSpec(shape, as_dtype(dtype)),
         kernel=lambda xp, shape, value, dtype: xp.full(shape, value, dtype),
         into=_fill_into,
-        sharding=sharding.created,
+        sharding=sharding.creation_rule,
         cost=lambda shape, value, dtype: Cost(
             flops=0, bytes=product(shape) * as_dtype(dtype).itemsize
         ),
@@ -107,7 +107,7 @@ arange_op = register(
         "arange",
         infer=lambda start, step, size, dtype: TensorSpec((size,), as_dtype(dtype)),
         kernel=_arange_kernel,
-        sharding=sharding.counted,
+        sharding=sharding.arange_rule,
         cost=lambda start, step, size, dtype: Cost(
             flops=size * 2, bytes=size * as_dtype(dtype).itemsize
         ),
@@ -194,7 +194,7 @@ eye_op = register(
         infer=lambda rows, columns, k, dtype: TensorSpec((rows, columns), as_dtype(dtype)),
         kernel=_eye_kernel,
         into=_eye_into,
-        sharding=sharding.eye,
+        sharding=sharding.eye_rule,
         cost=lambda rows, columns, k, dtype: Cost(
             flops=0, bytes=rows * columns * as_dtype(dtype).itemsize
         ),

@@ -67,7 +67,7 @@ flat_rows = register(
         kernel=_rows_kernel,
         into=_rows_into,
         batch=batching.flat_rows,
-        sharding=gather_sharding.numbered,
+        sharding=gather_sharding.flat_rows_rule,
         cost=lambda indices, sizes, batch_dims: Cost(flops=indices.size * 4),
         samples=(
             sample(spec("int64", (5, 2)), sizes=(3, 4), batch_dims=0),
@@ -161,7 +161,7 @@ ravel_op = register(
         kernel=_ravel_kernel,
         into=_ravel_into,
         batch=batching.elementwise,
-        sharding=sharding.elementwise,
+        sharding=sharding.elementwise_rule,
         cost=lambda *indices, sizes: Cost(
             flops=_infer_ravel(*indices, sizes=sizes).size * 4 * len(sizes)
         ),

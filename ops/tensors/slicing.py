@@ -85,7 +85,7 @@ slice_op: Op = register(
             pad_op(g, shape=x.shape, start=start, step=step, value=0),
         ),
         batch=batching.slice_window,
-        sharding=slice_sharding.sliced,
+        sharding=slice_sharding.slice_rule,
         cost=lambda x, start, size, step: Cost(flops=0, bytes=product(size) * 2 * x.dtype.itemsize),
         halves=True,
         samples=(
@@ -124,7 +124,7 @@ pad_op: Op = register(
             slice_op(g, start=start, size=x.shape, step=step),
         ),
         batch=batching.pad,
-        sharding=slice_sharding.padded,
+        sharding=slice_sharding.pad_rule,
         cost=lambda x, shape, **attrs: Cost(
             flops=0, bytes=(product(shape) + x.size) * x.dtype.itemsize
         ),
@@ -243,7 +243,7 @@ concat_op = register(
         into=lambda xp, out, *arrays, axis: xp.concatenate(arrays, axis, out=out),
         vjp=_concat_vjp,
         batch=batching.along("axis"),
-        sharding=slice_sharding.joined,
+        sharding=slice_sharding.concat_rule,
         cost=lambda *specs, axis: Cost(flops=0),
         halves=True,
         samples=(

@@ -83,7 +83,7 @@ take_op = register(
         ),
         refuse=_refuse_take,
         batch=batching.take,
-        sharding=gather_sharding.taken,
+        sharding=gather_sharding.take_rule,
         cost=lambda x, indices, axis: Cost(
             flops=0,
             bytes=product(_taken_shape(x, indices, axis)) * 2 * x.dtype.itemsize + indices.nbytes,
@@ -178,7 +178,7 @@ scatter_add_op = register(
         into=_scatter_add_into,
         vjp=lambda g, y, x, indices, updates, axis: (g, None, take(g, indices, axis)),
         batch=batching.scatter_add,
-        sharding=gather_sharding.scattered,
+        sharding=gather_sharding.scatter_add_rule,
         cost=lambda x, indices, updates, axis: Cost(
             flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
         ),
@@ -242,7 +242,7 @@ take_grad: Op = register(
         vjp=lambda h, y, g, indices, shape, axis: (take(h, indices, axis), None),
         refuse=_refuse_take_grad,
         batch=batching.take_grad,
-        sharding=gather_sharding.taken_back,
+        sharding=gather_sharding.take_grad_rule,
         cost=lambda g, indices, shape, axis: Cost(
             flops=g.size,
             bytes=product(shape) * g.dtype.itemsize + g.nbytes * 3 + indices.nbytes,
@@ -290,7 +290,7 @@ one_hot_op = register(
         kernel=_one_hot_kernel,
         into=_one_hot_into,
         batch=batching.rows,
-        sharding=gather_sharding.hot,
+        sharding=gather_sharding.one_hot_rule,
         cost=lambda indices, depth, dtype: Cost(flops=indices.size * depth),
         samples=(
             sample(spec(I64, (5,)), depth=3, dtype="float32"),

@@ -56,7 +56,7 @@ take_along_axis_op = register(
             None,
         ),
         batch=batching.along("axis"),
-        sharding=gather_sharding.along_axis,
+        sharding=gather_sharding.take_along_axis_rule,
         cost=lambda x, indices, axis: Cost(
             flops=0, bytes=indices.nbytes + indices.size * 2 * x.dtype.itemsize
         ),
@@ -135,7 +135,7 @@ scatter_add_along_axis_op = register(
         into=_scatter_along_into,
         vjp=lambda g, y, x, indices, updates, axis: (g, None, take_along_axis(g, indices, axis)),
         batch=batching.along("axis"),
-        sharding=gather_sharding.along_axis,
+        sharding=gather_sharding.take_along_axis_rule,
         cost=lambda x, indices, updates, axis: Cost(
             flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 2 + indices.nbytes
         ),

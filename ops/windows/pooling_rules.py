@@ -31,7 +31,7 @@ def pooled_shape(
 def windows_of(
     out: Any, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, **attrs: Any
 ) -> Windows:
-    return Windows.of(kernel, stride, padding, dilation, out.shape[2:])
+    return Windows.from_attributes(kernel, stride, padding, dilation, out.shape[2:])
 
 
 def require_pooled(x: TensorSpec, y: TensorSpec, attrs: Any) -> TensorSpec:

@@ -14,7 +14,7 @@ from typing import Any
 from graphflow.ir.op import Op, Sharding, Tensor
 from graphflow.ir.spec import Size, TensorSpec
 from graphflow.ops.kernels.images import resample
-from graphflow.ops.sharding.rules import Cut, Range, equation, letters, make, without
+from graphflow.ops.sharding.rules import Range, ShardView, equation, letters, make, without
 from graphflow.ops.windows.pooling_rules import pooled_shape
 
 _SPACE = "uvwxyz"
@@ -49,7 +49,7 @@ class _WindowGeometry:
         low = min(max(start, 0), self.sizes[i] - 1)
         return low, max(low + 1, min(stop, self.sizes[i]))
 
-    def input_padding(self, cut: Cut) -> tuple[tuple[int, int], ...]:
+    def input_padding(self, cut: ShardView) -> tuple[tuple[int, int], ...]:
         """The padding of a shard that has what its results see."""
         pairs = []
         for i, letter in enumerate(self.names):
@@ -74,7 +74,7 @@ class _WindowGeometry:
         high = min((last - 1 + before) // step + 1, self.out[i])
         return low, max(low + 1, high)
 
-    def transpose_padding(self, cut: Cut) -> tuple[tuple[int, int], ...]:
+    def transpose_padding(self, cut: ShardView) -> tuple[tuple[int, int], ...]:
         """The padding of a shard that has the results which see its elements."""
         pairs = []
         for i, letter in enumerate(self.names):
@@ -88,7 +88,7 @@ class _WindowGeometry:
             pairs.append((before, after))
         return tuple(pairs)
 
-    def own_sizes(self, cut: Cut, sizes: Sequence[Any]) -> tuple[Any, ...]:
+    def own_sizes(self, cut: ShardView, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """The sizes of a shard's elements."""
         return tuple(
             cut.size[letter] if letter in cut.ranges else size
@@ -128,7 +128,7 @@ def conv(x: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Sharding:
     cx, wo, wc, cy, scale = _channels(groups, x.shape[1], w.shape[0])
     space = windows.names
 
-    def build(op: Op, cut: Cut, x: Tensor, w: Tensor, **attrs: Any) -> Any:
+    def build(op: Op, cut: ShardView, x: Tensor, w: Tensor, **attrs: Any) -> Any:
         if "g" in cut.size:
             attrs["groups"] = int(cut.size["g"])
         return make(op, x, w, **{**attrs, "padding": windows.input_padding(cut)})
@@ -153,7 +153,7 @@ def conv_transpose(
     cx, wo, wc, cy, scale = _channels(groups, w.shape[1] * groups, w.shape[0])
     space = windows.names
 
-    def build(op: Op, cut: Cut, y: Tensor, w: Tensor, **attrs: Any) -> Any:
+    def build(op: Op, cut: ShardView, y: Tensor, w: Tensor, **attrs: Any) -> Any:
         if "g" in cut.size:
             attrs["groups"] = int(cut.size["g"])
         attrs["sizes"] = windows.own_sizes(cut, attrs["sizes"])
@@ -174,7 +174,7 @@ def conv_weight_grad(
     cx, wo, wc, cy, scale = _channels(groups, x.shape[1], g.shape[1])
     space = windows.names
 
-    def build(op: Op, cut: Cut, x: Tensor, g: Tensor, **attrs: Any) -> Any:
+    def build(op: Op, cut: ShardView, x: Tensor, g: Tensor, **attrs: Any) -> Any:
         if "g" in cut.size:
             attrs["groups"] = int(cut.size["g"])
         return make(op, x, g, **{**attrs, "padding": windows.input_padding(cut)})
@@ -201,7 +201,7 @@ def pool(outputs: int = 1) -> Callable[..., Sharding]:
         if attrs.get("divisor") == "padded" and attrs["ceil_mode"]:
             space = "." * len(space)
 
-        def build(op: Op, cut: Cut, *inputs: Tensor, **attrs: Any) -> Any:
+        def build(op: Op, cut: ShardView, *inputs: Tensor, **attrs: Any) -> Any:
             if cut.ranges:
                 attrs |= {"padding": windows.input_padding(cut), "ceil_mode": False}
             if cut.ranges and len(cut.ranges) < len(space):
@@ -217,7 +217,7 @@ def pool(outputs: int = 1) -> Callable[..., Sharding]:
 
 
 def _close_whole_axes(
-    windows: _WindowGeometry, cut: Cut, padding: Any
+    windows: _WindowGeometry, cut: ShardView, padding: Any
 ) -> tuple[tuple[int, int], ...]:
     """Padding with which as many windows fit along axes that are whole as there were, no window
     being left over."""
@@ -243,7 +243,7 @@ def pool_transpose(count: int) -> Callable[..., Sharding]:
         if divisor == "inside" or attrs["ceil_mode"]:
             space = "." * len(space)
 
-        def build(op: Op, cut: Cut, *inputs: Tensor, **attrs: Any) -> Any:
+        def build(op: Op, cut: ShardView, *inputs: Tensor, **attrs: Any) -> Any:
             if cut.ranges:
                 attrs["padding"] = windows.transpose_padding(cut)
                 attrs["sizes"] = windows.own_sizes(cut, attrs["sizes"])
@@ -285,7 +285,7 @@ def resize(
     def needs(letter: str, first: int, last: int) -> Range:
         return resample.input_range(tables[letter], first, last)
 
-    def build(op: Op, cut: Cut, x: Tensor, **attrs: Any) -> Any:
+    def build(op: Op, cut: ShardView, x: Tensor, **attrs: Any) -> Any:
         if cut.ranges:
             own = [names[a] for a in axes]
             begins = [(cut.ranges[c][0], cut.start[c]) if c in cut.ranges else (0, 0) for c in own]

@@ -49,7 +49,7 @@ def _infer_fold(g: TensorSpec, sizes: Shape, **attrs: Any) -> TensorSpec:
 
 def _windows(sizes: Ints, kernel: Ints, stride: Ints, padding: Any, dilation: Ints) -> Windows:
     out = positions_shape(sizes, kernel, stride, padding, dilation)
-    return Windows.of(kernel, stride, padding, dilation, out)  # type: ignore[arg-type]
+    return Windows.from_attributes(kernel, stride, padding, dilation, out)  # type: ignore[arg-type]
 
 
 def _unfold_into(xp: Any, out: Any, x: Any, **attrs: Any) -> None:

@@ -41,7 +41,9 @@ class Windows(NamedTuple):
     out: Ints  # positions
 
     @classmethod
-    def of(cls, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints) -> Windows:
+    def from_attributes(
+        cls, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints
+    ) -> Windows:
         """Return the windows that the attributes of an op describe; `padding` holds pairs."""
         return cls(kernel, stride, tuple(before for before, _ in padding), dilation, out)
 

@@ -51,8 +51,8 @@ from graphflow.runtime.collectives.shared_memory_transport import (
     is_small,
     uses_mapped_tensors,
 )
-from graphflow.runtime.transport.shared_memory import Segment
-from graphflow.runtime.wire.messages import EXCHANGE, Parcel
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 EdgeEnd = TypeVar("EdgeEnd", ShmEdgeReceiver, ShmEdgeSender)
@@ -72,7 +72,7 @@ class SessionCollectives:
     """
 
     def __init__(
-        self, session: str, worker: int, mail: TensorMailbox, outbox: Callable[[Parcel], None]
+        self, session: str, worker: int, mail: TensorMailbox, outbox: Callable[[TensorParcel], None]
     ) -> None:
         self.session = session
         self.worker = worker
@@ -80,7 +80,9 @@ class SessionCollectives:
         self.outbox = outbox
         self._lock = threading.Lock()
         self._rendezvous: dict[Hashable, GroupRendezvous] = {}
-        self._attached: dict[str, tuple[Segment, set[Hashable]]] = {}  # and the sites that use it
+        self._attached: dict[
+            str, tuple[SharedMemorySegment, set[Hashable]]
+        ] = {}  # and the sites that use it
         self._queues: dict[str, DeviceCollectiveQueue] = {}
         self._nccl_ids: dict[tuple[str, ...], tuple[int, ...]] = {}  # groups of GPUs in NCCL
         self._communicators: dict[tuple[tuple[int, ...], int], Communicator] = {}
@@ -154,12 +156,12 @@ class SessionCollectives:
 
     def handshake_channel(self, step: int, key: Sequence[Any], told: str) -> HandshakeChannel:
         """How the workers of a group talk about their way."""
-        prefix = f"{EXCHANGE}{'/'.join(map(str, key))}"
+        prefix = f"{EXCHANGE_PREFIX}{'/'.join(map(str, key))}"
 
         def tell(what: str, worker: int, data: bytes) -> None:
             array = np.frombuffer(data, np.uint8)
             name = f"{prefix}/{what}"
-            self.outbox(Parcel(self.session, step, name, worker, array, owned=True))
+            self.outbox(TensorParcel(self.session, step, name, worker, array, owned=True))
 
         def hear(what: str, worker: int) -> bytes:
             about = Awaited(f"word of worker {worker} about {told}", worker)
@@ -167,14 +169,14 @@ class SessionCollectives:
             return array.tobytes()
 
         def go_on() -> None:
-            self.mail.go_on(step, Awaited(told))
+            self.mail.check_cancelled(step, Awaited(told))
 
         return HandshakeChannel(self.worker, tell, hear, go_on, partial(self._attach, tuple(key)))
 
-    def _attach(self, key: Hashable, token: str) -> Segment:
+    def _attach(self, key: Hashable, token: str) -> SharedMemorySegment:
         with self._lock:
             if token not in self._attached:
-                self._attached[token] = (Segment.attach(token), set())
+                self._attached[token] = (SharedMemorySegment.attach(token), set())
             segment, users = self._attached[token]
             users.add(key)
             return segment
@@ -227,8 +229,8 @@ class ProgramCollectives:
         self.owner = owner
         self.program = program
         self.device = device
-        self.arena: Segment | None = None
-        self.segments: list[Segment] = []
+        self.arena: SharedMemorySegment | None = None
+        self.segments: list[SharedMemorySegment] = []
         self.members: list[DeviceCollective] = []
         self._edges: list[ShmEdge] = []
 
@@ -269,7 +271,7 @@ class ProgramCollectives:
         self.segments.append(segment)
         return segment.memory
 
-    def locate(self, array: Array) -> tuple[Segment, int] | None:
+    def locate(self, array: Array) -> tuple[SharedMemorySegment, int] | None:
         """Where other processes of this host find an array, if they can."""
         return find_segment((*self.segments, *([] if self.arena is None else [self.arena])), array)
 
@@ -322,7 +324,7 @@ class DeviceCollective:
         self._rendezvous: GroupRendezvous | None = None
         self._transport: SlotTransport | MappedTransport | MessageExchange | None = None
         self._arrays: dict[int, tuple[Array | None, Array]] = {}
-        self._staging: dict[int, tuple[Array, Segment | None]] = {}
+        self._staging: dict[int, tuple[Array, SharedMemorySegment | None]] = {}
         self._step = self._finished = -1
 
     @property
@@ -491,12 +493,12 @@ class DeviceCollective:
             places.append(("", 0) if found is None else (found[0].token, found[1]))
         return RankBuffers(x, y, *places)
 
-    def _locate(self, array: Array) -> tuple[Segment, int] | None:
+    def _locate(self, array: Array) -> tuple[SharedMemorySegment, int] | None:
         copies = [segment for _, segment in self._staging.values() if segment is not None]
         return find_segment(copies, array) or self.program.locate(array)
 
     def _check_cancelled(self, step: int) -> None:
-        self._owner.mail.go_on(step, Awaited(self._description))
+        self._owner.mail.check_cancelled(step, Awaited(self._description))
 
     def _make_wait(
         self, step: int, spins: int = DEFAULT_SPINS
@@ -506,7 +508,7 @@ class DeviceCollective:
                 return gates.wait_all(value, CANCEL_CHECK_SECONDS, spins) != rank
 
             while (late := gates.wait_all(value, CANCEL_CHECK_SECONDS, spins)) >= 0:
-                self._owner.mail.until(step, self._awaited_rank(late), partial(is_there, late))
+                self._owner.mail.wait_until(step, self._awaited_rank(late), partial(is_there, late))
 
         return wait
 
@@ -519,8 +521,8 @@ class DeviceCollective:
         return Awaited(told, self.what.workers[rank])
 
 
-def _try_create_segment(nbytes: int) -> Segment | None:
+def _try_create_segment(nbytes: int) -> SharedMemorySegment | None:
     try:
-        return Segment.create(nbytes)
+        return SharedMemorySegment.create(nbytes)
     except TransportError:
         return None

@@ -31,7 +31,7 @@ from graphflow.runtime.collectives.shared_memory_transport import (
     private_memory,
     shared_bytes,
 )
-from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
 _PAUSE = 0.001  # seconds between two looks at whether another device of this worker is there
 
@@ -51,7 +51,9 @@ class RankBuffers:
     y_at: tuple[str, int] = ("", 0)
 
 
-def find_segment(segments: Iterable[Segment], array: Array) -> tuple[Segment, int] | None:
+def find_segment(
+    segments: Iterable[SharedMemorySegment], array: Array
+) -> tuple[SharedMemorySegment, int] | None:
     """The segment that an array lies in, and where."""
     at = address(array)
     for segment in segments:
@@ -76,7 +78,7 @@ class HandshakeChannel:
     send: Callable[[str, int, bytes], None]
     receive: Callable[[str, int], bytes]
     check_cancelled: Callable[[], None]
-    attach: Callable[[str], Segment]
+    attach: Callable[[str], SharedMemorySegment]
 
 
 class GroupRendezvous:
@@ -104,7 +106,7 @@ class GroupRendezvous:
         self._new_nccl_id = named
         self._is_small = is_small(what)
         self._buffers: dict[int, RankBuffers] = {}
-        self._segments: list[Segment] = []
+        self._segments: list[SharedMemorySegment] = []
         self._connected: dict[int, bool] = {}
         self._all_connected: bool | None = None
         self._voting = threading.Lock()
@@ -168,7 +170,9 @@ class GroupRendezvous:
 
     def _agree_as_root(self, line: HandshakeChannel, others: Sequence[int]) -> None:
         try:
-            segment: Segment | None = Segment.create(shared_bytes(self._what))
+            segment: SharedMemorySegment | None = SharedMemorySegment.create(
+                shared_bytes(self._what)
+            )
         except TransportError:
             segment = None
         for other in others:

@@ -15,10 +15,10 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProtocolError
-from graphflow.ops.communication.reduction_order import combining, finish, starts
+from graphflow.ops.communication.reduction_order import combine_function, finish, starts
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.collectives.schedules import all_reduce, broadcast
-from graphflow.runtime.wire.messages import EXCHANGE, Parcel
+from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited
 
 CHUNK_BYTES = 1 << 20
@@ -38,15 +38,15 @@ class MessagePort:
     session: str
     prefix: str
     name: str
-    outbox: Callable[[Parcel], None]
+    outbox: Callable[[TensorParcel], None]
     take_tensor: Callable[[int, Any, Awaited], Any]
 
     def send(self, step: int, what: Collective, source: int, target: int, tag: str, array: Array
              ) -> None:  # fmt: skip
         """Send an array, of which nothing is kept: it may change afterwards."""
-        key = f"{EXCHANGE}{self.prefix}/{source}/{target}/{tag}"
+        key = f"{EXCHANGE_PREFIX}{self.prefix}/{source}/{target}/{tag}"
         copy = np.array(array)  # it travels while its buffer is used again
-        self.outbox(Parcel(self.session, step, key, what.workers[target], copy, owned=True))
+        self.outbox(TensorParcel(self.session, step, key, what.workers[target], copy, owned=True))
 
     def receive(self, step: int, what: Collective, source: int, target: int, tag: str, like: Array
                 ) -> Array:  # fmt: skip
@@ -56,7 +56,7 @@ class MessagePort:
             ProtocolError: it is not.
             GraphflowError: the step was given up.
         """
-        key = f"{EXCHANGE}{self.prefix}/{source}/{target}/{tag}"
+        key = f"{EXCHANGE_PREFIX}{self.prefix}/{source}/{target}/{tag}"
         told = (
             f"{what.kind} {self.name}: the part of rank {source} on {what.devices[source]} for "
             f"rank {target} on {what.devices[target]}"
@@ -181,7 +181,7 @@ class _ScheduledReduction:
         self._partial = np.array(x.reshape(-1), what.working_dtype)
         self._share_starts = starts(what.lengths[rank])
         self._rounds = all_reduce(what.algorithm, what.count, what.attrs["hosts"])[rank]
-        self._combine = combining(what.attrs["reduction"], np)
+        self._combine = combine_function(what.attrs["reduction"], np)
 
     def run(self) -> None:
         folding = True

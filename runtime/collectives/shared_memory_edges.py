@@ -1,21 +1,22 @@
-"""Passages: tensors of cut edges, from device to device, through memory that both processes see.
+"""Tensors of cut edges between two processes of one host, through shared memory.
 
-As a message a tensor costs who sends it 0.3 ms after long computation, and is there 0.2 ms later:
-frames, sockets, acknowledgements. Here it is copied into a slot, and a counter says so
-(`shared_counters.py`). Each edge has two slots, so who sends gets at most one step ahead of who
-receives.
+A small tensor sent as a message costs its sender 0.3 ms after a long computation, and arrives
+0.2 ms later: frames, sockets, acknowledgements. Here the sender copies the tensor into a slot of
+shared memory and publishes a counter (`shared_counters.py`). Each edge has two slots, so the sender
+gets at most one step ahead of the receiver.
 
-In a program's first step, who sends makes the memory and says where it lies, ahead of the tensors,
-which still go as messages; it ends that step by hearing whether the memory was found. So from then
-on both know the way. As the ways of exchanges, passages are forgotten when a step fails.
+The two ends agree on the memory in a program's first step. The sender makes it and sends its token
+ahead of the tensors, which still travel as messages in this step. At the end of the step the sender
+waits for the answer whether the receiver could attach the memory, so both ends know from then on
+how tensors travel. A failed step discards these agreements, as it does those of collectives.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,28 +30,43 @@ from graphflow.runtime.collectives.shared_counters import (
     COUNTER_BYTES,
     SharedCounters,
 )
-from graphflow.runtime.transport.shared_memory import Segment
-from graphflow.runtime.wire.tensor_mailbox import Awaited
-
-if TYPE_CHECKING:
-    from graphflow.runtime.collectives.exchanges import SessionCollectives
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 MAX_TENSOR_BYTES = 1 << 20
-"""Bytes of a tensor that goes this way; for larger ones a message costs little beside the copy."""
+"""Largest tensor that goes through a slot. Beside a larger copy, a message costs little."""
 
 MAX_SLOT_BYTES = 32 << 20
-"""Bytes of a passage's slots; edges that find no room in it go as messages."""
+"""Bytes of all slots between two devices. Edges that do not fit use messages."""
 
 MAX_OPEN_EDGES = 64
-"""Passages that a session has open on a worker; each takes file descriptors."""
+"""Open `ShmEdge` objects of a session on a worker, since each takes file descriptors."""
 
 _SLOTS = 2
-_STAMP_WORD = 3  # the word of a gate's line in which stands when its tensor was there, in ns
+_STAMP_WORD = 3  # word of a counter's line that holds the time of its tensor's arrival, in ns
 _YES, _NO = b"yes", b"no"
 
 
+class EdgeOwner(Protocol):
+    """The session's side of its shared-memory edges (`exchanges.SessionCollectives`).
+
+    Attributes:
+        generation: how often all agreements were discarded.
+        offered_edges: senders that still wait for the receiver's answer.
+        open_edges: edges that hold memory.
+    """
+
+    mail: TensorMailbox
+    generation: int
+    offered_edges: list[ShmEdgeSender]
+    open_edges: set[ShmEdge]
+
+    def handshake_channel(self, step: int, key: Sequence[Any], purpose: str) -> HandshakeChannel:
+        """Return the channel on which the two ends of an edge agree."""
+
+
 def edges_that_fit(specs: Mapping[int, TensorSpec]) -> dict[int, TensorSpec]:
-    """The edges between two devices that a passage has room for: at both ends the same."""
+    """Return the edges between two devices that go through shared memory; equal at both ends."""
     found, left = {}, MAX_SLOT_BYTES
     for edge, spec in sorted(specs.items()):
         if 0 < nbytes(spec) <= MAX_TENSOR_BYTES and _slot_bytes(spec) <= left:
@@ -60,16 +76,21 @@ def edges_that_fit(specs: Mapping[int, TensorSpec]) -> dict[int, TensorSpec]:
 
 
 def _slot_bytes(spec: TensorSpec) -> int:
-    """Bytes of an edge's slots."""
+    """Return the bytes of all slots of an edge."""
     return _SLOTS * align_up(nbytes(spec))
 
 
 class _EdgeSlots:
-    """What an edge has of the memory."""
+    """An edge's counter and slots.
 
-    def __init__(self, gate: Array, memory: Array, spec: TensorSpec) -> None:
-        self.counter = SharedCounters(gate, 1)
-        self.stamp = gate.view(np.int64)[_STAMP_WORD : _STAMP_WORD + 1]
+    Args:
+        line: the counter's line of memory.
+        memory: the slots, one after the other.
+    """
+
+    def __init__(self, line: Array, memory: Array, spec: TensorSpec) -> None:
+        self.counter = SharedCounters(line, 1)
+        self.stamp = line.view(np.int64)[_STAMP_WORD : _STAMP_WORD + 1]
         step, size = align_up(nbytes(spec)), nbytes(spec)
         self.arrays: list[Array] = [
             memory[at : at + size].view(spec.dtype).reshape(spec.shape)
@@ -78,41 +99,41 @@ class _EdgeSlots:
 
 
 class ShmEdge:
-    """One end of what goes from a device to another.
+    """One end of all shared-memory edges from one device to another.
 
     Args:
-        key: tells it from others, at both ends.
+        key: identifies the pair of devices and the program; the same at both ends.
         peer: the worker at the other end.
-        what: how each edge is told in errors, and where what is waited for comes from.
-        specs: of its edges, as `carried` gives them.
+        awaited: for each edge, how errors name it and which worker it comes from.
+        specs: spec of each edge, as `edges_that_fit` selects them.
     """
 
     def __init__(
         self,
-        owner: SessionCollectives,
+        owner: EdgeOwner,
         key: tuple[str, str],
         peer: int,
-        what: Mapping[int, Awaited],
+        awaited: Mapping[int, Awaited],
         specs: Mapping[int, TensorSpec],
     ) -> None:
         self.peer = peer
         self._owner = owner
         self._key = key
-        self._what = what
+        self._awaited = awaited
         self._specs = specs
-        self._generation = -1  # of the ways that the session's devices agreed on
+        self._generation = -1  # the owner's, when the two ends last agreed
         self._step = -1
-        self._use = 0  # steps since then
-        self._segment: Segment | None = None
-        self._receiver_progress: SharedCounters | None = None  # told by who receives
+        self._use = 0  # steps since the two ends agreed
+        self._segment: SharedMemorySegment | None = None
+        self._receiver_progress: SharedCounters | None = None  # published by the receiver
         self._slots: dict[int, _EdgeSlots] = {}
 
     def _handshake(self, step: int, edge: int) -> HandshakeChannel:
-        """How the two ends agree; `edge` is what one of them waits for meanwhile."""
-        return self._owner.handshake_channel(step, self._key, self._what[edge].what)
+        """Return the channel to the other end; errors name `edge` as the reason of a wait."""
+        return self._owner.handshake_channel(step, self._key, self._awaited[edge].what)
 
     def _begin_step(self, step: int) -> bool:
-        """Whether a step is the first one, in which the way is agreed; else its use is counted."""
+        """Begin a step; return True if the two ends have to agree in it."""
         self._step = step
         if self._generation == self._owner.generation:
             self._use += 1
@@ -122,31 +143,33 @@ class ShmEdge:
         return True
 
     def _total_bytes(self) -> int:
-        """Bytes of memory: gates, then slots."""
+        """Return the bytes of the receiver's counter, the edges' counters and the slots."""
         return COUNTER_BYTES * (1 + len(self._specs)) + sum(map(_slot_bytes, self._specs.values()))
 
-    def _map(self, segment: Segment) -> None:
+    def _map(self, segment: SharedMemorySegment) -> None:
         memory = segment.memory
         self._receiver_progress = SharedCounters(memory[:COUNTER_BYTES], 1)
-        gate, start = COUNTER_BYTES, COUNTER_BYTES * (1 + len(self._specs))
+        line, start = COUNTER_BYTES, COUNTER_BYTES * (1 + len(self._specs))
         for edge, spec in self._specs.items():
             end = start + _slot_bytes(spec)
             self._slots[edge] = _EdgeSlots(
-                memory[gate : gate + COUNTER_BYTES], memory[start:end], spec
+                memory[line : line + COUNTER_BYTES], memory[start:end], spec
             )
-            gate, start = gate + COUNTER_BYTES, end
+            line, start = line + COUNTER_BYTES, end
 
-    def _wait(self, gate: SharedCounters, value: int, step: int, edge: int) -> None:
-        if gate.wait_all(value, CANCEL_CHECK_SECONDS) >= 0:
-            self._owner.mail.until(
-                step, self._what[edge], lambda _: gate.wait_all(value, CANCEL_CHECK_SECONDS) < 0
+    def _wait(self, counter: SharedCounters, value: int, step: int, edge: int) -> None:
+        if counter.wait_all(value, CANCEL_CHECK_SECONDS) >= 0:
+            self._owner.mail.wait_until(
+                step,
+                self._awaited[edge],
+                lambda _: counter.wait_all(value, CANCEL_CHECK_SECONDS) < 0,
             )
 
-    def _try_open(self, segment: Callable[[], Segment]) -> Segment | None:
-        """The memory, held from now on; None, and messages are the way, if it is not to be had."""
+    def _try_open(self, make: Callable[[], SharedMemorySegment]) -> SharedMemorySegment | None:
+        """Create or attach the memory and hold it; None if that fails or too many are open."""
         if len(self._owner.open_edges) < MAX_OPEN_EDGES:
             with contextlib.suppress(TransportError):
-                self._segment = segment()
+                self._segment = make()
                 self._owner.open_edges.add(self)
         return self._segment
 
@@ -157,7 +180,7 @@ class ShmEdge:
             self._segment = None
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory. The next step agrees anew."""
         self._slots.clear()
         self._receiver_progress = None
         self._generation = -1
@@ -165,18 +188,18 @@ class ShmEdge:
 
 
 class ShmEdgeSender(ShmEdge):
-    """The end that sends."""
+    """The sending end."""
 
     def send(self, step: int, edge: int, array: Array) -> bool:
-        """Copy a tensor to where the other end finds it; False if it has to go as a message.
+        """Copy a tensor into its slot; return False if it has to go as a message.
 
         Raises:
-            GraphflowError: the step was given up, before the other end had room.
+            GraphflowError: the step was cancelled while the receiver had no free slot.
         """
         if step != self._step:
             if self._begin_step(step):
                 self._offer(step, edge)
-            # Before memory is written to, a plain look is enough; before it is read, it is not.
+            # A plain load is enough before a write to the slot. A read would need an ordered one.
             elif (
                 self._receiver_progress is not None
                 and self._receiver_progress.words.item(0) < self._use - 1
@@ -185,22 +208,23 @@ class ShmEdgeSender(ShmEdge):
         slots = self._slots.get(edge)
         if slots is None:
             return False
-        slots.arrays[self._use % _SLOTS][...] = array  # half of what `copyto` takes for small ones
+        # For small arrays an assignment takes half the time of `copyto`.
+        slots.arrays[self._use % _SLOTS][...] = array
         slots.stamp[0] = monotonic_ns()
         slots.counter.publish(0, self._use)
         return True
 
     def _offer(self, step: int, edge: int) -> None:
-        segment = self._try_open(lambda: Segment.create(self._total_bytes()))
+        segment = self._try_open(lambda: SharedMemorySegment.create(self._total_bytes()))
         token = b"" if segment is None else segment.token.encode()
         self._handshake(step, edge).send("token", self.peer, token)
         self._owner.offered_edges.append(self)
 
     def finish_handshake(self, step: int) -> None:
-        """Hear whether the other end found the memory, at the end of the step that offered it.
+        """Wait for the receiver's answer, at the end of the step that offered the memory.
 
         Raises:
-            GraphflowError: the step was given up.
+            GraphflowError: the step was cancelled.
         """
         answer = self._handshake(step, min(self._specs)).receive("found", self.peer)
         if answer == _YES and self._segment is not None:
@@ -210,15 +234,17 @@ class ShmEdgeSender(ShmEdge):
 
 
 class ShmEdgeReceiver(ShmEdge):
-    """The end that receives."""
+    """The receiving end."""
 
     def receive(self, step: int, edge: int) -> Array | None:
-        """The tensor of an edge, in memory that nobody writes to before this end takes part in the
-        next step but one; None if it comes as a message.
+        """Return the tensor of an edge; None if it comes as a message.
+
+        The array is a read-only view of its slot. The sender writes to the slot again two steps
+        later, once this end has begun the step in between.
 
         Raises:
-            StepTimeout: it did not come before the deadline.
-            GraphflowError: what the step was cancelled with.
+            StepTimeout: the tensor did not come before the deadline.
+            GraphflowError: the error that the step was cancelled with.
         """
         if step != self._step:
             if self._begin_step(step):
@@ -232,17 +258,17 @@ class ShmEdgeReceiver(ShmEdge):
         return slots.arrays[self._use % _SLOTS]
 
     def arrival_time(self, edge: int) -> int:
-        """When the tensor that was taken last was there, in ns of the host's monotonic clock."""
+        """Return when the last received tensor arrived, in ns of the host's monotonic clock."""
         return min(int(self._slots[edge].stamp[0]), monotonic_ns())
 
     def _attach(self, step: int, edge: int) -> None:
-        line = self._handshake(step, edge)
-        token = line.receive("token", self.peer).decode("ascii", "replace")
-        segment = self._try_open(lambda: Segment.attach(token))
+        channel = self._handshake(step, edge)
+        token = channel.receive("token", self.peer).decode("ascii", "replace")
+        segment = self._try_open(lambda: SharedMemorySegment.attach(token))
         if segment is not None and segment.memory.nbytes == self._total_bytes():
             self._map(segment)
             for array in (each for slots in self._slots.values() for each in slots.arrays):
                 array.flags.writeable = False
         else:
             self._release()
-        line.send("found", self.peer, _YES if self._slots else _NO)
+        channel.send("found", self.peer, _YES if self._slots else _NO)

@@ -195,7 +195,7 @@ class MappedTransport:
         self._stage_counters = [
             SharedCounters(memory[i * span : (i + 1) * span], what.count) for i in range(_STAGES)
         ]
-        self._bypasses_cache = bypass.is_beyond(sum(array.nbytes for array in (*xs, *ys)))
+        self._bypasses_cache = bypass.exceeds_cache(sum(array.nbytes for array in (*xs, *ys)))
         self._add = _adder(what) if self._bypasses_cache else None
         self._folds_all_shares = what.kind == "all_reduce" and self._add is not None
         self._parts = [what.input_views(rank, x) for rank, x in enumerate(xs)]
@@ -228,7 +228,7 @@ class MappedTransport:
             return
         if self._bypasses_cache and _are_contiguous(place, found):
             place, found = (array.reshape(-1).view(np.uint8) for array in (place, found))
-            past = bypass.turns(place)
+            past = bypass.whole_blocks(place)
             bypass.copy(place[past], found[past], True)
             for edge in _edges(past):
                 place[edge] = found[edge]
@@ -239,7 +239,7 @@ class MappedTransport:
         pieces = [parts[share] for parts in self._parts]
         if self._add is not None and _are_contiguous(out, *pieces):
             out, one, other = (array.reshape(-1) for array in (out, *pieces))
-            past = bypass.turns(out)
+            past = bypass.whole_blocks(out)
             swapped = self.what.order(share) == (1, 0)
             pair = (other, one) if swapped else (one, other)
             self._add(out[past], pair[0][past], pair[1][past])
@@ -265,7 +265,7 @@ def _adder(what: Collective) -> bypass.Sum | None:
     reduction = what.attrs.get("reduction")
     if what.count != 2 or reduction not in ("sum", "mean"):
         return None
-    return bypass.adder(what.dtype.name, halved=reduction == "mean")
+    return bypass.make_adder(what.dtype.name, halved=reduction == "mean")
 
 
 def _are_contiguous(*arrays: Array) -> bool:

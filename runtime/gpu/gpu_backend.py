@@ -34,8 +34,8 @@ from graphflow.ops.kernels.cuda.nvrtc import compile_module
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide, module_text
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT
 from graphflow.runtime.gpu.cublas import Cublas
+from graphflow.runtime.gpu.cudnn import Cudnn
 from graphflow.runtime.memory.backend import Array, ResultExporter, export_or_copy
-from graphflow.runtime.program.vendor_libraries import Cudnn
 
 _KERNELS_PER_MODULE = 64
 """Kernels in one translation unit."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from graphflow.base.blas_threads import one_blas_thread
 from graphflow.errors import DeviceError, DeviceOutOfMemory
-from graphflow.ir.device_name import DeviceName
 from graphflow.ir.spec import BFLOAT16
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, empty_aligned
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
@@ -21,7 +20,7 @@ ResultExporter = Callable[[Array], Array | None]
 """Copies an array to where another process sees it; None where it belongs to its own."""
 
 
-class Backend(Protocol):
+class DeviceBackend(Protocol):
     """A device's array module `xp`, the threads that share a kernel's work, and the ways between
     host and device.
 
@@ -145,19 +144,6 @@ class _ActiveCpu:
     def __exit__(self, *exception: Any) -> None:
         self._using.__exit__(*exception)
         one_blas_thread().__exit__()
-
-
-def backend_for(device: DeviceName, threads: int) -> Backend:
-    """The backend of a full device name.
-
-    Raises:
-        DeviceError: a GPU is asked for and CuPy or the GPU is missing.
-    """
-    if device.kind == "gpu":
-        from graphflow.runtime.gpu.gpu_backend import GpuBackend
-
-        return GpuBackend(device.index or 0)
-    return CpuBackend(threads)
 
 
 def require_dtype(xp: Any, dtype: np.dtype[Any]) -> None:

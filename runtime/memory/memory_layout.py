@@ -19,15 +19,15 @@ from graphflow.ops.kernels.fusion.region_kernels import THREADING_NANOSECONDS, i
 from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.memory.arena_planner import ArenaPlan, BufferLifetime, plan_arena
-from graphflow.runtime.native_calls.branch_parallelism import (
+from graphflow.runtime.memory.branch_planning import (
     ParallelSection,
     ScheduledKernel,
     find_parallel_sections,
     plan_branches,
     section_at,
 )
+from graphflow.runtime.partitioning.check_modes import EVERY
 from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.program.nonfinite_check import EVERY
 
 _OUTSIDE_ARENA = ("constant", "placeholder", "variable", "recv", "send")
 """Ops whose value is not in the arena (or that have none)."""

@@ -32,7 +32,7 @@ from graphflow.ops.kernels.fusion.region_kernels import (
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
 from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.memory.backend import Backend, require_dtype
+from graphflow.runtime.memory.backend import DeviceBackend, require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.native_calls.native_segments import (
     FeedBinding,
@@ -40,6 +40,7 @@ from graphflow.runtime.native_calls.native_segments import (
     NativeSegment,
     PointerSource,
 )
+from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.body_routines import CompiledBody, inline_body, make_node_runner
 from graphflow.runtime.program.generated_call_support import (
@@ -52,7 +53,7 @@ from graphflow.runtime.program.generated_call_support import (
 )
 from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
 from graphflow.runtime.program.native_loops import NativeBody
-from graphflow.runtime.program.nonfinite_check import EVERY, RESULTS, NodeCheck, ResultCheck
+from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import Line, ProgramSection
 from graphflow.runtime.program.source_text import ProgramSource
@@ -79,7 +80,7 @@ class CpuCode:
         bindings: Mapping[str, int],
         layout: MemoryLayout,
         variables: Mapping[str, Any],
-        backend: Backend,
+        backend: DeviceBackend,
         channel: EdgeChannel,
         memory: Any,
         loops: LoopEdgeChannel | None = None,

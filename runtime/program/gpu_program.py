@@ -27,6 +27,7 @@ from graphflow.runtime.gpu.cuda_graphs import CapturedSteps, GpuStep
 from graphflow.runtime.gpu.gpu_backend import GpuBackend
 from graphflow.runtime.memory.backend import require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
+from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.body_loops import make_body_runner
 from graphflow.runtime.program.generated_call_support import (
@@ -39,7 +40,7 @@ from graphflow.runtime.program.generated_call_support import (
     out_kernel,
 )
 from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
-from graphflow.runtime.program.nonfinite_check import EVERY, RESULTS, NodeCheck, ResultCheck
+from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
 from graphflow.runtime.program.vendor_libraries import array_module, library_kernel
 
 _HOST_OPS = ("placeholder", "recv", "send", "collective_start", "collective_finish", "cond",

@@ -8,7 +8,7 @@ from time import monotonic_ns
 from typing import Any
 
 from graphflow.runtime.program.generated_call_support import EdgeChannel
-from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
+from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 MAX_TENSORS_AHEAD = 64  # tensors of one edge that who sends may be ahead of who receives
 MAX_BYTES_AHEAD = 16 << 20  # and their bytes, but two tensors always
@@ -57,14 +57,14 @@ class LoopEdgeChannel:
             self._channel.wait_for_credit(step, edge, full - 1, target)
         self._channel.send(step, edge | number << EDGE_BITS, target, array)
         if told is not None:
-            told(f"{SEND}{edge}", start)
+            told(f"{SEND_PREFIX}{edge}", start)
 
     def recv(self, step: int, edge: int) -> Any:
         told, start = self._report, monotonic_ns() if self._report is not None else 0
         number = self._next_number(step, edge)
         array = self._channel.recv(step, edge | number << EDGE_BITS)
         if told is not None:
-            told(f"{WAIT}{edge}", start)
+            told(f"{WAIT_PREFIX}{edge}", start)
         full, rest = divmod(number + 1, self._credit_size(edge, array))
         if not rest:
             self._channel.grant_credit(step, edge, full)

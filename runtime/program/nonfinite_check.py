@@ -9,22 +9,15 @@ NaN or infinity of what was neither, and commits nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphflow.errors import NonFiniteError
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, is_inexact
-
-if TYPE_CHECKING:
-    from graphflow.runtime.memory.memory_layout import MemoryLayout
-    from graphflow.runtime.partitioning.partition import Partition
-
-RESULTS = "results"
-EVERY = "every"
-CHECKS = ("", RESULTS, EVERY)
-"""What partitions may ask for; "" is nothing."""
+from graphflow.runtime.memory.memory_layout import MemoryLayout
+from graphflow.runtime.partitioning.partition import Partition
 
 _INF, _NAN = 1, 2  # flaws, as bits
 _STORED = ("variable", "constant")

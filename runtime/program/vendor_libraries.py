@@ -28,6 +28,7 @@ from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec, is_half, kind
 from graphflow.ops.kernels.cuda.cupy_module import gpu_name, import_cupy
 from graphflow.runtime.gpu.cuda_graphs import graphs_enabled
+from graphflow.runtime.gpu.cudnn import CudnnGraph, concrete_shape
 from graphflow.runtime.program.generated_call_support import out_kernel
 from graphflow.runtime.telemetry.logs import Log
 
@@ -86,7 +87,7 @@ def library_kernel(
     have = libraries()
     makers = {**(_PRODUCTS if have.nvmath else {}), **(_CUDNN if have.cudnn else {})}
     make = makers.get(op.name)
-    if make is None or not all(prod(_sizes(s)) for s in specs):
+    if make is None or not all(prod(concrete_shape(s)) for s in specs):
         return None
     key = op.name, tuple(specs), repr(sorted(attrs.items()))
     if key not in backend.kernels:  # nodes that are alike share one, and what it works in
@@ -185,16 +186,8 @@ def _random_array(backend: Any, spec: TensorSpec, block: Any) -> Any:
 
 
 def _buffer(backend: Any, spec: TensorSpec) -> Any:
-    size = prod(_sizes(spec)) * spec.dtype.itemsize
+    size = prod(concrete_shape(spec)) * spec.dtype.itemsize
     return backend.empty(size).view(spec.dtype).reshape(spec.shape)
-
-
-def _sizes(spec: TensorSpec) -> tuple[int, ...]:
-    return spec.shape  # type: ignore[return-value]
-
-
-def _row_major(shape: Sequence[int]) -> list[int]:
-    return [prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 # cuBLAS -----------------------------------------------------------------------------------------
@@ -240,95 +233,6 @@ def _accumulate(
 # cuDNN ------------------------------------------------------------------------------------------
 
 
-_IMPRECISE_NOTES = (
-    "TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD",
-    "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13",
-)  # fmt: skip
-"""What costs float32 more of its digits than sums in another order: TF32, say."""
-
-
-class Cudnn:
-    """A handle of cuDNN's that works on the stream of one GPU, which is active.
-
-    Raises:
-        Exception: cuDNN is not there, or fails.
-    """
-
-    def __init__(self, stream: int) -> None:
-        import cudnn
-
-        self.handle = cudnn.create_handle()
-        cudnn.set_stream(self.handle, stream)
-
-    def close(self) -> None:
-        import cudnn
-
-        cudnn.destroy_handle(self.handle)
-
-
-class _CudnnGraph:
-    """A graph of cuDNN's over contiguous arrays: built once, run with any addresses.
-
-    Args:
-        node: (graph, *input tensors) -> output tensors.
-    """
-
-    def __init__(
-        self,
-        backend: Any,
-        specs: Sequence[TensorSpec],
-        results: Sequence[tuple[tuple[int, ...], np.dtype[Any]]],
-        node: Callable[..., Sequence[Any]],
-    ) -> None:
-        import cudnn
-
-        self._backend = backend
-        dtypes = cudnn.data_type
-        kinds = {
-            "float16": dtypes.HALF, "bfloat16": dtypes.BFLOAT16, "float32": dtypes.FLOAT,
-        }  # fmt: skip
-        with backend.active():
-            self._handle = backend.cudnn.handle
-            self._graph = graph = cudnn.pygraph(
-                io_data_type=kinds[specs[0].dtype.name],
-                intermediate_data_type=dtypes.FLOAT,
-                compute_data_type=dtypes.FLOAT,
-                handle=self._handle,
-            )
-            self._inputs = [
-                graph.tensor(
-                    dim=list(_sizes(s)), stride=_row_major(_sizes(s)),
-                    data_type=kinds[s.dtype.name], name=f"in{i}",
-                )
-                for i, s in enumerate(specs)
-            ]  # fmt: skip
-            self._outputs = list(node(graph, *self._inputs))
-            for tensor, (shape, dtype) in zip(self._outputs, results, strict=True):
-                tensor.set_output(True).set_dim(list(shape)).set_stride(_row_major(shape))
-                tensor.set_data_type(kinds[dtype.name])
-            graph.validate()
-            graph.build_operation_graph()
-            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-            notes, refused = cudnn.numerical_note, ["NONDETERMINISTIC"]
-            if specs[0].dtype == np.float32:
-                refused += _IMPRECISE_NOTES
-            graph.deselect_numeric_notes([getattr(notes, n) for n in refused if hasattr(notes, n)])
-            graph.check_support()
-            graph.build_plans()
-            self._workspace = backend.empty(max(int(graph.get_workspace_size()), 1))
-
-    def __call__(self, out: Any, *arrays: Any) -> None:
-        outs = out if isinstance(out, tuple) else (out,)
-        places = dict(
-            zip(
-                (*self._inputs, *self._outputs),
-                (int(array.data.ptr) for array in (*arrays, *outs)),
-                strict=True,
-            )
-        )
-        self._graph.execute(places, int(self._workspace.data.ptr), handle=self._handle)
-
-
 def _convolution(name: str, first: str, second: str) -> Callable[..., Kernel | None]:
     """The maker of a convolution, or one of its gradients, of two operands."""
 
@@ -354,7 +258,7 @@ def _convolution(name: str, first: str, second: str) -> Callable[..., Kernel | N
                 ),
             )  # fmt: skip
 
-        return _CudnnGraph(backend, specs, [(_sizes(results[0]), results[0].dtype)], node)
+        return CudnnGraph(backend, specs, [(concrete_shape(results[0]), results[0].dtype)], node)
 
     return make
 
@@ -369,7 +273,11 @@ def _attention(
     if len(specs) != 3 or not plain or attrs["right"] not in (None, 0):
         return None
     q, k, _ = specs
-    if q.rank != 4 or q.dtype.name not in _HALF_DTYPES or _sizes(q)[1] != _sizes(k)[1]:
+    if (
+        q.rank != 4
+        or q.dtype.name not in _HALF_DTYPES
+        or concrete_shape(q)[1] != concrete_shape(k)[1]
+    ):
         return None
 
     def node(graph: Any, q: Any, k: Any, v: Any) -> Sequence[Any]:
@@ -380,8 +288,8 @@ def _attention(
         return found
 
     out, logs = results
-    shapes = [(_sizes(out), out.dtype), ((*_sizes(logs), 1), logs.dtype)]
-    return _CudnnGraph(backend, specs, shapes, node)
+    shapes = [(concrete_shape(out), out.dtype), ((*concrete_shape(logs), 1), logs.dtype)]
+    return CudnnGraph(backend, specs, shapes, node)
 
 
 _PRODUCTS: dict[str, Callable[..., Kernel | None]] = {

@@ -1,1 +1,1 @@
-"""Log events and metric counters."""
+"""Log events, metric counters, and the HTTP endpoint that serves the metrics."""

@@ -26,7 +26,7 @@ from graphflow.base.interrupts import (
     is_interrupt,
     passing_interrupts,
 )
-from graphflow.runtime.observability.trace import Trace
+from graphflow.runtime.tracing.trace import Trace
 from tests.faults.running import ROOT, Worker, cluster_file
 
 OWN = {**globals(), "__name__": "graphflow.own"}
@@ -227,7 +227,7 @@ def test_trace_files_are_whole_or_not_there_after_an_interrupt(
     raised: list[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     struck = FunctionType(_strike.__code__, OWN)
-    monkeypatch.setattr("graphflow.runtime.observability.trace.json.dump", struck)
+    monkeypatch.setattr("graphflow.runtime.tracing.trace.json.dump", struck)
     with pytest.raises(BaseException) as told:
         Trace().save(tmp_path / "trace.json")
     assert told.value is raised[0] and not [*tmp_path.iterdir()]
@@ -353,7 +353,7 @@ def test_local_workers_end_well_where_sigchld_is_ignored(inherited: bool) -> Non
         "with gf.Session(gf.Cluster.local(2)) as s:\n"
         "    print(s.run(gf.constant(2.0) + 1))\n"
         "    os.kill(s._life.hosts.pids[0], signal.SIGKILL)\n"
-        "    print(s._life.hosts._local.ended(0, 10.0))"
+        "    print(s._life.hosts._local.wait_exit(0, 10.0))"
     )
     if inherited:  # as from a shell that says `trap '' CHLD`
         program = f"import os, signal, sys\n{program}"

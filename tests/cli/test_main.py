@@ -62,7 +62,7 @@ LONG = 300 * "x"  # for a file's name
         (["plan", "model.py"], "script.py:name"),
         (["plan", "nowhere.py:fetches"], "no such file"),
         (["plan", f"{LONG}:fetches"], "no such file"),
-        (["status", LONG], "nor a file that is there"),
+        (["status", LONG], "nor an existing file"),
         (["worker"], "--listen"),
         (["worker", "--listen", "7001"], "tcp://host:port"),
         (["worker", "--listen", "tcp://0.0.0.0:7001"], "--insecure"),

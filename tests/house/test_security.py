@@ -26,6 +26,7 @@ ALLOWED = {
 IMPORTS_BY_NAME = {
     "graphflow": "attributes that the package lists",
     "graphflow.base.user_modules": "modules that the worker was started with",
+    "graphflow.passes.base": "files of the passes' own folder",
     "graphflow.placement.placers.base": "files of the placers' own folder",
     "graphflow.placement.placers.loops.dispatch": "modules of ours, by literals",
     "graphflow.runtime.transport": "a table of schemes",
@@ -172,5 +173,5 @@ def test_security_md_says_what_it_must() -> None:
     from graphflow.runtime.security import connection_guard as door
     from graphflow.runtime.wire import frame_codec as wire
 
-    assert f"{wire.CONTROL_CAP >> 20} MiB" in text and f"{door.UNDER_WAY >> 20} MiB" in text
+    assert f"{wire.CONTROL_CAP >> 20} MiB" in text and f"{door.UNFRAMED_CAP >> 20} MiB" in text
     assert f"{door.HANDSHAKE_SECONDS:g} s" in text and f"{door.SILENCE_SECONDS:g} s" in text

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
 from graphflow.passes import (
-    DEFAULT,
     FoldConstants,
     FoldTransposes,
     MergeDuplicates,
+    default_passes,
     optimize,
 )
 
@@ -229,7 +229,7 @@ def test_an_optimised_graph_gives_the_same_bits(
     feeds = {x: np.random.default_rng(5).normal(size=(3, 3)).astype("float32")}
     wanted = _bits(evaluate(source.outputs, feeds, step=2))
     graph = source
-    for each in DEFAULT:
+    for each in default_passes():
         graph = each(graph).verify()
         assert _bits(evaluate(graph.outputs, feeds, step=2)) == wanted
     assert len(graph) <= len(source)

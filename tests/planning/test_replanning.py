@@ -24,7 +24,7 @@ from graphflow.ir.op import Tensor
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.client import cluster_survey as survey
-from graphflow.runtime.observability.trace import TraceEvent, TraceStep
+from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 from tests.placement.speeds import profile
 
 EMBEDDED = Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)

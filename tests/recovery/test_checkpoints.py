@@ -625,7 +625,7 @@ class Losing:
 
         monkeypatch.setattr(LocalHosts, "can_be_lost", True)
         monkeypatch.setattr(LocalHosts, "step", lossy)
-        monkeypatch.setattr(LocalHosts, "ready", lambda *_: None)
+        monkeypatch.setattr(LocalHosts, "direct_step", lambda *_: None)
         monkeypatch.setattr(LocalHosts, "reopen", reopen)
 
 

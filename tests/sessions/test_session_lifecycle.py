@@ -35,7 +35,10 @@ def test_a_lost_worker_that_ends_a_block_is_told_what_helps() -> None:
 
 
 def test_a_session_is_not_copied_or_pickled_and_says_what_to_do_instead() -> None:
-    with gf.Session() as s, pytest.raises(SessionError, match="belongs to the process that opened it"):
+    with (
+        gf.Session() as s,
+        pytest.raises(SessionError, match="belongs to the process that opened it"),
+    ):
         copy.deepcopy(s)
 
 

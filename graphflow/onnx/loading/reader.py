@@ -11,24 +11,21 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import (
-    AttributeProto,
     GraphProto,
     ModelProto,
-    NodeProto,
     SparseTensorProto,
     TensorProto,
-    defs,
     numpy_helper,
 )
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.domains import normal_domain
+from graphflow.onnx.loading.model_checks import sparse_name
 from graphflow.onnx.loading.payloads import (
     RAW_DTYPES,
     InitializerMemory,
@@ -40,9 +37,6 @@ from graphflow.onnx.loading.value_kinds import dtype_name as name_of
 
 LIMIT = (1 << 31) - 1
 """Bytes of the largest file that is parsed: protobuf itself goes no further."""
-
-MAX_DEPTH = 16
-"""Subgraphs within subgraphs."""
 
 
 class ParsedModel(NamedTuple):
@@ -115,151 +109,6 @@ def _check_text(model: ModelProto, what: str) -> None:
                 raise OnnxError(f"{what}: {field.full_name} holds text that is not UTF-8")
             if field.type == field.TYPE_MESSAGE:
                 pending += [value] if hasattr(value, "ListFields") else list(value)
-
-
-# Checks ---------------------------------------------------------------------------------------
-
-
-def check_opsets(model: ModelProto, file: str) -> dict[str, int]:
-    """The version of each domain that a model was written for.
-
-    Raises:
-        OnnxError: none is given, one as two versions, or one that is newer than the installed
-            onnx.
-    """
-    opsets: dict[str, int] = {}
-    for entry in model.opset_import:
-        domain = normal_domain(entry.domain)
-        if opsets.get(domain, entry.version) != entry.version:
-            raise OnnxError(
-                f"{file}: imports opset {domain or 'ai.onnx'!r} as {opsets[domain]} and as "
-                f"{entry.version}; it may be one of them only"
-            )
-        opsets[domain] = entry.version
-    if not opsets and model.ir_version < 3:
-        opsets[""] = 1  # before IR version 3 there was one opset only
-    newest = defs.onnx_opset_version()
-    if "" in opsets and not 1 <= opsets[""] <= newest:
-        raise OnnxError(
-            f"{file}: written for opset {opsets['']}, the installed onnx knows 1 to {newest}; "
-            "upgrade onnx, or export the model for an older opset"
-        )
-    for node in _all_nodes(model.graph, file):
-        if normal_domain(node.domain) not in opsets:
-            raise OnnxError(
-                f"{file}: uses {node.op_type} of domain {node.domain or 'ai.onnx'!r}, but imports "
-                f"no opset of it"
-            )
-    return opsets
-
-
-def _all_nodes(graph: GraphProto, file: str, depth: int = 0) -> Iterable[NodeProto]:
-    if depth > MAX_DEPTH:
-        raise OnnxError(f"{file}: subgraphs are nested more than {MAX_DEPTH} deep")
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield from _all_nodes(attribute.g, file, depth + 1)
-
-
-def check_names(graph: GraphProto, file: str, outer: frozenset[str] = frozenset()) -> None:
-    """Every name is made once, and before it is read.
-
-    Raises:
-        OnnxError: names the node, and says whether there is a cycle.
-    """
-    made: set[str] = set()
-    for entry in graph.input:
-        _add_name(made, entry.name, f"{file}: two inputs are named {entry.name!r}")
-    initial = [*(t.name for t in graph.initializer), *(_sparse_name(t) for t in _sparse(graph))]
-    initialized: set[str] = set()
-    for name in initial:
-        _add_name(initialized, name, f"{file}: two initializers are named {name!r}")
-    made |= initialized
-    later = {name for node in graph.node for name in node.output if name}
-    for index, node in enumerate(graph.node):
-        label = f"{node.op_type} {node.name!r} (node {index + 1} of {file})"
-        for name in node.input:
-            if name and name not in made and name not in outer:
-                raise OnnxError(
-                    f"{label} reads {name!r}, {_missing_name_reason(name, later, graph)}"
-                )
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                check_names(attribute.g, file, outer | made)
-        for name in node.output:
-            if name:
-                _add_name(made, name, f"{label} makes {name!r}, which something before it makes")
-    names = [entry.name for entry in graph.output]
-    if len(set(names)) != len(names):
-        raise OnnxError(f"{file}: two outputs have one name: {', '.join(sorted(names))}")
-    for entry in graph.output:
-        if entry.name not in made and entry.name not in outer:
-            raise OnnxError(f"{file}: nothing makes the output {entry.name!r}")
-
-
-def _add_name(made: set[str], name: str, error: str) -> None:
-    if name in made:
-        raise OnnxError(f"{error}; every name is made once")
-    made.add(name)
-
-
-def _missing_name_reason(name: str, later: set[str], graph: GraphProto) -> str:
-    if name not in later:
-        return "which nothing makes"
-    if _has_cycle(graph):
-        return "which is made from its own output: the graph has a cycle"
-    return "which is made after it: nodes have to be in topological order"
-
-
-def _has_cycle(graph: GraphProto) -> bool:
-    maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    waits = [{maker[n] for n in node.input if n in maker} for node in graph.node]
-    readers: dict[int, list[int]] = {}
-    for i, sources in enumerate(waits):
-        for source in sources:
-            readers.setdefault(source, []).append(i)
-    ready = [i for i, sources in enumerate(waits) if not sources]
-    done = 0
-    while ready:
-        i = ready.pop()
-        done += 1
-        for reader in readers.get(i, ()):
-            waits[reader].discard(i)
-            if not waits[reader]:
-                ready.append(reader)
-    return done < len(waits)
-
-
-def check_functions(model: ModelProto, file: str) -> None:
-    """Functions of the model call no circle of each other.
-
-    Raises:
-        OnnxError: one is defined twice, or contains itself.
-    """
-    calls: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    for function in model.functions:
-        key = (normal_domain(function.domain), function.name)
-        if key in calls:
-            raise OnnxError(f"{file}: function {function.name!r} is defined twice")
-        calls[key] = {(normal_domain(node.domain), node.op_type) for node in function.node}
-    left = dict(calls)
-    while left:
-        leaves = [key for key, called in left.items() if not called & left.keys()]
-        if not leaves:
-            names = ", ".join(sorted(name for _, name in left))
-            raise OnnxError(f"{file}: functions contain themselves: {names}")
-        for key in leaves:
-            del left[key]
-
-
-def _sparse(graph: GraphProto) -> list[SparseTensorProto]:
-    return list(graph.sparse_initializer)
-
-
-def _sparse_name(tensor: SparseTensorProto) -> str:
-    return str(tensor.values.name)
 
 
 # Tensors --------------------------------------------------------------------------------------
@@ -410,5 +259,5 @@ def read_initializers(
         t.name: tensor_to_array(t, file, folder, large.get(i), room)
         for i, t in enumerate(graph.initializer)
     }
-    arrays.update((_sparse_name(t), sparse_array(t, file, folder)) for t in _sparse(graph))
+    arrays.update((sparse_name(t), sparse_array(t, file, folder)) for t in graph.sparse_initializer)
     return arrays

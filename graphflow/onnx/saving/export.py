@@ -34,7 +34,7 @@ from graphflow.ir.op import Node, Tensor, error_location, user_location
 from graphflow.ir.spec import Dim, Size, is_fresh, substitute, symbols
 from graphflow.onnx.loading.reader import LIMIT
 from graphflow.onnx.loading.value_kinds import Array
-from graphflow.runtime.checkpoint.manifest import some
+from graphflow.runtime.checkpoint.manifest import list_some
 from graphflow.sessions.session import Session
 
 OPSET = 20
@@ -325,10 +325,10 @@ def _variable_reader(
     ]
     if lacking:
         spare = [key for key in values if isinstance(key, str) and key not in names]
-        unexpected = f"; no variable is named {some(spare)}" if spare else ""
+        unexpected = f"; no variable is named {list_some(spare)}" if spare else ""
         raise OnnxError(
-            f"save at {user_location()}: values lack variables {some(lacking)}{unexpected}; give "
-            f"all of them. {did_you_mean(lacking[0], spare)}".rstrip()
+            f"save at {user_location()}: values lack variables {list_some(lacking)}{unexpected}; "
+            f"give all of them. {did_you_mean(lacking[0], spare)}".rstrip()
         )
 
     def read_given(tensor: Tensor) -> Array:

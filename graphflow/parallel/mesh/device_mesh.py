@@ -30,12 +30,14 @@ from graphflow.ir.spec import (
     substitute,
 )
 
-SYMBOLS = 1024
+MAX_SYMBOLS = 1024
 """Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""
 
-MICRO, WAY = "micro", "way"
-"""Axes that users do not name: micro-batches that take turns, and the ways in which they go through
-the devices, each on weights of its own."""
+MICRO = "micro"
+"""The mesh axis of micro-batches, which run one after the other on the same device."""
+PATH = "way"
+"""The mesh axis of a bidirectional pipeline: one coordinate for each path of micro-batches through
+the devices. Each path has weights of its own."""
 
 _NOMINAL = 64
 """Every symbol's size for choices that are made before one is fed, unless a mesh needs more."""
@@ -45,7 +47,7 @@ Place = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Homes:
+class DeviceAssignment:
     """Where what stands for a node at a place is, if not where the place is.
 
     What is built is told by homes, not by the devices that they are on: it is the same graph, of
@@ -56,11 +58,11 @@ class Homes:
         devices: of the homes.
     """
 
-    of: Callable[[Node, Place], int]
+    device_index: Callable[[Node, Place], int]
     devices: Sequence[DeviceName]
 
 
-class Piece(NamedTuple):
+class ShardExtent(NamedTuple):
     """The part of a size that a shard has."""
 
     start: Size
@@ -71,13 +73,9 @@ class Piece(NamedTuple):
     def stop(self) -> Size:
         return self.start + self.size
 
-    def scaled(self, factor: Size) -> Piece:
-        """The same, each element being `factor` many."""
-        return Piece(self.start * factor, self.size * factor, self.total * factor)
-
 
 @dataclass(frozen=True)
-class Split:
+class AxisSplit:
     """How a size is cut: along which axes of the mesh, the first one outermost, in multiples of a
     unit. What was several axes and became one may be cut along an inner one of these: then it has
     `outer` rows, of each of which a shard has a piece. These are of equal length; or of such
@@ -88,7 +86,7 @@ class Split:
     axes: tuple[str, ...] = ()
     unit: Size = 1
     outer: Outer = 1
-    over: Split | None = None
+    over: AxisSplit | None = None
 
     def __bool__(self) -> bool:
         return bool(self.axes)
@@ -98,22 +96,22 @@ class Split:
         """How many rows of length 1 there are."""
         return segment_count(self.outer)
 
-    def without_last(self) -> Split:
-        return self.first(len(self.axes) - 1)
+    def drop_last(self) -> AxisSplit:
+        return self.keep_first(len(self.axes) - 1)
 
-    def first(self, count: int) -> Split:
+    def keep_first(self, count: int) -> AxisSplit:
         """Along the first few axes only."""
         if self.over is not None and count <= len(self.over.axes):
-            return self.over.first(count)
+            return self.over.keep_first(count)
         return replace(self, axes=self.axes[:count]) if count else WHOLE
 
     @property
-    def inner(self) -> Split:
+    def inner(self) -> AxisSplit:
         """How each row is cut."""
         done = 0 if self.over is None else len(self.over.axes)
-        return Split(self.axes[done:], self.unit)
+        return AxisSplit(self.axes[done:], self.unit)
 
-    def beside(self, other: Split, size: Size) -> Split | None:
+    def combine_with(self, other: AxisSplit, size: Size) -> AxisSplit | None:
         """Both, of a size whose rows the one cuts, and other axes of the mesh each row."""
         over, rows = (self, other) if self.outer == 1 else (other, self)
         plain = over.outer == 1 and over.over is rows.over is None
@@ -123,13 +121,13 @@ class Split:
             return None
         return replace(rows, axes=over.axes + rows.axes, over=over)
 
-    def scaled(self, factor: Size, outer: Outer = 1) -> Split:
+    def scale_by(self, factor: Size, outer: Outer = 1) -> AxisSplit:
         """The same, each element being `factor` many, in `outer` times as many rows; whole where
         that cannot be said, rows being of unlike lengths."""
         if not self.axes:
             return self
         if self.over is not None:
-            over = self.over.scaled(factor)
+            over = self.over.scale_by(factor)
             return replace(self, unit=self.unit * factor, over=over) if outer == 1 else WHOLE
         if 1 in (self.outer, outer):
             rows = self.outer if outer == 1 else outer
@@ -137,10 +135,10 @@ class Split:
             return WHOLE
         else:
             rows = self.outer * outer
-        return Split(self.axes, self.unit * factor, rows)
+        return AxisSplit(self.axes, self.unit * factor, rows)
 
 
-WHOLE = Split()
+WHOLE = AxisSplit()
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ class Mesh:
 
     sizes: Mapping[str, int]
     devices: Sequence[DeviceName]
-    local: frozenset[str] = field(default_factory=frozenset)
+    sequential: frozenset[str] = field(default_factory=frozenset)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -165,26 +163,21 @@ class Mesh:
     def places(self) -> tuple[Place, ...]:
         return tuple(itertools.product(*map(range, self.sizes.values())))
 
-    def number(self, place: Place) -> int:
+    def index_of(self, place: Place) -> int:
         """The place's number, by which what has a value at each place is ordered."""
         number = 0
         for at, size in zip(place, self.sizes.values(), strict=True):
             number = number * size + at
         return number
 
-    def at(self, place: Place, axis: str) -> int:
+    def coordinate(self, place: Place, axis: str) -> int:
         """The place's number along an axis."""
         return place[self.names.index(axis)]
 
-    def moved(self, place: Place, axis: str, to: int) -> Place:
-        """The place with another number along an axis."""
-        i = self.names.index(axis)
-        return (*place[:i], to, *place[i + 1 :])
-
-    def home(self, place: Place) -> int:
+    def device_index(self, place: Place) -> int:
         """A number that places have in common if they share a device to take turns."""
         pairs = zip(self.names, place, strict=True)
-        return self.number(tuple(0 if name in self.local else at for name, at in pairs))
+        return self.index_of(tuple(0 if name in self.sequential else at for name, at in pairs))
 
     def group(self, place: Place, *axes: str) -> list[Place]:
         """The places along some axes that differ in nothing else, in order."""
@@ -197,16 +190,16 @@ class Mesh:
     def groups(self, *axes: str) -> Iterator[list[Place]]:
         """All groups along some axes."""
         for place in self.places:
-            if not any(self.at(place, axis) for axis in axes):
+            if not any(self.coordinate(place, axis) for axis in axes):
                 yield self.group(place, *axes)
 
-    def parts(self, axes: Sequence[str]) -> int:
+    def part_count(self, axes: Sequence[str]) -> int:
         return prod(self.sizes[a] for a in axes)
 
-    def told(self, axes: Sequence[str]) -> str:
+    def describe_parts(self, axes: Sequence[str]) -> str:
         """Into what a size is cut along some axes, for people: `2 (data) × 4 micro-batches`."""
-        named = [f"{self.sizes[a]} ({a})" for a in axes if a not in (MICRO, WAY)]
-        turns = self.parts([a for a in axes if a in (MICRO, WAY)])
+        named = [f"{self.sizes[a]} ({a})" for a in axes if a not in (MICRO, PATH)]
+        turns = self.part_count([a for a in axes if a in (MICRO, PATH)])
         return " × ".join(named + [f"{turns} micro-batches"] * (turns > 1))
 
     def tag(self, place: Place) -> str:
@@ -221,7 +214,7 @@ class Mesh:
         }
 
 
-class Cuts:
+class SizePartitioner:
     """The pieces of sizes along one mesh, symbolic ones too.
 
     A symbol that is cut has a symbol of its own for the piece at each place, `n@data=0`; what sizes
@@ -248,92 +241,95 @@ class Cuts:
         self._fed = fed or {}
         self._usual = _Nominal(self)
         self._known: dict[Any, Mapping[Place, tuple[Size, Size]]] = {}
-        self._pieces: dict[tuple[Size, Split, Place], Piece] = {}
+        self._pieces: dict[tuple[Size, AxisSplit, Place], ShardExtent] = {}
         self._least: dict[str, int] = {}  # of symbols left whole: from which size on they are not
 
-    def _one(self, size: Size) -> Size:
+    def _canonical(self, size: Size) -> Size:
         """A size, by the first of the symbols that are equal."""
         return substitute(size, self._same) if self._same else size
 
-    def can(self, size: Size, split: Split) -> bool:
+    def can_split(self, size: Size, split: AxisSplit) -> bool:
         """Whether a size has a piece that is not empty for every place."""
         if not split:
             return True
-        size, split = self._one(size), replace(split, unit=self._one(split.unit))
-        if split.over is not None and not self.can(size, split.over):
+        size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
+        if split.over is not None and not self.can_split(size, split.over):
             return False
         if split.outer != 1:
-            row = size // self._one(split.rows)
-            return row * self._one(split.rows) == size and self.can(row, split.inner)
+            row = size // self._canonical(split.rows)
+            return row * self._canonical(split.rows) == size and self.can_split(row, split.inner)
         base = size // split.unit
         if isinstance(base, int):
-            return base * split.unit == size and base >= self.mesh.parts(split.axes)
-        symbol = _linear(base)
+            return base * split.unit == size and base >= self.mesh.part_count(split.axes)
+        symbol = _single_symbol(base)
         if symbol is None:
             return False
-        parts = self.mesh.parts(split.axes)
+        parts = self.mesh.part_count(split.axes)
         if self._fed.get(symbol, parts) < parts:
             self._least[symbol] = min(parts, self._least.get(symbol, parts))
             return False
         known = self.symbols.setdefault(symbol, split.axes)
         return known[: len(split.axes)] == split.axes
 
-    def otherwise(self, size: Size, split: Split) -> tuple[str, ...]:
+    def conflicting_axes(self, size: Size, split: AxisSplit) -> tuple[str, ...]:
         """The axes along which a size's symbol is cut already, if they are others than these."""
-        known = self.symbols.get(_linear(self._one(size)) or "", split.axes)
+        known = self.symbols.get(_single_symbol(self._canonical(size)) or "", split.axes)
         return () if known[: len(split.axes)] == split.axes else known
 
-    def pieces(self, size: Size, split: Split) -> list[Piece]:
+    def pieces(self, size: Size, split: AxisSplit) -> list[ShardExtent]:
         """The piece of a size at each place."""
         return [self.piece(size, split, place) for place in self.mesh.places]
 
-    def piece(self, size: Size, split: Split, place: Place) -> Piece:
+    def piece(self, size: Size, split: AxisSplit, place: Place) -> ShardExtent:
         """The piece of a size at a place. Where many places cut a symbol, the start of one is a sum
         over those before it: each is worked out once."""
         if not split:
-            return Piece(0, size, size)
-        key = (size, split, tuple([self.mesh.at(place, axis) for axis in split.axes]))
+            return ShardExtent(0, size, size)
+        key = (size, split, tuple([self.mesh.coordinate(place, axis) for axis in split.axes]))
         found = self._pieces.get(key)
         if found is None:
             found = self._pieces[key] = self._piece(size, split, place)
         return found
 
-    def _piece(self, size: Size, split: Split, place: Place) -> Piece:
-        size, split = self._one(size), replace(split, unit=self._one(split.unit))
+    def _piece(self, size: Size, split: AxisSplit, place: Place) -> ShardExtent:
+        size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
         if split.outer != 1:  # the start is that in each row
-            row = self.piece(size // self._one(split.rows), split.inner, place)
-            return Piece(row.start, row.size * segment_count(self.rows(size, split, place)), size)
-        at = [(self.mesh.at(place, a), self.mesh.sizes[a]) for a in split.axes]
+            row = self.piece(size // self._canonical(split.rows), split.inner, place)
+            return ShardExtent(
+                row.start, row.size * segment_count(self.rows(size, split, place)), size
+            )
+        at = [(self.mesh.coordinate(place, a), self.mesh.sizes[a]) for a in split.axes]
         if isinstance(size, int):
             unit = evaluate(split.unit, {})
-            start, stop = _nested(size // unit, at)
-            return Piece(start * unit, (stop - start) * unit, size)
+            start, stop = _nested_range(size // unit, at)
+            return ShardExtent(start * unit, (stop - start) * unit, size)
         base = size // split.unit
         if isinstance(base, int):  # of so many units of symbolic size
-            start, stop = _nested(base, at)
-            return Piece(start * split.unit, (stop - start) * split.unit, size)
-        symbol = _linear(base)
+            start, stop = _nested_range(base, at)
+            return ShardExtent(start * split.unit, (stop - start) * split.unit, size)
+        symbol = _single_symbol(base)
         if symbol is None:
             raise ShardingError(
-                f"a size {size} cannot be cut into {self.mesh.told(split.axes)}; give sizes that "
-                "are equal one name, gf.placeholder('float32', ('batch', 'time')), or numbers"
+                f"a size {size} cannot be cut into {self.mesh.describe_parts(split.axes)}; give "
+                "sizes that are equal one name, gf.placeholder('float32', ('batch', 'time')), or "
+                "numbers"
             )
         axes = self.symbols.setdefault(symbol, split.axes)
         if axes[: len(split.axes)] != split.axes:
             raise ShardingError(
-                f"a size {size} is cut into {self.mesh.told(axes)}, and cannot be cut into "
-                f"{self.mesh.told(split.axes)}, too; give its placeholder a number"
+                f"a size {size} is cut into {self.mesh.describe_parts(axes)}, and cannot be cut "
+                f"into {self.mesh.describe_parts(split.axes)}, too; give its placeholder a number"
             )
         begin, own = self._parts(symbol, axes, len(at))[tuple(i for i, _ in at)]
         factor = base // Dim.symbol(symbol)
-        return Piece(begin * factor * split.unit, own * factor * split.unit, size)
+        return ShardExtent(begin * factor * split.unit, own * factor * split.unit, size)
 
-    def rows(self, size: Size, split: Split, place: Place) -> Outer:
+    def rows(self, size: Size, split: AxisSplit, place: Place) -> Outer:
         """In how many rows (or of which lengths) what a place has of a size is."""
         if split.over is None:
             return split.outer
         return self.piece(size, split.over, place).size // (
-            self._one(size) // self._one(split.rows)
+            self._canonical(size) // self._canonical(split.rows)
         )
 
     def _parts(
@@ -343,33 +339,34 @@ class Cuts:
         is before each one, and what it is."""
         key = (symbol, tuple(axes), depth)
         if key not in self._known:
-            if (count := self.mesh.parts(axes)) > SYMBOLS:
+            if (count := self.mesh.part_count(axes)) > MAX_SYMBOLS:
                 raise ShardingError(
                     f"a size that only a feed fixes, {show_symbol(symbol)}, is cut into {count:,} "
-                    f"pieces, and {SYMBOLS:,} is the most; give its placeholder a number, or cut "
-                    f"it into fewer than {self.mesh.told(axes)}"
+                    f"pieces, and {MAX_SYMBOLS:,} is the most; give its placeholder a number, or "
+                    f"cut it into fewer than {self.mesh.describe_parts(axes)}"
                 )
             found: dict[Place, tuple[Size, Size]] = {}
             before: Size = 0
             for head in itertools.product(*(range(self.mesh.sizes[a]) for a in axes[:depth])):
                 own: Size = 0
                 for tail in itertools.product(*(range(self.mesh.sizes[a]) for a in axes[depth:])):
-                    own = own + Dim.symbol(_leaf(symbol, axes, (*head, *tail)))
+                    own = own + Dim.symbol(_piece_symbol(symbol, axes, (*head, *tail)))
                 found[head] = before, own
                 before = before + own
             self._known[key] = found
         return self._known[key]
 
-    def longest(self, size: Size, split: Split) -> Split:
+    def longest_split(self, size: Size, split: AxisSplit) -> AxisSplit:
         """As many of a split's axes, from the outermost, as leave no piece empty."""
-        while split and not self.can(size, split):
-            split = split.without_last()
+        while split and not self.can_split(size, split):
+            split = split.drop_last()
         return split
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
         """Whether symbols of these sizes would be cut as they are."""
         return all(
-            sizes.get(symbol, inf) >= self.mesh.parts(axes) for symbol, axes in self.symbols.items()
+            sizes.get(symbol, inf) >= self.mesh.part_count(axes)
+            for symbol, axes in self.symbols.items()
         ) and all(sizes.get(symbol, 0) < least for symbol, least in self._least.items())
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -382,19 +379,21 @@ class Cuts:
         for symbol, axes in self.symbols.items():
             if symbol not in sizes:
                 continue
-            if sizes[symbol] < self.mesh.parts(axes):
-                raise too_small(_called(symbol, sizes[symbol]), axes, self.mesh)
+            if sizes[symbol] < self.mesh.part_count(axes):
+                raise batch_too_small_error(
+                    _describe_symbol(symbol, sizes[symbol]), axes, self.mesh
+                )
             for leaf in itertools.product(*(range(self.mesh.sizes[a]) for a in axes)):
                 at = [(i, self.mesh.sizes[a]) for i, a in zip(leaf, axes, strict=True)]
-                start, stop = _nested(sizes[symbol], at)
-                found[_leaf(symbol, axes, leaf)] = stop - start
+                start, stop = _nested_range(sizes[symbol], at)
+                found[_piece_symbol(symbol, axes, leaf)] = stop - start
         return found
 
-    def told(self, size: Size) -> str:
+    def describe_size(self, size: Size) -> str:
         """A size for people: that which is fed, where it is known."""
-        symbol = _linear(size)
+        symbol = _single_symbol(size)
         known = None if symbol is None else self._fed.get(symbol)
-        return str(size) if symbol is None or known is None else _called(symbol, known)
+        return str(size) if symbol is None or known is None else _describe_symbol(symbol, known)
 
     def guess(self, size: Size) -> int:
         """A size, or what stands for one that is not known yet: pieces have their share of that."""
@@ -403,37 +402,37 @@ class Cuts:
         return evaluate(size, self._usual)
 
 
-def too_small(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
+def batch_too_small_error(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
     """Some shards would be empty."""
-    count = mesh.parts(axes)
+    count = mesh.part_count(axes)
     return ShardingError(
-        f"a batch of {told} is smaller than its {count} shards, {mesh.told(axes)}; feed at least "
-        f"{count}, or use fewer"
+        f"a batch of {told} is smaller than its {count} shards, {mesh.describe_parts(axes)}; feed "
+        f"at least {count}, or use fewer"
     )
 
 
 class _Nominal(dict[str, int]):
     """Every symbol has one size, which its pieces share."""
 
-    def __init__(self, cuts: Cuts) -> None:
+    def __init__(self, partitioner: SizePartitioner) -> None:
         super().__init__()
-        self._cuts = cuts
+        self._cuts = partitioner
 
     def __missing__(self, key: str) -> int:
         symbol = key.partition("@")[0]
         axes = self._cuts.symbols.get(symbol, ())
-        size = max(_NOMINAL, self._cuts.mesh.parts(axes))
+        size = max(_NOMINAL, self._cuts.mesh.part_count(axes))
         if key == symbol or not axes:
             return size
         self.update(self._cuts.bindings({symbol: size}))
         return self[key]
 
 
-def _leaf(symbol: str, axes: Sequence[str], numbers: Sequence[int]) -> str:
+def _piece_symbol(symbol: str, axes: Sequence[str], numbers: Sequence[int]) -> str:
     return f"{symbol}@" + ",".join(f"{a}={i}" for a, i in zip(axes, numbers, strict=True))
 
 
-def _nested(size: int, at: Sequence[tuple[int, int]]) -> tuple[int, int]:
+def _nested_range(size: int, at: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Start and stop of a piece of a piece of …"""
     start, stop = 0, size
     for i, parts in at:
@@ -443,12 +442,12 @@ def _nested(size: int, at: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return start, stop
 
 
-def _called(symbol: str, size: int) -> str:
+def _describe_symbol(symbol: str, size: int) -> str:
     """A size that was fed, with the name that the user gave it, if there is one."""
     return f"{size}" if is_fresh(symbol) else f"{size} (size {symbol!r})"
 
 
-def _linear(size: Any) -> str | None:
+def _single_symbol(size: Any) -> str | None:
     """The one symbol of which a size is a multiple."""
     if not isinstance(size, Dim) or len(size.terms) != 1:
         return None

@@ -24,7 +24,7 @@ from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ScheduleError
 from graphflow.ir.op import user_location
-from graphflow.parallel.mesh.count_arguments import count_of, settle
+from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 
 Phase = Literal["F", "B", "W"]
 _PHASES = get_args(Phase)
@@ -46,7 +46,7 @@ class Task(NamedTuple):
         return f"{self.phase} of micro-batch {self.microbatch} at stage {self.stage}"
 
 
-def refusal(what: str, why: str) -> ScheduleError:
+def schedule_error(what: str, why: str) -> ScheduleError:
     """Why something is no schedule, with the line that asked for it."""
     return ScheduleError(f"{what} at {user_location()}: {why}")
 
@@ -84,7 +84,7 @@ class Schedule:
     def __post_init__(self) -> None:
         _check_parts(self)
         _check_complete(self)
-        settle(self, _turns=tuple([device for device, _ in _in_turns(self)]))
+        set_frozen_fields(self, _turns=tuple([device for device, _ in _find_execution_order(self)]))
         if self.updates != "flush":
             _check_updates(self)
 
@@ -151,14 +151,14 @@ class Schedule:
         return found
 
 
-def sequence(schedule: Schedule) -> Iterator[tuple[int, Task]]:
+def execution_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
     """All tasks and their devices in an order in which they can run."""
     orders = [iter(order) for order in schedule.orders]
     for device in schedule._turns:
         yield device, next(orders[device])
 
 
-def _in_turns(schedule: Schedule) -> Iterator[tuple[int, Task]]:
+def _find_execution_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
     """As `sequence`, of a schedule that is being made.
 
     Raises:
@@ -178,24 +178,24 @@ def _in_turns(schedule: Schedule) -> Iterator[tuple[int, Task]]:
                 at[device] += 1
                 left -= 1
         if left == before:
-            raise _stuck(schedule, at, done)
+            raise _deadlock_error(schedule, at, done)
 
 
-def _stuck(schedule: Schedule, at: Sequence[int], done: set[Task]) -> ScheduleError:
+def _deadlock_error(schedule: Schedule, at: Sequence[int], done: set[Task]) -> ScheduleError:
     waits = []
     for device, order in enumerate(schedule.orders):
         if at[device] < len(order):
             task = order[at[device]]
             missing = next(need for need in schedule.needs(task) if need not in done)
             waits.append(f"device {device} has {task} next, which needs {missing}")
-    return refusal(
-        _called(schedule),
+    return schedule_error(
+        _describe(schedule),
         f"it would deadlock after {len(done)} tasks: {'; '.join(waits)}; reorder the tasks so that "
         "each one's needs come before it",
     )
 
 
-def _called(schedule: Schedule) -> str:
+def _describe(schedule: Schedule) -> str:
     return f"schedule {schedule.name!r}"
 
 
@@ -205,31 +205,31 @@ def _check_parts(schedule: Schedule) -> None:
     Raises:
         ScheduleError: see above.
     """
-    what = _called(schedule)
+    what = _describe(schedule)
     for name in ("stages", "microbatches", "group"):
         given = getattr(schedule, name)
-        count = count_of(given)
+        count = as_count(given)
         if count is None:
-            raise refusal(what, f"{name} is a number from 1 up, not {given!r}")
-        settle(schedule, **{name: count})
+            raise schedule_error(what, f"{name} is a number from 1 up, not {given!r}")
+        set_frozen_fields(schedule, **{name: count})
     if schedule.updates not in get_args(Updates):
         told = ", ".join(map(repr, get_args(Updates)))
-        raise refusal(what, f"updates is one of {told}, not {schedule.updates!r}")
+        raise schedule_error(what, f"updates is one of {told}, not {schedule.updates!r}")
     if schedule.group != 1 and schedule.updates != "double-buffered":
-        raise refusal(
+        raise schedule_error(
             what,
             f"group={schedule.group} is for updates='double-buffered', not for "
             f"{schedule.updates!r}; leave it out",
         )
     orders = schedule.orders
     if not isinstance(orders, tuple | list) or not orders:
-        raise refusal(what, f"orders is a tuple of tasks for each device, not {orders!r}")
+        raise schedule_error(what, f"orders is a tuple of tasks for each device, not {orders!r}")
     for device, order in enumerate(orders):
         if not isinstance(order, tuple | list) or not order:
-            raise refusal(what, f"device {device} has a tuple of tasks, not {order!r}")
+            raise schedule_error(what, f"device {device} has a tuple of tasks, not {order!r}")
         wrong = next((task for task in order if not _is_task(task)), None)
         if wrong is not None:
-            raise refusal(
+            raise schedule_error(
                 what,
                 f"device {device} has tasks such as gf.parallel.Task('F', stage, microbatch), of "
                 f"phase 'F', 'B' or 'W' and with numbers from 0 up, not {wrong!r}",
@@ -241,19 +241,19 @@ def _is_task(task: Any) -> bool:
     return (
         isinstance(task, Task)
         and task.phase in _PHASES
-        and count_of(task.stage, least=0) is not None
-        and count_of(task.microbatch, least=0) is not None
+        and as_count(task.stage, least=0) is not None
+        and as_count(task.microbatch, least=0) is not None
     )
 
 
-def require(schedule: Any, what: str) -> None:
+def require_schedule(schedule: Any, what: str) -> None:
     """Refuse what is no schedule.
 
     Raises:
         ScheduleError: see above.
     """
     if not isinstance(schedule, Schedule):
-        raise refusal(
+        raise schedule_error(
             what, f"it takes a schedule, such as gf.parallel.one_f_one_b(2, 4), not {schedule!r}"
         )
 
@@ -275,7 +275,7 @@ def _check_complete(schedule: Schedule) -> None:
     )
     lacking = len(phases) * stages * microbatches - len(fitting)
     repeated = {t for t, count in counts.items() if count > 1}
-    what = f"{_called(schedule)} (stages={stages}, microbatches={microbatches})"
+    what = f"{_describe(schedule)} (stages={stages}, microbatches={microbatches})"
     for problem, number, first, remedy in (
         ("it has no place for", len(strange), min(strange, default=None), "leave it out"),
         ("it misses", lacking, next(missing, None), "add it to its device's order"),
@@ -283,7 +283,7 @@ def _check_complete(schedule: Schedule) -> None:
     ):
         if number:
             others = f" and {number - 1:,} other tasks" if number > 1 else ""
-            raise refusal(
+            raise schedule_error(
                 what,
                 f"{problem} {first}{others}; {remedy}: each task of each stage and micro-batch is "
                 "there once",
@@ -293,7 +293,7 @@ def _check_complete(schedule: Schedule) -> None:
         for task in order:
             home = homes.setdefault((task.stage, task.microbatch), device)
             if home != device:
-                raise refusal(
+                raise schedule_error(
                     what,
                     f"it has {task} on device {device}, but another of its tasks on {home}; put "
                     "them on one: a stage has all tasks of a micro-batch on one device",
@@ -307,20 +307,20 @@ def _check_updates(schedule: Schedule) -> None:
     Raises:
         ScheduleError: see above.
     """
-    what, last = _called(schedule), schedule.last
+    what, last = _describe(schedule), schedule.last
     homes: dict[int, int] = {}
     done = Counter[int]()
     for device, order in enumerate(schedule.orders):
         for task in order:
             home = homes.setdefault(task.stage, device)
             if home != device:
-                raise refusal(
+                raise schedule_error(
                     what,
                     f"stage {task.stage} is on devices {home} and {device}, whose weights have to "
                     "change together; updates='flush' lets them",
                 )
             if task.phase == last and task.microbatch != done[task.stage]:
-                raise refusal(
+                raise schedule_error(
                     what,
                     f"it has {task} before {task._replace(microbatch=done[task.stage])}, but each "
                     "of these updates the weights; put them into the order of micro-batches, or "
@@ -332,7 +332,7 @@ def _check_updates(schedule: Schedule) -> None:
         if ahead[stage, microbatch] < used * schedule.group:
             maker = Task(last, stage, used * schedule.group - 1)
             larger = ", or give a larger group" if schedule.updates == "double-buffered" else ""
-            raise refusal(
+            raise schedule_error(
                 what,
                 f"it would deadlock: {Task('F', stage, microbatch)} uses weights that {maker} "
                 f"updates, which comes behind it; put that before it{larger}",
@@ -343,7 +343,7 @@ def _check_updates(schedule: Schedule) -> None:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class ScheduleTimeline:
     """When each task of a schedule runs, in seconds.
 
     Attributes:
@@ -388,7 +388,7 @@ def run(
     backward: float | Sequence[float],
     weight: float | Sequence[float] = 0.0,
     transfer: float = 0.0,
-) -> Timeline:
+) -> ScheduleTimeline:
     """The timeline of a schedule.
 
     Args:
@@ -397,15 +397,15 @@ def run(
             schedule does not divide them, a backward pass takes both.
         transfer: seconds between two devices.
     """
-    require(schedule, "run")
+    require_schedule(schedule, "run")
     if not _is_time(transfer):
-        raise refusal("run", f"transfer is {transfer!r}: give seconds, 0 or more")
+        raise schedule_error("run", f"transfer is {transfer!r}: give seconds, 0 or more")
     seconds = _durations(schedule, forward, backward, weight)
     homes = schedule.homes
     ends: dict[Task, float] = {}
     free = [0.0] * schedule.devices
     spans: list[list[tuple[Task, float, float]]] = [[] for _ in schedule.orders]
-    for device, task in sequence(schedule):
+    for device, task in execution_order(schedule):
         start = free[device]
         for need in schedule.needs(task):
             away = homes[need.stage, need.microbatch] != device
@@ -413,7 +413,7 @@ def run(
         free[device] = ends[task] = start + seconds[task.phase][task.stage]
         spans[device].append((task, start, free[device]))
     stored = (_most_stored(order, schedule.last) for order in schedule.orders)
-    return Timeline(tuple(map(tuple, spans)), tuple(stored))
+    return ScheduleTimeline(tuple(map(tuple, spans)), tuple(stored))
 
 
 def _durations(
@@ -426,7 +426,7 @@ def _durations(
         found: list[Any]
         found = list(given) if isinstance(given, Iterable) else [given] * schedule.stages
         if len(found) != schedule.stages or not all(map(_is_time, found)):
-            raise refusal(
+            raise schedule_error(
                 "run",
                 f"{what} is {given!r}: give seconds (0 or more), the same for all or one for each "
                 f"of the {schedule.stages} stages",
@@ -460,7 +460,7 @@ def _most_stored(order: Sequence[Task], last: Phase) -> int:
 # Drawing --------------------------------------------------------------------------------------
 
 
-WIDEST = 1_000_000
+MAX_COLUMNS = 1_000_000
 """Columns of the widest picture."""
 
 
@@ -476,20 +476,20 @@ def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 
     Raises:
         ScheduleError: no schedule; columns that are no whole numbers, or none at all.
     """
-    require(schedule, "draw")
+    require_schedule(schedule, "draw")
     columns = (forward, backward, weight if schedule.splits_backward else 0)
-    if any(count_of(c, least=0) is None for c in columns) or not any(columns):
-        raise refusal(
+    if any(as_count(c, least=0) is None for c in columns) or not any(columns):
+        raise schedule_error(
             "draw",
             f"a task takes a whole number of columns, not {forward!r}, {backward!r} and "
             f"{weight!r}; for times in seconds see gf.parallel.run",
         )
     timeline = run(schedule, forward, backward, weight if schedule.splits_backward else 0)
-    if timeline.makespan > WIDEST:
-        raise refusal(
+    if timeline.makespan > MAX_COLUMNS:
+        raise schedule_error(
             "draw",
-            f"{int(timeline.makespan):,} columns are more than can be drawn, which is {WIDEST:,}; "
-            "let tasks take fewer",
+            f"{int(timeline.makespan):,} columns are more than can be drawn, which is "
+            f"{MAX_COLUMNS:,}; let tasks take fewer",
         )
     cells: list[dict[int, str]] = []
     for spans in timeline.spans:

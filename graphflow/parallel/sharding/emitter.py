@@ -25,23 +25,23 @@ from graphflow.ir.op import (
 from graphflow.ir.spec import Shape
 from graphflow.ops.control_flow.control import is_control
 from graphflow.ops.sharding import rules
-from graphflow.parallel.mesh.device_mesh import WHOLE, Piece, Place, Split
-from graphflow.parallel.mesh.layouts import Layout, Value, whole
-from graphflow.parallel.resharding.communication_log import called
-from graphflow.parallel.resharding.gradient_buckets import Buckets
-from graphflow.parallel.resharding.resharder import Moves
-from graphflow.parallel.resharding.shared_reductions import Repeats
+from graphflow.parallel.mesh.device_mesh import WHOLE, AxisSplit, Place, ShardExtent
+from graphflow.parallel.mesh.layouts import Layout, ShardedTensor, whole
+from graphflow.parallel.resharding.communication_log import user_name
+from graphflow.parallel.resharding.gradient_buckets import GradientBuckets
+from graphflow.parallel.resharding.resharder import Resharder
+from graphflow.parallel.resharding.shared_reductions import ValueNumbering
 from graphflow.parallel.sharding.control_flow import emit_control
-from graphflow.parallel.sharding.cross_shard_ops import met
+from graphflow.parallel.sharding.cross_shard_ops import emit_meeting
 from graphflow.parallel.sharding.propagation import propagate
-from graphflow.parallel.sharding.reshapes import folded
-from graphflow.parallel.sharding.rule_selection import Choice, Choosing
-from graphflow.parallel.sharding.rules import Rule, rule_of, rules_of
-from graphflow.parallel.sharding.whole_nodes import copied_whole, have_specs
+from graphflow.parallel.sharding.reshapes import reshape_layout
+from graphflow.parallel.sharding.rule_selection import RuleSelector, SplitChoice
+from graphflow.parallel.sharding.rules import ShardingRule, rule_of, rules_of
+from graphflow.parallel.sharding.whole_nodes import copy_unsplit, have_specs
 
-_PARTS = ("slice",)
+_SLICING_OPS = ("slice",)
 """Ops that give a part of what they get, as it is."""
-_ONCE = ("print", "host_call")
+_EFFECT_OPS = ("print", "host_call")
 """Ops with an effect outside, which happens once."""
 
 
@@ -62,114 +62,118 @@ class Emitter:
 
     def __init__(
         self,
-        moves: Moves,
-        wishes: Mapping[Tensor, Layout],
+        resharder: Resharder,
+        preferred: Mapping[Tensor, Layout],
         readers: Mapping[Tensor, Sequence[Node | None]],
         bucket: int = 0,
         apart: frozenset[str] = frozenset(),
         followed: str | None = None,
     ) -> None:
-        self.moves = moves
-        self.mesh = moves.mesh
-        self.cuts = moves.cuts
-        self.wishes = dict(wishes)
+        self.resharder = resharder
+        self.mesh = resharder.mesh
+        self.partitioner = resharder.partitioner
+        self.preferred = dict(preferred)
         self.readers = {t: list(nodes) for t, nodes in readers.items()}
-        self.values: dict[Tensor, Value] = {}
+        self.values: dict[Tensor, ShardedTensor] = {}
         self.apart = apart
-        self._followed = followed
-        self._choosing = Choosing(
-            self.mesh, self.cuts, self.values, self.wishes, self.readers, followed
+        self._sequence_axis = followed
+        self._selector = RuleSelector(
+            self.mesh, self.partitioner, self.values, self.preferred, self.readers, followed
         )
-        self._buckets = Buckets(moves, self.values, bucket)
-        self._repeats = Repeats()
-        self._widened: dict[tuple[Tensor, Layout], Value] = {}
+        self._buckets = GradientBuckets(resharder, self.values, bucket)
+        self._value_numbers = ValueNumbering()
+        self._widened: dict[tuple[Tensor, Layout], ShardedTensor] = {}
 
-    def value(self, tensor: Tensor) -> Value:
+    def sharded_value(self, tensor: Tensor) -> ShardedTensor:
         return self.values[tensor]
 
     # Generic nodes --------------------------------------------------------------------------------
 
-    def emit(self, node: Node) -> None:
+    def emit_compute(self, node: Node) -> None:
         """Write a node that computes."""
-        self.settle(node)
-        values = copied_whole(self.moves, node, self.values, self.wishes)
+        self.reduce_inputs(node)
+        values = copy_unsplit(self.resharder, node, self.values, self.preferred)
         if values is not None:
             for tensor, value in zip(node.outputs, values, strict=True):
                 self.values[tensor] = value
             return
-        if self._fold(node):
+        if self._emit_reshape(node):
             return
-        rule = self._choosing.rule(node)
-        choice = self._choosing.choice(node, rule)
+        rule = self._selector.select_rule(node)
+        choice = self._selector.choose_splits(node, rule)
         splits = choice.splits
-        if any(letter.isupper() for letter in splits) and not self._goes_apart(rule, splits):
+        if any(letter.isupper() for letter in splits) and not self._stays_unsynchronised(
+            rule, splits
+        ):
             self._expand(node, rule, splits)
             return
-        inputs, ranges = self._inputs(node, choice)
+        inputs, ranges = self._input_shards(node, choice)
         meeting = rule.sharding.meeting
         if meeting is not None and meeting.letter in splits:
-            outputs = met(self.moves, node, rule, splits[meeting.letter], inputs)
+            outputs = emit_meeting(self.resharder, node, rule, splits[meeting.letter], inputs)
         else:
-            outputs = self._at_places(node, choice, inputs, ranges)
-        self._keep(node, choice, outputs)
+            outputs = self._emit_at_places(node, choice, inputs, ranges)
+        self._store_outputs(node, choice, outputs)
 
-    def _fold(self, node: Node) -> bool:
+    def _emit_reshape(self, node: Node) -> bool:
         """Write a reshape of axes of which several are cut, if it is one."""
         if node.op.name != "reshape":
             return False
         value = self.values[node.inputs[0]]
-        target = folded(node, rules_of(node, self.readers), value.layout, self.cuts)
+        target = reshape_layout(node, rules_of(node, self.readers), value.layout, self.partitioner)
         if target is not None:
-            made = Value(node.specs[0], target, value.parts)
-            self.values[node.outputs[0]] = self.moves.in_shape(made, node)
+            made = ShardedTensor(node.specs[0], target, value.shards)
+            self.values[node.outputs[0]] = self.resharder.reshape_shards(made, node)
         return target is not None
 
-    def _inputs(
-        self, node: Node, choice: Choice
+    def _input_shards(
+        self, node: Node, choice: SplitChoice
     ) -> tuple[list[tuple[Tensor, ...]], list[dict[str, tuple[Any, Any]]]]:
         """Each input's parts, in the layout asked for; and what of windows each place has."""
         ranges: list[dict[str, tuple[Any, Any]]] = [{} for _ in self.mesh.places]
-        if choice.targets is None:
-            choice.targets = [self._target(choice, i) for i in range(len(node.inputs))]
+        if choice.input_layouts is None:
+            choice.input_layouts = [self._input_layout(choice, i) for i in range(len(node.inputs))]
         if choice.rule.sharding.windows:
             return self._with_windows(node, choice, ranges), ranges
         parts: list[tuple[Tensor, ...]] = []
-        for tensor, target in zip(node.inputs, choice.targets, strict=True):
+        for tensor, target in zip(node.inputs, choice.input_layouts, strict=True):
             value = self.values[tensor]
             if value.layout != target or self._widened:
-                value = self._brought(tensor, target, node)
-            parts.append(value.parts)
+                value = self._convert_input(tensor, target, node)
+            parts.append(value.shards)
         return parts, ranges
 
-    def _target(self, choice: Choice, i: int) -> Layout:
+    def _input_layout(self, choice: SplitChoice, i: int) -> Layout:
         """How an input is to lie."""
         dims = tuple(
             choice.rule.split(choice.splits.get(letter, WHOLE), i, axis)
             for axis, letter in enumerate(choice.rule.inputs[i])
         )
-        partial = tuple((m, kind) for m, (members, kind) in choice.kept.items() if i in members)
+        partial = tuple(
+            (m, kind) for m, (members, kind) in choice.kept_partials.items() if i in members
+        )
         return Layout(dims, partial)
 
     def _with_windows(
-        self, node: Node, choice: Choice, ranges: list[dict[str, tuple[Any, Any]]]
+        self, node: Node, choice: SplitChoice, ranges: list[dict[str, tuple[Any, Any]]]
     ) -> list[tuple[Tensor, ...]]:
         """The parts of inputs of which some go along in windows, which `ranges` then holds."""
         rule, splits = choice.rule, choice.splits
-        assert choice.targets is not None
+        assert choice.input_layouts is not None
         parts: list[tuple[Tensor, ...]] = []
-        for i, (tensor, target) in enumerate(zip(node.inputs, choice.targets, strict=True)):
+        for i, (tensor, target) in enumerate(zip(node.inputs, choice.input_layouts, strict=True)):
             dims = list(target.dims)
             value = self.values[tensor]
-            windows = self._windows(node, rule, i, splits)
-            _leave_windows(dims, windows, value.layout, splits)
-            value = self._brought(tensor, Layout(tuple(dims), target.partial), node)
+            windows = self._window_axes(node, rule, i, splits)
+            _keep_window_splits(dims, windows, value.layout, splits)
+            value = self._convert_input(tensor, Layout(tuple(dims), target.partial), node)
             for d, letter in windows:
                 split = splits.get(letter, WHOLE)
-                value = self._window(node, rule, split, letter, d, i, value, ranges)
-            parts.append(value.parts)
+                value = self._fetch_window(node, rule, split, letter, d, i, value, ranges)
+            parts.append(value.shards)
         return parts
 
-    def _brought(self, tensor: Tensor, target: Layout, node: Node) -> Value:
+    def _convert_input(self, tensor: Tensor, target: Layout, node: Node) -> ShardedTensor:
         """A tensor in another layout. Of one that was made wider (real numbers that became
         complex), what it was made of travels."""
         value = self.values[tensor]
@@ -179,30 +183,35 @@ class Emitter:
         leaving = {a for have, want in pairs for a in have.axes if a not in want.axes}
         moved = self._widened.get((tensor, target))
         narrower = source.dtype.itemsize < tensor.dtype.itemsize and before.layout == value.layout
-        if moved is None and narrower and leaving - self.mesh.local and not value.layout.partial:
-            there = self.moves.to(before, target, node, called(source.node))
-            moved = self._widened[tensor, target] = self.moves.each(
+        if (
+            moved is None
+            and narrower
+            and leaving - self.mesh.sequential
+            and not value.layout.partial
+        ):
+            there = self.resharder.convert(before, target, node, user_name(source.node))
+            moved = self._widened[tensor, target] = self.resharder.map_shards(
                 there, tensor.spec, node, lambda part: FUNCTIONS["astype"](part, tensor.dtype)
             )
-        return moved or self.moves.to(value, target, node, called(tensor.node))
+        return moved or self.resharder.convert(value, target, node, user_name(tensor.node))
 
-    def _windows(
-        self, node: Node, rule: Rule, i: int, splits: Mapping[str, Split]
+    def _window_axes(
+        self, node: Node, rule: ShardingRule, i: int, splits: Mapping[str, AxisSplit]
     ) -> list[tuple[int, str]]:
         """Axes of an input, and their letters, along which windows go and places have a part."""
         tensor, sharding = node.inputs[i], rule.sharding
         if i not in sharding.windowed:
             return []
-        have, in_parts = self.values[tensor].layout.dims, node.op.name in _PARTS
+        have, in_parts = self.values[tensor].layout.dims, node.op.name in _SLICING_OPS
         return [
             (d, letter)
             for d, letter in enumerate(rule.inputs[i])
-            if rule.windows(letter)
+            if rule.has_window(letter)
             if letter in splits
-            or (in_parts and self._sees_a_part(rule, letter, tensor.shape[d], have[d]))
+            or (in_parts and self._needs_part(rule, letter, tensor.shape[d], have[d]))
         ]
 
-    def _sees_a_part(self, rule: Rule, letter: str, size: Any, split: Split) -> bool:
+    def _needs_part(self, rule: ShardingRule, letter: str, size: Any, split: AxisSplit) -> bool:
         """Whether results that stay whole see a part only of an axis that is cut: that travels, and
         not the whole axis."""
         assert rule.sharding.needs is not None
@@ -212,32 +221,34 @@ class Emitter:
         smaller: bool = stop - start < size
         return smaller
 
-    def _window(
+    def _fetch_window(
         self,
         node: Node,
-        rule: Rule,
-        split: Split,
+        rule: ShardingRule,
+        split: AxisSplit,
         letter: str,
         d: int,
         number: int,
-        value: Value,
+        value: ShardedTensor,
         ranges: list[dict[str, tuple[Any, Any]]],
-    ) -> Value:
+    ) -> ShardedTensor:
         """The input with, at each place, what the windows of its outputs see along an axis."""
         assert rule.sharding.needs is not None
         wanted = []
         for place, own in zip(self.mesh.places, ranges, strict=True):
-            piece = self.cuts.piece(rule.sizes.get(letter, 1), split, place)
+            piece = self.partitioner.piece(rule.sizes.get(letter, 1), split, place)
             own[letter] = rule.sharding.needs(letter, piece.start, piece.stop)
             each = own[letter]
             wanted.append(each[number] if isinstance(each, list) else each)
-        parts = self.moves.windows(value, d, wanted, node, called(node.inputs[number].node))
-        return Value(value.spec, value.layout.with_dim(d, WHOLE), parts)
+        parts = self.resharder.fetch_windows(
+            value, d, wanted, node, user_name(node.inputs[number].node)
+        )
+        return ShardedTensor(value.spec, value.layout.with_dim(d, WHOLE), parts)
 
-    def _at_places(
+    def _emit_at_places(
         self,
         node: Node,
-        choice: Choice,
+        choice: SplitChoice,
         inputs: Sequence[tuple[Tensor, ...]],
         ranges: Sequence[dict[str, tuple[Any, Any]]],
     ) -> list[tuple[Tensor, ...]]:
@@ -245,50 +256,52 @@ class Emitter:
         rule, splits = choice.rule, choice.splits
         found: list[tuple[Tensor, ...]] = []
         known: dict[Any, tuple[Tensor, ...]] = {}
-        wanted = rule.sizes if self.mesh.local or rule.sharding.build is not None else {}
+        wanted = rule.sizes if self.mesh.sequential or rule.sharding.build is not None else {}
         for number, place in enumerate(self.mesh.places):
             own = tuple([parts[number] for parts in inputs])
             pieces = {
-                letter: self.cuts.piece(size, splits.get(letter, WHOLE), place)
+                letter: self.partitioner.piece(size, splits.get(letter, WHOLE), place)
                 for letter, size in wanted.items()
             }
-            home = self.moves.home(node, place)
-            key = (home, own, tuple(pieces.items())) if self.mesh.local else number
+            home = self.resharder.device_index(node, place)
+            key = (home, own, tuple(pieces.items())) if self.mesh.sequential else number
             if key not in known:
-                pattern = choice.patterns.get(number)
+                pattern = choice.templates.get(number)
                 if pattern is not None and have_specs(own, pattern.inputs):
-                    copy = self._copy(pattern, own, node, place)
+                    copy = self._copy_template(pattern, own, node, place)
                     known[key] = copy.outputs
                 else:
-                    with self.moves.at(place, node):
-                        known[key] = self._built(
+                    with self.resharder.on_device(place, node):
+                        known[key] = self._build_local(
                             node, rule, own, pieces, splits, place, ranges[number]
                         )
                     if rule.sharding.build is None:  # else it is made of other nodes
-                        choice.patterns[number] = known[key][0].node
+                        choice.templates[number] = known[key][0].node
             found.append(known[key])
         return found
 
-    def _copy(self, pattern: Node, inputs: tuple[Tensor, ...], node: Node, place: Place) -> Node:
+    def _copy_template(
+        self, pattern: Node, inputs: tuple[Tensor, ...], node: Node, place: Place
+    ) -> Node:
         """What stands for a node at a place, where something like it stands already."""
-        at, device = self.moves.sites(node)[self.mesh.number(place)]
+        at, device = self.resharder.sites(node)[self.mesh.index_of(place)]
         return pattern.copy_for(inputs, at + node.name, device, node)
 
-    def _built(
+    def _build_local(
         self,
         node: Node,
-        rule: Rule,
+        rule: ShardingRule,
         inputs: tuple[Tensor, ...],
-        pieces: Mapping[str, Piece],
-        splits: Mapping[str, Split],
+        pieces: Mapping[str, ShardExtent],
+        splits: Mapping[str, AxisSplit],
         place: Place,
         ranges: Mapping[str, tuple[Any, Any]],
     ) -> tuple[Tensor, ...]:
         attrs = dict(node.attrs)
         try:
             if rule.sharding.build is not None and (ranges or any(s for s in splits.values())):
-                every = {**rule.single, **pieces}
-                cut = rules.Cut(
+                every = {**rule.unsplit_extents, **pieces}
+                cut = rules.ShardView(
                     {letter: p.start for letter, p in every.items()},
                     {letter: p.size for letter, p in every.items()},
                     {letter: p.total for letter, p in every.items()},
@@ -307,13 +320,13 @@ class Emitter:
             ) from error
 
     def _local_shapes(
-        self, node: Node, rule: Rule, splits: Mapping[str, Split], place: Place
+        self, node: Node, rule: ShardingRule, splits: Mapping[str, AxisSplit], place: Place
     ) -> tuple[Shape, ...]:
         """The shapes of a node's outputs at a place."""
         first = len(node.inputs)
         return tuple(
             tuple(
-                self.cuts.piece(
+                self.partitioner.piece(
                     size, rule.split(splits.get(letter, WHOLE), first + o, axis), place
                 ).size
                 for axis, (size, letter) in enumerate(zip(spec.shape, names, strict=True))
@@ -321,22 +334,22 @@ class Emitter:
             for o, (names, spec) in enumerate(zip(rule.outputs, node.specs, strict=True))
         )
 
-    def _keep(
+    def _store_outputs(
         self,
         node: Node,
-        choice: Choice,
+        choice: SplitChoice,
         outputs: Sequence[tuple[Tensor, ...]],
     ) -> None:
         """Note what stands for the outputs."""
-        if choice.results is None:
+        if choice.output_layouts is None:
             first, count = len(node.inputs), len(node.outputs)
-            choice.results = [self._result(choice, first, o) for o in range(count)]
-        for o, (tensor, layout) in enumerate(zip(node.outputs, choice.results, strict=True)):
+            choice.output_layouts = [self._output_layout(choice, first, o) for o in range(count)]
+        for o, (tensor, layout) in enumerate(zip(node.outputs, choice.output_layouts, strict=True)):
             parts = tuple([made[o] for made in outputs])
-            self.values[tensor] = Value(tensor.spec, layout, parts)
-            self._collect(tensor, node)
+            self.values[tensor] = ShardedTensor(tensor.spec, layout, parts)
+            self._bucket_partial(tensor, node)
 
-    def _result(self, choice: Choice, first: int, o: int) -> Layout:
+    def _output_layout(self, choice: SplitChoice, first: int, o: int) -> Layout:
         """How an output lies; the outputs' numbers among all tensors begin with `first`."""
         rule, splits = choice.rule, choice.splits
         names = rule.outputs[o]
@@ -344,7 +357,7 @@ class Emitter:
             rule.split(splits.get(letter, WHOLE), first + o, axis)
             for axis, letter in enumerate(names)
         )
-        partial = [(m, kind) for m, (_, kind) in choice.kept.items()]
+        partial = [(m, kind) for m, (_, kind) in choice.kept_partials.items()]
         for letter, split in splits.items():
             if letter not in names and not rule.meets(letter):
                 kind = rule.sharding.kind
@@ -353,31 +366,31 @@ class Emitter:
                 partial += [(axis, kind) for axis in split.axes]
         return Layout(dims, tuple(sorted(partial)))
 
-    def _goes_apart(self, rule: Rule, splits: Mapping[str, Split]) -> bool:
+    def _stays_unsynchronised(self, rule: ShardingRule, splits: Mapping[str, AxisSplit]) -> bool:
         """Whether each shard looks at its own piece only."""
         axes = {a for letter, s in splits.items() if letter.isupper() for a in s.axes}
         return rule.sharding.apart is not None and axes <= self.apart
 
     # Sums that are exchanged together -------------------------------------------------------------
 
-    def _collect(self, tensor: Tensor, node: Node) -> None:
+    def _bucket_partial(self, tensor: Tensor, node: Node) -> None:
         """Let a partial sum wait for others, if whoever reads it needs the sum."""
         readers = self.readers.get(tensor, [])
         if readers and all(reader is None for reader in readers):
-            self._buckets.ride(tensor, node)
+            self._buckets.add_fetched(tensor, node)
         if any(reader is None for reader in readers) or not readers:
             return
         found = self.values[tensor].layout.partial
         sums = all(kind == "sum" for _, kind in found)
         alone = readers[0] if len(set(readers)) == 1 else None
-        if sums and alone is not None and self._hands_on(alone, tensor):
+        if sums and alone is not None and self._passes_partials(alone, tensor):
             return
-        wish = self.wishes.get(tensor)
+        wish = self.preferred.get(tensor)
         partial = {axis for axis, _ in found}
         cut = wish is not None and partial & wish.axes()
         self._buckets.add(tensor, node, wish if cut else None)
 
-    def _hands_on(self, reader: Node, tensor: Tensor, depth: int = 8) -> bool:
+    def _passes_partials(self, reader: Node, tensor: Tensor, depth: int = 8) -> bool:
         """Whether a reader may hand a partial sum on: it renames numbers, or adds others such."""
         if reader.op.name in ("assign", "group") or is_control(reader.op):
             return False
@@ -398,35 +411,36 @@ class Emitter:
         summed = {c for names in rule.inputs for c in names if c != "."}
         if summed - set("".join(rule.outputs)):
             return True
-        return self._hands_on(node, node.inputs[0], depth) and self._may_be_partial(
+        return self._passes_partials(node, node.inputs[0], depth) and self._may_be_partial(
             node.inputs[0], depth - 1
         )
 
-    def settle(self, node: Node) -> None:
+    def reduce_inputs(self, node: Node) -> None:
         """Exchange the sums that a node reads; those over turns that a device took, for a reader on
         another one, are made where the turns were: it is sent one tensor, and not each turn's."""
         for tensor in node.inputs:
             layout = self.values[tensor].layout
             if layout.partial:  # only such wait
-                self._buckets.empty(tensor)
+                self._buckets.flush_tensor(tensor)
                 layout = self.values[tensor].layout
             if not layout.partial:
                 continue
-            rest = tuple(p for p in layout.partial if p[0] not in self.mesh.local)
-            if rest != layout.partial and self._elsewhere(tensor, node):
+            rest = tuple(p for p in layout.partial if p[0] not in self.mesh.sequential)
+            if rest != layout.partial and self._is_elsewhere(tensor, node):
                 there = Layout(layout.dims, rest)
-                value = self.moves.to(self.values[tensor], there, tensor.node, tensor.name)
+                value = self.resharder.convert(self.values[tensor], there, tensor.node, tensor.name)
                 self.values[tensor] = value
 
-    def _elsewhere(self, tensor: Tensor, reader: Node) -> bool:
+    def _is_elsewhere(self, tensor: Tensor, reader: Node) -> bool:
         return any(
-            self.moves.home(tensor.node, place) != self.moves.home(reader, place)
+            self.resharder.device_index(tensor.node, place)
+            != self.resharder.device_index(reader, place)
             for place in self.mesh.places
         )
 
     # Expansion ------------------------------------------------------------------------------------
 
-    def _expand(self, node: Node, rule: Rule, splits: Mapping[str, Split]) -> None:
+    def _expand(self, node: Node, rule: ShardingRule, splits: Mapping[str, AxisSplit]) -> None:
         """Write a node by way of the simpler ones of which its op is made. What cuts the axis for
         which they are cuts nothing else of its inputs."""
         assert rule.sharding.expand is not None
@@ -440,20 +454,20 @@ class Emitter:
             )
             if dims != have.dims:
                 moved[tensor] = replace(have, dims=dims)
-                self.values[tensor] = self._brought(tensor, moved[tensor], node)
-        with self.moves.between(node):
+                self.values[tensor] = self._convert_input(tensor, moved[tensor], node)
+        with self.resharder.cross_device(node):
             made = rule.sharding.expand(*node.inputs, **node.attrs)
         made = made if isinstance(made, tuple) else (made,)
         graph = Graph(made)
         for own, after in zip(node.outputs, made, strict=True):
-            if own in self.wishes:
-                self.wishes.setdefault(after, self.wishes[own])
-        self.within(graph, moved)
+            if own in self.preferred:
+                self.preferred.setdefault(after, self.preferred[own])
+        self.emit_graph(graph, moved)
         self.values.update(before)
         for own, after in zip(node.outputs, made, strict=True):
             self.values[own] = self.values[after]
 
-    def within(self, graph: Graph, moved: Mapping[Tensor, Layout] | None = None) -> None:
+    def emit_graph(self, graph: Graph, moved: Mapping[Tensor, Layout] | None = None) -> None:
         """Write the nodes of another graph that nothing stands for yet.
 
         Args:
@@ -464,70 +478,70 @@ class Emitter:
         for inner in fresh:
             for tensor in inner.inputs:
                 self.readers.setdefault(tensor, []).append(inner)
-        given = {**known, **self.wishes, **(moved or {})}
-        for tensor, wish in propagate(fresh, given, self.cuts).items():
-            self.wishes.setdefault(tensor, wish)
+        given = {**known, **self.preferred, **(moved or {})}
+        for tensor, wish in propagate(fresh, given, self.partitioner).items():
+            self.preferred.setdefault(tensor, wish)
         for inner in fresh:
-            if not self._repeats_a_sum(inner):
-                self.node(inner)
+            if not self._reuses_reduction(inner):
+                self.emit_node(inner)
 
-    def _repeats_a_sum(self, node: Node) -> bool:
+    def _reuses_reduction(self, node: Node) -> bool:
         """Take over what another node has summed (or otherwise reduced). What is as large as what
         it is made of is made again, rather than kept from a forward pass to its backward pass."""
-        first = self._repeats.first(node)
+        first = self._value_numbers.first_equal(node)
         if first is node or any(t not in self.values for t in first.outputs):
             return False
         if sum(map(self._size, node.outputs)) >= sum(map(self._size, node.inputs)):
             return False
         for mine, theirs in zip(node.outputs, first.outputs, strict=True):
-            self._buckets.empty(theirs)
+            self._buckets.flush_tensor(theirs)
             self.values[mine] = self.values[theirs]
         return True
 
     def _size(self, tensor: Tensor) -> int:
-        return self.cuts.guess(tensor.size)
+        return self.partitioner.guess(tensor.size)
 
-    def inside(self, moves: Moves, wishes: Mapping[Tensor, Layout]) -> Emitter:
+    def body_emitter(self, resharder: Resharder, preferred: Mapping[Tensor, Layout]) -> Emitter:
         """An emitter for a body, in which nothing travels."""
-        return Emitter(moves, wishes, {}, 0, self.apart, self._followed)
+        return Emitter(resharder, preferred, {}, 0, self.apart, self._sequence_axis)
 
-    def node(self, node: Node) -> None:
+    def emit_node(self, node: Node) -> None:
         """Write any node."""
         if node.op.elementwise and node.op.pure:  # most are
-            self.emit(node)
+            self.emit_compute(node)
         elif node.op.name == "constant":
             (tensor,) = node.outputs
             parts = (tensor,) * len(self.mesh.places)
-            self.values[tensor] = Value(tensor.spec, whole(tensor.ndim), parts)
-        elif node.op.name in _ONCE:
-            self._once(node)
+            self.values[tensor] = ShardedTensor(tensor.spec, whole(tensor.ndim), parts)
+        elif node.op.name in _EFFECT_OPS:
+            self._emit_once(node)
         elif is_control(node.op):
-            self.settle(node)
+            self.reduce_inputs(node)
             emit_control(self, node)
         else:
-            self.emit(node)
+            self.emit_compute(node)
 
-    def _once(self, node: Node) -> None:
+    def _emit_once(self, node: Node) -> None:
         """Write a node with an effect outside: at the first place, which tells the others."""
         values = []
         for tensor in node.inputs:
-            self._buckets.empty(tensor)
-            whole_value = self.moves.to(
-                self.values[tensor], whole(tensor.ndim), node, called(tensor.node)
+            self._buckets.flush_tensor(tensor)
+            whole_value = self.resharder.convert(
+                self.values[tensor], whole(tensor.ndim), node, user_name(tensor.node)
             )
             values.append(whole_value)
-        with self.moves.at(self.mesh.places[0], node):
-            made = make_node(node.op, tuple(v.parts[0] for v in values), node.attrs, node.name)
+        with self.resharder.on_device(self.mesh.places[0], node):
+            made = make_node(node.op, tuple(v.shards[0] for v in values), node.attrs, node.name)
         for tensor, part in zip(node.outputs, made.outputs, strict=True):
             parts = (part,) * len(self.mesh.places)
-            self.values[tensor] = Value(tensor.spec, whole(tensor.ndim), parts)
+            self.values[tensor] = ShardedTensor(tensor.spec, whole(tensor.ndim), parts)
 
 
-def _leave_windows(
-    dims: list[Split],
+def _keep_window_splits(
+    dims: list[AxisSplit],
     windows: Sequence[tuple[int, str]],
     have: Layout,
-    splits: Mapping[str, Split],
+    splits: Mapping[str, AxisSplit],
 ) -> None:
     """Axes with windows stay as they are, and halos are brought; where that cannot be, the whole
     axis is. In place."""

@@ -20,16 +20,29 @@ from graphflow.init import Initializer, SharedInitial
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import Span, evaluate
-from graphflow.parallel.mesh.device_mesh import Cuts, Homes, Mesh, Piece, Place, Split, too_small
-from graphflow.parallel.mesh.layouts import Layout, Move, Value, whole
-from graphflow.parallel.pipelining.stage_report import Staged
-from graphflow.parallel.resharding.resharder import Moves
-from graphflow.parallel.resharding.update_gathering import Updates
+from graphflow.parallel.mesh.device_mesh import (
+    AxisSplit,
+    DeviceAssignment,
+    Mesh,
+    Place,
+    ShardExtent,
+    SizePartitioner,
+    batch_too_small_error,
+)
+from graphflow.parallel.mesh.layouts import CommunicationRecord, Layout, ShardedTensor, whole
+from graphflow.parallel.pipelining.stage_report import StagedPipeline
+from graphflow.parallel.resharding.resharder import Resharder
+from graphflow.parallel.resharding.update_gathering import UpdateGatherer
 from graphflow.parallel.sharding.batch_axis import equal_sizes
 from graphflow.parallel.sharding.emitter import Emitter
-from graphflow.parallel.sharding.propagation import by_heads, propagate
-from graphflow.parallel.sharding.replica_terms import ALONE, Terms, in_sequence, shared_out
-from graphflow.parallel.sharding.whole_nodes import are_like, copies_at_places
+from graphflow.parallel.sharding.propagation import propagate, split_by_heads
+from graphflow.parallel.sharding.replica_terms import (
+    NOT_REPLICATED,
+    ReplicationConfig,
+    split_sequence,
+    split_slots,
+)
+from graphflow.parallel.sharding.whole_nodes import copy_to_places, have_spec_of
 from graphflow.passes import MergeBodies
 from graphflow.strategy import strategy_of
 
@@ -42,7 +55,7 @@ def contiguous(array: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Share:
+class FeedSlice:
     """What a placeholder of a shard is fed: a part of what the user's placeholder is.
 
     Attributes:
@@ -51,7 +64,7 @@ class Share:
     """
 
     placeholder: Node
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardExtent, ...]
 
     def index(self, sizes: Mapping[str, int]) -> tuple[slice, ...]:
         """The part, for sizes of symbols."""
@@ -59,7 +72,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ShardedVariable:
     """The variables that stand for one of the user's, and what part of it each has.
 
     Attributes:
@@ -71,7 +84,7 @@ class Pieces:
     layout: Layout
     mesh: Mapping[str, int]
 
-    def check(self, node: Node, mesh: Mesh) -> Pieces:
+    def check(self, node: Node, mesh: Mesh) -> ShardedVariable:
         """The same, if they lie on a mesh, or would lie there as they do.
 
         Raises:
@@ -92,7 +105,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, eq=False)
-class Sharded:
+class ShardedGraph:
     """A graph that was cut over a mesh.
 
     Attributes:
@@ -109,13 +122,13 @@ class Sharded:
     source: Graph
     graph: Graph
     mesh: Mesh
-    cuts: Cuts
-    shares: Mapping[Node, Share]
-    variables: Mapping[Node, Pieces]
-    moves: tuple[Move, ...]
-    fetched: tuple[Move, ...] = ()
-    values: Mapping[Tensor, Value] = field(repr=False, default_factory=dict)
-    staged: Staged | None = None
+    partitioner: SizePartitioner
+    shares: Mapping[Node, FeedSlice]
+    variables: Mapping[Node, ShardedVariable]
+    records: tuple[CommunicationRecord, ...]
+    fetched: tuple[CommunicationRecord, ...] = ()
+    values: Mapping[Tensor, ShardedTensor] = field(repr=False, default_factory=dict)
+    pipeline: StagedPipeline | None = None
     _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[slice, ...]]] = field(
         repr=False, default_factory=dict
     )
@@ -123,29 +136,33 @@ class Sharded:
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of all symbols, those of pieces too."""
-        return {**sizes, **self.cuts.bindings(sizes)}
+        return {**sizes, **self.partitioner.bindings(sizes)}
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """What a pipeline's nodes belong to, by turn: F0, B0, …; else nothing."""
-        return () if self.staged is None else self.staged.labels
+        return () if self.pipeline is None else self.pipeline.labels
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
         """Whether a step with symbols of these sizes would be cut as this is."""
-        return self.cuts.suits(sizes)
+        return self.partitioner.suits(sizes)
 
-    def changed(self, change: Callable[[Graph], Graph]) -> Sharded:
+    def map_graph(self, change: Callable[[Graph], Graph]) -> ShardedGraph:
         """The same with another graph, of equal outputs, and what is sent in that."""
-        sent = list(dict.fromkeys(t for m in (*self.moves, *self.fetched) for t, _ in m.sent))
+        sent = list(dict.fromkeys(t for m in (*self.records, *self.fetched) for t, _ in m.sent))
         graph = change(Graph([*self.graph.outputs, *sent]))
         count = len(self.graph.outputs)
         now = dict(zip(sent, graph.outputs[count:], strict=True))
 
-        def standing(moves: Sequence[Move]) -> tuple[Move, ...]:
-            return tuple(m.only({(now[t], to): n for (t, to), n in m.sent.items()}) for m in moves)
+        def restrict(records: Sequence[CommunicationRecord]) -> tuple[CommunicationRecord, ...]:
+            return tuple(
+                m.restrict_to({(now[t], to): n for (t, to), n in m.sent.items()}) for m in records
+            )
 
         own = Graph(graph.outputs[:count], graph.names)
-        return replace(self, graph=own, moves=standing(self.moves), fetched=standing(self.fetched))
+        return replace(
+            self, graph=own, records=restrict(self.records), fetched=restrict(self.fetched)
+        )
 
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> dict[Node, Array]:
         """What the placeholders of shards are fed: their part of what the user feeds."""
@@ -160,15 +177,15 @@ class Sharded:
         }
 
 
-def divided(
+def partition_graph(
     graph: Graph,
     mesh: Mesh,
     annotations: Mapping[Tensor, Layout],
-    known: Mapping[Node, Pieces] | None = None,
-    homes: Homes | None = None,
-    terms: Terms = ALONE,
+    known: Mapping[Node, ShardedVariable] | None = None,
+    assignment: DeviceAssignment | None = None,
+    replication: ReplicationConfig = NOT_REPLICATED,
     fed: Mapping[str, int] | None = None,
-) -> Sharded:
+) -> ShardedGraph:
     """A graph cut over a mesh.
 
     Args:
@@ -185,59 +202,71 @@ def divided(
             mesh.
     """
     graph = _with_merged_bodies(graph)
-    cuts = Cuts(mesh, fed, equal_sizes(graph))
+    partitioner = SizePartitioner(mesh, fed, equal_sizes(graph))
     there = _layouts_of(graph, known or {}, mesh)
-    annotations = by_heads(graph.nodes, annotations, cuts) | there
+    annotations = split_by_heads(graph.nodes, annotations, partitioner) | there
     training = strategy_of(graph) is not None
-    annotations = {t: _fitting(t, lay, cuts, training) for t, lay in annotations.items()}
-    if terms.shared is not None:
-        annotations = shared_out(graph, annotations, cuts, terms.shared)
-    if terms.sequence is not None:
-        annotations = in_sequence(graph, annotations, cuts, terms)
-    wishes = propagate(graph.nodes, annotations, cuts, terms.sequence)
-    moves = Moves(mesh, cuts, homes, terms.sequence)
+    annotations = {t: _fit_layout(t, lay, partitioner, training) for t, lay in annotations.items()}
+    if replication.state_axis is not None:
+        annotations = split_slots(graph, annotations, partitioner, replication.state_axis)
+    if replication.sequence_axis is not None:
+        annotations = split_sequence(graph, annotations, partitioner, replication)
+    preferred = propagate(graph.nodes, annotations, partitioner, replication.sequence_axis)
+    resharder = Resharder(mesh, partitioner, assignment, replication.sequence_axis)
     readers: dict[Tensor, list[Node | None]] = {}
     for node in graph.nodes:
         for tensor in node.inputs:
             readers.setdefault(tensor, []).append(node)
     for tensor in graph.outputs:
         readers.setdefault(tensor, []).append(None)
-    emitter = Emitter(moves, wishes, readers, terms.bucket, terms.apart, terms.sequence)
-    work = _Division(graph, emitter, known or {}, terms.bucket)
+    emitter = Emitter(
+        resharder,
+        preferred,
+        readers,
+        replication.bucket,
+        replication.unsynchronised,
+        replication.sequence_axis,
+    )
+    work = _Division(graph, emitter, known or {}, replication.bucket)
     whole_graph = work.run().verify()
-    return Sharded(
+    return ShardedGraph(
         graph,
         whole_graph,
         mesh,
-        cuts,
+        partitioner,
         work.shares,
         work.variables,
-        tuple(moves.made),
-        tuple(moves.fetched),
+        tuple(resharder.made),
+        tuple(resharder.fetched),
         work.emitter.values,
     )
 
 
-def _fitting(tensor: Tensor, layout: Layout, cuts: Cuts, training: bool) -> Layout:
+def _fit_layout(
+    tensor: Tensor, layout: Layout, partitioner: SizePartitioner, training: bool
+) -> Layout:
     """A layout with as many cuts as leave no piece empty.
 
     Raises:
         ShardingError: there are too many in a step of training, or a size is cut in two ways.
     """
+    mesh = partitioner.mesh
     for d, (size, split) in enumerate(zip(tensor.shape, layout.dims, strict=True)):
-        known = cuts.otherwise(size, split)
-        fitting = cuts.longest(size, split)
+        known = partitioner.conflicting_axes(size, split)
+        fitting = partitioner.longest_split(size, split)
         if fitting != split and tensor.node.op.name == "placeholder":
             if training:
                 if known:
                     raise ShardingError(
                         f"{tensor.name!r} (made at {tensor.node.location}) is cut into "
-                        f"{cuts.mesh.told(split.axes)}, but its size {size} is that of another "
-                        f"placeholder, which is cut into {cuts.mesh.told(known)}; cut both alike, "
-                        "or give them numbers for that size, or names where it need not be the same"
+                        f"{mesh.describe_parts(split.axes)}, but its size {size} is that of "
+                        f"another placeholder, which is cut into {mesh.describe_parts(known)}; cut "
+                        "both alike, or give them numbers for that size, or names where it need "
+                        "not be the same"
                     )
-                told = f"{cuts.told(size)} (of {tensor.name!r}, made at {tensor.node.location})"
-                raise too_small(told, split.axes, cuts.mesh)
+                size_text = partitioner.describe_size(size)
+                told = f"{size_text} (of {tensor.name!r}, made at {tensor.node.location})"
+                raise batch_too_small_error(told, split.axes, mesh)
             layout = layout.with_dim(d, fitting)
     return layout
 
@@ -247,7 +276,9 @@ def _with_merged_bodies(graph: Graph) -> Graph:
     return MergeBodies()(graph) if graph.holders else graph
 
 
-def _layouts_of(graph: Graph, known: Mapping[Node, Pieces], mesh: Mesh) -> dict[Tensor, Layout]:
+def _layouts_of(
+    graph: Graph, known: Mapping[Node, ShardedVariable], mesh: Mesh
+) -> dict[Tensor, Layout]:
     """How variables lie that are there already.
 
     Raises:
@@ -260,19 +291,19 @@ class _Division:
     """One graph on its way through an emitter."""
 
     def __init__(
-        self, graph: Graph, emitter: Emitter, known: Mapping[Node, Pieces], bucket: int
+        self, graph: Graph, emitter: Emitter, known: Mapping[Node, ShardedVariable], bucket: int
     ) -> None:
         self.graph = graph
         self.emitter = emitter
-        self.moves = emitter.moves
+        self.resharder = emitter.resharder
         self.mesh = emitter.mesh
-        self.cuts = emitter.cuts
+        self.partitioner = emitter.partitioner
         self.known = known
-        self.shares: dict[Node, Share] = {}
-        self.variables: dict[Node, Pieces] = {}
+        self.shares: dict[Node, FeedSlice] = {}
+        self.variables: dict[Node, ShardedVariable] = {}
         self._initial: dict[Node, SharedInitial] = {}  # of which parts are cut
         self._groups: dict[Tensor, list[Tensor]] = {}
-        self._updates = Updates(emitter.moves, bucket, self._assigned)
+        self._updates = UpdateGatherer(emitter.resharder, bucket, self._divide_assignment)
 
     def run(self) -> Graph:
         """The graph of all places."""
@@ -291,9 +322,9 @@ class _Division:
                 case "group":
                     self._group(node)
                 case _:
-                    self.emitter.node(node)
+                    self.emitter.emit_node(node)
         self._updates.flush()
-        return self._with_all_updates([self._fetched(t) for t in self.graph.outputs])
+        return self._with_all_updates([self._divide_fetch(t) for t in self.graph.outputs])
 
     def _with_all_updates(self, outputs: list[Tensor]) -> Graph:
         """What is fetched of an assignment is the first place's; the others' happen as well."""
@@ -302,17 +333,17 @@ class _Division:
         every = {
             part: node
             for node in self.graph.of_op("assign")
-            for part in self.emitter.values[node.outputs[0]].parts
+            for part in self.emitter.values[node.outputs[0]].shards
         }
         missing = [part for part in every if part.node not in reached]
         if not missing:
             return graph
-        with self.moves.between(every[missing[0]]):
+        with self.resharder.cross_device(every[missing[0]]):
             rest: Tensor = REGISTRY["group"](*missing, name="updates")
         return Graph([*outputs, rest])
 
     def _layout(self, tensor: Tensor) -> Layout:
-        return self.emitter.wishes.get(tensor) or whole(tensor.ndim)
+        return self.emitter.preferred.get(tensor) or whole(tensor.ndim)
 
     def _placeholder(self, node: Node) -> None:
         """A placeholder for each different part; the user's own, where none is cut."""
@@ -325,16 +356,16 @@ class _Division:
         known: dict[Any, Tensor] = {}
         for place in self.mesh.places:
             pieces = self._pieces(tensor, layout, place)
-            home = self.moves.home(node, place)
-            key = (home, tuple(pieces)) if self.mesh.local else place
+            home = self.resharder.device_index(node, place)
+            key = (home, tuple(pieces)) if self.mesh.sequential else place
             if key not in known:
-                with self.moves.at(place, node):
+                with self.resharder.on_device(place, node):
                     own = REGISTRY["placeholder"](
                         shape=tuple(p.size for p in pieces), dtype=tensor.dtype.name,
                         name=node.name,
                     )  # fmt: skip
                 known[key] = own
-                self.shares[own.node] = Share(node, tuple(pieces))
+                self.shares[own.node] = FeedSlice(node, tuple(pieces))
             parts.append(known[key])
         self._keep(tensor, layout, parts)
 
@@ -349,26 +380,28 @@ class _Division:
         self.variables[node] = pieces
         self._keep(tensor, layout, [n.outputs[0] for n in pieces.nodes])
 
-    def _divided_variable(self, node: Node, tensor: Tensor, layout: Layout) -> Pieces:
+    def _divided_variable(self, node: Node, tensor: Tensor, layout: Layout) -> ShardedVariable:
         nodes, every = [], []
         made: dict[Any, Node] = {}
         spans = tuple([Span(0, int(size)) for size in tensor.shape])
         for place in self.mesh.places:
             if not layout.is_whole:
                 pieces = self._pieces(tensor, layout, place)
-                spans = tuple(_span(p, s) for p, s in zip(pieces, layout.dims, strict=True))
-            key = (self.moves.home(node, place), spans) if self.mesh.local else place
+                spans = tuple(_span_of(p, s) for p, s in zip(pieces, layout.dims, strict=True))
+            key = (
+                (self.resharder.device_index(node, place), spans) if self.mesh.sequential else place
+            )
             if key not in made:
                 made[key] = self._piece(node, place, spans)
             nodes.append(made[key])
             every.append(spans)
-        return Pieces(tuple(nodes), tuple(every), layout, self.mesh.sizes)
+        return ShardedVariable(tuple(nodes), tuple(every), layout, self.mesh.sizes)
 
     def _piece(self, node: Node, place: Place, spans: tuple[Span, ...]) -> Node:
         """The variable of a place, its initial value cut out of the whole one."""
         shape = tuple([s.size for s in spans])
         name = f"{self.graph.names[node]}{self.mesh.tag(place)}"
-        device = self.moves.device(node, place)
+        device = self.resharder.device_of(node, place)
         if shape == tuple(node.attrs["shape"]):
             return node.copy_for((), name, device, node, {**node.attrs, "named": False})
         with origin_scope(node, "", device):
@@ -391,33 +424,33 @@ class _Division:
             self._initial[node] = SharedInitial(initial)
         return self._initial[node].add_shard(spans, shape, node.attrs["dtype"])
 
-    def _pieces(self, tensor: Tensor, layout: Layout, place: Place) -> list[Piece]:
+    def _pieces(self, tensor: Tensor, layout: Layout, place: Place) -> list[ShardExtent]:
         return [
-            self.cuts.piece(size, split, place)
+            self.partitioner.piece(size, split, place)
             for size, split in zip(tensor.shape, layout.dims, strict=True)
         ]
 
     def _assign(self, node: Node) -> None:
         variable, given = node.inputs
-        self.emitter.settle(node)
+        self.emitter.reduce_inputs(node)
         layout = self.emitter.values[variable].layout
         self._updates.add(node, self.emitter.values[given], layout)
 
-    def _assigned(self, node: Node, value: Value) -> None:
+    def _divide_assignment(self, node: Node, value: ShardedTensor) -> None:
         """The assignments of all places, of a value that lies as the variable does."""
-        targets = self.emitter.values[node.inputs[0]].parts
+        targets = self.emitter.values[node.inputs[0]].shards
         variable, given = node.inputs
         apart = len(set(targets)) == len(targets)
-        if apart and are_like(targets, variable) and are_like(value.parts, given):
-            inputs = [*zip(targets, value.parts, strict=True)]
-            copies = copies_at_places(self.moves, node, inputs, node.op.name)
+        if apart and have_spec_of(targets, variable) and have_spec_of(value.shards, given):
+            inputs = [*zip(targets, value.shards, strict=True)]
+            copies = copy_to_places(self.resharder, node, inputs, node.op.name)
             self._keep(node.outputs[0], value.layout, [copy.outputs[0] for copy in copies])
             return
         made: dict[Tensor, Tensor] = {}
         parts = []
-        for place, target, part in zip(self.mesh.places, targets, value.parts, strict=True):
+        for place, target, part in zip(self.mesh.places, targets, value.shards, strict=True):
             if target not in made:
-                with self.moves.at(place, node):
+                with self.resharder.on_device(place, node):
                     made[target] = REGISTRY["assign"](target, part)
             parts.append(made[target])
         self._keep(node.outputs[0], value.layout, parts)
@@ -425,26 +458,26 @@ class _Division:
     def _group(self, node: Node) -> None:
         members: dict[Tensor, None] = {}
         for tensor in node.inputs:
-            for part in self._groups.get(tensor) or self.emitter.values[tensor].parts:
+            for part in self._groups.get(tensor) or self.emitter.values[tensor].shards:
                 members[part] = None
-        with self.moves.between(node):
+        with self.resharder.cross_device(node):
             group = REGISTRY["group"](*members, name=node.name)
         self._groups[node.outputs[0]] = [group]
 
-    def _fetched(self, tensor: Tensor) -> Tensor:
+    def _divide_fetch(self, tensor: Tensor) -> Tensor:
         if tensor in self._groups:
             return self._groups[tensor][0]
-        return self.moves.at_first(self.emitter.values[tensor], tensor.node)
+        return self.resharder.gather_to_first(self.emitter.values[tensor], tensor.node)
 
     def _keep(self, tensor: Tensor, layout: Layout, parts: Sequence[Tensor]) -> None:
-        self.emitter.values[tensor] = Value(tensor.spec, layout, tuple(parts))
+        self.emitter.values[tensor] = ShardedTensor(tensor.spec, layout, tuple(parts))
 
 
-def _span(piece: Piece, split: Split) -> Span:
+def _span_of(piece: ShardExtent, split: AxisSplit) -> Span:
     """A piece of known size."""
     start, size = int(piece.start), int(piece.size // split.rows)
     rows = split.outer if isinstance(split.outer, tuple) else int(split.outer)
     return Span(start, start + size, rows)
 
 
-__all__ = ["Pieces", "Share", "Sharded", "divided"]
+__all__ = ["ShardedVariable", "FeedSlice", "ShardedGraph", "partition_graph"]

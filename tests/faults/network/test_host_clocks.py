@@ -58,7 +58,7 @@ with gf.Session(sys.argv[1], trial=False, ops=["tests.faults.hazards"]) as s:
 def test_traces_of_hosts_whose_clocks_differ_agree_with_the_clock_that_is_outside(
     hosts: Hosts, keys: Mapping[str, str], tmp_path: Path, running: list[Running]
 ) -> None:
-    script = ROOT / "tests" / "runtime" / "shifted_worker.py"
+    script = ROOT / "tests" / "runtime" / "tracing" / "shifted_worker.py"
     addresses = []
     for host, (seconds, ppm) in zip(hosts.hosts, SHIFTS, strict=True):
         addresses.append(f"tcp://{host.address}:7001")

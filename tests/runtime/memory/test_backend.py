@@ -13,7 +13,8 @@ from graphflow.errors import DeviceError, MemoryLimitError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT
 from graphflow.ops.kernels.jit.thread_pool import current_pool
-from graphflow.runtime.memory.backend import CpuBackend, backend_for
+from graphflow.runtime.host.device_backends import backend_for
+from graphflow.runtime.memory.backend import CpuBackend
 
 
 def address(array: np.ndarray) -> int:

@@ -13,15 +13,11 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.ir.op import Tensor
 from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.runtime.memory import branch_planning as planning
 from graphflow.runtime.memory import memory_layout as layout
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.native_calls import branch_parallelism as wide
-from graphflow.runtime.native_calls.branch_parallelism import (
-    ParallelBranches,
-    ScheduledKernel,
-    find_parallel_sections,
-    schedule_branches,
-)
+from graphflow.runtime.native_calls.branch_parallelism import ParallelBranches, schedule_branches
 from graphflow.runtime.native_calls.native_segments import KernelCall
 from graphflow.runtime.program.program import Program, Span
 from tests.properties.random_graphs import random_case, same_bits
@@ -39,8 +35,9 @@ def jit(monkeypatch: pytest.MonkeyPatch) -> None:
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes the smallest branches for worth a thread."""
     monkeypatch.setattr(wide, "MIN_PARALLEL_NANOSECONDS", 1.0)
-    monkeypatch.setattr(wide, "_MIN_BRANCH_NANOSECONDS", 1.0)
-    monkeypatch.setattr(wide, "_MAX_LOAD_SHARE", 0.999)
+    monkeypatch.setattr(planning, "MIN_PARALLEL_NANOSECONDS", 1.0)
+    monkeypatch.setattr(planning, "MIN_BRANCH_NANOSECONDS", 1.0)
+    monkeypatch.setattr(planning, "MAX_LOAD_SHARE", 0.999)
     monkeypatch.setattr(layout, "_BRANCH_GROWTH", 1e9)
 
 
@@ -72,35 +69,6 @@ def strands(program: Program) -> list[ParallelBranches]:
 
 
 # Where ------------------------------------------------------------------------------------------
-
-
-def test_a_stretch_ends_where_its_branches_meet() -> None:
-    units: list[ScheduledKernel | None] = [
-        ScheduledKernel(3, 9e4, ()), ScheduledKernel(5, 9e4, ()),
-        ScheduledKernel(6, 9e4, (0,)), ScheduledKernel(8, 9e4, (1,)),
-        ScheduledKernel(9, 9e4, (2, 3)), ScheduledKernel(11, 9e4, (4,)),
-    ]  # fmt: skip
-    (found,) = find_parallel_sections(units)
-    assert (found.first, found.last) == (3, 8)
-    ours = found.branches
-    assert ours[3] == ours[6] != ours[5] == ours[8]
-
-
-def test_what_is_no_kernel_ends_a_stretch_and_small_ones_join_without() -> None:
-    apart: list[ScheduledKernel | None] = [
-        ScheduledKernel(0, 9e4, ()),
-        None,
-        ScheduledKernel(2, 9e4, ()),
-        None,
-    ]
-    assert find_parallel_sections(apart) == []
-    small: list[ScheduledKernel | None] = [ScheduledKernel(i, 100.0, ()) for i in range(50)]
-    assert find_parallel_sections(small) == []
-    lopsided: list[ScheduledKernel | None] = [
-        ScheduledKernel(0, 9e5, ()),
-        ScheduledKernel(1, 9e4, ()),
-    ]
-    assert find_parallel_sections(lopsided) == []
 
 
 def test_calls_that_share_memory_are_one_strand_unless_they_only_read() -> None:
@@ -195,7 +163,8 @@ def test_branches_take_no_more_memory_than_is_worth_it(monkeypatch: pytest.Monke
     part = alone(total)
     usual = compiled(part).memory.arena
     monkeypatch.setattr(wide, "MIN_PARALLEL_NANOSECONDS", 1.0)
-    monkeypatch.setattr(wide, "_MIN_BRANCH_NANOSECONDS", 1.0)
+    monkeypatch.setattr(planning, "MIN_PARALLEL_NANOSECONDS", 1.0)
+    monkeypatch.setattr(planning, "MIN_BRANCH_NANOSECONDS", 1.0)
     more = compiled(part).memory.arena
     assert usual < more <= 1.25 * usual + (2 << 20)
     monkeypatch.setattr(layout, "_BRANCH_GROWTH", 1.0)

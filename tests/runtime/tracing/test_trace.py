@@ -14,7 +14,8 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, SessionError
-from graphflow.runtime.observability.trace import Exchange, Span, Trace, link_track
+from graphflow.runtime.tracing.events import Exchange, link_track
+from graphflow.runtime.tracing.trace import Span, Trace
 
 A, B, GPU = "/worker:0/cpu:0", "/worker:1/cpu:0", "/worker:1/gpu:0"
 EDGES = {7: ("matmul", A, B, 4096), 8: ("relu", B, GPU, 128)}

@@ -1,4 +1,4 @@
-"""What happened in the traced steps: spans → Trace → a file for Perfetto, or a Measured.
+"""What happened in the traced steps: spans → Trace → a file for Perfetto, or a MeasuredSteps.
 
     runtime spans ─add_step→ Trace ─save→ trace.json;   Trace ─measured→ Plan.with_measured
 
@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -25,80 +25,25 @@ from typing import TYPE_CHECKING, Any
 
 from graphflow.base.formatting import show_count, show_seconds
 from graphflow.base.interrupts import passes_interrupts
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, SessionError
-from graphflow.runtime.observability.edge_traffic import EdgeTable, ExchangeTable
-from graphflow.runtime.observability.perfetto_export import parse_number, trace_events
-from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
+from graphflow.runtime.tracing.edge_traffic import EdgeTable, ExchangeTable
+from graphflow.runtime.tracing.events import (
+    Exchange,
+    TraceEvent,
+    TraceStep,
+    link_track,
+    parse_number,
+)
+from graphflow.runtime.tracing.perfetto_export import trace_events
+from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan_records import Measured
+    from graphflow.placement.plans.plan_records import MeasuredSteps
 
 Span = tuple[str, str, int, int]
 Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
 
 DEPARTURE, ARRIVAL = "departure", "arrival"
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A device's part in a collective over several: its number in the graph, what it does
-    (`all_reduce`), the devices, and the bytes that this one gives."""
-
-    group: int
-    kind: str
-    devices: tuple[str, ...]
-    bytes: int
-
-
-@dataclass(frozen=True)
-class TraceEvent:
-    """Something that took time: computing a node, sending a tensor, waiting for one, its way.
-
-    Args:
-        track: the device, or "source → target" for a link.
-        kind: "compute", "send", "wait" or "transfer".
-        start, end: ns of the coordinator's monotonic clock.
-        edge: number of the cut edge; None for nodes.
-        bytes: moved; 0 for nodes.
-        source, target: the devices that the edge connects; "" for nodes.
-        use: how often the edge was used in the step before, in a loop.
-        exchange: the collective that a device takes part in; its name begins with "start/" where
-            the device gives, and is the node's where it waits for the others and has the result.
-    """
-
-    track: str
-    name: str
-    kind: str
-    start: int
-    end: int
-    edge: int | None = None
-    bytes: int = 0
-    source: str = ""
-    target: str = ""
-    use: int = 0
-    exchange: Exchange | None = None
-
-
-@dataclass(frozen=True)
-class TraceStep:
-    """One traced step; events are ordered by start.
-
-    Attributes:
-        errors: for each worker whose clock is not ours, by how many seconds its times may be off.
-    """
-
-    number: int
-    start: int
-    end: int
-    events: tuple[TraceEvent, ...]
-    peak: Mapping[str, int]
-    errors: Mapping[int, float] = field(default_factory=dict)
-
-    def error_between(self, one: str, other: str) -> float:
-        """By how many seconds a time from one device to another may be off."""
-        workers = {_worker(one), _worker(other)}
-        return sum(self.errors.get(w, 0.0) for w in workers) if len(workers) == 2 else 0.0
 
 
 class Trace:
@@ -203,7 +148,7 @@ class Trace:
             clocks = f", times of workers on one clock to {bound}"
         return f"{show_count(count, 'traced step')}, median {show_seconds(took)}{clocks}"
 
-    def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
+    def measured(self, peak_memory: Mapping[str, int] | None = None) -> MeasuredSteps:
         """The traced steps as a plan shows them: the median step, its timeline from its own start.
 
         Args:
@@ -212,7 +157,7 @@ class Trace:
         Raises:
             SessionError: no step was traced.
         """
-        from graphflow.placement.plans.plan_records import Interval, Measured
+        from graphflow.placement.plans.plan_records import Interval, MeasuredSteps
 
         if not self.steps:
             raise SessionError("nothing was measured: no step ran while the trace was on")
@@ -235,7 +180,7 @@ class Trace:
             for event in middle.events
         )
         makespan = (middle.end - middle.start + other.end - other.start) / 2 * 1e-9
-        return Measured(makespan, timeline, peak, len(self.steps))
+        return MeasuredSteps(makespan, timeline, peak, len(self.steps))
 
     def to_dict(self) -> dict[str, Any]:
         """The Trace Event Format: times in µs from the start of the first traced step."""
@@ -304,11 +249,6 @@ def _umask() -> int:
     return mask
 
 
-def link_track(source: str, target: str) -> str:
-    """Name of the track of a link."""
-    return f"{source} → {target}"
-
-
 def _sort_events(events: Iterable[TraceEvent]) -> list[TraceEvent]:
     return sorted(events, key=lambda event: (event.start, event.end, event.track, event.name))
 
@@ -322,7 +262,13 @@ def _device_event(
     uses: Counter[tuple[str, int]],
 ) -> TraceEvent:
     """A span on a device; one that sends or waits knows of which edge."""
-    kind = "wait" if name.startswith(WAIT) else "send" if name.startswith(SEND) else "compute"
+    kind = (
+        "wait"
+        if name.startswith(WAIT_PREFIX)
+        else "send"
+        if name.startswith(SEND_PREFIX)
+        else "compute"
+    )
     edge = parse_number(name.rpartition("/")[2])
     if kind == "compute" or edge not in edges:
         return TraceEvent(track, name, "compute" if kind == "send" else kind, start, end)
@@ -340,8 +286,3 @@ def _transfer_event(number: int, use: int, edge: Edge, left: int, came: int) -> 
         link_track(source, target), tensor, "transfer", left, max(left, came),
         number, size, source, target, use,
     )  # fmt: skip
-
-
-def _worker(device: str) -> int:
-    """The index in "/worker:1/cpu:0"; -1 for what is not on a worker."""
-    return parse_number(device.removeprefix("/worker:").partition("/")[0])

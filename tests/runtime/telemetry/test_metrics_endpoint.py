@@ -12,15 +12,15 @@ from collections.abc import Iterator
 import pytest
 
 from graphflow.errors import AddressInUse, ArgumentError, InsecureAddress, TransportError
-from graphflow.runtime.observability import metrics_endpoint as endpoint
-from graphflow.runtime.observability.metrics_endpoint import (
+from graphflow.runtime.telemetry import metrics_endpoint as endpoint
+from graphflow.runtime.telemetry.metrics import METRICS, Meters
+from graphflow.runtime.telemetry.metrics_endpoint import (
     CONNECTIONS,
     REQUEST_CAP,
     MetricsServer,
     exposition,
     html_page,
 )
-from graphflow.runtime.telemetry.metrics import METRICS, Meters
 
 pytest.importorskip("prometheus_client")
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from graphflow.runtime.observability.trace import TraceEvent, TraceStep
+from graphflow.runtime.tracing.events import TraceEvent, TraceStep, parse_number
 
 LINKS = 1_000_000  # the process number of the track group that holds the links
 
@@ -99,11 +98,6 @@ def _process(track: str) -> int:
         return 0
     worker = parse_number(track.removeprefix("/worker:").partition("/")[0])
     return LINKS if "→" in track or worker < 0 else worker + 1
-
-
-def parse_number(text: str) -> int:
-    """A number that a worker has told, which may be any text; -1 where it is none."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
 def _group(track: str) -> str:

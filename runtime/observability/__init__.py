@@ -1,1 +1,0 @@
-"""Traces, traffic, metrics and activity of a running session."""
