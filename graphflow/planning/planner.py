@@ -143,7 +143,7 @@ class Planner:
     # The survey -------------------------------------------------------------------------------
 
     def survey_if_cheap(self) -> None:
-        """ClusterSurvey the cluster if that takes moments; without a survey, traces teach nothing."""
+        """Survey the cluster if that takes moments; without a survey, traces teach nothing."""
         if is_known(self._cluster):
             self._ensure_survey()
 
