@@ -199,7 +199,7 @@ def test_running_sums_go_along_one_axis() -> None:
     for axis in (0, 1, -1):
         assert value(G["cumsum"](array, axis=axis)).tolist() == np.cumsum(array, axis).tolist()
     assert value(G["cumsum"](np.arange(3))).tolist() == [0, 1, 3]
-    with pytest.raises(ArgumentError, match="rank 2; say along which axis"):
+    with pytest.raises(ArgumentError, match="rank 2; give the axis"):
         G["cumsum"](array)
     assert gradient_at(lambda x: G["cumsum"](x, 0), [1, 1, 1]).tolist() == [3, 2, 1]
 
