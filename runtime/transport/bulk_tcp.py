@@ -367,7 +367,7 @@ class BulkReceivers:
         self._count = 0
 
     def add(self, session: str, pipe: BulkChannel) -> bytes | None:
-        """Return the route of a new receiving end; close it and return None if there are too many."""
+        """Return the route of a new receiving end, or close it and return None above the cap."""
         if len(self._pipes) >= MAX_CHANNELS:
             pipe.close()
             return None

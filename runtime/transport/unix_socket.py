@@ -153,7 +153,7 @@ def split_packet(packet: bytes) -> list[Any]:
 
 
 class UnixSocketListener:
-    """A worker's listening Unix socket and its connections, `most` at a time. For one thread only."""
+    """A worker's Unix socket with its connections, `most` at a time. For one thread only."""
 
     def __init__(self, address: str, most: int = 512) -> None:
         self._most = most
