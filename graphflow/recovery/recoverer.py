@@ -394,7 +394,7 @@ class Recovery:
             return self._replay_log.find_base()
         except CheckpointError as error:
             raise StateLost(
-                f"the session lost a worker ({self._pending_loss}), and no checkpoint leads to step "
-                f"{self._target_step}: {error}; open a new session on {self.writer.store.root}: it "
-                "continues from the newest checkpoint that can be read"
+                f"the session lost a worker ({self._pending_loss}), and no checkpoint leads to "
+                f"step {self._target_step}: {error}; open a new session on "
+                f"{self.writer.store.root}: it continues from the newest readable checkpoint"
             ) from None
