@@ -161,7 +161,8 @@ class Optimizer:
                 )
         if len(grads) != len(variables):
             raise VariableError(
-                f"apply at {user_location()}: {len(grads)} gradients for {len(variables)} variables"
+                f"apply at {user_location()}: expected a gradient for each variable, got "
+                f"{len(grads)} gradients for {len(variables)} variables"
             )
         seen: set[Tensor] = set()
         for variable in variables:
@@ -280,16 +281,16 @@ def _trainable(loss: Tensor) -> list[Tensor]:
 def check_numbers(optimizer: Optimizer, **values: Any) -> None:
     """Check an optimiser's numbers, and store them as Python floats: numpy's would change the
     dtype."""
+    what = type(optimizer).__name__
     if not isinstance(optimizer.sparse, bool):
         raise ArgumentError(
-            f"optimiser at {user_location()}: sparse must be True or False, "
-            f"not {optimizer.sparse!r}"
+            f"{what} at {user_location()}: sparse must be True or False, not {optimizer.sparse!r}"
         )
     for name, value in values.items():
         if name == "lr" and isinstance(value, Tensor):
             if value.ndim or kind(value.dtype) == "bool":
                 raise ArgumentError(
-                    f"optimiser at {user_location()}: lr must be a scalar number, not {value!r}"
+                    f"{what} at {user_location()}: lr must be a scalar number, not {value!r}"
                 )
             continue
         share = name in ("momentum", "beta1", "beta2", "decay")
@@ -297,11 +298,10 @@ def check_numbers(optimizer: Optimizer, **values: Any) -> None:
         number = number and bool(0 <= value < np.inf)
         if not number or (share and value > 1) or (name.startswith("beta") and value == 1):
             bound = "from 0 to 1" if share else "from 0"
-            bound += ", 1 left out" if name.startswith("beta") else ""
+            bound = "in [0, 1)" if name.startswith("beta") else bound
             listed = name == "lr" and isinstance(value, list | tuple)
             hint = "; " + explain_repeated("lr") if listed else ""
             raise ArgumentError(
-                f"optimiser at {user_location()}: {name} must be a number {bound}, "
-                f"not {value!r}{hint}"
+                f"{what} at {user_location()}: {name} must be a number {bound}, not {value!r}{hint}"
             )
         object.__setattr__(optimizer, name, float(value))
