@@ -24,7 +24,7 @@ from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
-from graphflow.runtime.collectives.exchanges import DeviceCollective
+from graphflow.runtime.collectives.program_collectives import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.memory.memory_layout import BodyLayout, MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition

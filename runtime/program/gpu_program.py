@@ -21,7 +21,7 @@ from graphflow.ir.spec import nbytes
 from graphflow.ops.control_flow.control import call, scan
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
-from graphflow.runtime.collectives.exchanges import DeviceCollective
+from graphflow.runtime.collectives.program_collectives import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.gpu.cuda_graphs import CapturedSteps, GpuStep
 from graphflow.runtime.gpu.gpu_backend import GpuBackend
