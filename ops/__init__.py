@@ -5,7 +5,7 @@ from typing import Any
 
 from graphflow.ir.op import Op, set_elementwise_runner
 from graphflow.ops import nn
-from graphflow.ops.attention import packed_qkv, row_layout
+from graphflow.ops.attention import packed_qkv
 from graphflow.ops.base import state_ops
 from graphflow.ops.communication import collectives, send_recv
 from graphflow.ops.control_flow import control
@@ -80,7 +80,7 @@ __all__ = [
     "extrema", "fft", "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call",
     "least_squares", "linalg_namespace", "linear_recurrence", "matmul", "nms", "nn", "norm",
     "norms", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean", "quantiles", "random",
-    "rectifiers", "reduce", "resize", "roi", "row_layout", "scatter", "search", "select",
+    "rectifiers", "reduce", "resize", "roi", "scatter", "search", "select",
     "send_recv", "shape", "sharded_moments", "signal", "slicing", "softmax", "solve", "sort",
     "sparse", "sparse_sampling", "special", "state_ops", "svd", "take", "take_along_axis",
     "transcendental", "triangles", "unfold", "variance", "vector_products",

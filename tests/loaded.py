@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from graphflow.runtime.launch.fork_server import Forked, ForkServer, can_fork, grow
+from graphflow.runtime.launch.fork_server import ForkedProcess, ForkServer, can_fork, serve_forks
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = ("GRAPHFLOW_TEST", uuid.uuid4().hex)
@@ -52,7 +52,7 @@ class Loaded(ForkServer):
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
-    ) -> Forked:
+    ) -> ForkedProcess:
         """Starts a process, with text streams.
 
         Args:
@@ -78,7 +78,7 @@ _kept: list[Loaded] = []
 
 def loaded() -> Loaded | None:
     """The one of this process, from its first use on; None where processes cannot be forked."""
-    if _kept and not _kept[0].alive:
+    if _kept and not _kept[0].is_alive:
         close()
     if not _kept and can_fork():
         _kept.append(Loaded())
@@ -167,6 +167,6 @@ if __name__ == "__main__":
     for _name in _LOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(_name)
-    _told = grow(int(sys.argv[2]))
+    _told = serve_forks(int(sys.argv[2]))
     if _told is not None:
         _become(json.loads(_told[0]))

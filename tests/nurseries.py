@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from graphflow.runtime.launch.fork_server import Forked, ForkServer
+from graphflow.runtime.launch.fork_server import ForkedProcess, ForkServer
 
 _KEPT = 2
 """Nurseries that wait for a session, which is as many as tests open at a time."""
@@ -27,7 +27,7 @@ class Nurseries:
         for entry in reversed(self._waiting):
             if entry[0] == kind:
                 self._waiting.remove(entry)
-                if entry[1].alive:
+                if entry[1].is_alive:
                     return Lent(self, kind, entry[1])
                 entry[1].close()
         return Lent(self, kind, ForkServer(environment))
@@ -65,16 +65,16 @@ class Lent:
         return self._nursery.pid
 
     @property
-    def alive(self) -> bool:
-        return self._nursery.alive
+    def is_alive(self) -> bool:
+        return self._nursery.is_alive
 
-    def fork(self, arguments: Sequence[str], kept: Sequence[int], until: float) -> Forked:
+    def fork(self, arguments: Sequence[str], kept: Sequence[int], until: float) -> ForkedProcess:
         return self._nursery.fork(arguments, kept, until)
 
     def close(self) -> None:
         if self._is_lent:
             self._is_lent = False
-            if self.alive:
+            if self.is_alive:
                 self._nurseries.take_back(self._kind, self._nursery)
             else:
                 self._nursery.close()

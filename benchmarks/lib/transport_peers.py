@@ -50,9 +50,9 @@ def echo(port: int) -> None:
 def frames(port: int) -> None:
     """Sends every message back, by the listener of a worker."""
     from graphflow.runtime.polling.wakeup import EpollWaiter
-    from graphflow.runtime.transport.tcp import Listener
+    from graphflow.runtime.transport.tcp import TcpListener
 
-    listener = Listener(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
+    listener = TcpListener(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
     waiter = EpollWaiter()
     waiter.add(int(listener.socket.getsockopt(zmq.FD)), 0)
     while True:
@@ -65,13 +65,13 @@ def frames(port: int) -> None:
 def lane(port: int) -> None:
     """Sends every message back, by the lanes of a worker."""
     from graphflow.runtime.polling.wakeup import EpollWaiter
-    from graphflow.runtime.transport.unix_socket import Lanes
+    from graphflow.runtime.transport.unix_socket import UnixSocketListener
 
-    lanes = Lanes(f"tcp://127.0.0.1:{port}")
+    lanes = UnixSocketListener(f"tcp://127.0.0.1:{port}")
     waiter = EpollWaiter()
     waiter.add(lanes.fileno(), 0)
     waiter.wait(60.0)
-    found = lanes.admit()
+    found = lanes.accept()
     if found is None:
         return
     waiter.add(found[1].fileno(), 1)
@@ -142,10 +142,10 @@ def raw(name: str, *, keyed: bool = False) -> Iterator[Any]:
 @contextmanager
 def channel() -> Iterator[Any]:
     from graphflow.runtime.polling.wakeup import EpollWaiter
-    from graphflow.runtime.transport.tcp import Channel
+    from graphflow.runtime.transport.tcp import TcpChannel
 
     with peer("frames") as port:
-        made = Channel(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
+        made = TcpChannel(zmq.Context.instance(), f"tcp://127.0.0.1:{port}", insecure=False)
         waiter = EpollWaiter()
         waiter.add(int(made.socket.getsockopt(zmq.FD)), 0)
         try:
@@ -157,11 +157,13 @@ def channel() -> Iterator[Any]:
 @contextmanager
 def near_lane() -> Iterator[Any]:
     from graphflow.runtime.polling.wakeup import EpollWaiter
-    from graphflow.runtime.transport.unix_socket import Lane
+    from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 
     with peer("lane") as port:
         until = time.monotonic() + 30.0
-        while (made := Lane.to(f"tcp://127.0.0.1:{port}")) is None and time.monotonic() < until:
+        while (
+            made := UnixSocketChannel.connect(f"tcp://127.0.0.1:{port}")
+        ) is None and time.monotonic() < until:
             time.sleep(0.05)
         assert made is not None
         waiter = EpollWaiter()

@@ -27,7 +27,7 @@ from graphflow.ops.communication.reduction_order import shares
 from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
-from graphflow.runtime.wire.messages import Parcel
+from graphflow.runtime.wire.messages import TensorParcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
@@ -49,7 +49,7 @@ class Store(TensorMailbox):
         self._rank = rank
         self.deadline = time.monotonic() + 3600.0
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: TensorParcel) -> None:
         self._store.set(f"{parcel.target_worker}/{parcel.edge}", parcel.array.tobytes().hex())
 
     def take(self, step: int, edge: Any, awaited: Awaited) -> Any:

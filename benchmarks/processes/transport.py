@@ -71,7 +71,7 @@ def keyed_workers() -> Iterator[gf.Session]:
         )  # fmt: skip
         ring = Keyring(folder)
         for name, role in (("boss", COORDINATOR), ("box", WORKER)):
-            ring.new(name, role)
+            ring.create_pair(name, role)
             ring.add((folder / f"{name}.public").read_text(), name)
         lines = ['key = "boss"']
         for _ in range(2):

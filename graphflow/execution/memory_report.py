@@ -1,4 +1,5 @@
-"""What a step takes of each device's memory: predicted, part by part, and recorded."""
+"""Reports of the memory that a step takes on each device: predicted by kind of use, and
+recorded."""
 
 from __future__ import annotations
 
@@ -8,21 +9,21 @@ from graphflow.base.formatting import show_bytes
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.tables import Table
+from graphflow.placement.plans.tables import TextTable
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import MemoryUse, memory_use
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of one device.
+    """Memory of one device, in bytes.
 
     Attributes:
-        use: what they are for: arena (values of the step), variables, constants, feeds, arrivals
-            from other devices, and the most that a kernel takes for itself.
-        recorded: the most that traced steps took; None before a step ran inside `s.trace`. In
-            `s.trace(memory=True)`, what kernels take is counted; else it is the predicted figure.
-        limit: what the device has.
+        use: predicted bytes by kind: arena (values of the step), variables, constants, feeds,
+            arrivals from other devices, and the largest workspace of a kernel.
+        recorded: the peak of traced steps; None before a step ran inside `s.trace`. Workspaces
+            are measured only with `s.trace(memory=True)`, otherwise predicted.
+        limit: the memory of the device.
     """
 
     device: str
@@ -32,7 +33,7 @@ class DeviceMemory:
 
     @property
     def predicted(self) -> int:
-        """The most in use at once."""
+        """Predicted peak, in bytes."""
         return self.use.peak
 
 
@@ -51,8 +52,8 @@ class MemoryReport(Mapping[str, DeviceMemory]):
     def __len__(self) -> int:
         return len(self._devices)
 
-    def table(self) -> Table:
-        """A row for each device."""
+    def table(self) -> TextTable:
+        """Return a table with a row for each device."""
         heads = (
             "device", "predicted", "recorded", "of", "arena", "variables", "constants", "feeds",
             "arrivals", "workspace",
@@ -68,7 +69,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
             )
             for name, each in self._devices.items()
         ]  # fmt: skip
-        return Table("", heads, tuple(rows))
+        return TextTable("", heads, tuple(rows))
 
     def __str__(self) -> str:
         return str(self.table())
@@ -80,8 +81,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
 
 
 def memory_report(compiled: CompiledFetches, cluster: Cluster) -> MemoryReport:
-    """What fetches take on the devices where they are placed, for the sizes that they were placed
-    for."""
+    """Report the memory of fetches on their devices, for the sizes for which they were placed."""
     bindings = compiled.bindings(compiled.sizes)
     measured = compiled.measured.peak_memory if compiled.measured is not None else {}
     return MemoryReport(

@@ -1,4 +1,4 @@
-"""What `help` says of an op: its declaration in words."""
+"""The text of `help` for an op, written from its declaration."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _KINDS = {"bools": "bool", "ints": "int32", "floats": "float32", "complex number
 
 
 class OpDoc:
-    """The docstring of the class Op for the class, of an op for an op; made when it is asked for,
-    so that declaring hundreds of ops costs nothing."""
+    """A descriptor for `__doc__`: the class's own docstring, or a text about one op.
+
+    The text is written on access, so hundreds of declarations cost nothing at import.
+    """
 
     def __init__(self, of_the_class: str | None) -> None:
         self.of_the_class = of_the_class

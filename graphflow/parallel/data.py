@@ -17,25 +17,24 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
-from graphflow.parallel.mesh.count_arguments import count_of, settle
+from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
-from graphflow.parallel.replica_devices import teams_of, within
-from graphflow.parallel.report import Report
-from graphflow.parallel.resharding.gradient_buckets import BUCKET
+from graphflow.parallel.replica_devices import device_groups, flatten_groups
+from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
 from graphflow.parallel.shard_strategy import (
     Shard,
-    check_terms,
-    cut_over,
-    no_product,
-    report_of,
-    takes_products,
-    terms_of,
+    check_replication,
+    defines_products,
+    no_product_error,
+    replication_of,
 )
-from graphflow.parallel.sharding.batch_axis import batch_of
-from graphflow.parallel.sharding.partitioner import Pieces, Sharded
+from graphflow.parallel.sharding.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.partitioner import divide_over_mesh
 from graphflow.parallel.sharding.propagation import is_slot
-from graphflow.parallel.sharding.replica_terms import Terms, with_batch
+from graphflow.parallel.sharding.replica_terms import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
 DATA = "data"
@@ -74,17 +73,17 @@ class Data:
     accumulate: int = 1
     synchronised: bool = True
     batch: Sequence[Tensor | str] | None = None
-    bucket: int = BUCKET
+    bucket: int = BUCKET_BYTES
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
         where = f"Data at {self.line}"
-        count = count_of(self.replicas)
+        count = as_count(self.replicas)
         if count is None:
             raise ShardingError(f"{where}: replicas is a count from 1 on, not {self.replicas!r}")
-        settle(self, replicas=count)
-        check_terms(self, where)
+        set_frozen_fields(self, replicas=count)
+        check_replication(self, where)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -97,13 +96,13 @@ class Data:
         return self.batch
 
     @property
-    def terms(self) -> Terms:
+    def replication(self) -> ReplicationConfig:
         """On what terms replicas go together."""
-        return terms_of(self, DATA)
+        return replication_of(self, DATA)
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
         """The batch is cut, and variables are whole, but for slots whose state is shared out."""
-        given = with_batch(graph, batch_of(graph, self.batch), {}, DATA, mesh, strict)
+        given = split_batch(graph, batch_placeholders(graph, self.batch), {}, DATA, mesh, strict)
         for node in graph.variables:
             if not (self.shard_state and is_slot(node)):
                 given[node.outputs[0]] = whole(node.outputs[0].ndim)
@@ -113,33 +112,33 @@ class Data:
         self,
         graph: Graph,
         cluster: Cluster,
-        known: Mapping[Node, Pieces] | None = None,
+        known: Mapping[Node, ShardedVariable] | None = None,
         fed: Mapping[str, int] | None = None,
-    ) -> Sharded:
+    ) -> ShardedGraph:
         """A graph of replicas, for the devices of a cluster.
 
         Raises:
             ShardingError: see above.
         """
-        return cut_over(self, graph, cluster, known, fed)
+        return divide_over_mesh(self, graph, cluster, known, fed)
 
     def __mul__(self, other: Any) -> Any:
         """With a Shard, one mesh of both, the replicas outermost; with a Pipeline, each stage has
         replicas."""
         if isinstance(other, Shard):
-            return self._with(other)
-        if takes_products(other) and not isinstance(other, Data):
+            return self._replicate(other)
+        if defines_products(other) and not isinstance(other, Data):
             return NotImplemented
         if isinstance(other, Data):
             both = self.replicas * other.replicas
             raise ShardingError(
                 f"at {user_location()}: Data * Data is no other strategy; write Data({both})"
             )
-        raise no_product(self, other)
+        raise no_product_error(self, other)
 
     __rmul__ = __mul__
 
-    def _with(self, shard: Shard) -> Shard:
+    def _replicate(self, shard: Shard) -> Shard:
         """Replicas of what a Shard cuts.
 
         Raises:
@@ -159,8 +158,8 @@ class Data:
                     f"{where}: both say devices=; say them in the Data, a list for each replica"
                 )
             places = prod(shard.mesh.values())
-            devices = within(
-                teams_of(self.devices, self.replicas, places, where, "replicas"), places
+            devices = flatten_groups(
+                device_groups(self.devices, self.replicas, places, where, "replicas"), places
             )
         if self.accumulate > 1 < shard.accumulate:
             raise ShardingError(
@@ -172,16 +171,16 @@ class Data:
             mesh=mesh,
             devices=devices,
             batch=DATA,
-            bucket=shard.bucket if self.bucket == BUCKET else self.bucket,
+            bucket=shard.bucket if self.bucket == BUCKET_BYTES else self.bucket,
             shard_state=self.shard_state,
             accumulate=max(self.accumulate, shard.accumulate),
             synchronised=self.synchronised and shard.synchronised,
             examples=shard.examples if self.batch is None else self.batch,
         )
-        settle(product, line=user_location())
+        set_frozen_fields(product, line=user_location())
         return product
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """What the strategy makes of some fetches: each collective with its bytes and the line that
         caused it. Print it."""
         return report_of(self, fetches, cluster)

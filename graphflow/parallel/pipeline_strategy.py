@@ -11,38 +11,42 @@ from dataclasses import field, replace
 from math import prod
 from typing import Any
 
-from graphflow.base.argument_checks import checks_arguments, did_you_mean, signature_of
+from graphflow.base.argument_checks import checks_arguments, did_you_mean
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.errors import GraphflowError, ScheduleError, ShardingError
+from graphflow.errors import ScheduleError, ShardingError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
-from graphflow.ir.spec import sole_symbol
-from graphflow.parallel.mesh.count_arguments import count_of, settle
-from graphflow.parallel.mesh.device_mesh import MICRO, SYMBOLS, WAY, Mesh
-from graphflow.parallel.pipelining.asynchronous_pipeline import unrolled
-from graphflow.parallel.pipelining.flushing_pipeline import pipelined, ways_of, with_merged_bodies
-from graphflow.parallel.pipelining.schedule import Schedule
-from graphflow.parallel.pipelining.schedules import SCHEDULES
-from graphflow.parallel.pipelining.stage_cotangents import added_where_they_are
-from graphflow.parallel.pipelining.stages import check_number, origin_of, stages_of
-from graphflow.parallel.replica_devices import by_stage, teams_of
-from graphflow.parallel.report import Report
-from graphflow.parallel.resharding.gradient_buckets import BUCKET
-from graphflow.parallel.shard_strategy import check_places, devices_for, report_of
-from graphflow.parallel.sharding.batch_axis import batch_of
-from graphflow.parallel.sharding.partitioner import Pieces, Sharded
-from graphflow.parallel.sharding.replica_terms import Terms
+from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
+from graphflow.parallel.mesh.device_mesh import MICRO, PATH, Mesh
+from graphflow.parallel.mesh.mesh_arguments import check_mesh_size, mesh_devices
+from graphflow.parallel.pipelining.asynchronous_pipeline import unroll_pipeline
+from graphflow.parallel.pipelining.flushing_pipeline import (
+    merge_bodies,
+    partition_pipeline,
+    paths_of,
+)
+from graphflow.parallel.pipelining.pipeline_checks import (
+    call_schedule,
+    check_batch,
+    check_function,
+    check_microbatch_count,
+    is_stage_list,
+    is_training,
+    losses_of,
+)
+from graphflow.parallel.pipelining.schedule import SCHEDULES, STAGES_PER_DEVICE, Schedule
+from graphflow.parallel.pipelining.stage_cotangents import sum_within_stages
+from graphflow.parallel.pipelining.stages import check_stage_count, stages_of
+from graphflow.parallel.replica_devices import device_groups, group_by_stage
+from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
+from graphflow.parallel.sharding.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.replica_terms import ReplicationConfig
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
-_ON_A_DEVICE = {"interleaved": 2, "zb-v": 2}
-"""Stages on a device, of schedules that ask for several."""
-
-
-NODES = 500_000
-"""The nodes that a pipeline may have, about."""
-
-SMALL = 10_000
+MAX_EAGER_TASKS = 10_000
 """Micro-batches of all stages, of a schedule that is made to see whether it can be."""
 
 
@@ -80,7 +84,7 @@ class Pipeline:
     devices: Sequence[str] | None = None
     beside: Any = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
-    _found: dict[Node, int] = field(default_factory=dict, init=False, repr=False)
+    _stages: dict[Node, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         where = f"Pipeline at {self.line}"
@@ -92,51 +96,51 @@ class Pipeline:
                 f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
                 f"not {given!r}" + (f"; {hint}" if hint else "")
             )
-        count = count_of(self.stages)
+        count = as_count(self.stages)
         if count is not None:
-            settle(self, stages=count)
-        elif not _are_stages(self.stages):
+            set_frozen_fields(self, stages=count)
+        elif not is_stage_list(self.stages):
             raise ScheduleError(
                 f"{where}: stages is a number from 1 up, 'auto' or a list, not {self.stages!r}"
             )
         if self.recompute is not None and not isinstance(self.recompute, bool):
             raise ScheduleError(f"{where}: recompute is True or False, not {self.recompute!r}")
         if self.microbatches is not None:
-            number = count_of(self.microbatches)
+            number = as_count(self.microbatches)
             if number is None:
                 raise ScheduleError(
                     f"{where}: microbatches is a number from 1 up, not {self.microbatches!r}"
                 )
-            settle(self, microbatches=number)
+            set_frozen_fields(self, microbatches=number)
         if not isinstance(given, str | Schedule):
-            _check_function(given, where)
+            check_function(given, where)
         if self.beside is not None:
-            _check_beside(self.beside, where)
+            _check_inner_strategy(self.beside, where)
         self._try_schedule()
 
     def __mul__(self, other: Any) -> Pipeline:
         """Each stage on several devices, as another strategy has it."""
-        _check_beside(other, f"Pipeline at {user_location()}")
+        _check_inner_strategy(other, f"Pipeline at {user_location()}")
         product = replace(self, beside=other if self.beside is None else self.beside * other)
-        settle(product, line=user_location())
+        set_frozen_fields(product, line=user_location())
         return product
 
     __rmul__ = __mul__
 
-    def _number(self) -> int:
+    def _microbatch_count(self) -> int:
         """Micro-batches, as far as they were said."""
         if isinstance(self.schedule, Schedule):
             return self.schedule.microbatches
         if self.microbatches is not None or isinstance(self.stages, str):
-            return (self.microbatches or 1) * self._times
-        return 2 * (self._count() or 1) * self._times
+            return (self.microbatches or 1) * self._accumulate
+        return 2 * (self._stage_count() or 1) * self._accumulate
 
     @property
-    def _times(self) -> int:
+    def _accumulate(self) -> int:
         """How many times as many micro-batches a product accumulates."""
         return 1 if self.beside is None else int(self.beside.accumulate)
 
-    def _count(self) -> int | None:
+    def _stage_count(self) -> int | None:
         """Stages, as far as they were said."""
         if isinstance(self.stages, int | str):
             return None if isinstance(self.stages, str) else self.stages
@@ -146,9 +150,9 @@ class Pipeline:
         self,
         graph: Graph,
         cluster: Cluster,
-        known: Mapping[Node, Pieces] | None = None,
+        known: Mapping[Node, ShardedVariable] | None = None,
         fed: Mapping[str, int] | None = None,
-    ) -> Sharded:
+    ) -> ShardedGraph:
         """A graph of stages and micro-batches, for the devices of a cluster.
 
         Raises:
@@ -156,31 +160,35 @@ class Pipeline:
         """
         outer = dict(self.beside.mesh) if self.beside is not None else {}
         each = prod(outer.values())
-        if isinstance(self.stages, int) and not self._found:
-            check_number(losses_of(graph), self.stages)
+        if isinstance(self.stages, int) and not self._stages:
+            check_stage_count(losses_of(graph), self.stages)
         beside = self.beside
         told = self.batch is None and beside is not None
-        batch = batch_of(graph, beside.examples if told else self.batch)
-        if _trains(graph):
-            _check_batch(batch, self._number(), fed or {}, self._times)
-        _check_number(graph, batch, self._number())
-        check_places(graph, outer)
-        schedule = self.planned(cluster, each)
-        self._stage(graph, schedule.stages, cluster)
-        found = devices_for({"stage": schedule.devices, **outer}, cluster, self._devices(schedule))
-        graph, stages = with_merged_bodies(graph, self._found)
-        graph = added_where_they_are(graph, stages)
-        if schedule.updates != "flush" and _trains(graph):
+        batch = batch_placeholders(graph, beside.examples if told else self.batch)
+        if is_training(graph):
+            check_batch(batch, self._microbatch_count(), fed or {}, self._accumulate)
+        check_microbatch_count(graph, batch, self._microbatch_count())
+        check_mesh_size(graph, outer)
+        schedule = self.plan_schedule(cluster, each)
+        self._find_stages(graph, schedule.stages, cluster)
+        found = mesh_devices({"stage": schedule.devices, **outer}, cluster, self._devices(schedule))
+        graph, stages = merge_bodies(graph, self._stages)
+        graph = sum_within_stages(graph, stages)
+        if schedule.updates != "flush" and is_training(graph):
             if outer:
                 raise ScheduleError(
                     f"schedule {schedule.name!r} does not flush, which goes with no other "
                     "strategy; leave that out, or take a schedule that flushes, such as '1f1b'"
                 )
-            return unrolled(graph, stages, schedule, found, batch, known)
+            return unroll_pipeline(graph, stages, schedule, found, batch, known)
         mesh = Mesh(outer, [DeviceName()] * each) if outer else None
-        layouts = self.beside.layouts(graph, mesh, strict=_trains(graph)) if outer else None
-        terms = Terms(BUCKET) if self.beside is None else self.beside.terms
-        return pipelined(graph, stages, schedule, found, batch, outer, layouts, known, fed, terms)
+        layouts = self.beside.layouts(graph, mesh, strict=is_training(graph)) if outer else None
+        replication = (
+            ReplicationConfig(BUCKET_BYTES) if self.beside is None else self.beside.replication
+        )
+        return partition_pipeline(
+            graph, stages, schedule, found, batch, outer, layouts, known, fed, replication
+        )
 
     def _devices(self, schedule: Schedule) -> Sequence[str] | None:
         """The devices that were named, those of a stage beside each other.
@@ -198,7 +206,7 @@ class Pipeline:
             )
         places = "replicas" if name == "Data" else "places of the mesh"
         count, each = prod(beside.mesh.values()), schedule.devices
-        return by_stage(teams_of(beside.devices, count, each, where, places))
+        return group_by_stage(device_groups(beside.devices, count, each, where, places))
 
     def _try_schedule(self) -> None:
         """Make a schedule whose size is known, so that one that cannot be is refused where the
@@ -207,23 +215,25 @@ class Pipeline:
         Raises:
             ScheduleError: see above.
         """
-        count = self._count()
-        if isinstance(self.schedule, Schedule) or (count and count * self._number() <= SMALL):
-            self._check_sizes(self._made(count or 1))
+        count = self._stage_count()
+        if isinstance(self.schedule, Schedule) or (
+            count and count * self._microbatch_count() <= MAX_EAGER_TASKS
+        ):
+            self._check_sizes(self._make_schedule(count or 1))
 
-    def planned(self, cluster: Cluster, each: int = 1) -> Schedule:
+    def plan_schedule(self, cluster: Cluster, each: int = 1) -> Schedule:
         """The schedule for a cluster.
 
         Args:
             each: devices that share a stage.
         """
         name = self.schedule if isinstance(self.schedule, str) else ""
-        automatic = max(1, len(cluster.devices) // each) * _ON_A_DEVICE.get(name, 1)
-        made = self._made(self._count() or automatic)
+        automatic = max(1, len(cluster.devices) // each) * STAGES_PER_DEVICE.get(name, 1)
+        made = self._make_schedule(self._stage_count() or automatic)
         self._check_sizes(made)
         return made if self.recompute is None else replace(made, recompute=self.recompute)
 
-    def _made(self, count: int) -> Schedule:
+    def _make_schedule(self, count: int) -> Schedule:
         """The schedule for a number of stages.
 
         Raises:
@@ -233,8 +243,8 @@ class Pipeline:
             return self.schedule
         make = SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
         microbatches = 2 * count if self.microbatches is None else self.microbatches
-        microbatches *= self._times
-        return _made(make, count, microbatches, f"Pipeline at {self.line}")
+        microbatches *= self._accumulate
+        return call_schedule(make, count, microbatches, f"Pipeline at {self.line}")
 
     def _check_sizes(self, schedule: Schedule) -> None:
         """Refuse a schedule of other sizes than were asked for, or that divides them unevenly.
@@ -242,7 +252,7 @@ class Pipeline:
         Raises:
             ScheduleError: see above.
         """
-        times = self._times
+        times = self._accumulate
         if times > 1 and isinstance(self.schedule, Schedule):
             raise ScheduleError(
                 f"Pipeline at {self.line}: the schedule {schedule.name!r} has "
@@ -252,7 +262,7 @@ class Pipeline:
             )
         number = None if self.microbatches is None else times * self.microbatches
         for what, asked, found in (
-            ("stages", self._count(), schedule.stages),
+            ("stages", self._stage_count(), schedule.stages),
             ("micro-batches", number, schedule.microbatches),
         ):
             if asked is not None and asked != found:
@@ -260,158 +270,44 @@ class Pipeline:
                     f"Pipeline at {self.line}: {asked} {what}, but the schedule "
                     f"{schedule.name!r} has {found}; give both as many"
                 )
-        ways_of(schedule)
+        paths_of(schedule)
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """What the strategy makes of some fetches: layouts of variables, and each collective with
         its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)
 
-    def found(self, stages: Mapping[Node, int]) -> None:
+    def set_stages(self, stages: Mapping[Node, int]) -> None:
         """Take a split that `stages_of` found before."""
-        self._found.update(stages)
+        self._stages.update(stages)
 
     @property
     def stages_found(self) -> Mapping[Node, int]:
         """The stage of each node of the forward passes that were divided so far."""
-        return self._found
+        return self._stages
 
-    def _stage(self, graph: Graph, count: int, cluster: Cluster) -> None:
+    def _find_stages(self, graph: Graph, count: int, cluster: Cluster) -> None:
         """Find the stages of a forward pass, once: what is fetched without it later keeps them."""
         losses = losses_of(graph)
-        if all(loss.node in self._found for loss in losses):
+        if all(loss.node in self._stages for loss in losses):
             return
         stages = count if isinstance(self.stages, str) else self.stages
-        self._found.update(stages_of(losses, stages, cluster))
+        self._stages.update(stages_of(losses, stages, cluster))
 
 
-def _are_stages(stages: Any) -> bool:
-    """Whether what is no number stands for stages."""
-    if isinstance(stages, str | bytes):
-        return stages == "auto"
-    return isinstance(stages, Sequence) and bool(stages)
-
-
-def _made(make: Callable[[int, int], Any], stages: int, microbatches: int, where: str) -> Schedule:
-    """What a function makes of sizes.
-
-    Raises:
-        ScheduleError: it raised something else, or makes something else.
-    """
-    try:
-        made = make(stages, microbatches)
-    except GraphflowError:
-        raise
-    except Exception as error:
-        raise ScheduleError(
-            f"{where}: {_called(make)} raised {type(error).__name__} for {stages} stages and "
-            f"{microbatches} micro-batches: {error}"
-        ) from error
-    if not isinstance(made, Schedule):
-        raise ScheduleError(
-            f"{where}: {_called(make)} gives a schedule, a gf.parallel.Schedule such as "
-            f"gf.parallel.one_f_one_b(stages, microbatches), not {made!r}"
-        )
-    return made
-
-
-def _called(function: Any) -> str:
-    return f"schedule={getattr(function, '__qualname__', repr(function))}"
-
-
-def _check_function(function: Any, where: str) -> None:
-    """Refuse what cannot be called with a number of stages and one of micro-batches.
-
-    Raises:
-        ScheduleError: see above.
-    """
-    try:
-        signature_of(function).bind(2, 4)
-    except TypeError as error:
-        raise ScheduleError(
-            f"{where}: {_called(function)} is called with the numbers of stages and micro-batches, "
-            f"but {error}; give a function of two arguments, lambda stages, microbatches: …"
-        ) from None
-    except ValueError:
-        return  # a function of C, that does not say what it takes
-
-
-def _check_batch(
-    batch: Sequence[Tensor], microbatches: int, fed: Mapping[str, int], times: int
-) -> None:
-    """Refuse a batch smaller than its micro-batches, before any of them is written.
-
-    Args:
-        times: so many times as many as the Pipeline was given.
-
-    Raises:
-        ShardingError: see above.
-    """
-    for tensor in batch:
-        size = tensor.shape[0]
-        symbol = sole_symbol(size)
-        count = size if isinstance(size, int) else fed.get(symbol) if symbol else None
-        if count is not None and count < microbatches:
-            fewer = f", or give it microbatches={count // times} at most" if count >= times else ""
-            if times > 1:
-                fewer += ", or a smaller accumulate="
-            raise ShardingError(
-                f"a batch of {count} (of {tensor.name!r}, made at {tensor.node.location}) is "
-                f"smaller than the {microbatches} micro-batches of the Pipeline; feed at least "
-                f"{microbatches}{fewer}"
-            )
-
-
-def _check_number(graph: Graph, batch: Sequence[Tensor], microbatches: int) -> None:
-    """Refuse more micro-batches than can be written, each with nodes of its own.
-
-    Raises:
-        ScheduleError: see above.
-    """
-    nodes = len(graph.nodes)
-    most = max(1, NODES // max(1, nodes))
-    if not all(isinstance(tensor.shape[0], int) for tensor in batch):
-        most = min(most, SYMBOLS)
-    if microbatches > most:
-        raise ScheduleError(
-            f"a Pipeline of {microbatches:,} micro-batches would write the {nodes:,} nodes of its "
-            f"step for each of them, {microbatches * nodes:,} in all; give it "
-            f"microbatches={most} at most, and a batch of as many times the size of one"
-        )
-
-
-def _check_beside(beside: Any, where: str) -> None:
+def _check_inner_strategy(beside: Any, where: str) -> None:
     if isinstance(beside, Pipeline):
         raise ScheduleError(
             f"{where}: a Pipeline of a Pipeline has no meaning: give one Pipeline the stages of "
             "both, and to have several of them on a device schedule='interleaved'"
         )
-    if not isinstance(getattr(beside, "terms", None), Terms):
+    if not isinstance(getattr(beside, "replication", None), ReplicationConfig):
         raise ScheduleError(
             f"{where}: a Pipeline goes with one Data or Shard, not {beside!r}; write "
             "Pipeline(…) * gf.parallel.Data(2)"
         )
-    taken = sorted({"stage", WAY, MICRO} & set(beside.mesh))
+    taken = sorted({"stage", PATH, MICRO} & set(beside.mesh))
     if taken:
         raise ScheduleError(
             f"{where}: axis {taken[0]!r} of the mesh is the pipeline's own; give yours another name"
         )
-
-
-def losses_of(graph: Graph) -> list[Tensor]:
-    """What the steps of training in a graph make smaller. It need not be part of the graph.
-
-    A step that was built for one device does not say: then it is what gradients were made for, of
-    that the last.
-    """
-    told = [node.attrs.get("loss") for node in graph.of_op("group")]
-    losses = list(dict.fromkeys(loss for loss in told if loss is not None))
-    if losses:
-        return losses
-    origins = {origin_of(node) for node in graph.nodes if node.origin is not None}
-    made = [node for node in origins if node.op.name != "variable"]
-    return [max(made, key=lambda node: node.serial).outputs[0]] if made else []
-
-
-def _trains(graph: Graph) -> bool:
-    return bool(graph.of_op("assign"))

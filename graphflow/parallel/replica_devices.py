@@ -11,10 +11,10 @@ from typing import Any
 
 from graphflow.errors import ShardingError
 
-Teams = list[list[str]]
+DeviceGroups = list[list[str]]
 
 
-def teams_of(devices: Any, count: int, each: int, where: str, what: str) -> Teams:
+def device_groups(devices: Any, count: int, each: int, where: str, what: str) -> DeviceGroups:
     """The devices of some replicas or places, a list for each.
 
     Args:
@@ -44,7 +44,7 @@ def teams_of(devices: Any, count: int, each: int, where: str, what: str) -> Team
     return [[*own] for own in devices]
 
 
-def within(teams: Teams, places: int) -> list[Any]:
+def flatten_groups(teams: DeviceGroups, places: int) -> list[Any]:
     """The devices of all places of replicas, a list for each where stages are still to come, of
     which a replica's devices have those of all its places, one after the other."""
     stages = len(teams[0]) // places
@@ -53,9 +53,9 @@ def within(teams: Teams, places: int) -> list[Any]:
     return [[*own[place::places]] for own in teams for place in range(places)]
 
 
-def by_stage(teams: Teams) -> list[str]:
+def group_by_stage(teams: DeviceGroups) -> list[str]:
     """The devices of all places, those of a stage beside each other."""
     return [name for stage in zip(*teams, strict=True) for name in stage]
 
 
-__all__ = ["by_stage", "teams_of", "within"]
+__all__ = ["group_by_stage", "device_groups", "flatten_groups"]

@@ -5,31 +5,36 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ir.op import Node
+from graphflow.errors import ShardingError
+from graphflow.frontend.pytree import flatten
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, user_location
 from graphflow.ir.spec import product
 from graphflow.ops.communication.collectives import groups_of
-from graphflow.parallel.mesh.layouts import Move, Sent
-from graphflow.parallel.pipelining.schedule import Timeline, draw
+from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor
 from graphflow.parallel.pipelining.stage_report import (
-    EVERYWHERE,
+    REPLICATED_OPS,
     StageRow,
-    between,
-    rows,
-    timeline,
-    told_names,
+    bytes_between_stages,
+    format_names,
+    predict_timeline,
+    stage_rows,
 )
-from graphflow.parallel.sharding.partitioner import Sharded
+from graphflow.parallel.pipelining.timeline import ScheduleTimeline, draw
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.strategy import Strategy, divide_with
 
-WIDEST = 100
+MAX_LINE = 100
 """Letters of a line of a schedule."""
 
 
 @dataclass(frozen=True)
-class Report:
+class StrategyReport:
     """What a strategy made of some fetches. Print it.
 
     Attributes:
@@ -37,30 +42,30 @@ class Report:
         cluster: for which it was divided, and whose cost model predicts what a pipeline waits for.
     """
 
-    division: Sharded
+    division: ShardedGraph
     cluster: Cluster
 
     @cached_property
-    def collectives(self) -> tuple[Move, ...]:
+    def collectives(self) -> tuple[CommunicationRecord, ...]:
         """What was inserted, in order, and is left when equal ones are one."""
-        return tuple(move for move in self._moves if move.kind != "fetch")
+        return tuple(move for move in self._records if move.kind != "fetch")
 
     @cached_property
-    def fetched(self) -> tuple[Move, ...]:
+    def fetched(self) -> tuple[CommunicationRecord, ...]:
         """What other places send to the first one, to be fetched."""
-        return tuple(move for move in self._moves if move.kind == "fetch")
+        return tuple(move for move in self._records if move.kind == "fetch")
 
     @property
     def bytes(self) -> int:
         """That travel between places in a step, in all: in collectives, to be fetched, and from
         stage to stage."""
-        return sum(move.bytes for move in self._moves) + self.between
+        return sum(move.bytes for move in self._records) + self.between
 
     @cached_property
     def fed(self) -> dict[str, int]:
         """Bytes that the client feeds to each device in a step: of a batch that is cut its share
         only."""
-        graph, guess = self._run.graph, self.division.cuts.guess
+        graph, guess = self._optimized.graph, self.division.partitioner.guess
         found: dict[str, int] = {}
         for node in graph.placeholders:
             size = guess(product(node.specs[0].shape)) * node.specs[0].dtype.itemsize
@@ -78,60 +83,70 @@ class Report:
     def stages(self) -> tuple[StageRow, ...]:
         """What each stage of a pipeline has; else none."""
         cut = self.division
-        if cut.staged is None:
+        if cut.pipeline is None:
             return ()
-        return tuple(rows(cut.staged, cut.source, self._run.graph, cut.cuts, self._apart))
+        return tuple(
+            stage_rows(
+                cut.pipeline,
+                cut.source,
+                self._optimized.graph,
+                cut.partitioner,
+                self._in_collectives,
+            )
+        )
 
     @cached_property
     def between(self) -> int:
         """Bytes that stages of a pipeline hand to each other in a step."""
         cut = self.division
-        if cut.staged is None:
+        if cut.pipeline is None:
             return 0
-        return between(cut.staged, self._run.graph, cut.cuts, self._apart)
+        return bytes_between_stages(
+            cut.pipeline, self._optimized.graph, cut.partitioner, self._in_collectives
+        )
 
     @cached_property
-    def timeline(self) -> Timeline | None:
+    def timeline(self) -> ScheduleTimeline | None:
         """When a pipeline's tasks run, with the seconds that are predicted of each stage."""
         cut = self.division
-        if cut.staged is None:
+        if cut.pipeline is None:
             return None
-        return timeline(cut.staged, cut.graph, cut.cuts, self.cluster)
+        return predict_timeline(cut.pipeline, cut.graph, cut.partitioner, self.cluster)
 
     # As it will run ---------------------------------------------------------------------------
 
     @cached_property
-    def _run(self) -> Sharded:
+    def _optimized(self) -> ShardedGraph:
         """The division, optimised."""
-        return self.division.changed(optimize)
+        return self.division.map_graph(optimize)
 
     @cached_property
-    def _moves(self) -> tuple[Move, ...]:
+    def _records(self) -> tuple[CommunicationRecord, ...]:
         """What travels of the moves that were made: nothing that is sent already, or that nobody
         reads."""
-        graph = self._run.graph
+        graph = self._optimized.graph
         together = {node for group in groups_of(graph.nodes) for node in group}
-        seen: set[Sent] = set()
+        seen: set[SentTensor] = set()
         found = []
-        for move in (*self._run.moves, *self._run.fetched):
-            left: dict[Sent, float] = {}
+        for move in (*self._optimized.records, *self._optimized.fetched):
+            left: dict[SentTensor, float] = {}
             for (tensor, to), size in move.sent.items():
                 node = tensor.node
-                if node not in graph.names or node.op.name in EVERYWHERE:
+                if node not in graph.names or node.op.name in REPLICATED_OPS:
                     continue
                 if to is not None or node in together:
                     left[tensor, to] = size
                 else:
-                    left |= self._alone(node)
+                    left |= self._received_alone(node)
             left = {part: size for part, size in left.items() if part not in seen}
             seen.update(left)
             if left:
-                found.append(move.only(left))
+                found.append(move.restrict_to(left))
         return tuple(found)
 
-    def _alone(self, node: Node) -> dict[Sent, float]:
+    def _received_alone(self, node: Node) -> dict[SentTensor, float]:
         """What a node of a collective is sent, if others of its group have no use for theirs."""
-        guess, rank = self.division.cuts.guess, node.attrs["rank"]
+        guess, rank = self.division.partitioner.guess, node.attrs["rank"]
         return {
             (t, rank): guess(product(t.shape)) * t.spec.dtype.itemsize
             for i, t in enumerate(node.inputs)
@@ -139,8 +154,8 @@ class Report:
         }
 
     @cached_property
-    def _apart(self) -> set[Sent]:
-        return {part for move in self._moves for part in move.sent}
+    def _in_collectives(self) -> set[SentTensor]:
+        return {part for move in self._records for part in move.sent}
 
     # Text -------------------------------------------------------------------------------------
 
@@ -155,7 +170,7 @@ class Report:
         if not named:  # a pipeline's places share devices: each stage has its own
             named = dict.fromkeys(sorted({str(n.device) for n in division.graph.nodes} - {""}))
         yield f"mesh {told}: {', '.join(named)}"
-        yield from self._pipeline()
+        yield from self._pipeline_lines()
         layouts = [(node, pieces.layout) for node, pieces in division.variables.items()]
         layouts += [
             (node, division.values[node.outputs[0]].layout)
@@ -167,25 +182,25 @@ class Report:
             for node, layout in layouts
             if any(layout.dims)
         ]
-        yield from _table(("tensor", "whole", "cut along"), cut)
+        yield from _table_lines(("tensor", "whole", "cut along"), cut)
         if len(cut) < len(layouts):
             yield f"  {len(layouts) - len(cut)} tensors are whole at each place"
         if self.fed:
-            yield f"  fed a step: {', '.join(self._shares())}"
+            yield f"  fed a step: {', '.join(self._fed_lines())}"
         moved = sum(move.bytes for move in self.collectives)
         yield f"{len(self.collectives)} collectives, {moved:,} bytes a step"
         if self.fetched:
             yield f"  and {sum(move.bytes for move in self.fetched):,} bytes to the first place"
-        yield from _table(
+        yield from _table_lines(
             ("collective", "along", "of", "bytes", "because of", "at"),
             [
                 (m.kind, m.axis, m.tensor, f"{m.bytes:,}", m.cause,
                  f"{os.path.basename(m.location.file)}:{m.location.line}")
-                for m in self._moves
+                for m in self._records
             ],
         )  # fmt: skip
 
-    def _shares(self) -> Iterator[str]:
+    def _fed_lines(self) -> Iterator[str]:
         """Devices by the bytes that they are fed."""
         by_size: dict[int, list[str]] = {}
         for device, size in self.fed.items():
@@ -194,16 +209,16 @@ class Report:
             told = devices[0] if len(devices) == 1 else f"each of {len(devices)} devices"
             yield f"{size:,} bytes to {told}"
 
-    def _pipeline(self) -> Iterator[str]:
+    def _pipeline_lines(self) -> Iterator[str]:
         """What is told of pipelines only."""
-        if self.division.staged is None or self.timeline is None:
+        if self.division.pipeline is None or self.timeline is None:
             return
-        schedule = self.division.staged.schedule
+        schedule = self.division.pipeline.schedule
         yield f"{schedule.stages} stages, {schedule.microbatches} micro-batches, {schedule.name}"
-        yield from _table(
+        yield from _table_lines(
             ("stage", "on", "has", "nodes", "parameters", "bytes", "sends forward", "and back"),
             [
-                (str(row.number), ", ".join(row.devices), told_names(row.names),
+                (str(row.number), ", ".join(row.devices), format_names(row.names),
                  f"{row.nodes:,}", f"{row.parameters:,}", f"{row.bytes:,}",
                  f"{row.forward:,}", f"{row.backward:,}")
                 for row in self.stages
@@ -211,7 +226,7 @@ class Report:
         )  # fmt: skip
         yield f"  (sent: bytes a micro-batch; {self.between:,} bytes a step from stage to stage)"
         for line in draw(schedule).splitlines():
-            yield "  " + (line if len(line) <= WIDEST else line[: WIDEST - 2] + " …")
+            yield "  " + (line if len(line) <= MAX_LINE else line[: MAX_LINE - 2] + " …")
         stored = ", ".join(map(str, self.timeline.stored))
         yield (
             f"  idle: {self.timeline.bubble:.1%} of the devices' time, predicted for the stages as "
@@ -219,8 +234,20 @@ class Report:
         )
 
 
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def _table_lines(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     if rows:
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         for row in (heads, *rows):
             yield "  " + "  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip()
+
+
+def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> StrategyReport:
+    """The report of a strategy."""
+    if cluster is not None and not isinstance(cluster, Cluster):
+        raise ShardingError(
+            f"report at {user_location()}: a report is for a gf.Cluster, not {cluster!r}"
+        )
+    graph = Graph(flatten(fetches)[0]).verify()
+    there = Cluster.here() if cluster is None else cluster
+    division: Any = divide_with(strategy, graph, there)
+    return StrategyReport(division, there)

@@ -35,32 +35,32 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.ir.spec import evaluate
 from graphflow.parallel.data import Data
-from graphflow.parallel.mesh.count_arguments import count_of
+from graphflow.parallel.mesh.count_arguments import as_count
 from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.pipelining.stages import stages_of
-from graphflow.parallel.searching.candidates import Candidate, candidates, tensor_rules
-from graphflow.parallel.searching.cost_bounds import Outline, Rough
-from graphflow.parallel.searching.measurement import measured
-from graphflow.parallel.searching.search_result import ALIKE, Search, Tried
-from graphflow.parallel.sharding.batch_axis import batch_of
+from graphflow.parallel.searching.candidates import StrategyCandidate, candidates, tensor_rules
+from graphflow.parallel.searching.cost_bounds import StepBounds, StepModel
+from graphflow.parallel.searching.measurement import measure_best
+from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
+from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.passes import optimize
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import build_problem
 from graphflow.placement.plans.plan_fetches import known_of, sizes_of
 from graphflow.placement.plans.planning import outlook
 from graphflow.planning.profiling_run import profile_first_steps
 from graphflow.planning.trace_feedback import is_known, save_corrections
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.sessions.session import Session
 
-BUDGET = 60_000
+NODE_BUDGET = 60_000
 """Nodes of strategies that are written: some seconds. The best `LEAST` are anyway, and others until
 one fits."""
-SPARE = 20_000
+HOPELESS_BUDGET = 20_000
 """Of these, for strategies that cannot win by closed forms: they are shown beside the others."""
-LEAST = 3
-SURELY = 1.1
+MIN_SIMULATED = 3
+MEMORY_MARGIN = 1.1
 """By how much a candidate has to exceed the memory that there is for those that take about as much
 to be refused as well."""
 
@@ -109,11 +109,13 @@ def auto(
     """
     _check(loss, cluster, optimizer, memory, trial, measure)
     there = Cluster.here() if cluster is None else cluster
-    found = _Search(loss, there, shapes or {}, optimizer or optim.Adam(), memory, trial)
+    found = _StrategySearch(loss, there, shapes or {}, optimizer or optim.Adam(), memory, trial)
     with show_wait(found.progress, lambda seconds: None):
         tried = found.run()
         if measure:
-            tried = measured(tried, measure, found.trained, there, found.arrays)
+            tried = measure_best(
+                tried, measure, found.training_fetches, there, found.synthetic_feeds
+            )
     ranked = Search(tuple(sorted(tried, key=lambda t: (*t.key, len(t.name)))), found.fastest[0])
     if ranked.best.why_not:
         limit = "" if memory is None else f" in {show_bytes(memory)} of each device"
@@ -136,17 +138,17 @@ def _check(loss: Any, cluster: Any, optimizer: Any, memory: Any, trial: Any, mea
         raise ArgumentError(
             f"{where}: optimizer is one of gf.optim's, such as gf.optim.Adam(), not {optimizer!r}"
         )
-    if memory is not None and count_of(memory) is None:
+    if memory is not None and as_count(memory) is None:
         raise ArgumentError(
             f"{where}: memory is a number of bytes for each device, such as 8 << 30, not {memory!r}"
         )
     if not isinstance(trial, bool):
         raise ArgumentError(f"{where}: trial is True or False, not {trial!r}")
-    if count_of(measure, least=0) is None:
+    if as_count(measure, least=0) is None:
         raise ArgumentError(f"{where}: measure is a number of strategies, 0 or more: {measure!r}")
 
 
-class _Search:
+class _StrategySearch:
     """One search: what is known of the step and the cluster, and what was tried so far."""
 
     def __init__(
@@ -166,17 +168,17 @@ class _Search:
         self._sizes = sizes_of(self._source, shapes)
         self._bindings = bind(self._source, self._sizes)
         if trial:
-            _survey(cluster)
+            _measure_workers(cluster)
         learned, self._steps = known_of(cluster)
-        self._learned = learned or Learned()
+        self._learned = learned or TraceCorrections()
         self._rules = tensor_rules(loss)
         self._stages: dict[int, dict[Node, int] | GraphflowError] = {}
-        self._too_large: list[tuple[Candidate, int]] = []
+        self._too_large: list[tuple[StrategyCandidate, int]] = []
         self._doing = ""
         self._names = cluster.devices
         problem = build_problem(self._source, cluster, self._bindings, learned=self._learned)
         overhead = self._steps or (0.0, 0.0)
-        self._outline = Outline(problem, loss, cluster, self._rules, overhead)
+        self._outline = StepModel(problem, loss, cluster, self._rules, overhead)
         totals = self._outline.totals()
         order = sorted(range(len(self._names)), key=lambda i: (totals[i], i))
         self.fastest = [self._names[i] for i in order]
@@ -187,49 +189,51 @@ class _Search:
 
     # Search -----------------------------------------------------------------------------------
 
-    def run(self) -> list[Tried]:
+    def run(self) -> list[CandidateResult]:
         """All candidates, in any order."""
-        queue, tried = self._in_order()
+        queue, tried = self._rank_candidates()
         spent, written, best = 0, 0, inf
         while queue:
             rough, candidate = queue.pop(0)
             nodes = len(self._source.nodes) * candidate.places
-            room = SPARE if rough.least >= best * ALIKE else BUDGET
-            enough = written >= LEAST and best < inf and spent + nodes > room
+            room = HOPELESS_BUDGET if rough.min_seconds >= best * SAME_TIME else NODE_BUDGET
+            enough = written >= MIN_SIMULATED and best < inf and spent + nodes > room
             if len(candidate.devices) > 1 and enough:
                 strategy = self._strategy(candidate)
                 tried.append(
-                    Tried(
-                        candidate.name, strategy, rough.about, 0, simulated=False,
+                    CandidateResult(
+                        candidate.name, strategy, rough.seconds, 0, simulated=False,
                         devices=len(candidate.devices),
                     )
                 )  # fmt: skip
                 continue
             self._doing = f"{candidate.name}, {len(tried) + 1} of {len(tried) + len(queue) + 1}"
-            found = self._hopeless(candidate, rough)
+            found = self._refuse_by_memory(candidate, rough)
             if found is None:
-                found = self._tried(candidate)
+                found = self._simulate(candidate)
                 spent, written = spent + nodes, written + 1
             tried.append(found)
             if found.why_not.startswith("memory"):
                 self._too_large.append((candidate, found.memory))
                 again = candidate.leaner()
                 if again is not None:
-                    queue.insert(0, (self._rough(again), again))
+                    queue.insert(0, (self._bounds(again), again))
             best = min(best, found.seconds)
         return tried
 
-    def _in_order(self) -> tuple[list[tuple[Rough, Candidate]], list[Tried]]:
+    def _rank_candidates(
+        self,
+    ) -> tuple[list[tuple[StepBounds, StrategyCandidate]], list[CandidateResult]]:
         """Candidates, the most promising first; and those that cannot be."""
         queue, refused = [], []
         for candidate in candidates(self.fastest, self._rules):
             try:
-                queue.append((self._rough(candidate), candidate))
+                queue.append((self._bounds(candidate), candidate))
             except (ScheduleError, ShardingError) as error:
-                refused.append(self._refused(candidate, error))
-        return sorted(queue, key=lambda pair: pair[0].about), refused
+                refused.append(self._refuse(candidate, error))
+        return sorted(queue, key=lambda pair: pair[0].seconds), refused
 
-    def _rough(self, candidate: Candidate) -> Rough:
+    def _bounds(self, candidate: StrategyCandidate) -> StepBounds:
         """What closed forms say.
 
         Raises:
@@ -238,17 +242,17 @@ class _Search:
         shares = candidate.data * candidate.microbatches
         if shares > 1 and self._batch < shares:
             raise ShardingError(f"a batch of {self._batch} is smaller than its {shares} parts")
-        return self._outline.of(candidate, self._staged(candidate))
+        return self._outline.bounds(candidate, self._stages_of(candidate))
 
     @cached_property
     def _batch(self) -> int:
         """Samples of a step."""
-        sizes = [evaluate(t.shape[0], self._bindings) for t in batch_of(self._source)]
+        sizes = [evaluate(t.shape[0], self._bindings) for t in batch_placeholders(self._source)]
         if not sizes:
             raise ShardingError("nothing is fed that could be cut as a batch")
         return int(min(sizes))
 
-    def _staged(self, candidate: Candidate) -> dict[Node, int] | None:
+    def _stages_of(self, candidate: StrategyCandidate) -> dict[Node, int] | None:
         """The split into stages, one for each number of them.
 
         Raises:
@@ -267,40 +271,42 @@ class _Search:
             raise found
         return found
 
-    def _strategy(self, candidate: Candidate) -> Any:
+    def _strategy(self, candidate: StrategyCandidate) -> Any:
         made = candidate.strategy(self._rules, self._names)
         if isinstance(made, Pipeline):
-            found = self._staged(candidate)
+            found = self._stages_of(candidate)
             assert found is not None
-            made.found(found)
+            made.set_stages(found)
         return made
 
-    def _refused(self, candidate: Candidate, error: GraphflowError) -> Tried:
-        why, needed = _first(error), 0
+    def _refuse(self, candidate: StrategyCandidate, error: GraphflowError) -> CandidateResult:
+        why, needed = _first_line(error), 0
         if isinstance(error, MemoryLimitError):
             why, needed = f"memory: {why}", max(error.needed, default=0)
         strategy = candidate.strategy(self._rules, self._names)
-        return Tried(candidate.name, strategy, inf, needed, why)
+        return CandidateResult(candidate.name, strategy, inf, needed, why)
 
-    def _hopeless(self, candidate: Candidate, rough: Rough) -> Tried | None:
+    def _refuse_by_memory(
+        self, candidate: StrategyCandidate, rough: StepBounds
+    ) -> CandidateResult | None:
         """What need not be written to know that it takes more memory than there is: what it has at
         least does, or what was refused takes no more."""
-        room = max(self._room(name) for name in candidate.devices)
-        needed, why = int(rough.held), "at least"
+        room = max(self._memory_limit(name) for name in candidate.devices)
+        needed, why = int(rough.min_memory), "at least"
         for other, known in self._too_large:
-            if known > max(needed, SURELY * room) and candidate.takes_as_much_as(other):
+            if known > max(needed, MEMORY_MARGIN * room) and candidate.takes_as_much_as(other):
                 needed, why = known, f"as {other.name},"
         if needed <= room:
             return None
         why = f"memory: {why} {show_bytes(needed)} of {show_bytes(room)}"
-        return Tried(candidate.name, self._strategy(candidate), inf, needed, why)
+        return CandidateResult(candidate.name, self._strategy(candidate), inf, needed, why)
 
-    def _room(self, name: str) -> float:
+    def _memory_limit(self, name: str) -> float:
         """Bytes of a device that may be used."""
         return min(self._cluster.device(name).memory, self._memory or inf)
 
     @without_collection
-    def _tried(self, candidate: Candidate) -> Tried:
+    def _simulate(self, candidate: StrategyCandidate) -> CandidateResult:
         """A candidate, written and simulated."""
         strategy = self._strategy(candidate)
         try:
@@ -309,44 +315,46 @@ class _Search:
                 cut = strategy.divide(graph, self._cluster, None, bindings)
                 bindings, graph = cut.bindings(bindings), cut.graph
             graph = optimize(graph)
-            self._try_out(graph, bindings, len(candidate.devices) > 1)
+            self._profile_nodes(graph, bindings, len(candidate.devices) > 1)
             placer = "single" if strategy is None else "greedy"
             seen = outlook(graph, self._cluster, bindings, placer, self._learned, self._steps)
         except (MemoryLimitError, ShardingError, ScheduleError, DeviceError) as error:
-            return self._refused(candidate, error)
+            return self._refuse(candidate, error)
         peak = max(seen.peak_memory.values())
         for name, own in seen.peak_memory.items():
-            if own > self._room(name):
-                why = f"memory: {show_bytes(own)} of {show_bytes(self._room(name))}"
-                return Tried(candidate.name, strategy, inf, own, why)
-        return Tried(
+            if own > self._memory_limit(name):
+                why = f"memory: {show_bytes(own)} of {show_bytes(self._memory_limit(name))}"
+                return CandidateResult(candidate.name, strategy, inf, own, why)
+        return CandidateResult(
             candidate.name, strategy, seen.seconds, peak, devices=len(candidate.devices),
             sent=seen.sent,
         )  # fmt: skip
 
-    def _try_out(self, graph: Graph, bindings: Mapping[str, int], busy: bool) -> None:
+    def _profile_nodes(self, graph: Graph, bindings: Mapping[str, int], busy: bool) -> None:
         """Learn what its nodes take, beside neighbours or alone, where that may be."""
         if not self._trial or not is_known(self._cluster):
             return
         made = CompiledFetches(tuple(graph.outputs), graph, graph)
-        if profile_first_steps(self._learned, self._cluster, Survey(), made, bindings, busy=busy):
+        if profile_first_steps(
+            self._learned, self._cluster, ClusterSurvey(), made, bindings, busy=busy
+        ):
             save_corrections(self._learned, self._cluster)
 
     # Measuring --------------------------------------------------------------------------------
 
-    def trained(self, strategy: Any) -> list[Tensor]:
+    def training_fetches(self, strategy: Any) -> list[Tensor]:
         """Fetches of a step with a strategy."""
         return [self._loss, self._optimizer.minimize(self._loss, strategy=strategy)]
 
     @cached_property
-    def arrays(self) -> dict[Tensor, Any]:
+    def synthetic_feeds(self) -> dict[Tensor, Any]:
         """Made-up feeds."""
         from graphflow.planning.profiling_run import synthetic_feeds
 
         return {n.outputs[0]: a for n, a in synthetic_feeds(self._source, self._bindings).items()}
 
 
-def _survey(cluster: Cluster) -> None:
+def _measure_workers(cluster: Cluster) -> None:
     """Measure what steps and links cost on this machine's workers, where that is not known."""
     if cluster.kind != "local" or len(cluster.workers) < 2:
         return
@@ -356,6 +364,6 @@ def _survey(cluster: Cluster) -> None:
             session.run(x + 1.0, {x: 0.0})
 
 
-def _first(error: GraphflowError) -> str:
+def _first_line(error: GraphflowError) -> str:
     line = str(error).partition("\n")[0]
     return line if len(line) <= 90 else line[:89] + "…"

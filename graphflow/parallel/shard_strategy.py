@@ -9,34 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from fnmatch import fnmatchcase
-from math import prod
 from typing import Any
 
-from graphflow.base.argument_checks import checks_arguments, did_you_mean
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
-from graphflow.frontend.pytree import flatten
-from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
-from graphflow.ir.spec import show_shape
-from graphflow.parallel.mesh.count_arguments import count_of, settle
-from graphflow.parallel.mesh.device_mesh import MICRO, WAY, WHOLE, Cuts, Mesh, Split
+from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
+from graphflow.parallel.mesh.device_mesh import MICRO, PATH, Mesh
 from graphflow.parallel.mesh.layouts import Layout
-from graphflow.parallel.pipelining.microbatch_order import in_micro_batches
-from graphflow.parallel.report import Report
-from graphflow.parallel.resharding.gradient_buckets import BUCKET
-from graphflow.parallel.sharding.batch_axis import batch_of
-from graphflow.parallel.sharding.partitioner import Pieces, Sharded, divided
-from graphflow.parallel.sharding.propagation import is_slot
-from graphflow.parallel.sharding.replica_terms import Terms, with_batch
+from graphflow.parallel.mesh.mesh_arguments import check_mesh
+from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
+from graphflow.parallel.sharding.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.partitioner import divide_over_mesh
+from graphflow.parallel.sharding.replica_terms import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.rule_layouts import Axis, layouts_of_rules
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.strategy import Strategy, divide_with, strategy_of
-
-Axis = str | Sequence[str] | None
-NODES = 4_000_000
-"""The nodes that a graph of shards may have, about."""
 
 
 @checks_arguments(ShardingError)
@@ -74,7 +65,7 @@ class Shard:
     mesh: Mapping[str, int]
     rules: Mapping[Any, Sequence[Axis]] = field(default_factory=dict)
     batch: str | None = None
-    bucket: int = BUCKET
+    bucket: int = BUCKET_BYTES
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
     shard_state: bool = False
     accumulate: int = 1
@@ -84,7 +75,7 @@ class Shard:
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        settle(self, mesh=check_mesh(self.mesh, "Shard"))
+        set_frozen_fields(self, mesh=check_mesh(self.mesh, "Shard"))
         where = f"Shard at {self.line}"
         if not isinstance(self.rules, Mapping):
             raise ShardingError(
@@ -102,7 +93,7 @@ class Shard:
                 f"{where}: batch and sequence are both {self.batch!r}; give the mesh two axes, "
                 'as in {"data": 2, "model": 2}'
             )
-        check_terms(self, where)
+        check_replication(self, where)
         if self.shard_state and self.batch is None:
             raise ShardingError(
                 f"{where}: shard_state=True shares the state out over places with other parts of "
@@ -110,34 +101,34 @@ class Shard:
             )
 
     @property
-    def terms(self) -> Terms:
+    def replication(self) -> ReplicationConfig:
         """On what terms places with other parts of the batch go together."""
-        terms = terms_of(self, self.batch)
-        return replace(terms, sequence=self.sequence, examples=self.examples)
+        replication = replication_of(self, self.batch)
+        return replace(replication, sequence_axis=self.sequence, examples=self.examples)
 
     def divide(
         self,
         graph: Graph,
         cluster: Cluster,
-        known: Mapping[Node, Pieces] | None = None,
+        known: Mapping[Node, ShardedVariable] | None = None,
         fed: Mapping[str, int] | None = None,
-    ) -> Sharded:
+    ) -> ShardedGraph:
         """A graph of shards, for the devices of a cluster.
 
         Raises:
             ShardingError: see above.
         """
-        return cut_over(self, graph, cluster, known, fed)
+        return divide_over_mesh(self, graph, cluster, known, fed)
 
     def __mul__(self, other: Any) -> Any:
         """With a Data, one mesh of both; with a Pipeline, each stage is cut so."""
-        if takes_products(other):
+        if defines_products(other):
             return NotImplemented
         if isinstance(other, Shard):
             both = {**self.mesh, **other.mesh}
             told = "a Shard's mesh may have several axes: write one Shard, mesh="
             raise ShardingError(f"at {user_location()}: {told}{both!r}, with the rules of both")
-        raise no_product(self, other)
+        raise no_product_error(self, other)
 
     __rmul__ = __mul__
 
@@ -147,31 +138,19 @@ class Shard:
         Args:
             strict: refuse rules that name nothing in it.
         """
-        given = laid_out(graph, self.rules, mesh, strict)
-        if self.batch is None and not mesh.local:
+        given = layouts_of_rules(graph, self.rules, mesh, strict)
+        if self.batch is None and not mesh.sequential:
             return given
-        batch = batch_of(graph, self.examples)
-        return with_batch(graph, batch, given, self.batch, mesh, strict)
+        batch = batch_placeholders(graph, self.examples)
+        return split_batch(graph, batch, given, self.batch, mesh, strict)
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """What the strategy makes of some fetches: layouts of variables, and each collective with
         its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)
 
 
-def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Report:
-    """The report of a strategy."""
-    if cluster is not None and not isinstance(cluster, Cluster):
-        raise ShardingError(
-            f"report at {user_location()}: a report is for a gf.Cluster, not {cluster!r}"
-        )
-    graph = Graph(flatten(fetches)[0]).verify()
-    there = Cluster.here() if cluster is None else cluster
-    division: Any = divide_with(strategy, graph, there)
-    return Report(division, there)
-
-
-def takes_products(other: Any) -> bool:
+def defines_products(other: Any) -> bool:
     """Whether something is a strategy that says itself what a product with it is."""
     return (
         not isinstance(other, Shard | type)
@@ -180,7 +159,7 @@ def takes_products(other: Any) -> bool:
     )
 
 
-def no_product(strategy: Any, other: Any) -> ShardingError:
+def no_product_error(strategy: Any, other: Any) -> ShardingError:
     """There is no such product."""
     name = type(strategy).__name__
     return ShardingError(
@@ -189,240 +168,32 @@ def no_product(strategy: Any, other: Any) -> ShardingError:
     )
 
 
-def check_mesh(mesh: Mapping[str, int], what: str) -> Mapping[str, int]:
-    """The sizes of a mesh; refuse what is none.
-
-    Raises:
-        ShardingError: no axes, names that are no names, sizes that are no counts.
-    """
-    where = f"{what} at {user_location()}"
-    if not isinstance(mesh, Mapping) or not mesh:
-        raise ShardingError(f'{where}: a mesh is a dict of sizes, {{"data": 2}}, not {mesh!r}')
-    sizes = {}
-    for name, given in mesh.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ShardingError(f"{where}: an axis of a mesh has a name, not {name!r}")
-        size = count_of(given)
-        if size is None:
-            raise ShardingError(f"{where}: axis {name!r} has a size from 1 on, not {given!r}")
-        sizes[name] = size
-    return sizes
-
-
-def check_terms(strategy: Any, where: str) -> None:
+def check_replication(strategy: Any, where: str) -> None:
     """Refuse what says nothing of how places with the same model go together.
 
     Raises:
         ShardingError: see above.
     """
-    turns = count_of(strategy.accumulate)
+    turns = as_count(strategy.accumulate)
     if turns is None:
         raise ShardingError(
             f"{where}: accumulate is a count from 1 on, not {strategy.accumulate!r}"
         )
-    bucket = count_of(strategy.bucket, least=0)
+    bucket = as_count(strategy.bucket, least=0)
     if bucket is None:
         raise ShardingError(f"{where}: bucket is a number of bytes, not {strategy.bucket!r}")
     for what in ("shard_state", "synchronised"):
         given = getattr(strategy, what)
         if not isinstance(given, bool):
             raise ShardingError(f"{where}: {what} is True or False, not {given!r}")
-    settle(strategy, accumulate=turns, bucket=bucket)
+    set_frozen_fields(strategy, accumulate=turns, bucket=bucket)
 
 
-def terms_of(strategy: Any, axis: str | None) -> Terms:
+def replication_of(strategy: Any, axis: str | None) -> ReplicationConfig:
     """What a strategy whose batch is cut along an axis of the mesh says of it."""
-    apart = frozenset({MICRO, WAY, *([] if axis is None else [axis])})
-    return Terms(
+    apart = frozenset({MICRO, PATH, *([] if axis is None else [axis])})
+    return ReplicationConfig(
         strategy.bucket,
         frozenset() if strategy.synchronised else apart,
         axis if strategy.shard_state else None,
     )
-
-
-def cut_over(
-    strategy: Any,
-    graph: Graph,
-    cluster: Cluster,
-    known: Mapping[Node, Pieces] | None,
-    fed: Mapping[str, int] | None,
-) -> Sharded:
-    """A graph cut over a strategy's mesh, whose places go through their micro-batches by turns.
-
-    Raises:
-        ShardingError: the mesh is too large, or the batch too small; see `Strategy.layouts`.
-    """
-    sizes, turns = dict(strategy.mesh), strategy.accumulate
-    every = {**sizes, MICRO: turns} if turns > 1 else sizes
-    check_places(graph, every)
-    owners = devices_for(sizes, cluster, strategy.devices)
-    devices = [owner for owner in owners for _ in range(turns)]
-    mesh = Mesh(every, devices, frozenset({MICRO}) & set(every))
-    given = strategy.layouts(graph, mesh, strict=strategy_of(graph) is not None)
-    cut = divided(graph, mesh, given, known, terms=strategy.terms, fed=fed)
-    return in_micro_batches(cut, MICRO) if turns > 1 else cut
-
-
-def check_places(graph: Graph, mesh: Mapping[str, int]) -> None:
-    """Refuse a mesh that is larger than a graph can be written for.
-
-    Raises:
-        ShardingError: see above.
-    """
-    count, nodes = prod(mesh.values()), len(graph.nodes)
-    if count * nodes > NODES:
-        told = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
-        raise ShardingError(
-            f"the mesh ({told}) has {count:,} places, for each of which the {nodes:,} nodes of the "
-            f"step would be written; make it smaller, {max(1, NODES // nodes):,} places at most"
-        )
-
-
-def devices_for(
-    mesh: Mapping[str, int],
-    cluster: Cluster,
-    wanted: Any = None,
-) -> list[DeviceName]:
-    """A device for each place of a mesh.
-
-    Raises:
-        ShardingError: there are too few.
-    """
-    count = prod(mesh.values())
-    told = " × ".join(f"{name} {size}" for name, size in mesh.items())
-    if wanted is not None:
-        if (
-            isinstance(wanted, str)
-            or not isinstance(wanted, Sequence)
-            or not all(isinstance(name, str) for name in wanted)
-        ):
-            raise ShardingError(
-                f"devices is a list with a name for each of the {count} places of the mesh "
-                f"({told}), such as {(list(cluster.devices) * count)[:count]}, not {wanted!r}"
-            )
-        if len(wanted) != count:
-            raise ShardingError(
-                f"the mesh ({told}) has {count} places, but devices names {len(wanted)}: "
-                f"{', '.join(wanted)}; name one for each"
-            )
-        return [DeviceName.parse(cluster.device(name).name) for name in wanted]
-    names = list(cluster.devices)
-    if len(names) == 1:
-        return [DeviceName.parse(names[0])] * count
-    kinds = {name: cluster.device(name).kind for name in names}
-    for kind in sorted(set(kinds.values()), key=lambda k: k != "gpu"):
-        own = [name for name in names if kinds[name] == kind]
-        if len(own) >= count:
-            return [DeviceName.parse(name) for name in own[:count]]
-    if len(names) >= count:
-        return [DeviceName.parse(name) for name in names[:count]]
-    raise ShardingError(
-        f"the mesh ({told}) takes {count} devices, and the cluster has {len(names)}: "
-        f"{', '.join(names)}; make an axis smaller, or give a cluster of {count} devices, such as "
-        f"gf.Cluster.local({count})"
-    )
-
-
-def laid_out(
-    graph: Graph, rules: Mapping[Any, Sequence[Axis]], mesh: Mesh, strict: bool = True
-) -> dict[Tensor, Layout]:
-    """The layouts that rules give to tensors of a graph.
-
-    Args:
-        strict: refuse rules that name nothing in the graph, and sizes too small for their shards.
-
-    Raises:
-        ShardingError: a rule that cannot be followed.
-    """
-    named = {graph.names[node]: node.outputs[0] for node in (*graph.placeholders, *graph.variables)}
-    given: dict[Tensor, Layout] = {}
-    told: dict[Tensor, tuple[Any, bool]] = {}
-    for key, axes in rules.items():
-        found = _matching(graph, key, named)
-        if not found and strict:
-            raise _unknown(key, named)
-        exact = isinstance(key, Tensor) or key in named
-        for name, tensor in found.items():
-            layout = _layout(name, tensor, axes, mesh, strict)
-            before, was_exact = told.get(tensor, (key, exact))
-            if was_exact == exact and given.get(tensor, layout) != layout:
-                raise ShardingError(
-                    f"two rules for {name!r} (made at {tensor.node.location}) differ: {before!r} "
-                    f"says {given[tensor]}, {key!r} says {layout}; leave out one, or give the "
-                    "tensor a rule by its own name, which goes before patterns"
-                )
-            if exact or not was_exact:
-                given[tensor], told[tensor] = layout, (key, exact)
-    return given
-
-
-def _matching(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if isinstance(key, Tensor):
-        return {graph.names[key.node]: key} if key.node in graph.names else {}
-    if not isinstance(key, str):
-        raise ShardingError(f"a rule is for a tensor or a name, not {key!r}")
-    if key in named:
-        return {key: named[key]}
-    return {name: t for name, t in named.items() if fnmatchcase(name, key) and _has_rules(t)}
-
-
-def _has_rules(tensor: Tensor) -> bool:
-    """Whether a pattern may mean a tensor: slots lie as their variables do, and scalars, such as an
-    optimiser's, have no axis."""
-    return tensor.ndim > 0 and not is_slot(tensor.node)
-
-
-def _unknown(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
-    if isinstance(key, Tensor):
-        return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
-    named = {name: t for name, t in named.items() if _has_rules(t)}
-    inside = [name for name in named if fnmatchcase(name, f"*/{key}")]  # named in a scope
-    hint = did_you_mean(key, named, 3, 0.5) or f"there are {', '.join(map(repr, named))}"
-    if inside:
-        hint = f"did you mean {' or '.join(map(repr, inside[:3]))}, or all such, '*/{key}'?"
-    return ShardingError(
-        f"a rule names {key!r}, but no variable or placeholder has that name; {hint}"
-    )
-
-
-def _layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> Layout:
-    """The layout that a rule gives to a tensor."""
-    where = f"rule {name!r}: {axes!r}"
-    example = (mesh.names[0], *[None] * (tensor.ndim - 1))
-    made = f"{name!r} is {tensor.spec} (made at {tensor.node.location})"
-    if isinstance(axes, str) or not isinstance(axes, Sequence):
-        raise ShardingError(
-            f"{where}: give an axis of the mesh or None for each axis, as a tuple: {example}"
-        )
-    if len(axes) > tensor.ndim:
-        raise ShardingError(f"{where} is for {len(axes)} axes, but {made}: it has {tensor.ndim}")
-    cuts, used = Cuts(mesh), set[str]()
-    dims = []
-    for d, entry in enumerate([*axes, *[None] * (tensor.ndim - len(axes))]):
-        if not isinstance(entry, str | Sequence | None):
-            raise ShardingError(
-                f"{where}: give an axis of the mesh ({', '.join(mesh.names)}) or None for each "
-                f"axis, not {entry!r}"
-            )
-        along = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-        for axis in along:
-            if axis not in mesh.sizes:
-                raise ShardingError(
-                    f"{where}: the mesh has no axis {axis!r}; it has {', '.join(mesh.sizes)}"
-                )
-            if axis in used:
-                raise ShardingError(
-                    f"{where} uses axis {axis!r} of the mesh twice, but it cuts one axis of a "
-                    f"tensor, into {mesh.sizes[axis]}; leave out one, or give the mesh another axis"
-                )
-            used.add(axis)
-        split = Split(along) if along else WHOLE
-        if strict and not cuts.can(tensor.shape[d], split):
-            count = mesh.parts(along)
-            raise ShardingError(
-                f"{where} cuts axis {d} into {count}, but {made}: "
-                f"{show_shape(tensor.shape)}[{d}] is {tensor.shape[d]}, too small for {count} "
-                "shards that are not empty; leave the axis whole or make the mesh smaller"
-            )
-        dims.append(split)
-    return Layout(tuple(dims))

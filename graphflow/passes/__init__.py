@@ -19,7 +19,6 @@ from graphflow.passes.bodies import InlineCalls, MergeBodies, map_bodies
 from graphflow.passes.constants import FoldConstants
 from graphflow.passes.duplicates import MergeDuplicates
 from graphflow.passes.gram import UseSyrk
-from graphflow.passes.heads import FoldHeads
 from graphflow.passes.pads import JoinPads
 from graphflow.passes.transposes import FoldTransposes
 
@@ -38,7 +37,7 @@ def optimize(graph: Graph, passes: Sequence[Pass] | None = None) -> Graph:
 
 
 __all__ = [
-    "AccumulateProducts", "FoldConstants", "FoldHeads", "FoldTransposes",
+    "AccumulateProducts", "FoldConstants", "FoldTransposes",
     "InlineCalls", "JoinPads", "MergeBodies", "MergeDuplicates", "Pass", "Phase", "UseSyrk",
     "default_passes", "optimize", "register_pass",
 ]  # fmt: skip

@@ -18,7 +18,6 @@ class Phase(IntEnum):
 
     BODIES = auto()  # first, so that later passes see one node for each body
     CONSTANTS = auto()
-    ATTENTION = auto()  # leaves transposes behind, which SIMPLIFY removes
     SIMPLIFY = auto()
     DUPLICATES = auto()
     CALLS = auto()  # after all that could differ between pinned and unpinned nodes

@@ -1,18 +1,19 @@
-"""Trial: a few steps of fetches in this process, traced, before they are placed for the first time,
-so that the plan rests on what the nodes took here, and not on the calibration of ops alone.
+"""Profile a few steps of fetches in this process, before their first plan.
 
-    fetches + feeds ─try_out→ spans of one device ─observe→ Learned ─→ the first plan
+    fetches + feeds ─profile_first_steps→ spans ─observe→ TraceCorrections ─→ the first plan
 
-What else the machine does meanwhile must not count. A device of one thread is timed by the
-processor time of this thread, which stands still while others compute; of several threads by the
-wall. A node's time is the least of some steps, and tells as much as there are steps that agree.
+The plan then rests on measured times of its nodes, not on the calibration of ops alone.
 
-Two devices that compute at the same time share caches and the way to memory. What that costs a
-graph shows where another thread goes through the same steps meanwhile.
+Other load on the machine must not count. So a device of one thread is timed by the CPU time of this
+thread; a device of several threads by wall time. A node's time is its minimum over a few steps. It
+counts as many times as there are steps that agree with it.
 
-Only for devices of this machine, for fetches that touch nothing outside, and as long as it takes
-moments. What it teaches is kept with what traces teach, so that the next session that runs such
-nodes starts at once.
+Devices that compute at the same time share caches and memory bandwidth. To measure that, another
+thread runs the same steps at the same time.
+
+Only fetches without side effects are profiled, on this machine's devices, and only if that takes
+moments. The results are kept with those of traces, so that the next session of such nodes starts at
+once.
 """
 
 from __future__ import annotations
@@ -30,40 +31,40 @@ from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, owner_module
 from graphflow.ir.spec import evaluate, kind
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.host_facts import cores, host_memory
-from graphflow.placement.cost_model.trace_observations import Lesson, lessons
+from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.planning.trace_feedback import node_seconds
-from graphflow.runtime.client.cluster_survey import Survey
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
+from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
 from graphflow.runtime.program.program import clock
 from graphflow.runtime.telemetry.logs import Log
 
 MAX_STEP_SECONDS = 3.0
-"""Predicted seconds of a step beyond which nothing is tried out."""
+"""Predicted seconds of a step beyond which nothing is profiled."""
 PROFILING_SECONDS = 0.5
-"""Of all steps after the first; at least one is run, and at most `STEPS`."""
+"""Time limit of all steps after the first; at least one runs, and at most `MAX_PROFILED_STEPS`."""
 MAX_PROFILED_STEPS = 5
 AGREEMENT_RATIO = 1.3
-"""Steps in which a node took at most this many times its least agree on what it takes."""
+"""A step agrees with a node's minimum if the node took at most this many times as long."""
 MIN_UNKNOWN_SHARE = 0.1
-"""Of a step's predicted time that must be in nodes that nothing was learned about."""
+"""Least share of a step's predicted time in nodes that were never measured."""
 MAX_MEMORY_SHARE = 0.25
-"""Of this machine's memory that the fetches may take."""
+"""Largest share of this machine's memory that the fetches may take."""
 STATEFUL = frozenset({"variable", "assign", "placeholder", "constant", "group"})
-"""Ops that are not pure, and yet touch nothing outside their session."""
+"""Ops that are not pure, and yet change nothing outside their session."""
 
 _log = Log("graphflow.trial")
 
 
 def profile_first_steps(
-    learned: Learned,
+    learned: TraceCorrections,
     cluster: Cluster,
-    survey: Survey,
+    survey: ClusterSurvey,
     compiled: CompiledFetches,
     bindings: Mapping[str, int],
     arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
@@ -82,9 +83,9 @@ def profile_first_steps(
     graph = compiled.graph
     if not may_profile(cluster, graph, bindings, 2 if busy else 1):
         return 0
-    known = lessons(graph, cluster, bindings, {}, survey.profiles, busy)
+    known = trace_observations(graph, cluster, bindings, {}, survey.profiles, busy)
     total = sum(lesson.predicted for lesson in known.values())
-    seen = learned.saw if busy else learned.knows
+    seen = learned.has_observed if busy else learned.knows
     new = sum(each.predicted for each in known.values() if not seen(each.bucket))
     if new <= MIN_UNKNOWN_SHARE * total or total > MAX_STEP_SECONDS:
         return 0
@@ -96,7 +97,7 @@ def profile_first_steps(
             stage.load(graph, bindings, arrays or synthetic_feeds(graph, bindings))
         with _load_neighbours(stages[1:]):
             return stages[0].run_steps(learned, known)
-    except Exception as error:  # the real step will say it to the user
+    except Exception as error:  # the real step will raise it for the user
         if is_interrupt(error):
             raise
         _log.tell("trial.ended", reason=str(error))
@@ -108,7 +109,7 @@ def profile_first_steps(
 
 @contextmanager
 def _load_neighbours(stages: Sequence[_ProfiledDevice]) -> Iterator[None]:
-    """Neighbours that go through their steps, each on a thread, until the block ends."""
+    """Run the steps of neighbour devices, each on a thread, until the block ends."""
     over = threading.Event()
     threads = [
         threading.Thread(target=stage.repeat, args=(over,), name="trial", daemon=True)
@@ -127,8 +128,12 @@ def _load_neighbours(stages: Sequence[_ProfiledDevice]) -> Iterator[None]:
 def may_profile(
     cluster: Cluster, graph: Graph, bindings: Mapping[str, int], times: int = 1
 ) -> bool:
-    """Whether the cluster is this machine's processors, and the graph changes nothing but its own
-    variables and fits beside them, so many times."""
+    """Return True if the cluster is this machine's CPUs, and the graph has no side effects and
+    fits.
+
+    Args:
+        times: how many copies must fit in memory.
+    """
     here = cluster.kind in ("here", "local")
     kinds = {device.kind for worker in cluster.workers for device in worker.devices}
     if not here or kinds != {"cpu"}:
@@ -136,13 +141,13 @@ def may_profile(
     if not all(n.op.pure or n.op.random or n.op.name in STATEFUL for n in graph.walk()):
         return False
     if any(owner_module(n.op) is not None for n in graph.walk()):
-        return False  # a user's op may end its process: that is to be a worker's, not this one
+        return False  # a user's op may crash its process, which must not be this one
     sizes = (evaluate(t.spec.nbytes, bindings) for node in graph.nodes for t in node.outputs)
     return times * sum(sizes) <= MAX_MEMORY_SHARE * host_memory()
 
 
 def synthetic_feeds(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[Any, Any]]:
-    """Feeds: zeros, and floats from [0, 1)."""
+    """Return feeds for all placeholders: floats from [0, 1), else zeros."""
     random = np.random.default_rng(0)
     made = {}
     for node in graph.placeholders:
@@ -154,10 +159,10 @@ def synthetic_feeds(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.
 
 
 class _ProfiledDevice:
-    """One device of this process, with variables of its own.
+    """A device of this process, with variables of its own.
 
     Args:
-        now: nanoseconds by which nodes are timed.
+        now: the clock for nodes, in nanoseconds.
     """
 
     _NAME = "trial"
@@ -165,7 +170,7 @@ class _ProfiledDevice:
 
     def __init__(self, threads: int | None, now: Callable[[], int]) -> None:
         self._now = now
-        self._host = Host(0, [self._DEVICE], threads, lambda parcel: None)
+        self._host = DeviceHost(0, [self._DEVICE], threads, lambda parcel: None)
         self._host.open(self._NAME)
         self._bindings: Mapping[str, int] = {}
         self._feeds: dict[str, np.ndarray[Any, Any]] = {}
@@ -176,7 +181,7 @@ class _ProfiledDevice:
         bindings: Mapping[str, int],
         arrays: Mapping[Node, np.ndarray[Any, Any]],
     ) -> None:
-        """Take a graph and its feeds.
+        """Compile a graph, and keep its feeds.
 
         Raises:
             DeviceError: a node inside a body is pinned to another device.
@@ -188,8 +193,9 @@ class _ProfiledDevice:
         parts = partition(graph, devices, order_in_turns(graph), names, [self._DEVICE])
         self._host.add(self._NAME, self._NAME, list(parts.values()))
 
-    def run_steps(self, learned: Learned, known: Mapping[str, Lesson]) -> int:
-        """Steps, the first to warm up, until the time is over; how many there were after it."""
+    def run_steps(self, learned: TraceCorrections, known: Mapping[str, TraceObservation]) -> int:
+        """Run a warm-up step, then steps until the time is over; return the number of the
+        latter."""
         self._step(0)
         until = monotonic() + PROFILING_SECONDS
         steps: list[dict[str, float]] = []
@@ -199,7 +205,8 @@ class _ProfiledDevice:
         return len(steps)
 
     def repeat(self, over: threading.Event) -> None:
-        """Steps until it is over, or fails: whoever is timed beside it fails likewise."""
+        """Run steps until `over` is set or one fails: the profiled device then fails in the same
+        way."""
         step = 0
         with suppress(Exception):
             while not over.is_set():
@@ -207,14 +214,14 @@ class _ProfiledDevice:
                 step += 1
 
     def _step(self, step: int) -> dict[str, float]:
-        """Seconds of each node."""
+        """Run a step, and return the seconds of each node."""
         bindings = {**self._bindings, DRAWS: step}
         before = clock.set(self._now)
         try:
             computed = self._host.compute(
                 self._NAME, self._NAME, step, bindings, self._feeds, True, 60.0
             )
-            self._host.commit(self._NAME, step)  # its spans come with those of the next step
+            self._host.commit(self._NAME, step)  # the commit's spans arrive with the next step
         finally:
             clock.reset(before)
         spans = ((name, start, end) for _, name, start, end in computed.spans)
@@ -225,16 +232,18 @@ class _ProfiledDevice:
 
 
 def observe_least_times(
-    learned: Learned, known: Mapping[str, Lesson], steps: Sequence[Mapping[str, float]]
+    learned: TraceCorrections,
+    known: Mapping[str, TraceObservation],
+    steps: Sequence[Mapping[str, float]],
 ) -> None:
-    """Note what nodes took in some steps: the least, once for each step that agrees on it."""
+    """Learn the minimum time of each node, once for each step that agrees with it."""
     for name, (seconds, times) in least_times(steps).items():
         for _ in range(times if name in known else 0):
             learned.observe(known[name].bucket, seconds, known[name].predicted)
 
 
 def least_times(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, int]]:
-    """By node, the least that it took in any step, and in how many steps it took about that."""
+    """Return for each node its minimum time, and the number of steps that agree with it."""
     found = {}
     for name in dict.fromkeys(name for took in steps for name in took):
         times = [took[name] for took in steps if name in took]

@@ -1,7 +1,8 @@
-"""Learning: from the traced steps of a session to what its next plan knows; and steps that do
-nothing, to time what a step costs by itself.
+"""Learn from the traced steps of a session for its next plans; time steps that compute nothing.
 
-    Trace ─learn→ Learned (ratios, measured by predicted) ─→ plan_graph(learned=…)
+    Trace ─learn→ TraceCorrections ─→ plan_graph(learned=…)
+
+`TraceCorrections` holds ratios of measured to predicted times.
 """
 
 from __future__ import annotations
@@ -18,42 +19,47 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node
 from graphflow.placement.calibration import calibrate
-from graphflow.placement.calibration.calibrate import StepCost, keep_steps, steps_of
+from graphflow.placement.calibration.calibrate import StepCost, save_step_cost, step_cost_of
 from graphflow.placement.calibration.cluster_rates import link_classes, link_matrices
-from graphflow.placement.calibration.measure import quick
-from graphflow.placement.calibration.trace_corrections import Learned, keep, kept
+from graphflow.placement.calibration.measure import lower_quartile
+from graphflow.placement.calibration.trace_corrections import (
+    TraceCorrections,
+    read_corrections,
+    write_corrections,
+)
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.cost_model.trace_observations import Lesson, lessons
+from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.planning import session_kind, units
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
 MIN_STEPS = 3
-"""Steps that were not traced, from which a lesson about steps as a whole is drawn."""
+"""Least number of untraced steps from which the duration of a whole step is learned."""
 IDLE_STEPS = 30
-"""Steps that do nothing, to time what a step costs; as many before them warm up."""
+"""Idle steps that are timed; as many before them warm up."""
 IDLE_SECONDS = 1.0
-"""Seconds for them, after which a few will do."""
+"""Time limit for idle steps, after which a few suffice."""
 
 
-def load_corrections(cluster: Cluster) -> Learned:
-    """What was learned before of the cluster's machine; nothing of other machines is kept."""
+def load_corrections(cluster: Cluster) -> TraceCorrections:
+    """Return what earlier processes learned about the cluster's machine; nothing for other
+    machines."""
     if not _is_this_machine(cluster):
-        return Learned()
-    return kept(calibrate.profile(_kinds(cluster)))
+        return TraceCorrections()
+    return read_corrections(calibrate.profile(_kinds(cluster)))
 
 
 def is_known(cluster: Cluster) -> bool:
-    """Whether the cluster's machine is this one and was calibrated, so that planning is cheap."""
+    """Return True if the cluster is this machine and was calibrated, so that planning is cheap."""
     return _is_this_machine(cluster) and calibrate.profile_path().is_file()
 
 
-def save_corrections(learned: Learned, cluster: Cluster) -> None:
-    """Keep what was learned for later processes, if it is of this machine."""
+def save_corrections(learned: TraceCorrections, cluster: Cluster) -> None:
+    """Keep what was learned for later processes, if the cluster is this machine."""
     if _is_this_machine(cluster):
-        keep(learned)
+        write_corrections(learned)
 
 
 def _is_this_machine(cluster: Cluster) -> bool:
@@ -67,10 +73,12 @@ def _kinds(cluster: Cluster) -> set[str]:
 # From traces ----------------------------------------------------------------------------------
 
 
-def learn(learned: Learned, cluster: Cluster, survey: Survey, compiled: CompiledFetches) -> None:
-    """Take in the traced steps of a set of fetches, those that its trace block has so far.
+def learn(
+    learned: TraceCorrections, cluster: Cluster, survey: ClusterSurvey, compiled: CompiledFetches
+) -> None:
+    """Learn from the traced steps in a set of fetches' trace block so far.
 
-    The first one warms up: it counts only if it is alone.
+    The first step warms up: it counts only if it is the only one.
     """
     traced = list(zip(compiled.trace.steps, compiled.traced, strict=True))
     by_sizes: dict[tuple[tuple[str, int], ...], list[TraceStep]] = {}
@@ -79,19 +87,20 @@ def learn(learned: Learned, cluster: Cluster, survey: Survey, compiled: Compiled
     names = cluster.devices
     links = {(names[i], names[j]): kind for (i, j), kind in link_classes(cluster).items()}
     for sizes, steps in by_sizes.items():
-        known = lessons(compiled.graph, cluster, dict(sizes), compiled.devices, survey.profiles)
+        known = trace_observations(
+            compiled.graph, cluster, dict(sizes), compiled.devices, survey.profiles
+        )
         for step in steps:
             _learn_nodes(learned, known, step)
             for kind, nbytes, seconds in _observed_transfers(step, links):
                 learned.observe_link(kind, nbytes, seconds)
 
 
-def learn_steps(learned: Learned, plan: Plan, took: Sequence[float]) -> bool:
-    """Take in what whole steps took, that were placed as a plan says and not traced; whether that
-    is enough to tell anything.
+def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) -> bool:
+    """Learn from the durations of untraced steps; return False if there are too few.
 
     Args:
-        plan: made with all that is known of the nodes by now.
+        plan: the placement of the steps, predicted with all that is known of the nodes by now.
     """
     if len(took) < MIN_STEPS:
         return False
@@ -100,7 +109,9 @@ def learn_steps(learned: Learned, plan: Plan, took: Sequence[float]) -> bool:
     return True
 
 
-def _learn_nodes(learned: Learned, known: Mapping[str, Lesson], step: TraceStep) -> None:
+def _learn_nodes(
+    learned: TraceCorrections, known: Mapping[str, TraceObservation], step: TraceStep
+) -> None:
     timed = ((e.name, e.start, e.end) for e in step.events if e.kind == "compute")
     observe_nodes(learned, known, node_seconds(timed))
 
@@ -108,10 +119,10 @@ def _learn_nodes(learned: Learned, known: Mapping[str, Lesson], step: TraceStep)
 def node_seconds(
     timed: Iterable[tuple[str, int, int]], clock: Callable[[], int] = monotonic_ns
 ) -> dict[str, float]:
-    """Seconds of each node, by name, from the names, starts and ends (ns) of its spans.
+    """Return the seconds of each node by name, given names, starts and ends (ns) of spans.
 
     Args:
-        clock: that they were read from.
+        clock: the clock of the spans.
     """
     took: dict[str, float] = {}
     for name, start, end in timed:
@@ -120,8 +131,10 @@ def node_seconds(
     return took
 
 
-def observe_nodes(learned: Learned, known: Mapping[str, Lesson], took: Mapping[str, float]) -> None:
-    """Note what nodes took of which there is something to learn."""
+def observe_nodes(
+    learned: TraceCorrections, known: Mapping[str, TraceObservation], took: Mapping[str, float]
+) -> None:
+    """Learn the times of nodes that have something to teach."""
     for name, seconds in took.items():
         if name in known:
             learned.observe(known[name].bucket, seconds, known[name].predicted)
@@ -130,10 +143,10 @@ def observe_nodes(learned: Learned, known: Mapping[str, Lesson], took: Mapping[s
 def _observed_transfers(
     step: TraceStep, links: Mapping[tuple[str, str], str]
 ) -> Iterator[tuple[str, int, float]]:
-    """Kind of link, bytes and seconds of each transfer.
+    """Yield kind of link, bytes and seconds of each transfer.
 
-    One that was waited for has come when its reader goes on. Between threads a transfer is the
-    waking of its reader: one that nobody waited for teaches nothing.
+    If a reader waited, the transfer ends when the reader continues. Between threads a transfer is
+    only the wake-up of its reader, so one without a wait teaches nothing.
     """
     waits = {(e.edge, e.use): e for e in step.events if e.kind == "wait"}
     for event in step.events:
@@ -150,7 +163,7 @@ def _observed_transfers(
 
 @cache
 def span_overhead(clock: Callable[[], int] = monotonic_ns) -> float:
-    """What a span's own mark takes: it lies between two readings of the clock."""
+    """Return the seconds that recording a span takes; they lie between its two clock readings."""
     spans: list[tuple[str, str, int, int]] = []
     names, lines, start = {0: "name"}, [0], clock()
 
@@ -169,7 +182,7 @@ def span_overhead(clock: Callable[[], int] = monotonic_ns) -> float:
 
 
 def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
-    """Fetches that take next to nothing on each of some devices, placed, and their placeholder."""
+    """Return placed fetches that compute next to nothing on each device, and their placeholder."""
     x = placeholder("float32", ())
     graph = Graph([FUNCTIONS["add"](x, 1.0) for _ in devices])
     compiled = CompiledFetches(graph.outputs, graph, graph)
@@ -181,16 +194,16 @@ def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
 
 
 def step_cost(
-    cluster: Cluster, survey: Survey, timed: Callable[[Sequence[str]], float]
+    cluster: Cluster, survey: ClusterSurvey, timed: Callable[[Sequence[str]], float]
 ) -> StepCost:
-    """What a step costs beyond its nodes and transfers: kept from before, or measured now.
+    """Return the cost of a step beyond its nodes and transfers; measure it unless it is on file.
 
     Args:
-        timed: seconds of a step of `idle` fetches on some devices.
+        timed: returns the seconds of a step of `idle_fetches` on some devices.
     """
     kind = session_kind(cluster)
     if _is_this_machine(cluster):
-        known = steps_of(calibrate.profile(_kinds(cluster)), kind)
+        known = step_cost_of(calibrate.profile(_kinds(cluster)), kind)
         if known is not None:
             return known
     units = _units(cluster)
@@ -199,12 +212,12 @@ def step_cost(
     one, *two = (max(timed(units[:n]) - there_and_back, 1e-6) for n in (1, 2) if n <= len(units))
     cost = one, max(one, *two) if two else one
     if two and _is_this_machine(cluster):
-        keep_steps(kind, cost)
+        save_step_cost(kind, cost)
     return cost
 
 
 def _units(cluster: Cluster) -> tuple[str, ...]:
-    """The first device of each worker; of this process all."""
+    """Return the first device of each worker; all devices of this process."""
     if cluster.kind == "here":
         return cluster.devices
     first: dict[int | None, str] = {}
@@ -214,12 +227,11 @@ def _units(cluster: Cluster) -> tuple[str, ...]:
 
 
 def step_seconds(call: Callable[[], Any]) -> float:
-    """Seconds of a step that was warmed up, by a quick one; over slow links, of the few that there
-    is time for."""
+    """Return the typical seconds of a warm step; over slow links from only a few steps."""
     times: list[float] = []
     until = perf_counter() + IDLE_SECONDS
     while len(times) < 2 * IDLE_STEPS and (len(times) < 4 or perf_counter() < until):
         start = perf_counter()
         call()
         times.append(perf_counter() - start)
-    return quick(times[len(times) // 2 :])
+    return lower_quartile(times[len(times) // 2 :])

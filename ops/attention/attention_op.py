@@ -31,7 +31,7 @@ from graphflow.ops.base.shape_rules import is_zeros, require_kind
 from graphflow.ops.kernels.sequence import flash_attention as attend
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions.reduce import sum
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import row_ops as row_sharding
 from graphflow.ops.tensors.shape import expand_dims, squeeze_op
 
 # Shapes -----------------------------------------------------------------------------------------
@@ -330,8 +330,9 @@ attention_grad = register(
         into=_attention_grad_into,
         vjp=_grad_vjp,
         batch=batching.attention(6),
-        sharding=sharding_coupled.attention_grad,
+        sharding=row_sharding.attention_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 5),
+        rate="product",
         samples=tuple(
             sample(*_grad_specs(specs), *mask, low=-1.0, high=1.0, **attrs)
             for specs, mask, attrs in _CASES
@@ -345,8 +346,9 @@ attention_mask_grad = register(
         kernel=_mask_grad_kernel,
         vjp=_mask_grad_vjp,
         batch=batching.attention(6, masks=True),
-        sharding=sharding_coupled.attention_mask_grad,
+        sharding=row_sharding.attention_mask_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 2),
+        rate="product",
         samples=tuple(
             sample(*_grad_specs(_CASES[3][0]), m, low=-1.0, high=1.0, **_ATTRS)
             for m in (spec("float32", (2, 1, 3)), spec("float32", (2, 1, 2, 1)))
@@ -362,8 +364,9 @@ _attention = register(
         into=_attention_into,
         vjp=_attention_vjp,
         batch=batching.attention(3),
-        sharding=sharding_coupled.attention,
+        sharding=row_sharding.attention_rule,
         cost=lambda q, k, v, *mask, **attrs: _flops(q, k, 2),
+        rate="half_product",
         autocast="low",
         samples=tuple(sample(*specs, *mask, **attrs) for specs, mask, attrs in _CASES),
     )

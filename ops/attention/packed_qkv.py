@@ -12,22 +12,47 @@ from typing import Any
 from graphflow.errors import ShapeError
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Cost, Op, Tensor, register, sample
 from graphflow.ir.spec import Size, TensorSpec, product, show_shape, spec
-from graphflow.ops.attention.attention_op import infer_pairs
-from graphflow.ops.attention.row_layout import (
-    attend_views,
-    attend_views_back,
-    independent_aliases,
-    is_swapped,
-    swap_heads_and_time,
-)
+from graphflow.ops.attention.attention_op import attention_kernels, infer_pairs, native_pattern
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import is_zeros, require_kind
+from graphflow.ops.kernels.sequence import flash_attention
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions.reduce import sum
 from graphflow.ops.sharding import row_ops as sharding_coupled
-from graphflow.ops.tensors.shape import reshape
+from graphflow.ops.tensors.shape import permute_dims, reshape, reshape_op
 from graphflow.ops.tensors.slicing import concat
 from graphflow.ops.tensors.slicing import window as part_of
+
+# Kernels, over arrays (…, heads, T, d) of any strides ---------------------------------------------
+
+
+def _attend_views(xp: Any, out: Any, heads: Sequence[Any], mask: Any, attrs: Any) -> None:
+    """Write attention of q, k and v into the view y, and the log-sum-exps of the scores."""
+    (y, logs), (q, k, v) = out, heads
+    if flash_attention.is_native(xp, q, k, v, attrs["softcap"]):
+        flash_attention.forward(y, logs, q, k, v, mask, native_pattern(**attrs))
+        return
+    forward, _ = attention_kernels()
+    found = forward(xp, *map(xp.ascontiguousarray, (q, k, v)), *mask, **attrs)
+    xp.copyto(y, found[0])
+    xp.copyto(logs, found[1])
+
+
+def _attend_views_back(
+    xp: Any, outs: Any, g: Any, heads: Sequence[Any], y: Any, logs: Any, mask: Any, attrs: Any
+) -> None:
+    """Write the gradients of q, k and v into views, for the cotangent g of the result y."""
+    q, k, v = heads
+    if flash_attention.is_native(xp, q, k, v, attrs["softcap"]):
+        delta, pattern = xp.empty(logs.shape, logs.dtype), native_pattern(**attrs)
+        flash_attention.backward(outs, g, delta, q, k, v, logs, mask, pattern, y=y)
+        return
+    _, backward = attention_kernels()
+    delta = (g.astype(logs.dtype) * y.astype(logs.dtype)).sum(-1)
+    given = map(xp.ascontiguousarray, (g, delta, q, k, v))
+    for view, found in zip(outs, backward(xp, *given, logs, *mask, **attrs), strict=True):
+        xp.copyto(view, found)
+
 
 # The op -------------------------------------------------------------------------------------------
 
@@ -74,7 +99,7 @@ def _total(counts: Sequence[int]) -> int:
 def _compute_into(
     xp: Any, out: Any, x: Any, *mask: Any, heads: int, shared: int, **attrs: Any
 ) -> None:
-    attend_views(
+    _attend_views(
         xp,
         (*_head_views(out[0], heads), out[1]),
         _head_views(x, heads, shared, shared),
@@ -100,20 +125,42 @@ def _vjp(
     none = (None,) * len(mask)
     if is_zeros(gs[1]):
         return packed_grad(gs[0], x, *ys, *mask, **attrs), *none
-    (apart,) = independent_aliases([x])
+    (apart,) = _independent_aliases([x])
     parted = _attend_unpacked(apart, *mask, **attrs)
     (found,) = FUNCTIONS["gradients"](list(parted), [apart], list(gs))
     return found, *none
 
 
+def _swap_heads_and_time(x: Tensor) -> Tensor:
+    """Return (…, T, heads, d) for (…, heads, T, d), or the reverse."""
+    return permute_dims(x, _swapped_axes(x.ndim))
+
+
+def _is_swapped(x: Tensor) -> bool:
+    node = x.node
+    return node.op.name == "permute_dims" and tuple(node.attrs["axes"]) == _swapped_axes(x.ndim)
+
+
+def _swapped_axes(rank: int) -> tuple[int, ...]:
+    return (*range(rank - 3), rank - 2, rank - 3, rank - 1)
+
+
+def _independent_aliases(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return an alias of each tensor, so that the gradient in one does not flow through another.
+
+    The inputs may depend on each other, such as x and the result y.
+    """
+    return [reshape_op(x, shape=x.shape) for x in inputs]
+
+
 def _select_heads(x: Tensor, start: int, count: int, depth: int) -> Tensor:
     """Some of the heads side by side in (…, T, heads·d), as (…, heads, T, d)."""
     mine = part_of(x, x.ndim - 1, start * depth, count * depth)
-    return swap_heads_and_time(reshape(mine, (*x.shape[:-1], count, depth)))
+    return _swap_heads_and_time(reshape(mine, (*x.shape[:-1], count, depth)))
 
 
 def _pack_heads(x: Tensor) -> Tensor:
-    swapped = swap_heads_and_time(x)
+    swapped = _swap_heads_and_time(x)
     return reshape(swapped, (*swapped.shape[:-2], swapped.shape[-2] * swapped.shape[-1]))
 
 
@@ -140,8 +187,8 @@ def _grad_into(
 ) -> None:  # fmt: skip
     outs = _head_views(out, heads, shared, shared)
     (gh,), (yh,) = (_head_views(a, heads) for a in (g, y))
-    delta, given = xp.empty(logs.shape, logs.dtype), _head_views(x, heads, shared, shared)
-    attend_views_back(xp, outs, gh, delta, given, logs, mask, attrs, y=yh)
+    given = _head_views(x, heads, shared, shared)
+    _attend_views_back(xp, outs, gh, given, yh, logs, mask, attrs)
 
 
 def _grad_kernel(xp: Any, g: Any, x: Any, *rest: Any, **attrs: Any) -> Any:
@@ -151,7 +198,7 @@ def _grad_kernel(xp: Any, g: Any, x: Any, *rest: Any, **attrs: Any) -> Any:
 
 
 def _grad_vjp(h: Tensor, dx: Tensor, *inputs: Tensor, **attrs: Any) -> Sequence[Tensor | None]:
-    apart, mask = independent_aliases(inputs[:4]), inputs[4:]
+    apart, mask = _independent_aliases(inputs[:4]), inputs[4:]
     parted = _grad_unpacked(*apart, *mask, **attrs)
     found = FUNCTIONS["gradients"]([parted], apart, [h])
     return *found, *(None,) * len(mask)
@@ -218,7 +265,7 @@ packed_op: Op = register(
         into=_compute_into,
         vjp=_vjp,
         batch=_batch_rows,
-        sharding=sharding_coupled.packed,
+        sharding=sharding_coupled.packed_attention_rule,
         cost=lambda x, *mask, heads, shared, **attrs: _forward_cost(x, heads, shared),
         autocast="low",
         samples=(
@@ -244,7 +291,7 @@ packed_grad: Op = register(
         into=_grad_into,
         vjp=_grad_vjp,
         batch=_batch_rows,
-        sharding=sharding_coupled.packed,
+        sharding=sharding_coupled.packed_attention_rule,
         cost=lambda g, x, y, logs, *mask, heads, shared, **attrs: _backward_cost(x, heads, shared),
         samples=(
             sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_ATTRS),
@@ -293,7 +340,7 @@ def match_packed_attention(tensors: Sequence[Tensor], attrs: dict[str, Any]) -> 
 
 def _packed_source(x: Tensor) -> tuple[Tensor, int] | None:
     """The tensor (…, T, n) of whose last axis x (…, heads, T, d) is a part, and where it begins."""
-    if not is_swapped(x):
+    if not _is_swapped(x):
         return None
     node = x.node.inputs[0].node
     if node.op.name != "reshape" or node.inputs[0].shape[:-1] != node.specs[0].shape[:-2]:

@@ -11,11 +11,11 @@ from graphflow.ir.spec import Size, TensorSpec, equate, is_inexact, kind
 from graphflow.ops.communication.reduction_order import (
     ALGORITHMS,
     REDUCTIONS,
-    chosen,
-    combining,
+    combine_function,
     finish,
     fold,
     order_of,
+    resolve_algorithm,
     shares,
     starts,
 )
@@ -30,14 +30,14 @@ def reduce_into(
     xp: Any, out: Any, *xs: Any, rank: int, reduction: str, algorithm: str, hosts: Hosts
 ) -> None:
     count, size = len(xs), int(xs[0].size)
-    algorithm = chosen(algorithm, count, size, hosts)
+    algorithm = resolve_algorithm(algorithm, count, size, hosts)
     whole = [x.reshape(-1) for x in xs]
     result = out.reshape(-1)
     at = starts(shares(size, count)) if algorithm == "ring" else [0, size]
     for share, (start, stop) in enumerate(pairwise(at)):
         order = order_of(algorithm, count, share, hosts)
         parts = [x[start:stop] for x in whole]
-        fold(order, parts, combining(reduction, xp), result[start:stop], xp.empty_like)
+        fold(order, parts, combine_function(reduction, xp), result[start:stop], xp.empty_like)
     finish(reduction, count, result)
 
 
@@ -47,9 +47,9 @@ def scatter_into(
 ) -> None:  # fmt: skip
     at = starts(sizes)
     parts = [xp.ascontiguousarray(part(x, axis, at[rank], at[rank + 1])) for x in xs]
-    algorithm = chosen(algorithm, len(xs), int(xs[0].size), hosts)
+    algorithm = resolve_algorithm(algorithm, len(xs), int(xs[0].size), hosts)
     order = order_of(algorithm, len(xs), rank, hosts)
-    fold(order, parts, combining(reduction, xp), out, xp.empty_like)
+    fold(order, parts, combine_function(reduction, xp), out, xp.empty_like)
     finish(reduction, len(xs), out)
 
 
@@ -80,7 +80,7 @@ def part(x: Any, axis: int, start: Any, stop: Any) -> Any:
 # Shape rules ----------------------------------------------------------------------------------
 
 
-def alike(specs: Sequence[TensorSpec], but: int | None = None) -> tuple[Size, ...]:
+def common_shape(specs: Sequence[TensorSpec], but: int | None = None) -> tuple[Size, ...]:
     """The shape that all ranks' tensors have, sizes along the axis `but` left open."""
     if not specs:
         raise ArgumentError("there are no tensors; give one for each replica")
@@ -104,7 +104,7 @@ def alike(specs: Sequence[TensorSpec], but: int | None = None) -> tuple[Size, ..
     return tuple(shape)
 
 
-def resized(shape: tuple[Size, ...], axis: int, size: Size) -> tuple[Size, ...]:
+def replace_size(shape: tuple[Size, ...], axis: int, size: Size) -> tuple[Size, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
@@ -119,7 +119,7 @@ def _common(
     xs: Sequence[TensorSpec], rank: int, reduction: str, algorithm: str, hosts: Hosts
 ) -> tuple[Size, ...]:
     """The shape of all ranks' tensors, if they can be reduced so."""
-    shape = alike(xs)
+    shape = common_shape(xs)
     _require_rank(rank, len(xs))
     if reduction not in REDUCTIONS or algorithm not in ALGORITHMS:
         raise ArgumentError(f"there is no {reduction!r} by {algorithm!r}")
@@ -154,7 +154,7 @@ def infer_scatter(
 ) -> TensorSpec:  # fmt: skip
     shape = _common(xs, rank, reduction, algorithm, hosts)
     _require_parts(sizes, len(xs), shape, axis)
-    return TensorSpec(resized(shape, axis, sizes[rank]), xs[0].dtype)
+    return TensorSpec(replace_size(shape, axis, sizes[rank]), xs[0].dtype)
 
 
 def _require_parts(sizes: Sizes, count: int, shape: tuple[Size, ...], axis: int) -> None:
@@ -167,12 +167,12 @@ def _require_parts(sizes: Sizes, count: int, shape: tuple[Size, ...], axis: int)
 
 
 def infer_gather(*xs: TensorSpec, rank: int, axis: int) -> TensorSpec:
-    shape = alike(xs, but=axis)
+    shape = common_shape(xs, but=axis)
     _require_rank(rank, len(xs))
     whole: Size = 0
     for x in xs:
         whole = whole + x.shape[axis]
-    return TensorSpec(resized(shape, axis, whole), xs[0].dtype)
+    return TensorSpec(replace_size(shape, axis, whole), xs[0].dtype)
 
 
 def infer_broadcast(x: TensorSpec, rank: int, count: int) -> TensorSpec:

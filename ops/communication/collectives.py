@@ -38,7 +38,7 @@ from graphflow.ops.communication.collective_rules import (
     infer_scatter,
     part,
     reduce_into,
-    resized,
+    replace_size,
     scatter_into,
 )
 
@@ -68,10 +68,10 @@ def groups_of(nodes: Iterable[Node]) -> list[list[Node]]:
                 groups.append(group := {})
             group[rank] = node
     return [
-        [group[rank] for rank in range(count_of(next(iter(group.values()))))]
+        [group[rank] for rank in range(rank_count(next(iter(group.values()))))]
         for groups in found.values()
         for group in groups
-        if len(group) == count_of(next(iter(group.values())))
+        if len(group) == rank_count(next(iter(group.values())))
     ]
 
 
@@ -81,13 +81,13 @@ def own_inputs(node: Node) -> tuple[Tensor, ...]:
     return node.inputs[rank : rank + 1]
 
 
-def count_of(node: Node) -> int:
+def rank_count(node: Node) -> int:
     """How many ranks the group of a node has."""
     count: int = node.attrs.get("count", len(node.inputs))
     return count
 
 
-def crossing(
+def received_bytes(
     node: Node, source: int, specs: Sequence[TensorSpec], known: Callable[[Size], int] = int
 ) -> float:
     """Bytes of input `source` that the device of a node of another rank gets in an exchange.
@@ -101,7 +101,7 @@ def crossing(
     """
     whole = float(nbytes(specs[source]))
     if node.op.name == "all_reduce":
-        return 2 * whole / count_of(node)
+        return 2 * whole / rank_count(node)
     sizes: Any = node.attrs.get("sizes")
     if sizes is None:
         return whole
@@ -165,7 +165,7 @@ def _scatter_vjp(
 
 
 def _zeros(g: Tensor, axis: int, size: Size) -> Tensor:
-    zeros: Tensor = G["zeros"](resized(g.shape, axis, size), g.dtype)
+    zeros: Tensor = G["zeros"](replace_size(g.shape, axis, size), g.dtype)
     return zeros
 
 
@@ -253,16 +253,16 @@ def _kernel(into: Any, infer: Any) -> Any:
     return kernel
 
 
-def _reducing(*xs: TensorSpec, **attrs: Any) -> Cost:
+def _reduction_cost(*xs: TensorSpec, **attrs: Any) -> Cost:
     """Each rank's share of the work: what its device does when the group is exchanged."""
     return Cost(flops=xs[0].size, bytes=3 * xs[0].nbytes)
 
 
-def _moving(*xs: TensorSpec, **attrs: Any) -> Cost:
+def _copy_cost(*xs: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=0)
 
 
-def _behind(*names: str) -> Any:
+def _batch_rule(*names: str) -> Any:
     """The rule of a batch for ops along axes counted from the front."""
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
@@ -284,7 +284,7 @@ all_reduce = register(
         vjp=_reduce_vjp,
         joint=_reduce_joint,
         batch=batching.rows,
-        cost=_reducing,
+        cost=_reduction_cost,
         samples=[
             sample(*[_SAMPLE] * 3, rank=1, reduction="sum", **_FREE),
             sample(*[_SAMPLE] * 3, rank=0, reduction="mean", algorithm="ring", hosts=None),
@@ -305,8 +305,8 @@ reduce_scatter = register(
         into=scatter_into,
         vjp=_scatter_vjp,
         joint=_scatter_joint,
-        batch=_behind("axis"),
-        cost=_reducing,
+        batch=_batch_rule("axis"),
+        cost=_reduction_cost,
         samples=[
             sample(*[_SAMPLE] * 2, rank=1, axis=1, sizes=(2, 1), reduction="sum", **_FREE),
             sample(*[_SAMPLE] * 3, rank=2, axis=1, sizes=(1, 1, 1), reduction="mean", **_FREE),
@@ -323,8 +323,8 @@ all_gather = register(
         into=gather_into,
         vjp=_gather_vjp,
         joint=_gather_joint,
-        batch=_behind("axis"),
-        cost=_moving,
+        batch=_batch_rule("axis"),
+        cost=_copy_cost,
         halves=True,
         samples=[
             sample(_SAMPLE, spec("float32", (4, 2)), rank=0, axis=1),
@@ -343,7 +343,7 @@ broadcast = register(
         vjp=lambda g, y, x, rank, count: (g,),
         joint=_broadcast_joint,
         batch=batching.rows,
-        cost=_moving,
+        cost=_copy_cost,
         halves=True,
         samples=[sample(_SAMPLE, rank=1, count=2)],
         doc="The tensor of rank 0, at one rank.",
@@ -358,8 +358,8 @@ all_to_all = register(
         into=exchange_into,
         vjp=_exchange_vjp,
         joint=_exchange_joint,
-        batch=_behind("split_axis", "concat_axis"),
-        cost=_moving,
+        batch=_batch_rule("split_axis", "concat_axis"),
+        cost=_copy_cost,
         halves=True,
         samples=[
             sample(*[spec("float32", (2, 4))] * 2, rank=1, split_axis=1, concat_axis=0,

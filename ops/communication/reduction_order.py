@@ -21,7 +21,7 @@ _FEW = 8  # ranks that exchange with each other directly
 _SMALL = 1 << 18  # elements, below which the number of rounds counts more than the bytes
 
 
-def chosen(algorithm: str, count: int, size: int, hosts: Sequence[int] | None) -> str:
+def resolve_algorithm(algorithm: str, count: int, size: int, hosts: Sequence[int] | None) -> str:
     """What "auto" stands for, by the number of ranks, of elements, and whether hosts are known:
     never by what carries the tensors."""
     if algorithm != "auto":
@@ -48,8 +48,8 @@ def order_of(algorithm: str, count: int, share: int, hosts: tuple[int, ...] | No
         return _chain([(share + 1 + i) % count for i in ranks])
     if algorithm == "two_level":
         assert hosts is not None
-        return _balanced([_balanced(members) for members in members_of(hosts)])
-    return _balanced(list(ranks))
+        return _balanced_tree([_balanced_tree(members) for members in members_of(hosts)])
+    return _balanced_tree(list(ranks))
 
 
 def members_of(hosts: Sequence[int]) -> list[list[int]]:
@@ -67,12 +67,12 @@ def _chain(orders: Sequence[Order]) -> Order:
     return first
 
 
-def _balanced(orders: Sequence[Order]) -> Order:
+def _balanced_tree(orders: Sequence[Order]) -> Order:
     """Pairwise; of a number that is no power of two, the largest such comes first."""
     if len(orders) == 1:
         return orders[0]
     half = split_at(len(orders))
-    return (_balanced(orders[:half]), _balanced(orders[half:]))
+    return (_balanced_tree(orders[:half]), _balanced_tree(orders[half:]))
 
 
 def split_at(count: int) -> int:
@@ -94,7 +94,7 @@ def starts(sizes: Sequence[int]) -> list[int]:
     return at
 
 
-def combining(reduction: str, xp: Any) -> Callable[..., Any]:
+def combine_function(reduction: str, xp: Any) -> Callable[..., Any]:
     """What combines two arrays: (a, b, out=), where out may be either."""
     if reduction == "prod":
         return partial(_multiply, xp)

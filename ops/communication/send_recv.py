@@ -14,7 +14,7 @@ from graphflow.ir.op import REGISTRY, Cost, Op, register
 from graphflow.ir.spec import Shape, TensorSpec, as_dtype
 
 
-def _nothing(*specs: TensorSpec, **attrs: Any) -> Cost:
+def _no_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=0, bytes=0)
 
 
@@ -23,7 +23,7 @@ recv = register(
     Op(
         "recv",
         infer=lambda edge, source, shape, dtype: _spec(shape, dtype),
-        cost=_nothing,
+        cost=_no_cost,
         pure=False,
     )
 )
@@ -33,13 +33,13 @@ send = register(
     Op(
         "send",
         infer=lambda x, edge, target: TensorSpec((0,), np.dtype("bool")),
-        cost=_nothing,
+        cost=_no_cost,
         pure=False,
     )
 )
 
 
-def _start(
+def _infer_start(
     *xs: TensorSpec, kind: str, group: int, rank: int, devices: Sequence[str],
     shapes: Sequence[Shape], dtype: str, **attrs: Any,
 ) -> TensorSpec:  # fmt: skip
@@ -66,8 +66,8 @@ def _start(
 collective_start = register(
     Op(
         "collective_start",
-        infer=_start,
-        cost=_nothing,
+        infer=_infer_start,
+        cost=_no_cost,
         pure=False,
     )
 )
@@ -77,7 +77,7 @@ collective_finish = register(
     Op(
         "collective_finish",
         infer=lambda y, *xs, group: y,
-        cost=_nothing,
+        cost=_no_cost,
         pure=False,
         alias=True,
     )

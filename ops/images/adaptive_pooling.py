@@ -219,7 +219,7 @@ max_unpool_op: Op = register(
         into=_unpool_into,
         vjp=_unpool_vjp,
         batch=batching.merge_batches,
-        sharding=sharding.first_axes(2),
+        sharding=sharding.leading_axes_rule(2),
         cost=lambda x, indices, sizes: Cost(flops=x.size),
         samples=(
             sample(spec("float32", (3, 2, 1, 1)), spec("int64", (3, 2, 1, 1)), sizes=(2, 3)),

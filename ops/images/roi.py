@@ -137,7 +137,7 @@ def _roi_op(name: str, infer: Any, into: Any, vjp: Any, inputs: Any, **more: Any
             kernel=kernel_from_into(infer, into),
             into=into,
             vjp=vjp,
-            sharding=sharding.fixed(text),
+            sharding=sharding.equation_rule(text),
             cost=_cost,
             samples=tuple(
                 sample(*inputs, **attrs, **more, classes=2, fixed=(1,))

@@ -127,7 +127,7 @@ weighted_rows: Op = register(
             weighted_rows_dot(g, x, index),
         ),
         batch=batching.columns(0),
-        sharding=sharding.fixed(".c,n.,n.->nc", (0,)),
+        sharding=sharding.equation_rule(".c,n.,n.->nc", (0,)),
         cost=_cost,
         samples=(
             sample(_X, _INDEX, _WEIGHT),
@@ -152,7 +152,7 @@ weighted_rows_put: Op = register(
         into=_put_into,
         vjp=_put_vjp,
         batch=batching.columns(0),
-        sharding=sharding.fixed("nc,n.,n.->.c", (0,)),
+        sharding=sharding.equation_rule("nc,n.,n.->.c", (0,)),
         cost=_cost,
         samples=(sample(_Y, _INDEX, _WEIGHT, rows=3), sample(_Y, _INDEX, _WEIGHT, rows=4)),
     )
@@ -174,7 +174,7 @@ weighted_rows_dot: Op = register(
         kernel=_dot_kernel,
         into=_dot_into,
         vjp=_dot_vjp,
-        sharding=sharding.fixed("nc,.c,n.->n."),
+        sharding=sharding.equation_rule("nc,.c,n.->n."),
         cost=_cost,
         samples=(sample(_Y, _X, _INDEX),),
     )

@@ -1,4 +1,4 @@
-"""Ops that draw random tensors."""
+"""Ops that draw random tensors: uniform, normal, Bernoulli and integers."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def _infer_random(shape: Shape, dtype: str, **attrs: Any) -> TensorSpec:
 
 
 def _cost(flops: int) -> Any:
-    # About what Philox takes for a word, plus what is made of it.
+    # About 30 flops for a Philox word, plus the distribution's.
     return lambda shape, **attrs: Cost(flops=product(shape) * (30 + flops))
 
 
 def draw_part(
     xp: Any, shape: tuple[int, ...], part: Part | None, draw: Callable[[int, int], Any]
 ) -> Any:
-    """What `draw(count, first)` gives for a tensor, or for a part of one.
+    """Draw a tensor, or a part of one, by `draw(count, first)`.
 
     Args:
-        part: the shape of the whole, and where the part begins in it.
+        part: the shape of the whole tensor, and the part's start in it; None: the whole.
     """
     if part is None:
         return draw(math.prod(shape), 0).reshape(shape)
@@ -68,14 +68,14 @@ def _uniform_kernel(
         last, wide = as_dtype(dtype).type, _compute_type(dtype)
         drawn = drawn.astype(wide, copy=False) * wide(high - low) + wide(low)
         drawn = drawn.astype(dtype, copy=False)
-        # Rounding may reach `high`, which is left out.
+        # Rounding may reach `high`, which is excluded.
         below = np.nextafter(last(high), last(low))
         drawn = xp.minimum(drawn, below) if low < high else drawn
     return drawn
 
 
 def _compute_type(dtype: str) -> Any:
-    """The type to compute in."""
+    """Return the type to compute in."""
     return np.float64 if dtype == "float64" else np.float32
 
 
@@ -84,7 +84,7 @@ uniform_op = register(
         "random_uniform",
         infer=_infer_random,
         kernel=_uniform_kernel,
-        sharding=sharding.drawn,
+        sharding=sharding.random_rule,
         cost=_cost(4),
         samples=(
             # Not by `sample`, whose own low and high are those of inputs.
@@ -114,7 +114,7 @@ normal_op = register(
         "random_normal",
         infer=_infer_random,
         kernel=_normal_kernel,
-        sharding=sharding.drawn,
+        sharding=sharding.random_rule,
         cost=_cost(30),
         samples=(
             sample(shape=(3, 5), dtype="float32", mean=1.0, std=2.0, **_STREAM),
@@ -143,7 +143,7 @@ bernoulli_op = register(
         "random_bernoulli",
         infer=lambda shape, **attrs: TensorSpec(shape, np.dtype(bool)),
         kernel=_bernoulli_kernel,
-        sharding=sharding.drawn,
+        sharding=sharding.random_rule,
         cost=_cost(1),
         samples=(
             sample(shape=(3, 5), probability=0.3, **_STREAM),
@@ -168,7 +168,7 @@ def _integers_kernel(
     drawn = draw_part(
         xp, shape, part, lambda n, f: philox.integers(xp, n, last - low + 1, stream, step, f)
     )
-    moved = drawn + np.uint64(low % 2**64)  # of two's complement, whichever the sign
+    moved = drawn + np.uint64(low % 2**64)  # two's complement: correct for either sign
     return moved if dtype == "uint64" else moved.view("int64").astype(dtype, copy=False)
 
 
@@ -177,7 +177,7 @@ integers_op = register(
         "random_integers",
         infer=_infer_integers,
         kernel=_integers_kernel,
-        sharding=sharding.drawn,
+        sharding=sharding.random_rule,
         cost=_cost(40),  # two words each
         samples=(
             Sample((), {"shape": (3, 5), "dtype": "int64", "low": -4, "last": 9} | _STREAM),

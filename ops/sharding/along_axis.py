@@ -20,7 +20,7 @@ FEW = 4
 Told = tuple[Tensor, ...]
 
 
-def running(combined: str, linear: bool = False) -> Callable[..., Sharding]:
+def cumulative_rule(combined: str, linear: bool = False) -> Callable[..., Sharding]:
     """Running sums and extrema: a shard's last one goes to those after it.
 
     Args:
@@ -53,7 +53,7 @@ def running(combined: str, linear: bool = False) -> Callable[..., Sharding]:
     return rule
 
 
-def largest_few(x: TensorSpec, k: Any, axis: int, **attrs: Any) -> Sharding:
+def top_k_rule(x: TensorSpec, k: Any, axis: int, **attrs: Any) -> Sharding:
     """top_k: of the largest k of each shard, with their places, the largest k; where that is less
     than everything."""
     names = letters(x.rank)
@@ -76,4 +76,4 @@ def largest_few(x: TensorSpec, k: Any, axis: int, **attrs: Any) -> Sharding:
     return replace(found, meeting=Meeting(names[axis], tell, hear, "all"))
 
 
-__all__ = ["largest_few", "running"]
+__all__ = ["top_k_rule", "cumulative_rule"]

@@ -8,12 +8,12 @@ from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Op, Sharding, Tensor
 from graphflow.ir.spec import Shape, Size, TensorSpec
-from graphflow.ops.sharding.rules import Cut, equation, letters, make, without
+from graphflow.ops.sharding.rules import ShardView, equation, letters, make, without
 
 G = FUNCTIONS
 
 
-def _inside(
+def _local_indices(
     indices: Tensor, start: Size, size: Size, total: Size, negative: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Places in a piece of a table, 0 for those outside; and which are inside.
@@ -32,48 +32,48 @@ def _inside(
     return G["where"](inside, places, G["zeros_like"](places)), inside
 
 
-def _spread(mask: Tensor, before: int, after: int) -> Tensor:
+def _broadcast_mask(mask: Tensor, before: int, after: int) -> Tensor:
     """A mask of indices as it broadcasts to what was taken by them."""
     shape = (*(1,) * before, *mask.shape, *(1,) * after)
     spread: Tensor = G["reshape"](mask, shape)
     return spread
 
 
-def _around(x: TensorSpec, indices: TensorSpec, axis: int) -> tuple[str, str, str, str]:
+def _letters_around(x: TensorSpec, indices: TensorSpec, axis: int) -> tuple[str, str, str, str]:
     """Letters before an axis, of the axis, behind it, and of the indices that choose along it."""
     names = letters(x.rank)
     return names[:axis], names[axis], names[axis + 1 :], letters(indices.rank, names)
 
 
-def taken(x: TensorSpec, indices: TensorSpec, axis: int) -> Sharding:
+def take_rule(x: TensorSpec, indices: TensorSpec, axis: int) -> Sharding:
     """take: of a table that is cut each shard gives the rows that it has, and zeros for others."""
-    before, own, after, names = _around(x, indices, axis)
+    before, own, after, names = _letters_around(x, indices, axis)
     if x.dtype.kind == "b":
         own = "."
 
-    def build(op: Op, cut: Cut, x: Tensor, indices: Tensor, axis: int) -> Any:
-        if not cut.of(own):
+    def build(op: Op, cut: ShardView, x: Tensor, indices: Tensor, axis: int) -> Any:
+        if not cut.is_split(own):
             return make(op, x, indices, axis=axis)
-        places, inside = _inside(indices, cut.start[own], cut.size[own], cut.total[own])
+        places, inside = _local_indices(indices, cut.start[own], cut.size[own], cut.total[own])
         rows = make(op, x, places, axis=axis)
-        mask = _spread(inside, len(before), len(after))
+        mask = _broadcast_mask(inside, len(before), len(after))
         return G["where"](mask, rows, G["zeros_like"](rows))
 
     text = equation([before + own + after, names], [before + names + after])
     return Sharding(text, linear=((0,),), build=build)
 
 
-def taken_back(g: TensorSpec, indices: TensorSpec, shape: Shape, axis: int) -> Sharding:
+def take_grad_rule(g: TensorSpec, indices: TensorSpec, shape: Shape, axis: int) -> Sharding:
     """take_grad: each shard adds up those rows that fall into its piece."""
     whole = TensorSpec(shape, g.dtype)
-    before, own, after, names = _around(whole, indices, axis)
+    before, own, after, names = _letters_around(whole, indices, axis)
 
-    def build(op: Op, cut: Cut, g: Tensor, indices: Tensor, shape: Shape, axis: int) -> Any:
+    def build(op: Op, cut: ShardView, g: Tensor, indices: Tensor, shape: Shape, axis: int) -> Any:
         shape = cut.shapes[0]
-        if not cut.of(own):
+        if not cut.is_split(own):
             return make(op, g, indices, shape=shape, axis=axis)
-        places, inside = _inside(indices, cut.start[own], cut.size[own], cut.total[own])
-        mask = _spread(inside, len(before), len(after))
+        places, inside = _local_indices(indices, cut.start[own], cut.size[own], cut.total[own])
+        mask = _broadcast_mask(inside, len(before), len(after))
         rows = G["where"](mask, g, G["zeros_like"](g))
         return make(op, rows, places, shape=shape, axis=axis)
 
@@ -81,16 +81,20 @@ def taken_back(g: TensorSpec, indices: TensorSpec, shape: Shape, axis: int) -> S
     return Sharding(text, linear=((0,),), build=build)
 
 
-def scattered(x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int) -> Sharding:
+def scatter_add_rule(
+    x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
+) -> Sharding:
     """scatter_add: each shard adds up those rows that fall into its piece."""
-    before, own, after, _ = _around(x, indices, axis)
+    before, own, after, _ = _letters_around(x, indices, axis)
     held = "." * indices.rank
 
-    def build(op: Op, cut: Cut, x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Any:
-        if not cut.of(own):
+    def build(
+        op: Op, cut: ShardView, x: Tensor, indices: Tensor, updates: Tensor, axis: int
+    ) -> Any:
+        if not cut.is_split(own):
             return make(op, x, indices, updates, axis=axis)
-        places, inside = _inside(indices, cut.start[own], cut.size[own], cut.total[own])
-        mask = _spread(inside, len(before), len(after))
+        places, inside = _local_indices(indices, cut.start[own], cut.size[own], cut.total[own])
+        mask = _broadcast_mask(inside, len(before), len(after))
         rows = G["where"](mask, updates, G["zeros_like"](updates))
         return make(op, x, places, rows, axis=axis)
 
@@ -98,15 +102,17 @@ def scattered(x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
     return Sharding(text, linear=((0, 2),), build=build)
 
 
-def updated_rows(
+def update_rows_rule(
     x: TensorSpec, rows: TensorSpec, updates: TensorSpec, number: TensorSpec
 ) -> Sharding:
     """update_rows: each shard sets those rows that are in its piece; they come first there."""
     names = letters(x.rank)
     own = names[0]
 
-    def build(op: Op, cut: Cut, x: Tensor, rows: Tensor, updates: Tensor, number: Tensor) -> Any:
-        if not cut.of(own):
+    def build(
+        op: Op, cut: ShardView, x: Tensor, rows: Tensor, updates: Tensor, number: Tensor
+    ) -> Any:
+        if not cut.is_split(own):
             return make(op, x, rows, updates, number)
         begin, size = (G["size_of"](size=n, dtype="int64") for n in (cut.start[own], cut.size[own]))
         places = G["astype"](rows, "int64") - begin
@@ -120,7 +126,7 @@ def updated_rows(
     return Sharding(equation([names, ".", "." + names[1:], ""], [names]), build=build)
 
 
-def along_axis(*specs: TensorSpec, axis: int) -> Sharding:
+def take_along_axis_rule(*specs: TensorSpec, axis: int) -> Sharding:
     """take_along_axis and scatter_add_along_axis."""
     names = letters(specs[0].rank)
     chosen = names if len(specs) == 2 else without(names, (axis,))
@@ -129,13 +135,13 @@ def along_axis(*specs: TensorSpec, axis: int) -> Sharding:
     return Sharding(equation([table, *held], [chosen if len(specs) == 2 else table]))
 
 
-def hot(indices: TensorSpec, depth: Size, dtype: str) -> Sharding:
+def one_hot_rule(indices: TensorSpec, depth: Size, dtype: str) -> Sharding:
     """one_hot: each shard has some of the classes."""
     names = letters(indices.rank)
     own = letters(1, names)
 
-    def build(op: Op, cut: Cut, indices: Tensor, depth: Size, dtype: str) -> Any:
-        if not cut.of(own):
+    def build(op: Op, cut: ShardView, indices: Tensor, depth: Size, dtype: str) -> Any:
+        if not cut.is_split(own):
             return make(op, indices, depth=depth, dtype=dtype)
         wide = G["astype"](indices, "int64")
         every = G["size_of"](size=depth, dtype="int64")
@@ -147,24 +153,24 @@ def hot(indices: TensorSpec, depth: Size, dtype: str) -> Sharding:
     return Sharding(equation([names], [names + own]), build=build)
 
 
-def counts(x: TensorSpec, size: Size) -> Sharding:
+def bincount_rule(x: TensorSpec, size: Size) -> Sharding:
     """bincount."""
     return Sharding(equation([letters(x.rank)], ["."]))
 
 
-def found(table: TensorSpec, values: TensorSpec, side: str) -> Sharding:
+def searchsorted_rule(table: TensorSpec, values: TensorSpec, side: str) -> Sharding:
     """searchsorted."""
     names = letters(values.rank)
     return Sharding(equation([".", names], [names]))
 
 
-def numbered(indices: TensorSpec, sizes: Any, batch_dims: int) -> Sharding:
+def flat_rows_rule(indices: TensorSpec, sizes: Any, batch_dims: int) -> Sharding:
     """flat_rows."""
     names = "." * batch_dims + letters(indices.rank)[batch_dims:-1]
     return Sharding(equation([names + "."], [names]))
 
 
-def scattered_rows(
+def scatter_rows_rule(
     x: TensorSpec, indices: TensorSpec, updates: TensorSpec, reduction: str, axes: int = 1
 ) -> Sharding:
     """scatter_rows: rows are cut along what they hold."""

@@ -23,7 +23,7 @@ def _axes(axis: Any) -> Axes:
     return tuple(axis) if isinstance(axis, tuple) else (axis,)
 
 
-def alike(expand: Callable[..., Any]) -> Callable[..., Sharding]:
+def same_shape_rule(expand: Callable[..., Any]) -> Callable[..., Sharding]:
     """Ops along `axis` whose inputs and output are alike."""
 
     def rule(*specs: TensorSpec, axis: Any, **attrs: Any) -> Sharding:
@@ -33,7 +33,7 @@ def alike(expand: Callable[..., Any]) -> Callable[..., Sharding]:
     return rule
 
 
-def reducing(expand: Callable[..., Any]) -> Callable[..., Sharding]:
+def reduction_rule(expand: Callable[..., Any]) -> Callable[..., Sharding]:
     """Ops that reduce `axis`."""
 
     def rule(x: TensorSpec, axis: Any, keepdims: bool = False, **attrs: Any) -> Sharding:
@@ -45,7 +45,7 @@ def reducing(expand: Callable[..., Any]) -> Callable[..., Sharding]:
     return rule
 
 
-def first_place(extreme: str) -> Callable[..., Sharding]:
+def arg_extremum_rule(extreme: str) -> Callable[..., Sharding]:
     """argmax and argmin: the first place that has the extreme of all, or no number."""
 
     def expand(x: Tensor, axis: int | None, keepdims: bool) -> Any:
@@ -56,7 +56,7 @@ def first_place(extreme: str) -> Callable[..., Sharding]:
         count: Size = 1
         place: Any = G["zeros"]((), "int64")
         for a in reversed(axes):
-            own = G["reshape"](G["arange"](x.shape[a]), _along(x, (a,)))
+            own = G["reshape"](G["arange"](x.shape[a]), _broadcast_shape(x, (a,)))
             place = place + own * G["size_of"](size=count, dtype="int64")
             count = count * x.shape[a]
         behind = G["size_of"](size=count, dtype="int64")
@@ -64,7 +64,7 @@ def first_place(extreme: str) -> Callable[..., Sharding]:
 
     def rule(x: TensorSpec, axis: int | None, keepdims: bool) -> Sharding:
         every = tuple(range(x.rank)) if axis is None else (axis,)
-        return reducing(expand)(x, axis=every, keepdims=keepdims)
+        return reduction_rule(expand)(x, axis=every, keepdims=keepdims)
 
     return rule
 
@@ -72,7 +72,7 @@ def first_place(extreme: str) -> Callable[..., Sharding]:
 # Moments and norms ------------------------------------------------------------------------------
 
 
-def _piece_of_moments(op: Any, cut: Any, x: Tensor, axis: Axes) -> Any:
+def _shard_moments(op: Any, cut: Any, x: Tensor, axis: Axes) -> Any:
     """Of a shard: what part of all values it has, their mean and variance."""
     names = letters(x.ndim)
     number, every = (
@@ -85,15 +85,15 @@ def _piece_of_moments(op: Any, cut: Any, x: Tensor, axis: Axes) -> Any:
     return G["stack"]([part, centre, G["mean"](about * about, axis, keepdims=True)])
 
 
-def moments(x: TensorSpec, axis: Axes) -> Sharding:
+def moments_rule(x: TensorSpec, axis: Axes) -> Sharding:
     """moments: those of shards make those of the whole."""
     names = letters(x.rank)
     out = "".join("." if i in axis else c for i, c in enumerate(names))
     text = equation([names], ["." + out])
-    return Sharding(text, kind="moments", build=_piece_of_moments, placeless=True)
+    return Sharding(text, kind="moments", build=_shard_moments, placeless=True)
 
 
-def _centred(x: Tensor, axis: Axes) -> tuple[Any, Any, Any]:
+def _center(x: Tensor, axis: Axes) -> tuple[Any, Any, Any]:
     """x about its mean along some axes, that mean, and the variance."""
     found = REGISTRY["moments"](x, axis=tuple(a % x.ndim for a in axis))
     return x - found[1], found[1], found[2]
@@ -106,7 +106,7 @@ def _number(size: Size, like: Tensor) -> Any:
 
 def variance(x: Tensor, axis: Axes, keepdims: bool, correction: float) -> Any:
     """var."""
-    spread = _centred(x, axis)[2]
+    spread = _center(x, axis)[2]
     if correction:
         number = _number(product([x.shape[a] for a in axis]), x)
         spread = spread * (number / G["maximum"](number - correction, 0.0))
@@ -164,9 +164,9 @@ def log_softmax_grad(g: Tensor, y: Tensor, axis: int) -> Any:
     return g - G["exp"](y) * G["sum"](g, axis, keepdims=True)
 
 
-def _unit(x: Tensor, axis: Axes, epsilon: float, centred: bool) -> tuple[Any, Any]:
+def _standardize(x: Tensor, axis: Axes, epsilon: float, centred: bool) -> tuple[Any, Any]:
     if centred:
-        about, _, spread = _centred(x, axis)
+        about, _, spread = _center(x, axis)
     else:
         about, spread = x, G["mean"](x * x, axis, keepdims=True)
     per_deviation = G["rsqrt"](spread + epsilon)
@@ -175,17 +175,17 @@ def _unit(x: Tensor, axis: Axes, epsilon: float, centred: bool) -> tuple[Any, An
 
 def standardize(x: Tensor, axis: Axes, epsilon: float, centred: bool = True) -> Any:
     """standardize."""
-    return _unit(x, axis, epsilon, centred)[0]
+    return _standardize(x, axis, epsilon, centred)[0]
 
 
 def standardize_grad(g: Tensor, x: Tensor, axis: Axes, epsilon: float, centred: bool = True) -> Any:
     """standardize_grad."""
-    unit, per_deviation = _unit(x, axis, epsilon, centred)
+    unit, per_deviation = _standardize(x, axis, epsilon, centred)
     rest = g - unit * G["mean"](g * unit, axis, keepdims=True)
     return (rest - G["mean"](g, axis, keepdims=True) if centred else rest) * per_deviation
 
 
-def _along(x: Tensor, axes: Sequence[int]) -> tuple[Size, ...]:
+def _broadcast_shape(x: Tensor, axes: Sequence[int]) -> tuple[Size, ...]:
     return tuple(size if i in axes else 1 for i, size in enumerate(x.shape))
 
 
@@ -193,11 +193,11 @@ def _affine_norm(
     x: Tensor, scale: Tensor, *bias: Tensor, axis: Axes, along: Axes, epsilon: float,
     centred: bool = True,
 ) -> Any:  # fmt: skip
-    y = _unit(x, axis, epsilon, centred)[0] * G["reshape"](scale, _along(x, along))
-    return y + G["reshape"](bias[0], _along(x, along)) if bias else y
+    y = _standardize(x, axis, epsilon, centred)[0] * G["reshape"](scale, _broadcast_shape(x, along))
+    return y + G["reshape"](bias[0], _broadcast_shape(x, along)) if bias else y
 
 
-def affine_norm(
+def affine_norm_rule(
     x: TensorSpec, *parameters: TensorSpec, axis: Axes, along: Axes, **attrs: Any
 ) -> Sharding:
     """affine_norm."""
@@ -216,8 +216,8 @@ def _others(x: Any, channel: int) -> Axes:
 def _batch_norm(
     x: Tensor, scale: Tensor, bias: Tensor, channel: int, epsilon: float, unbiased: bool = False
 ) -> Any:
-    over = _along(x, (channel,))
-    about, *found = _centred(x, _others(x, channel))
+    over = _broadcast_shape(x, (channel,))
+    about, *found = _center(x, _others(x, channel))
     centre, spread = (G["reshape"](t, (x.shape[channel],)) for t in found)
     factor = scale * G["rsqrt"](spread + epsilon)
     y = about * G["reshape"](factor, over) + G["reshape"](bias, over)
@@ -228,9 +228,9 @@ def _batch_norm(
 
 
 def _batch_norm_grad(g: Tensor, x: Tensor, scale: Tensor, channel: int, epsilon: float) -> Any:
-    axes, over = _others(x, channel), _along(x, (channel,))
+    axes, over = _others(x, channel), _broadcast_shape(x, (channel,))
     number = product([x.shape[a] for a in axes])
-    about, _, spread = _centred(x, axes)
+    about, _, spread = _center(x, axes)
     per_deviation = G["rsqrt"](spread + epsilon)
     unit = about * per_deviation
     along, total = G["sum"](g * unit, axes), G["sum"](g, axes)
@@ -238,7 +238,7 @@ def _batch_norm_grad(g: Tensor, x: Tensor, scale: Tensor, channel: int, epsilon:
     return rest * (G["reshape"](scale, over) * per_deviation), along, total
 
 
-def batch_norm(x: TensorSpec, *parameters: TensorSpec, channel: int, **attrs: Any) -> Sharding:
+def batch_norm_rule(x: TensorSpec, *parameters: TensorSpec, channel: int, **attrs: Any) -> Sharding:
     """batch_norm: the moments are those of the whole batch, wherever it is."""
     names = letters(x.rank)
     own = names[channel]
@@ -246,7 +246,7 @@ def batch_norm(x: TensorSpec, *parameters: TensorSpec, channel: int, **attrs: An
     return Sharding(equation([wide, own, own], [wide, own, own]), expand=_batch_norm, apart="mean")
 
 
-def batch_norm_grad(
+def batch_norm_grad_rule(
     g: TensorSpec, x: TensorSpec, scale: TensorSpec, channel: int, epsilon: float
 ) -> Sharding:
     """batch_norm_grad."""
@@ -257,7 +257,7 @@ def batch_norm_grad(
     return Sharding(text, expand=_batch_norm_grad, apart="sum")
 
 
-def channel_affine(
+def channel_affine_rule(
     x: TensorSpec, *parameters: TensorSpec, channel: int, epsilon: float
 ) -> Sharding:
     """channel_affine."""
@@ -272,7 +272,7 @@ def _is_label(logits: Tensor, labels: Tensor) -> Any:
     return G["one_hot"](labels, logits.shape[-1], "bool")
 
 
-def _picked(logits: Tensor, labels: Tensor) -> Any:
+def _pick_label(logits: Tensor, labels: Tensor) -> Any:
     zeros = G["zeros_like"](logits)
     return G["sum"](G["where"](_is_label(logits, labels), logits, zeros), -1)
 
@@ -280,7 +280,7 @@ def _picked(logits: Tensor, labels: Tensor) -> Any:
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Any:
     shifted = logits - G["max"](logits, -1, keepdims=True)
     total = G["sum"](G["exp"](shifted), -1, keepdims=True)  # as softmax has it, for the gradient
-    picked = _picked(shifted, labels)  # before the total is read: both travel together
+    picked = _pick_label(shifted, labels)  # before the total is read: both travel together
     return G["squeeze"](G["log"](total), -1) - picked
 
 
@@ -290,23 +290,23 @@ def _cross_entropy_grad(g: Tensor, logits: Tensor, labels: Tensor) -> Any:
     return slope * G["expand_dims"](g, -1)
 
 
-def cross_entropy(logits: TensorSpec, labels: TensorSpec) -> Sharding:
+def cross_entropy_rule(logits: TensorSpec, labels: TensorSpec) -> Sharding:
     """cross_entropy."""
     names = letters(labels.rank)
     own = letters(1, names).upper()
     return Sharding(equation([names + own, names], [names]), expand=_cross_entropy)
 
 
-def nll(x: TensorSpec, labels: TensorSpec) -> Sharding:
+def nll_rule(x: TensorSpec, labels: TensorSpec) -> Sharding:
     """nll."""
     names = letters(labels.rank)
     own = letters(1, names).upper()
     return Sharding(
-        equation([names + own, names], [names]), expand=lambda x, labels: -_picked(x, labels)
+        equation([names + own, names], [names]), expand=lambda x, labels: -_pick_label(x, labels)
     )
 
 
-def cross_entropy_grad(g: TensorSpec, logits: TensorSpec, labels: TensorSpec) -> Sharding:
+def cross_entropy_grad_rule(g: TensorSpec, logits: TensorSpec, labels: TensorSpec) -> Sharding:
     """cross_entropy_grad."""
     names = letters(labels.rank)
     own = names + letters(1, names).upper()
@@ -316,7 +316,9 @@ def cross_entropy_grad(g: TensorSpec, logits: TensorSpec, labels: TensorSpec) ->
 # Attention --------------------------------------------------------------------------------------
 
 
-def _attended(specs: Sequence[TensorSpec], kinds: Sequence[str], outs: Sequence[str]) -> Sharding:
+def _attention_rule(
+    specs: Sequence[TensorSpec], kinds: Sequence[str], outs: Sequence[str]
+) -> Sharding:
     """Ops of attention: cut along the batch, heads (in multiples of those that share keys) and
     queries. The kinds of tensors: "q" (…, heads, T, d), "k" (…, shared, S, d), "l" (…, heads, T)
     and "m", a mask that broadcasts to (…, heads, T, S)."""
@@ -351,23 +353,23 @@ def _attended(specs: Sequence[TensorSpec], kinds: Sequence[str], outs: Sequence[
     return Sharding(equation(texts[: len(specs)], texts[len(specs) :]), scale, build=build)
 
 
-def attention(*specs: TensorSpec, **attrs: Any) -> Sharding:
+def attention_rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
     """attention."""
-    return _attended(specs, ["q", "k", "k", *"m" * (len(specs) - 3)], ["q", "l"])
+    return _attention_rule(specs, ["q", "k", "k", *"m" * (len(specs) - 3)], ["q", "l"])
 
 
-def attention_grad(*specs: TensorSpec, **attrs: Any) -> Sharding:
+def attention_grad_rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
     """attention_grad."""
     kinds = ["q", "l", "q", "k", "k", "l", *"m" * (len(specs) - 6)]
-    return _attended(specs, kinds, ["q", "k", "k"])
+    return _attention_rule(specs, kinds, ["q", "k", "k"])
 
 
-def attention_mask_grad(*specs: TensorSpec, **attrs: Any) -> Sharding:
+def attention_mask_grad_rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
     """attention_mask_grad."""
-    return _attended(specs, ["q", "l", "q", "k", "k", "l", "m"], ["m"])
+    return _attention_rule(specs, ["q", "l", "q", "k", "k", "l", "m"], ["m"])
 
 
-def packed(*specs: TensorSpec, heads: int, shared: int, **attrs: Any) -> Sharding:
+def packed_attention_rule(*specs: TensorSpec, heads: int, shared: int, **attrs: Any) -> Sharding:
     """attention_packed and its gradient: cut along the batch, and along heads of keys, which
     queries, keys and values have side by side, in stretches of unlike length where queries share
     keys."""

@@ -22,7 +22,7 @@ Range = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardView:
     """What a shard has of an op.
 
     Attributes:
@@ -38,9 +38,11 @@ class Cut:
     shapes: tuple[Shape, ...]
     ranges: Mapping[str, Range]
 
-    def of(self, *letters: str) -> bool:
+    def is_split(self, *letters: str) -> bool:
         """Whether one of some letters is cut."""
         return any(self.size[letter] != self.total[letter] for letter in letters)
+
+    of = is_split  # its name before, which rules of users may call
 
 
 def letters(rank: int, used: str = "") -> str:
@@ -69,7 +71,7 @@ def capital(names: str, axes: Sequence[int]) -> str:
     return "".join(c.upper() if i in at else c for i, c in enumerate(names))
 
 
-def aligned(shape: Shape, whole: Shape, names: str) -> str:
+def broadcast_letters(shape: Shape, whole: Shape, names: str) -> str:
     """Letters of an input that broadcasts to a whole."""
     own = names[len(whole) - len(shape) :]
     pairs = zip(shape, whole[len(whole) - len(shape) :], own, strict=True)
@@ -79,27 +81,27 @@ def aligned(shape: Shape, whole: Shape, names: str) -> str:
 # Elementwise ------------------------------------------------------------------------------------
 
 
-def elementwise(*specs: TensorSpec, **attrs: Any) -> Sharding:
+def elementwise_rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
     """Ops over broadcast inputs."""
     whole = broadcast_shapes(*(s.shape for s in specs))
     names = letters(len(whole))
-    return Sharding(equation([aligned(s.shape, whole, names) for s in specs], [names]))
+    return Sharding(equation([broadcast_letters(s.shape, whole, names) for s in specs], [names]))
 
 
-def joint(*specs: TensorSpec, **attrs: Any) -> Sharding:
+def linear_rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
     """Sums and differences: of partial sums they are partial sums."""
-    return replace(elementwise(*specs), linear=(tuple(range(len(specs))),))
+    return replace(elementwise_rule(*specs), linear=(tuple(range(len(specs))),))
 
 
-def alike(*specs: TensorSpec, **attrs: Any) -> Sharding:
+def view_rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
     """Ops that hand on their input."""
-    return replace(elementwise(*specs), linear=((0,),), view=True)
+    return replace(elementwise_rule(*specs), linear=((0,),), view=True)
 
 
 # Shapes -----------------------------------------------------------------------------------------
 
 
-class _Way(NamedTuple):
+class _AxisPair(NamedTuple):
     """An axis of the input and one of the output that are cut alike, and how, see `Sharding`."""
 
     axes: tuple[int, int]
@@ -107,22 +109,22 @@ class _Way(NamedTuple):
     outer: dict[tuple[int, int], Size]
 
 
-def reshaped(x: TensorSpec, shape: Shape) -> Sharding:
+def reshape_rule(x: TensorSpec, shape: Shape) -> Sharding:
     """reshape: sizes that stay, and the first of those that become one, or of which one becomes
     several; these are cut in multiples of the rest. By other rules the later of such sizes are cut,
     in rows."""
     have, want = list(x.shape), list(shape)
-    blocks = [_ways(have, want, range(*i), range(*j)) for i, j in _blocks(have, want)]
+    blocks = [_axis_pairs(have, want, range(*i), range(*j)) for i, j in _blocks(have, want)]
     first = [ways[0] for ways in blocks]
     others = [
-        _along([*first[:n], way, *first[n + 1 :]], len(have), len(want))
+        _rule_of_pairs([*first[:n], way, *first[n + 1 :]], len(have), len(want))
         for n, ways in enumerate(blocks)
         for way in ways[1:]
     ]
-    return replace(_along(first, len(have), len(want)), alternatives=tuple(others))
+    return replace(_rule_of_pairs(first, len(have), len(want)), alternatives=tuple(others))
 
 
-def _along(ways: Sequence[_Way | None], left: int, right: int) -> Sharding:
+def _rule_of_pairs(ways: Sequence[_AxisPair | None], left: int, right: int) -> Sharding:
     """A rule by which axes go together in some ways, a letter for each."""
     names = (["."] * left, ["."] * right)
     scale: dict[tuple[int, int], Size] = {}
@@ -138,26 +140,28 @@ def _along(ways: Sequence[_Way | None], left: int, right: int) -> Sharding:
     )  # fmt: skip
 
 
-def _ways(
+def _axis_pairs(
     have: Sequence[Size], want: Sequence[Size], i: Sequence[int], j: Sequence[int]
-) -> list[_Way | None]:
+) -> list[_AxisPair | None]:
     """How a stretch of axes that becomes another may be cut: by the first axes of both, if they
     have a measure in common; where several are one elsewhere, by the others of these."""
     first, other = [a for a in i if have[a] != 1], [b for b in j if want[b] != 1]
     if not first or not other:
         return [None]
-    size = _common(have[first[0]], want[other[0]])
+    size = _common_factor(have[first[0]], want[other[0]])
     ends = {(0, first[0]): have[first[0]], (1, other[0]): want[other[0]]}
     scale = {} if size is None else {k: floordiv(n, size) for k, n in ends.items() if n != size}
-    ways = [None if size is None else _Way((first[0], other[0]), scale, {})]
+    ways = [None if size is None else _AxisPair((first[0], other[0]), scale, {})]
     if len(other) == 1:
-        ways += [_inner(have, first, k, other[0], 0) for k in range(1, len(first))]
+        ways += [_inner_pair(have, first, k, other[0], 0) for k in range(1, len(first))]
     elif len(first) == 1:
-        ways += [_inner(want, other, k, first[0], 1) for k in range(1, len(other))]
+        ways += [_inner_pair(want, other, k, first[0], 1) for k in range(1, len(other))]
     return ways
 
 
-def _inner(several: Sequence[Size], axes: Sequence[int], k: int, at: int, side: int) -> _Way:
+def _inner_pair(
+    several: Sequence[Size], axes: Sequence[int], k: int, at: int, side: int
+) -> _AxisPair:
     """The axis number k of several that are one elsewhere.
 
     Args:
@@ -166,7 +170,7 @@ def _inner(several: Sequence[Size], axes: Sequence[int], k: int, at: int, side: 
     key = (1 - side, at)
     behind, before = (product([several[a] for a in part]) for part in (axes[k + 1 :], axes[:k]))
     both = (axes[k], at) if side == 0 else (at, axes[k])
-    return _Way(both, {key: behind} if behind != 1 else {}, {key: before})
+    return _AxisPair(both, {key: behind} if behind != 1 else {}, {key: before})
 
 
 def _blocks(
@@ -193,10 +197,10 @@ def _exceeds(a: Size, b: Size) -> bool:
     """Whether a size is known to be the larger one."""
     if isinstance(a, int) and isinstance(b, int):
         return a > b
-    return not isinstance(a, int) and (isinstance(b, int) or _common(a, b) == b)
+    return not isinstance(a, int) and (isinstance(b, int) or _common_factor(a, b) == b)
 
 
-def _common(a: Size, b: Size) -> Size | None:
+def _common_factor(a: Size, b: Size) -> Size | None:
     """The smaller of two sizes, if the other is known to be a multiple of it."""
     for small, large in ((a, b), (b, a)):
         times = 0 if small == 0 else floordiv(large, small)
@@ -208,7 +212,7 @@ def _common(a: Size, b: Size) -> Size | None:
     return None
 
 
-def expanded(x: TensorSpec, axes: Sequence[int]) -> Sharding:
+def expand_dims_rule(x: TensorSpec, axes: Sequence[int]) -> Sharding:
     """expand_dims."""
     names = letters(x.rank)
     rest = iter(names)
@@ -216,39 +220,39 @@ def expanded(x: TensorSpec, axes: Sequence[int]) -> Sharding:
     return Sharding(equation([names], [out]), linear=((0,),), view=True)
 
 
-def squeezed(x: TensorSpec, axes: Sequence[int]) -> Sharding:
+def squeeze_rule(x: TensorSpec, axes: Sequence[int]) -> Sharding:
     """squeeze."""
     names = without(letters(x.rank), axes)
     return Sharding(equation([names], [names.replace(".", "")]), linear=((0,),), view=True)
 
 
-def permuted(x: TensorSpec, axes: Sequence[int]) -> Sharding:
+def permute_rule(x: TensorSpec, axes: Sequence[int]) -> Sharding:
     """permute_dims."""
     names = letters(x.rank)
     return Sharding(equation([names], ["".join(names[a] for a in axes)]), linear=((0,),), view=True)
 
 
-def broadcast(x: TensorSpec, shape: Shape) -> Sharding:
+def broadcast_rule(x: TensorSpec, shape: Shape) -> Sharding:
     """broadcast_to."""
     names = letters(len(shape))
     return Sharding(
-        equation([aligned(x.shape, shape, names)], [names]), linear=((0,),), sizes="shape"
+        equation([broadcast_letters(x.shape, shape, names)], [names]), linear=((0,),), sizes="shape"
     )
 
 
-def created(**attrs: Any) -> Sharding:
+def creation_rule(**attrs: Any) -> Sharding:
     """Ops that make a tensor of a shape, each element by itself alike."""
     return Sharding(equation([], [letters(len(attrs["shape"]))]), sizes="shape")
 
 
-def counted(**attrs: Any) -> Sharding:
+def arange_rule(**attrs: Any) -> Sharding:
     """arange of ints: later shards begin later."""
     if not isinstance(attrs["start"], int) or not isinstance(attrs["step"], int):
         return Sharding("->.")
-    return Sharding("->a", build=_counted)
+    return Sharding("->a", build=_build_arange)
 
 
-def _counted(op: Op, cut: Cut, **attrs: Any) -> Any:
+def _build_arange(op: Op, cut: ShardView, **attrs: Any) -> Any:
     start = attrs["start"] + cut.start["a"] * attrs["step"]
     if isinstance(start, int):
         return op(**{**attrs, "start": start, "size": cut.size["a"]})
@@ -256,28 +260,28 @@ def _counted(op: Op, cut: Cut, **attrs: Any) -> Any:
     return rest + G["size_of"](size=start - attrs["start"], dtype=attrs["dtype"])
 
 
-def diagonal(x: TensorSpec, k: int) -> Sharding:
+def triangle_rule(x: TensorSpec, k: int) -> Sharding:
     """tril and triu: the diagonal is elsewhere in each block."""
     names = letters(x.rank)
     fixed = x.is_concrete
     names = names if fixed else without(names, (-1, -2))
-    build = _diagonal if fixed else None
+    build = _build_triangle if fixed else None
     return Sharding(equation([names], [names]), linear=((0,),), build=build)
 
 
-def _diagonal(op: Op, cut: Cut, x: Tensor, k: int) -> Any:
+def _build_triangle(op: Op, cut: ShardView, x: Tensor, k: int) -> Any:
     names = letters(x.ndim)
     return op(x, k=k + int(cut.start[names[-2]]) - int(cut.start[names[-1]]))
 
 
-def eye(rows: Size, columns: Size, k: int, dtype: str) -> Sharding:
+def eye_rule(rows: Size, columns: Size, k: int, dtype: str) -> Sharding:
     """eye."""
     if not isinstance(rows, int) or not isinstance(columns, int):
         return Sharding("->..")
-    return Sharding("->ab", build=_eye)
+    return Sharding("->ab", build=_build_eye)
 
 
-def _eye(op: Op, cut: Cut, **attrs: Any) -> Any:
+def _build_eye(op: Op, cut: ShardView, **attrs: Any) -> Any:
     k = attrs["k"] + int(cut.start["a"]) - int(cut.start["b"])
     return op(**{**attrs, "rows": cut.size["a"], "columns": cut.size["b"], "k": k})
 
@@ -285,19 +289,19 @@ def _eye(op: Op, cut: Cut, **attrs: Any) -> Any:
 # Products and reductions ------------------------------------------------------------------------
 
 
-def product_rule(
+def matmul_rule(
     a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
 ) -> Sharding:
     """matmul."""
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     names = letters(len(batch))
     i, j, k = tuple(letters(3, names))
-    left = aligned(a.shape[:-2], batch, names) + (k + i if transpose_a else i + k)
-    right = aligned(b.shape[:-2], batch, names) + (j + k if transpose_b else k + j)
+    left = broadcast_letters(a.shape[:-2], batch, names) + (k + i if transpose_a else i + k)
+    right = broadcast_letters(b.shape[:-2], batch, names) + (j + k if transpose_b else k + j)
     return Sharding(equation([left, right], [names + i + j]), linear=((0,), (1,)))
 
 
-def reduced(x: TensorSpec, axis: Sequence[int], keepdims: bool = False, **attrs: Any) -> Sharding:
+def sum_rule(x: TensorSpec, axis: Sequence[int], keepdims: bool = False, **attrs: Any) -> Sharding:
     """sum."""
     names = letters(x.rank)
     at = {a % x.rank for a in axis}
@@ -305,29 +309,29 @@ def reduced(x: TensorSpec, axis: Sequence[int], keepdims: bool = False, **attrs:
     return Sharding(equation([names], [out]), linear=((0,),))
 
 
-def averaged(x: TensorSpec, axis: Sequence[int], keepdims: bool = False) -> Sharding:
+def mean_rule(x: TensorSpec, axis: Sequence[int], keepdims: bool = False) -> Sharding:
     """mean: each shard's sum, divided by how many there are in all."""
     at = [letters(x.rank)[a] for a in axis if x.shape[a] != 1]
 
-    def build(op: Op, cut: Cut, x: Tensor, axis: Any, keepdims: bool) -> Any:
-        if not cut.of(*at):
+    def build(op: Op, cut: ShardView, x: Tensor, axis: Any, keepdims: bool) -> Any:
+        if not cut.is_split(*at):
             return op(x, axis=axis, keepdims=keepdims)
         total = G["sum"](x, axis=axis, keepdims=keepdims)
         return total / product([cut.total[letter] for letter in at])
 
-    return replace(reduced(x, axis, keepdims), build=build, placeless=True)
+    return replace(sum_rule(x, axis, keepdims), build=build, placeless=True)
 
 
-def combined(kind: str) -> Callable[..., Sharding]:
+def reduction_rule(kind: str) -> Callable[..., Sharding]:
     """max, min, any and all: shards' results are combined in the same way."""
 
     def rule(x: TensorSpec, axis: Sequence[int], keepdims: bool = False) -> Sharding:
-        return replace(reduced(x, axis, keepdims), linear=(), kind=kind)
+        return replace(sum_rule(x, axis, keepdims), linear=(), kind=kind)
 
     return rule
 
 
-def rows(*which: str, outputs: int = 1, linear: bool = False) -> Callable[..., Sharding]:
+def row_rule(*which: str, outputs: int = 1, linear: bool = False) -> Callable[..., Sharding]:
     """Ops along the axes in some attributes, which they need whole; inputs and outputs alike."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
@@ -341,19 +345,19 @@ def rows(*which: str, outputs: int = 1, linear: bool = False) -> Callable[..., S
     return rule
 
 
-def multiplied(x: TensorSpec, axis: int) -> Sharding:
+def prod_rule(x: TensorSpec, axis: int) -> Sharding:
     """prod."""
-    return replace(reduced(x, (axis,), keepdims=True), linear=(), kind="prod")
+    return replace(sum_rule(x, (axis,), keepdims=True), linear=(), kind="prod")
 
 
-def turned(x: TensorSpec, *angles: TensorSpec, **attrs: Any) -> Sharding:
+def rotate_rule(x: TensorSpec, *angles: TensorSpec, **attrs: Any) -> Sharding:
     """rotate_pairs: angles broadcast to all but the last axis."""
     names = letters(x.rank - 1)
-    ins = [aligned(a.shape[:-1], x.shape[:-1], names) + "." for a in angles]
+    ins = [broadcast_letters(a.shape[:-1], x.shape[:-1], names) + "." for a in angles]
     return Sharding(equation([names + ".", *ins], [names + "."]), linear=((0,),))
 
 
-def matrices(
+def matrix_rule(
     *inner: int, outputs: Sequence[int] = (2,), along: Sequence[str] = ()
 ) -> Callable[..., Sharding]:
     """Ops of the last axes, `inner` many of each input, that broadcast those in front.
@@ -367,13 +371,16 @@ def matrices(
         fronts = [s.shape[: s.rank - n] for s, n in zip(specs, counts, strict=True)]
         whole = broadcast_shapes(*fronts)
         names = letters(len(whole))
-        ins = [aligned(f, whole, names) + "." * n for f, n in zip(fronts, counts, strict=True)]
+        ins = [
+            broadcast_letters(f, whole, names) + "." * n
+            for f, n in zip(fronts, counts, strict=True)
+        ]
         return Sharding(equation(ins, [names + "." * n for n in outputs]))
 
     return rule
 
 
-def fixed(text: str, *linear: tuple[int, ...]) -> Callable[..., Sharding]:
+def equation_rule(text: str, *linear: tuple[int, ...]) -> Callable[..., Sharding]:
     """Ops of known ranks: the equation itself."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
@@ -382,7 +389,7 @@ def fixed(text: str, *linear: tuple[int, ...]) -> Callable[..., Sharding]:
     return rule
 
 
-def first_axes(count: int) -> Callable[..., Sharding]:
+def leading_axes_rule(count: int) -> Callable[..., Sharding]:
     """Ops that go through the first axes one by one, of all inputs and the output alike."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
@@ -396,10 +403,10 @@ def first_axes(count: int) -> Callable[..., Sharding]:
 # Random numbers ---------------------------------------------------------------------------------
 
 
-def drawn(**attrs: Any) -> Sharding:
+def random_rule(**attrs: Any) -> Sharding:
     """Random tensors: a shard draws the numbers that the whole has there."""
 
-    def build(op: Op, cut: Cut, **attrs: Any) -> Any:
+    def build(op: Op, cut: ShardView, **attrs: Any) -> Any:
         names = letters(len(attrs["shape"]))
         start = tuple(cut.start.get(c, 0) for c in names)
         return make(op, **{**attrs, "shape": cut.shapes[0], "part": (attrs["shape"], start)})

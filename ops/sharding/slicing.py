@@ -9,10 +9,10 @@ from typing import Any
 
 from graphflow.ir.op import Op, Sharding, Tensor
 from graphflow.ir.spec import Shape, Size, TensorSpec
-from graphflow.ops.sharding.rules import Cut, Range, equation, letters, without
+from graphflow.ops.sharding.rules import Range, ShardView, equation, letters, without
 
 
-def joined(*xs: TensorSpec, axis: int) -> Sharding:
+def concat_rule(*xs: TensorSpec, axis: int) -> Sharding:
     """concat: cut along the other axes; along its own, each shard of the result finds its elements
     wherever they are."""
     names = letters(xs[0].rank)
@@ -32,7 +32,7 @@ def joined(*xs: TensorSpec, axis: int) -> Sharding:
             begin += size
         return found
 
-    def build(op: Op, cut: Cut, *xs: Tensor, axis: int) -> Any:
+    def build(op: Op, cut: ShardView, *xs: Tensor, axis: int) -> Any:
         if own in cut.ranges:
             xs = tuple(x for x in xs if x.shape[axis] != 0)
         return op(*xs, axis=axis)
@@ -43,7 +43,7 @@ def joined(*xs: TensorSpec, axis: int) -> Sharding:
     )  # fmt: skip
 
 
-def sliced(
+def slice_rule(
     x: TensorSpec, start: Sequence[Any], size: Sequence[Any], step: Sequence[int]
 ) -> Sharding:
     """slice: each shard of the result finds its elements wherever they are."""
@@ -63,7 +63,7 @@ def sliced(
         ends = start[i] + first * step[i], start[i] + (last - 1) * step[i]
         return min(ends), max(ends) + 1
 
-    def build(op: Op, cut: Cut, x: Tensor, start: Any, size: Any, step: Any) -> Any:
+    def build(op: Op, cut: ShardView, x: Tensor, start: Any, size: Any, step: Any) -> Any:
         begin, count = list(start), list(size)
         for i, letter in enumerate(known):
             if letter != ".":
@@ -99,7 +99,7 @@ def _is_window(have: Size, start: Any, size: Any) -> bool:
     return all(isinstance(n, int) for n in (have, start, size)) and size > 0
 
 
-def padded(
+def pad_rule(
     x: TensorSpec, shape: Shape, start: Sequence[Any], step: Sequence[int], value: Any
 ) -> Sharding:
     """pad: each shard of the result finds its elements wherever they are."""
@@ -122,7 +122,9 @@ def padded(
         low = min(max(low, 0), size)
         return low, max(low, min(high, size))
 
-    def build(op: Op, cut: Cut, x: Tensor, shape: Any, start: Any, step: Any, value: Any) -> Any:
+    def build(
+        op: Op, cut: ShardView, x: Tensor, shape: Any, start: Any, step: Any, value: Any
+    ) -> Any:
         begin = list(start)
         for i, letter in enumerate(known):
             if letter in cut.ranges:

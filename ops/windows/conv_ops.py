@@ -1,7 +1,7 @@
 """Convolution of any rank: one op, and its gradients in the input and in the weight.
 
 The three are the partial derivatives of one trilinear form, Σ y[n,o,p] · w[o,c,k] · x[n,c,q] with
-q = p·stride - before + k·dilation, so that each one's gradients are the two others. Transposed
+q = p·stride - before + k·dilation. So the gradients of each are the two others. Transposed
 convolution is the gradient in the input.
 """
 
@@ -19,14 +19,8 @@ from graphflow.ir.op import (
 from graphflow.ir.spec import Shape, Size, TensorSpec, equate, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.kernels.conv import (
-    depthwise,
-    direct,
-    im2col,
-    implicit_gemm,
-    pointwise,
-    winograd,
-)
+from graphflow.ops.kernels.conv import kernel_table
+from graphflow.ops.kernels.conv.kernel_table import ConvShape
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, positions_shape
 
@@ -34,11 +28,13 @@ from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, positio
 
 
 def _require_weight(x: TensorSpec, w: TensorSpec, groups: int, axis: int) -> None:
-    """Refuse weights that do not fit the channels of x; `axis` of w is what x's channels meet."""
+    """Refuse weights that do not fit the channels of x, which axis `axis` of w multiplies."""
     require_kind(x, "float")
     shapes = f"x {show_shape(x.shape)}, weight {show_shape(w.shape)}, groups {groups}"
     if x.rank < 3 or x.rank != w.rank:
-        raise ShapeError(f"{shapes}: takes (batch, channels, *space) and a weight of that rank")
+        raise ShapeError(
+            f"expected x of (batch, channels, *space) and a weight of that rank, got {shapes}"
+        )
     if x.dtype != w.dtype:
         raise ArgumentError(f"x is {x.dtype}, the weight {w.dtype}; convert one with .astype")
     channels = w.shape[axis] * (groups if axis else 1)
@@ -91,7 +87,9 @@ def _infer_weight(
     require_kind(x, "float")
     shapes = f"x {show_shape(x.shape)}, gradient {show_shape(g.shape)}, groups {groups}"
     if x.rank != g.rank or x.dtype != g.dtype:
-        raise ShapeError(f"{shapes}: takes two of one rank and dtype, not {x.dtype} and {g.dtype}")
+        raise ShapeError(
+            f"expected x and gradient of one rank and dtype, got {shapes}, {x.dtype} and {g.dtype}"
+        )
     for channels in (x.shape[1], g.shape[1]):
         if isinstance(channels, int) and channels % groups:
             raise ShapeError(f"{shapes}: {channels} channels are no multiple of the groups")
@@ -124,12 +122,12 @@ def _cost_weight(x: TensorSpec, g: TensorSpec, groups: int, **attrs: Any) -> Cos
 
 
 def _columns(images: Size, kernel: Shape, windows: Shape) -> Size:
-    """Elements of the windows, laid out for a product; a window of one element stays in place."""
+    """Count the elements of all windows laid out for a product; 1×1 windows stay in place."""
     return 0 if all(k == 1 for k in kernel) else images * product(kernel) * product(windows)
 
 
 def _cost(products: Size, columns: Size, specs: tuple[TensorSpec, ...]) -> Cost:
-    """Two flops a product; the windows are written and read beside what goes in and out."""
+    """Return two flops for a product, and the bytes of inputs, outputs and laid-out windows."""
     moved = sum((s.nbytes for s in specs), columns * 2 * specs[0].dtype.itemsize)
     return Cost(flops=products * 2, bytes=moved)
 
@@ -137,127 +135,39 @@ def _cost(products: Size, columns: Size, specs: tuple[TensorSpec, ...]) -> Cost:
 # Kernels ----------------------------------------------------------------------------------------
 
 
-def _conv_into(
-    xp: Any,
-    out: Any,
-    x: Any,
-    w: Any,
-    stride: Ints,
-    padding: Any,
-    dilation: Ints,
-    groups: int,
-    exact: bool = False,
-) -> None:
-    windows = Windows.of(w.shape[2:], stride, padding, dilation, out.shape[2:])
+def _conv_into(xp: Any, out: Any, x: Any, w: Any, **attrs: Any) -> None:
     if not out.size or not w.size:
         out[...] = 0
-    elif not exact and winograd.fits(xp, x, out.shape[1], windows, groups):
-        winograd.convolve(out, x, w, windows)
-    elif direct.fits(xp, x, out.shape[1], windows, groups):
-        direct.convolve(out, x, w, windows, groups)
-    elif implicit_gemm.fits(xp, x, out.shape[1], windows, groups):
-        implicit_gemm.convolve(out, x, w, windows)
-    elif pointwise.fits(xp, x, windows, groups):
-        pointwise.convolve(out, x, w, windows)
-    elif w.shape[1] == 1 and groups > 1:
-        depthwise.convolve(xp, out, x, w, windows)
-    else:
-        im2col.convolve(xp, out, x, w, windows, groups)
+        return
+    shape = _shape(xp, x, w, out, **attrs)
+    kernel_table.choose(shape, "y").forward(shape, out, x, w)
 
 
-def _transpose_into(
-    xp: Any,
-    out: Any,
-    g: Any,
-    w: Any,
-    sizes: Ints,
-    stride: Ints,
-    padding: Any,
-    dilation: Ints,
-    groups: int,
-    exact: bool = False,
-) -> None:
-    windows = Windows.of(w.shape[2:], stride, padding, dilation, g.shape[2:])
-    turned = _flipped_windows(out, windows)
-    single = w.shape[1] == 1 and groups > 1
+def _transpose_into(xp: Any, out: Any, g: Any, w: Any, sizes: Ints, **attrs: Any) -> None:
     if not out.size or not g.size or not w.size:
         out[...] = 0
-    elif not exact and winograd.fits(xp, g, out.shape[1], turned, groups):
-        winograd.convolve(out, g, w, turned, turned=True)
-    elif (groups > 1 or set(stride) == {1}) and direct.fits(xp, g, out.shape[1], turned, groups):
-        apart = turned._replace(stride=(1,) * len(stride))
-        direct.convolve(out, g, _flip_weight(xp, w, groups), apart, groups, stride)
-    elif implicit_gemm.fits(xp, out, g.shape[1], windows, groups):
-        implicit_gemm.convolve(out, g, w, windows, turned=True)
-    elif pointwise.fits(xp, out, windows, groups):
-        pointwise.input_gradient(out, g, w, windows)
-    elif set(stride) == {1} and (w.shape[0] == groups if single else not _is_flip_expensive(g, w)):
-        _correlate_flipped(xp, out, g, w, windows, groups)
-    elif single:
-        depthwise.input_gradient(xp, out, g, w, windows)
-    else:
-        im2col.input_gradient(xp, out, g, w, windows, groups)
+        return
+    shape = _shape(xp, out, w, g, **attrs)
+    kernel_table.choose(shape, "x").back_to_input(shape, out, g, w)
 
 
-def _flipped_windows(out: Any, windows: Windows) -> Windows:
-    """With stride 1: the windows, turned round, over cotangents."""
-    before = tuple(
-        (k - 1) * d - b
-        for k, d, b in zip(windows.kernel, windows.dilation, windows.before, strict=True)
-    )
-    return windows._replace(before=before, out=out.shape[2:])
-
-
-def _is_flip_expensive(g: Any, w: Any) -> bool:
-    """Whether turning the weight round costs more than adding windows to each other."""
-    return bool(g.size < 2 * w.shape[0] * g.shape[1])
-
-
-def _flip_weight(xp: Any, w: Any, groups: int) -> Any:
-    """The weight of the convolution that gives the gradient in the input: its windows turned round,
-    inputs for outputs."""
-    outputs, inputs, *kernel = w.shape
-    flipped = w[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
-    flipped = flipped.reshape(groups, outputs // groups, inputs, *kernel).swapaxes(1, 2)
-    return xp.ascontiguousarray(flipped.reshape(groups * inputs, outputs // groups, *kernel))
-
-
-def _correlate_flipped(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
-    """With stride 1, the gradient in the input is a convolution by the flipped kernel."""
-    flipped, turned = _flip_weight(xp, w, groups), _flipped_windows(out, windows)
-    if flipped.shape[1] == 1 and groups > 1:
-        depthwise.convolve(xp, out, g, flipped, turned)
-    else:
-        im2col.convolve(xp, out, g, flipped, turned, groups)
-
-
-def _weight_into(
-    xp: Any,
-    out: Any,
-    x: Any,
-    g: Any,
-    kernel: Ints,
-    stride: Ints,
-    padding: Any,
-    dilation: Ints,
-    groups: int,
-    exact: bool = False,
-) -> None:
-    windows = Windows.of(kernel, stride, padding, dilation, g.shape[2:])
+def _weight_into(xp: Any, out: Any, x: Any, g: Any, kernel: Ints, **attrs: Any) -> None:
     if not out.size or not x.size:
         out[...] = 0
-    elif not exact and winograd.fits(xp, x, out.shape[0], windows, groups):
-        winograd.weight_gradient(out, x, g, windows)
-    elif direct.fits(xp, x, out.shape[0], windows, groups) and (groups == 1 or out.shape[1] == 1):
-        direct.weight_gradient(out, x, g, windows, groups)
-    elif implicit_gemm.fits(xp, x, out.shape[0], windows, groups):
-        implicit_gemm.weight_gradient(out, x, g, windows)
-    elif pointwise.fits(xp, x, windows, groups):
-        pointwise.weight_gradient(out, x, g, windows)
-    elif out.shape[1] == 1 and groups > 1:
-        depthwise.weight_gradient(xp, out, x, g, windows)
-    else:
-        im2col.weight_gradient(xp, out, x, g, windows, groups)
+        return
+    shape = _shape(xp, x, out, g, **attrs)
+    kernel_table.choose(shape, "w").back_to_weight(shape, out, x, g)
+
+
+def _shape(
+    xp: Any, x: Any, w: Any, y: Any, stride: Ints, padding: Any, dilation: Ints, groups: int,
+    exact: bool = False,
+) -> ConvShape:  # fmt: skip
+    """Describe a convolution by its three arrays."""
+    windows = Windows.from_attributes(w.shape[2:], stride, padding, dilation, y.shape[2:])
+    return ConvShape(
+        xp, x.dtype, x.shape[0], x.shape[1], w.shape[0], x.shape[2:], windows, groups, exact
+    )
 
 
 def _conv_kernel(xp: Any, x: Any, w: Any, **attrs: Any) -> Any:
@@ -320,6 +230,7 @@ conv_op: Op = register(
         batch=batching.convolution(1, 0, out=1),
         sharding=window_sharding.conv,
         cost=_cost_conv,
+        rate="half_product",
         autocast="low",
         samples=(
             sample(_f(2, 3, 5, 4), _f(4, 3, 3, 2), **_STRIDED),
@@ -344,6 +255,7 @@ conv_transpose_op: Op = register(
         batch=batching.convolution(1, 0, out=1),
         sharding=window_sharding.conv_transpose,
         cost=_cost_transpose,
+        rate="half_product",
         autocast="low",
         samples=(
             sample(_f(2, 4, 2, 2), _f(4, 3, 3, 2), sizes=(5, 4), **_STRIDED),
@@ -366,6 +278,7 @@ conv_weight_op: Op = register(
         batch=batching.convolution(1, 1, out=0),
         sharding=window_sharding.conv_weight_grad,
         cost=_cost_weight,
+        rate="half_product",
         samples=(
             sample(_f(2, 3, 5, 4), _f(2, 4, 2, 2), kernel=(3, 2), **_STRIDED),
             sample(_f(3, 2, 5), _f(3, 4, 6), kernel=(2,), **_DILATED),

@@ -31,7 +31,7 @@ from graphflow.placement.calibration.measure_gpu import gpu_product, measure_gpu
 from graphflow.placement.clusters.host_facts import cores
 
 _DRAFT = ".part"  # a file that is being written
-_LEFT = 3600.0  # seconds after which nobody writes it any more
+_STALE_SECONDS = 3600.0  # seconds after which nobody writes it any more
 FORMAT = 2
 Profile = dict[str, Any]
 """{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]},
@@ -54,15 +54,15 @@ A link's bandwidth of None is infinite: a reference is passed.
 Probe = Callable[[int, int, int, int], float]
 """(source, target, nbytes, repeats) -> median seconds from one worker to another, half of a round
 trip."""
-Link = tuple[float, float]
+LinkSpeed = tuple[float, float]
 """Seconds of latency, bytes/s."""
 StepCost = tuple[float, float]
 """Seconds of a step that does next to nothing, on one worker and on two (on devices of one process
 likewise), without what its links take."""
 
-_unkept: dict[Path, Profile] = {}  # what could not be written, for this process
+_unsaved: dict[Path, Profile] = {}  # what could not be written, for this process
 
-DEFAULT_LINKS: dict[str, Link] = {
+DEFAULT_LINKS: dict[str, LinkSpeed] = {
     "thread": (30e-6, float("inf")),  # devices of one process: a hand-over of a reference
     "process": (300e-6, 2.0e9),  # processes of one host, over loopback
     "client": (300e-6, 2.0e9),  # the client and a worker process of its host
@@ -113,13 +113,13 @@ SLOW = 0.05
 """Seconds of a transfer after which larger ones are timed once."""
 
 
-def measure_links(probe: Probe, workers: int) -> dict[tuple[str, str], Link]:
+def measure_links(probe: Probe, workers: int) -> dict[tuple[str, str], LinkSpeed]:
     """Latency and bandwidth between each two workers, by name, "/worker:0"."""
     pairs = combinations(range(workers), 2)
-    return both_ways({pair: timed(probe, *pair) for pair in pairs})
+    return symmetric_links({pair: time_messages(probe, *pair) for pair in pairs})
 
 
-def timed(probe: Probe, source: int, target: int, repeats: int = 7) -> list[float]:
+def time_messages(probe: Probe, source: int, target: int, repeats: int = 7) -> list[float]:
     """Seconds of messages of `SIZES` from one worker to another. Over a slow link, fewer repeats of
     what takes long tell enough."""
     times: list[float] = []
@@ -129,16 +129,18 @@ def timed(probe: Probe, source: int, target: int, repeats: int = 7) -> list[floa
     return times
 
 
-def both_ways(times: Mapping[tuple[int, int], Sequence[float]]) -> dict[tuple[str, str], Link]:
+def symmetric_links(
+    times: Mapping[tuple[int, int], Sequence[float]],
+) -> dict[tuple[str, str], LinkSpeed]:
     """Links by name: equal in both directions, for half of a round trip is what was measured."""
-    found: dict[tuple[str, str], Link] = {}
+    found: dict[tuple[str, str], LinkSpeed] = {}
     for (a, b), seconds in times.items():
         one, other = f"/worker:{a}", f"/worker:{b}"
         found[one, other] = found[other, one] = fit_link(SIZES, seconds)
     return found
 
 
-def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
+def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> LinkSpeed:
     """The line latency + size / bandwidth through measured times, relative errors least.
 
     A fit that makes no sense (noise: larger messages came sooner) falls back to the largest size.
@@ -182,7 +184,7 @@ def profile(
     }
     if "steps" in before and not refresh:
         made["steps"] = before["steps"]
-    _keep(path, made)
+    _save(path, made)
     return made
 
 
@@ -194,7 +196,7 @@ def _covers(known: Profile | None, kind: str) -> bool:
     return there is None or known["devices"][kind].get("product") == there
 
 
-_INSIDE = ("thread", "gpu")  # links between devices of a process
+_LOCAL_LINKS = ("thread", "gpu")  # links between devices of a process
 
 
 def machine_profile(devices: Iterable[str]) -> Profile:
@@ -204,35 +206,35 @@ def machine_profile(devices: Iterable[str]) -> Profile:
         "format": known["format"],
         "key": known["key"],
         "devices": known["devices"],
-        "links": {kind: known["links"][kind] for kind in _INSIDE if kind in known["links"]},
+        "links": {kind: known["links"][kind] for kind in _LOCAL_LINKS if kind in known["links"]},
     }
 
 
-def keep_links(links: Mapping[str, Link], folder: Path | None = None) -> Profile:
+def save_links(links: Mapping[str, LinkSpeed], folder: Path | None = None) -> Profile:
     """Remember links of a kind ("process", "client", …) that were measured on this machine."""
     known = profile(folder=folder)
     text = {kind: [latency, bandwidth] for kind, (latency, bandwidth) in links.items()}
     made = {**known, "links": {**known["links"], **text}}
-    _keep(profile_path(folder), made)
+    _save(profile_path(folder), made)
     return made
 
 
-def keep_steps(kind: str, cost: StepCost, folder: Path | None = None) -> None:
+def save_step_cost(kind: str, cost: StepCost, folder: Path | None = None) -> None:
     """Remember what a step of a kind of session ("here", "process") costs on this machine."""
     known = profile(folder=folder)
     if known.get("key") != machine_key():
         return
     steps = {**known.get("steps", {}), kind: list(cost)}
-    _keep(profile_path(folder), {**known, "steps": steps})
+    _save(profile_path(folder), {**known, "steps": steps})
 
 
-def steps_of(profile: Mapping[str, Any], kind: str) -> StepCost | None:
+def step_cost_of(profile: Mapping[str, Any], kind: str) -> StepCost | None:
     """What a step costs in a kind of session, if it was measured."""
     cost = profile.get("steps", {}).get(kind)
     return None if cost is None else (float(cost[0]), float(cost[1]))
 
 
-def seconds_beyond(cost: StepCost, units: int) -> float:
+def step_overhead(cost: StepCost, units: int) -> float:
     """What a step over so many workers (or devices) takes beyond its nodes and transfers.
 
     Beyond two, each costs as much as the second.
@@ -241,7 +243,7 @@ def seconds_beyond(cost: StepCost, units: int) -> float:
     return one + max(0, units - 1) * max(0.0, two - one)
 
 
-def link_of(profile: Mapping[str, Any], kind: str) -> Link:
+def link_of(profile: Mapping[str, Any], kind: str) -> LinkSpeed:
     """A profile's link of a kind, else the default."""
     kept = profile.get("links", {}).get(kind)
     if kept is None:
@@ -292,8 +294,8 @@ def machine_key() -> dict[str, Any]:
 
 
 def _load(path: Path) -> Profile | None:
-    if path in _unkept:
-        return _unkept[path]
+    if path in _unsaved:
+        return _unsaved[path]
     try:
         known = json.loads(path.read_text())
         return known if is_profile(known) and known.get("key") == machine_key() else None
@@ -301,13 +303,13 @@ def _load(path: Path) -> Profile | None:
         return None
 
 
-def _keep(path: Path, made: Profile) -> None:
+def _save(path: Path, made: Profile) -> None:
     """Write a profile; where that cannot be, this process keeps it, and says so once."""
-    why = write_whole(path, made, indent=1)
+    why = write_json(path, made, indent=1)
     if why is None:
-        _unkept.pop(path, None)
+        _unsaved.pop(path, None)
         return
-    if path not in _unkept:
+    if path not in _unsaved:
         warnings.warn(
             f"what was measured of this machine cannot be kept in {path.parent} ({why.strerror}): "
             "each process measures it anew, some seconds long; set GRAPHFLOW_CACHE to a folder "
@@ -315,7 +317,7 @@ def _keep(path: Path, made: Profile) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-    _unkept[path] = made
+    _unsaved[path] = made
 
 
 def is_profile(known: Any) -> bool:
@@ -331,16 +333,16 @@ def is_profile(known: Any) -> bool:
         bool(devices)
         and isinstance(steps, dict)
         and all(
-            isinstance(cost, list) and len(cost) == 2 and all(map(_positive, cost))
+            isinstance(cost, list) and len(cost) == 2 and all(map(_is_positive, cost))
             for cost in steps.values()
         )
         and isinstance(links, dict)
         and all(isinstance(link, list) and len(link) == 2 for link in links.values())
         and all(
             isinstance(speeds, dict)
-            and all(_positive(speeds.get(name)) for name in needed)
-            and _positive(speeds.get("call", 1))
-            and all(isinstance(speeds.get(part), dict) for part in _PARTS)
+            and all(_is_positive(speeds.get(name)) for name in needed)
+            and _is_positive(speeds.get("call", 1))
+            and all(isinstance(speeds.get(part), dict) for part in _SPEED_TABLES)
             and all(speeds["matmul"].get(dtype) for dtype in ("float32", "float64", "other"))
             and bool(speeds.get("traffic"))
             for speeds in devices.values()
@@ -348,19 +350,19 @@ def is_profile(known: Any) -> bool:
     )
 
 
-_PARTS = ("matmul", "ops", "classes", "contention")
+_SPEED_TABLES = ("matmul", "ops", "classes", "contention")
 
 
-def _positive(value: Any) -> bool:
+def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < float("inf")
 
 
-def write_whole(path: Path, data: Mapping[str, Any], indent: int | None = None) -> OSError | None:
+def write_json(path: Path, data: Mapping[str, Any], indent: int | None = None) -> OSError | None:
     """Write plain data as JSON, whole or not at all; what kept it from being written is no error
     of the caller's, and returned."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path)
+        _remove_stale_drafts(path)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_DRAFT)
     except OSError as error:
         return error
@@ -377,9 +379,9 @@ def write_whole(path: Path, data: Mapping[str, Any], indent: int | None = None) 
     return None
 
 
-def _sweep(path: Path) -> None:
+def _remove_stale_drafts(path: Path) -> None:
     """Remove what processes left that were killed while they wrote a file."""
     for draft in path.parent.glob(f".{path.name}.*{_DRAFT}"):
         with suppress(OSError):  # another process sweeps, too
-            if time.time() - draft.stat().st_mtime > _LEFT:
+            if time.time() - draft.stat().st_mtime > _STALE_SECONDS:
                 draft.unlink()

@@ -14,12 +14,12 @@ import numpy as np
 from graphflow.errors import DeviceError
 from graphflow.ir.device_name import DeviceName
 from graphflow.placement.calibration import calibrate
-from graphflow.placement.calibration.roofline import Rates, contended, given_speeds
+from graphflow.placement.calibration.roofline import Rates, contention_factor, speeds_from_numbers
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT, Device
 from graphflow.placement.clusters.hardware_catalog import speeds_of
 
-Links = Mapping[tuple[str, str], calibrate.Link]
+Links = Mapping[tuple[str, str], calibrate.LinkSpeed]
 """Measured links by ends: devices, workers ("/worker:0") or "/client"."""
 
 
@@ -61,29 +61,29 @@ def _rates(
 ) -> Rates:
     """Rates while `active` threads of its machine and `neighbours` in its process run."""
     if device.product is not None:
-        return Rates(_adjusted(speeds_of(device.product), device))
+        return Rates(_scale_speeds(speeds_of(device.product), device))
     if profile is None or device.is_described:
         assert device.flops and device.bandwidth and device.launch is not None
-        return Rates(given_speeds(device.flops, device.bandwidth, device.launch))
+        return Rates(speeds_from_numbers(device.flops, device.bandwidth, device.launch))
     speeds = profile["devices"].get(device.kind)
     if speeds is None:
         raise DeviceError(
             f"the speed of {device.name} is unknown: no {device.kind} was measured there; give "
             "flops, bandwidth and launch in the cluster file, or run graphflow calibrate there"
         )
-    speeds = _adjusted(speeds, device)
+    speeds = _scale_speeds(speeds, device)
     if device.kind != "cpu":
         return Rates(speeds)
     slower = {
-        what: contended(speeds["contention"], what, active)
-        / contended(speeds["contention"], what, threads)
+        what: contention_factor(speeds["contention"], what, active)
+        / contention_factor(speeds["contention"], what, threads)
         for what in ("compute", "memory")
     }
     # Devices of one process take turns at the interpreter.
     return Rates(speeds, threads, slower["compute"], slower["memory"], float(neighbours))
 
 
-def _adjusted(speeds: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
+def _scale_speeds(speeds: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
     """Measured speeds, scaled to what is given of a device."""
     made = dict(speeds)
     if device.flops is not None:
@@ -130,7 +130,7 @@ def _busy_threads(cluster: Cluster) -> dict[str, int]:
     return busy
 
 
-def classes(cluster: Cluster) -> dict[str, str]:
+def device_classes(cluster: Cluster) -> dict[str, str]:
     """By device, a name for its speed: its machine, kind and threads, and what is given of it."""
     return {
         device.name: "|".join(
@@ -187,7 +187,7 @@ def _link(
     profile: Mapping[str, Any],
     profiles: Mapping[int, Mapping[str, Any]],
     links: Links,
-) -> calibrate.Link:
+) -> calibrate.LinkSpeed:
     described = cluster.link(source, target)
     if described is not None:
         return described.latency, described.bandwidth

@@ -22,11 +22,11 @@ from graphflow.errors import PlanError
 from graphflow.ops.kernels.jit.object_cache import cache_folder
 from graphflow.placement.calibration.calibrate import (
     SIZES,
-    Link,
+    LinkSpeed,
     Probe,
-    both_ways,
-    timed,
-    write_whole,
+    symmetric_links,
+    time_messages,
+    write_json,
 )
 
 FORMAT = 1
@@ -35,7 +35,7 @@ ALIKE = 1.5
 REPEATS, TRIES = 3, 3
 """Of a message, and how often: one median must be alike. The first messages of a session find
 everybody asleep, and others may wait for a processor."""
-BELIEVED = 7 * 86400.0
+TRUSTED_SECONDS = 7 * 86400.0
 """Seconds after which a link is measured anew in any case."""
 LINKS = 4096
 """Kept, those measured last."""
@@ -45,16 +45,16 @@ Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _LinkRecord:
     """Seconds of messages of `SIZES`, and when they were measured: seconds since 1970."""
 
     times: Sequence[float]
     at: float
 
 
-def links(
+def load_or_measure_links(
     probe: Probe, addresses: Sequence[str], *, afresh: bool = False, folder: Path | None = None
-) -> dict[tuple[str, str], Link]:
+) -> dict[tuple[str, str], LinkSpeed]:
     """Latency and bandwidth between each two workers, by name: kept from before where that still
     holds, else measured and kept.
 
@@ -68,12 +68,12 @@ def links(
     for a, b in combinations(range(len(addresses)), 2):
         pair = _pair(addresses[a], addresses[b])
         kept = known.get(pair)
-        if kept is None or not _holds(probe, a, b, kept):
-            kept = new[pair] = _Kept(timed(probe, a, b), time.time())
+        if kept is None or not _is_unchanged(probe, a, b, kept):
+            kept = new[pair] = _LinkRecord(time_messages(probe, a, b), time.time())
         found[a, b] = kept.times
     if new:
-        _keep(path, new)
-    return both_ways(found)
+        _save(path, new)
+    return symmetric_links(found)
 
 
 def network_path(folder: Path | None = None) -> Path:
@@ -85,43 +85,43 @@ def _pair(one: str, other: str) -> Pair:
     return (one, other) if one < other else (other, one)
 
 
-def _holds(probe: Probe, source: int, target: int, kept: _Kept) -> bool:
+def _is_unchanged(probe: Probe, source: int, target: int, kept: _LinkRecord) -> bool:
     """Whether a link is as it was, by all but the largest of the messages."""
-    if not 0 <= time.time() - kept.at <= BELIEVED:
+    if not 0 <= time.time() - kept.at <= TRUSTED_SECONDS:
         return False
     return all(
-        any(_alike(probe(source, target, size, REPEATS), before) for _ in range(TRIES))
+        any(_is_alike(probe(source, target, size, REPEATS), before) for _ in range(TRIES))
         for size, before in zip(SIZES[:-1], kept.times, strict=False)
     )
 
 
-def _alike(now: float, before: float) -> bool:
+def _is_alike(now: float, before: float) -> bool:
     return before / ALIKE <= now <= before * ALIKE
 
 
-def _load(path: Path) -> dict[Pair, _Kept]:
+def _load(path: Path) -> dict[Pair, _LinkRecord]:
     """What is kept; nothing of a file that is damaged."""
     try:
         data: Any = json.loads(path.read_text())
         if data["format"] != FORMAT:
             return {}
         return {
-            _pair(str(one), str(other)): _Kept(_seconds(times), float(at))
+            _pair(str(one), str(other)): _LinkRecord(_check_seconds(times), float(at))
             for one, other, times, at in data["links"]
         }
     except (OSError, KeyError, TypeError, ValueError, RecursionError, PlanError):
         return {}
 
 
-def _seconds(times: Any) -> list[float]:
+def _check_seconds(times: Any) -> list[float]:
     seconds = [float(each) for each in times]
     if len(seconds) != len(SIZES) or not all(0 < each < math.inf for each in seconds):
         raise PlanError(f"{times!r} are no times of messages")  # caught where the file is read
     return seconds
 
 
-def _keep(path: Path, new: Mapping[Pair, _Kept]) -> None:
+def _save(path: Path, new: Mapping[Pair, _LinkRecord]) -> None:
     """For sessions to come, where the folder can be written."""
     latest = sorted({**_load(path), **new}.items(), key=lambda item: item[1].at)[-LINKS:]
     rows = [[*pair, list(kept.times), kept.at] for pair, kept in latest]
-    write_whole(path, {"format": FORMAT, "links": rows})
+    write_json(path, {"format": FORMAT, "links": rows})

@@ -23,7 +23,7 @@ from graphflow.base.interrupts import is_interrupt
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import REGISTRY, Op, Sample, owner_module
 from graphflow.ir.spec import Size, TensorSpec, is_inexact, nbytes
-from graphflow.placement.calibration.roofline import MATMUL, interpolated, op_class, work
+from graphflow.placement.calibration.roofline import interpolate_seconds, op_class, work
 from graphflow.placement.clusters.host_facts import cache_bytes, cores
 
 SIDE = 192
@@ -46,7 +46,7 @@ PATIENCE = 0.25
 def measure_cpu() -> dict[str, Any]:
     """Speeds of one thread of this machine; see `calibrate.Profile`."""
     with one_blas_thread(), np.errstate(all="ignore"):
-        clock = Clock("cpu", np, lambda: None, thread_time)
+        clock = KernelTimer("cpu", np, lambda: None, thread_time)
         ops, traffic = clock.ops(), clock.traffic(STREAMS)
         launch = ops["matmul"]["launch"]
         products = {
@@ -61,13 +61,13 @@ def measure_cpu() -> dict[str, Any]:
             "traffic": traffic,
             "matmul": products,
             "ops": ops,
-            "classes": medians(ops),
+            "classes": class_medians(ops),
             "contention": _contention(),
         }
 
 
 @dataclass(frozen=True)
-class Case:
+class ScaledSample:
     """An op's sample, its sizes scaled.
 
     Attributes:
@@ -84,7 +84,7 @@ class Case:
     bytes: int
 
 
-class Clock:
+class KernelTimer:
     """Times kernels on one device of a kind, by a clock's seconds.
 
     Attributes:
@@ -105,17 +105,17 @@ class Clock:
     def seconds(self, call: Callable[[], object], rounds: int = ROUNDS) -> float:
         """Seconds of a call, each round long enough to be timed."""
         call()
-        once = self._once(call, 1)
+        once = self._time_calls(call, 1)
         if once > LONG:
-            return min(once, self._once(call, 1))
+            return min(once, self._time_calls(call, 1))
         number = max(1, min(1000, int(LEAST / max(once, 1e-8))))
-        return quick([self._once(call, number) for _ in range(rounds)])
+        return lower_quartile([self._time_calls(call, number) for _ in range(rounds)])
 
     def busy(self, call: Callable[[], object], rounds: int = ROUNDS) -> float:
         """Seconds that a call keeps the device busy: here all of it."""
         return self.seconds(call, rounds)
 
-    def _once(self, call: Callable[[], object], number: int) -> float:
+    def _time_calls(self, call: Callable[[], object], number: int) -> float:
         self._synchronize()
         start = self._now()
         for _ in range(number):
@@ -130,17 +130,17 @@ class Clock:
         for op in [each for each in list(REGISTRY.values()) if owner_module(each) is None]:
             computes = (op.pure or op.random) and (op.kernel or op.expr)
             if op.samples and computes and self.kind in op.device_kinds:
-                entry = self._op(op)
+                entry = self._measure_op(op)
                 if entry is not None:
                     found[op.name] = entry
         return found
 
-    def _op(self, op: Op) -> dict[str, float] | None:
-        small = self.call(op, case_of(op, lambda size: size))
+    def _measure_op(self, op: Op) -> dict[str, float] | None:
+        small = self.call(op, scale_sample(op, lambda size: size))
         if small is None:
             return None
         entry = {"launch": self.seconds(small)}
-        large = None if op.alias or op.name in MATMUL else case_of(op, grown(SIDE))
+        large = None if op.alias or op.rate is not None else scale_sample(op, make_scaler(SIDE))
         run = self.call(op, large)
         if large is not None and run is not None:
             busy = max(self.seconds(run, 3) - entry["launch"], 1e-8)
@@ -148,12 +148,12 @@ class Clock:
                 entry |= {"rate": large.amount / busy, "itemsize": large.itemsize}
         return entry
 
-    def call(self, op: Op, case: Case | None) -> Callable[[], object] | None:
+    def call(self, op: Op, case: ScaledSample | None) -> Callable[[], object] | None:
         """What runs a case as a program does; None where the op cannot."""
         if case is None:
             return None
         try:
-            run = _bound(self._xp, op, case.attrs, case.outputs)
+            run = _bind_kernel(self._xp, op, case.attrs, case.outputs)
             arrays = [self.array(s, case.sample) for s in case.inputs]
             if case.sample.make is not None:
                 arrays = case.sample.make(arrays)
@@ -188,10 +188,10 @@ class Clock:
             if later or (3 * TURNS + 1) * size > self.room:
                 break
             taken = self.busy(self._product(dtype, n))
-            moved = interpolated(traffic, 3.0 * size)
+            moved = interpolate_seconds(traffic, 3.0 * size)
             points.append([flops, max(taken - launch - moved, taken / 2, 1e-9)])
         # the first ones are mostly launch: what is left of them is noise
-        return risen(points, max(flops / taken for flops, taken in points[-2:]))
+        return make_monotonic(points, max(flops / taken for flops, taken in points[-2:]))
 
     def _product(self, dtype: str, n: int) -> Callable[[], None]:
         """What multiplies square matrices, with the next set of operands each time."""
@@ -199,7 +199,7 @@ class Clock:
         assert into is not None
         a = self._xp.asarray(self.array(TensorSpec((n, n), np.dtype(dtype)), _UNIT))
         turns = cycle([(self._xp.empty_like(a), a.copy(), a.copy()) for _ in range(TURNS)])
-        return partial(_next_turn, partial(into, self._xp), turns)
+        return partial(_call_next, partial(into, self._xp), turns)
 
     def traffic(self, streams: tuple[int, ...]) -> list[list[float]]:
         """[bytes, seconds] of adding float32 arrays of growing size; times never fall."""
@@ -210,13 +210,13 @@ class Clock:
             a, b, out = (self._xp.ones(elements, "float32") for _ in range(3))
             taken = self.busy(partial(self._xp.add, a, b, out=out), 3)
             points.append([12.0 * elements, taken])
-        return risen(points)
+        return make_monotonic(points)
 
 
 _UNIT = Sample((), low=-1.0, high=1.0)
 
 
-def risen(points: list[list[float]], best: float = float("inf")) -> list[list[float]]:
+def make_monotonic(points: list[list[float]], best: float = float("inf")) -> list[list[float]]:
     """[amount, seconds] whose seconds never fall, and which are no faster than `best`."""
     least = 0.0
     for point in points:
@@ -224,17 +224,17 @@ def risen(points: list[list[float]], best: float = float("inf")) -> list[list[fl
     return points
 
 
-def quick(seconds: Sequence[float]) -> float:
+def lower_quartile(seconds: Sequence[float]) -> float:
     """The lower quartile: what else a machine does makes things slower, never faster."""
     return sorted(seconds)[len(seconds) // 4]
 
 
-def grown(side: int) -> Callable[[Size], Size]:
+def make_scaler(side: int) -> Callable[[Size], Size]:
     """What makes the sizes of a sample that large, but those that count examples or channels."""
     return lambda size: side if isinstance(size, int) and size > 2 else size
 
 
-def case_of(op: Op, scale: Callable[[Size], Size]) -> Case | None:
+def scale_sample(op: Op, scale: Callable[[Size], Size]) -> ScaledSample | None:
     """An op's first sample with each size scaled; None where the op refuses that."""
     sample = op.samples[0]
     inputs = tuple(s.with_shape(map(scale, s.shape)) for s in sample.inputs)
@@ -246,7 +246,7 @@ def case_of(op: Op, scale: Callable[[Size], Size]) -> Case | None:
         specs = op.infer(*inputs, **attrs)
         outputs = (specs,) if isinstance(specs, TensorSpec) else specs
         amount = work(op, inputs, outputs, attrs)
-        return Case(
+        return ScaledSample(
             sample, inputs, outputs, attrs, amount.flops or amount.bytes,
             max((s.dtype.itemsize for s in (*outputs, *inputs)), default=1),
             sum(map(nbytes, (*inputs, *outputs))),
@@ -257,12 +257,12 @@ def case_of(op: Op, scale: Callable[[Size], Size]) -> Case | None:
         return None
 
 
-def _next_turn(call: Callable[..., None], turns: Iterator[tuple[Any, ...]]) -> None:
+def _call_next(call: Callable[..., None], turns: Iterator[tuple[Any, ...]]) -> None:
     """The call, with the operands whose turn it is."""
     call(*next(turns))
 
 
-def _bound(
+def _bind_kernel(
     xp: Any, op: Op, attrs: Mapping[str, Any], outputs: tuple[TensorSpec, ...]
 ) -> Callable[..., None]:
     """The kernel as a program runs it: into buffers that are there already."""
@@ -279,7 +279,7 @@ def _bound(
     return run
 
 
-def medians(ops: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def class_medians(ops: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Medians over the ops of each class, for ops that could not be measured."""
     members: dict[str, list[Mapping[str, float]]] = {}
     for name, entry in ops.items():
@@ -314,7 +314,7 @@ def measure_handoff(rounds: int = 200) -> float:
         done.acquire()
         times.append(perf_counter() - start)
     thread.join()
-    return quick(times) / 2
+    return lower_quartile(times) / 2
 
 
 def _contention() -> dict[str, list[float]]:
@@ -323,8 +323,8 @@ def _contention() -> dict[str, list[float]]:
     Threads of one process stand for processes: the kernels hold no interpreter lock.
     """
     counts = sorted({n for n in (1, 2, min(cores(), 8)) if n <= cores()})
-    products = [_product() for _ in range(counts[-1])]
-    streams = [_stream() for _ in range(counts[-1])]
+    products = [_matmul_call() for _ in range(counts[-1])]
+    streams = [_stream_call() for _ in range(counts[-1])]
     return {
         "threads": [float(n) for n in counts],
         "compute": _slowdown(products, counts),
@@ -332,13 +332,13 @@ def _contention() -> dict[str, list[float]]:
     }
 
 
-def _product() -> Callable[[], object]:
+def _matmul_call() -> Callable[[], object]:
     a = np.ones((256, 256), np.float32)
     out = np.empty_like(a)
     return lambda: np.matmul(a, a.copy(), out=out)
 
 
-def _stream() -> Callable[[], object]:
+def _stream_call() -> Callable[[], object]:
     a = np.ones(1 << 21, np.float32)
     out = np.zeros_like(a)
     return lambda: np.add(a, a, out=out)
@@ -346,13 +346,13 @@ def _stream() -> Callable[[], object]:
 
 def _slowdown(calls: list[Callable[[], object]], counts: list[int]) -> list[float]:
     # The quietest rounds: a stranger on one of the cores would look like contention of our own.
-    rounds = [[_together(calls[:n]) for n in counts] for _ in range(3 * ROUNDS)]
+    rounds = [[_time_concurrently(calls[:n]) for n in counts] for _ in range(3 * ROUNDS)]
     times = [min(of_count) for of_count in zip(*rounds, strict=True)]
     factors = [max(1.0, t / times[0]) for t in times]
     return [float(f) for f in np.maximum.accumulate(factors)]
 
 
-def _together(calls: list[Callable[[], object]], seconds: float = 0.01) -> float:
+def _time_concurrently(calls: list[Callable[[], object]], seconds: float = 0.01) -> float:
     """Mean processor seconds of a call while each thread repeats its own."""
     barrier = threading.Barrier(len(calls))
     means = [0.0] * len(calls)

@@ -24,16 +24,16 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.ops.kernels.cuda.cupy_module import capture_graph, gpu_name, import_cupy
 from graphflow.placement.calibration.measure import (
     MATRICES,
-    Case,
-    Clock,
-    case_of,
-    grown,
+    KernelTimer,
+    ScaledSample,
+    class_medians,
+    lower_quartile,
+    make_monotonic,
+    make_scaler,
     measure_handoff,
-    medians,
-    quick,
-    risen,
+    scale_sample,
 )
-from graphflow.placement.calibration.roofline import MATMUL, is_generated
+from graphflow.placement.calibration.roofline import is_generated
 from graphflow.placement.clusters.host_facts import gpu_memory
 
 SIDES = (192, 640, 2048, 1 << 20, 1 << 24)
@@ -48,24 +48,24 @@ FROM_HOST = 4 << 20
 """Bytes of those that the host has to make."""
 SPARSE = 64
 """Bytes for each flop of a sample from which on it mostly lies there."""
-BRIEF = 0.03
+SAMPLE_SECONDS = 0.03
 """Seconds that a larger sample may take."""
 LONG = 2e-3
 """Seconds of a call from which two will do."""
 FLIGHT = 200e-6
 """Seconds of the host's work that is timed in a row at most."""
-MOST = 16
+MAX_CALLS = 16
 """Calls in a row."""
 KERNELS = 64
 """Of the graph by which a kernel's start is timed."""
-HELD = 1 << 25
+FILLER_ELEMENTS = 1 << 25
 """Elements of the array that keeps the GPU busy meanwhile."""
 BLOCK = 1 << 16
 """Random numbers of which samples consist, over and over."""
 SINGLE = ("add", "multiply", "sqrt", "exp", "tanh")
 """Ops that are one kernel in programs and in CuPy: they stand for all that programs generate. CuPy
 would compile more than a hundred others for this alone, which takes a minute the first time."""
-LEFT = (
+UNMEASURED = (
     "solve", "triangular_solve", "inv", "cholesky", "qr", "eigh", "eigvalsh", "svd", "svdvals",
     "pinv", "lstsq", "det", "slogdet", "cofactor", "count_above", "nonzero", "unique",
 )  # fmt: skip
@@ -78,12 +78,14 @@ def measure_gpu() -> dict[str, Any]:
     Raises:
         DeviceError: CuPy is not installed, or finds no GPU.
     """
-    with _alone() as (cupy, stream), np.errstate(all="ignore"):
-        return _speeds(cupy, stream)  # in a frame of its own: its arrays are gone by the end
+    with _exclusive_stream() as (cupy, stream), np.errstate(all="ignore"):
+        return _measure_speeds(
+            cupy, stream
+        )  # in a frame of its own: its arrays are gone by the end
 
 
-def _speeds(cupy: Any, stream: Any) -> dict[str, Any]:
-    clock = GpuClock(cupy, stream)
+def _measure_speeds(cupy: Any, stream: Any) -> dict[str, Any]:
+    clock = GpuKernelTimer(cupy, stream)
     traffic, ops = clock.traffic(STREAMS), clock.ops()
     tables = {"float32": "float32", "float64": "float64", "other": "int32"}
     if _has_nvmath():  # else products of 16 bits are computed in float32
@@ -101,7 +103,7 @@ def _speeds(cupy: Any, stream: Any) -> dict[str, Any]:
         "traffic": traffic,
         "matmul": products,
         "ops": ops,
-        "classes": medians(ops),
+        "classes": class_medians(ops),
         "contention": {"threads": [1], "compute": [1.0], "memory": [1.0]},
     }
 
@@ -113,11 +115,11 @@ def measure_gpu_link(sizes: Sequence[int], rounds: int = 7) -> list[float]:
     Raises:
         DeviceError: CuPy is not installed, or finds no GPU.
     """
-    with _alone() as (cupy, stream):
-        return [_crossing(cupy, stream, size, rounds) for size in sizes]
+    with _exclusive_stream() as (cupy, stream):
+        return [_time_crossing(cupy, stream, size, rounds) for size in sizes]
 
 
-def _crossing(cupy: Any, stream: Any, size: int, rounds: int) -> float:
+def _time_crossing(cupy: Any, stream: Any, size: int, rounds: int) -> float:
     host, there = np.ones(size, np.uint8), cupy.empty(size, np.uint8)
     pinned = cupy.cuda.alloc_pinned_memory(size)
     landed = np.frombuffer(pinned, np.uint8, size)
@@ -133,7 +135,7 @@ def _crossing(cupy: Any, stream: Any, size: int, rounds: int) -> float:
         np.copyto(host, landed)
         inward.append(middle - start)
         outward.append(perf_counter() - middle)
-    return (quick(inward[1:]) + quick(outward[1:])) / 2
+    return (lower_quartile(inward[1:]) + lower_quartile(outward[1:])) / 2
 
 
 def gpu_product() -> str | None:
@@ -153,7 +155,7 @@ def _has_nvmath() -> bool:
 
 
 @contextmanager
-def _alone() -> Iterator[tuple[Any, Any]]:
+def _exclusive_stream() -> Iterator[tuple[Any, Any]]:
     """CuPy, and a stream of the first GPU for its work; memory that it takes goes back."""
     gpu_memory("gpu:0")  # says what is missing
     cupy = import_cupy()
@@ -170,7 +172,7 @@ def _alone() -> Iterator[tuple[Any, Any]]:
             cupy.get_default_memory_pool().free_all_blocks()
 
 
-class GpuClock(Clock):
+class GpuKernelTimer(KernelTimer):
     """Times kernels on a GPU, by its current stream.
 
     Attributes:
@@ -185,13 +187,13 @@ class GpuClock(Clock):
         self.called: dict[str, float] = {}
         self._stream = stream
         self._blocks: dict[tuple[Any, ...], Any] = {}
-        self._held = cupy.ones(max(1, min(HELD, int(self.room / 16))), "float32")
+        self._held = cupy.ones(max(1, min(FILLER_ELEMENTS, int(self.room / 16))), "float32")
         few = cupy.ones(8, "float32")
         small = partial(cupy.add, few, few, out=few)
-        self._hold_once()
-        self._pass = self._timed(self._hold_once, MOST) / MOST
+        self._occupy_gpu_once()
+        self._pass = self._time_between_events(self._occupy_gpu_once, MAX_CALLS) / MAX_CALLS
         self.least = self.busy(small)
-        self.launch = self._replayed(small)
+        self.launch = self._time_replay(small)
 
     def busy(self, call: Callable[[], object], rounds: int = 3) -> float:
         """Seconds that a call keeps the GPU busy, without what the host takes to start it; of one
@@ -203,14 +205,14 @@ class GpuClock(Clock):
         started = perf_counter() - start
         self._synchronize()
         whole = max(perf_counter() - start, 1e-8)
-        number = max(1, min(MOST, int(FLIGHT / max(started, 1e-8)), int(LONG / whole)))
+        number = max(1, min(MAX_CALLS, int(FLIGHT / max(started, 1e-8)), int(LONG / whole)))
         times = []
         for _ in range(rounds if whole < LONG else 2):
-            self._hold(min(1.5 * started * number, BRIEF))
-            times.append(self._timed(call, number) / number)
-        return quick(times)
+            self._occupy_gpu(min(1.5 * started * number, SAMPLE_SECONDS))
+            times.append(self._time_between_events(call, number) / number)
+        return lower_quartile(times)
 
-    def _timed(self, call: Callable[[], object], number: int) -> float:
+    def _time_between_events(self, call: Callable[[], object], number: int) -> float:
         """Seconds between two events around calls."""
         events = self._xp.cuda.Event(), self._xp.cuda.Event()
         events[0].record(self._stream)
@@ -220,15 +222,15 @@ class GpuClock(Clock):
         events[1].synchronize()
         return max(float(self._xp.cuda.get_elapsed_time(*events)) / 1e3, 1e-9)
 
-    def _hold(self, seconds: float) -> None:
+    def _occupy_gpu(self, seconds: float) -> None:
         """Give the GPU something to do for about so long."""
         for _ in range(min(1000, ceil(seconds / self._pass))):
-            self._hold_once()
+            self._occupy_gpu_once()
 
-    def _hold_once(self) -> None:
+    def _occupy_gpu_once(self) -> None:
         self._xp.add(self._held, self._held, out=self._held)
 
-    def _replayed(self, small: Callable[[], object]) -> float:
+    def _time_replay(self, small: Callable[[], object]) -> float:
         """Seconds of a small kernel among others in a graph; where none can be made, of a call."""
 
         def several() -> None:
@@ -253,14 +255,14 @@ class GpuClock(Clock):
                 entry |= {key: best[key] for key in ("rate", "itemsize")}
         return found
 
-    def _op(self, op: Op) -> dict[str, float] | None:
+    def _measure_op(self, op: Op) -> dict[str, float] | None:
         """Launch and rate of an op. What graphs take is started by them: a kernel that programs
         generate, or as many as CuPy needs; the rest is called."""
-        if op.name in LEFT:
+        if op.name in UNMEASURED:
             return None
         if op.alias or (is_generated(op) and op.name not in SINGLE):
             return {"launch": self.launch}
-        small = self.call(op, case_of(op, lambda size: size))
+        small = self.call(op, scale_sample(op, lambda size: size))
         if small is None:
             return None
         called = self.called[op.name] = self.seconds(small)
@@ -269,10 +271,10 @@ class GpuClock(Clock):
         if is_generated(op):
             entry = {"launch": self.launch}
         elif self._is_captured(small):
-            entry = {"launch": self.launch if op.name in MATMUL else min(called, least)}
-        if op.name in MATMUL:
+            entry = {"launch": self.launch if op.rate is not None else min(called, least)}
+        if op.rate is not None:
             return entry
-        found = self._larger(op, called, least)
+        found = self._choose_larger_sample(op, called, least)
         if found is not None:
             case, run = found
             beyond = self.busy(run) - least
@@ -290,24 +292,28 @@ class GpuClock(Clock):
             return False
         return True
 
-    def _larger(
+    def _choose_larger_sample(
         self, op: Op, called: float, least: float
-    ) -> tuple[Case, Callable[[], object]] | None:
+    ) -> tuple[ScaledSample, Callable[[], object]] | None:
         """The largest sample that has room and is not expected to take long, by what the smallest
         one takes beyond a call."""
-        fit = [case for side in SIDES if (case := case_of(op, grown(side))) and self._fits(case)]
+        fit = [
+            case
+            for side in SIDES
+            if (case := scale_sample(op, make_scaler(side))) and self._fits(case)
+        ]
         run = self.call(op, fit[0]) if fit else None
         if run is None:
             return None
         beyond = max(self.busy(run, 1) - least, 1e-7)
         for case in reversed(fit[1:]):
-            if called + beyond * case.amount / fit[0].amount < BRIEF:
+            if called + beyond * case.amount / fit[0].amount < SAMPLE_SECONDS:
                 large = self.call(op, case)
                 if large is not None:
                     return case, large
         return fit[0], run
 
-    def _fits(self, case: Case) -> bool:
+    def _fits(self, case: ScaledSample) -> bool:
         """Whether there is room for a case, and what it does grows with what it takes."""
         most = SAMPLE if case.sample.make is None else FROM_HOST
         return case.bytes <= min(most, self.room, SPARSE * case.amount)
@@ -333,4 +339,4 @@ class GpuClock(Clock):
         told = [size / taken for size, taken in beyond if taken >= self.least] or [
             beyond[-1][0] / beyond[-1][1]
         ]
-        return risen(beyond, max(told))
+        return make_monotonic(beyond, max(told))

@@ -20,23 +20,14 @@ from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec, evaluate, is_half, nbytes, real_dtype
 from graphflow.ops.control_flow.control import cond, is_control, iteration_count
 
-MATMUL = frozenset(
-    {
-        "matmul", "einsum", "vecdot", "tensordot", "conv", "conv_transpose", "conv_weight_grad",
-        "attention", "attention_grad", "attention_mask_grad", "gram",
-    }
-)  # fmt: skip
-"""Ops whose time is that of matrix products."""
-HALVES = frozenset({"matmul", "conv", "conv_transpose", "conv_weight_grad", "attention"})
-"""Those of them that a GPU's libraries compute in 16 bits; others convert their operands."""
-SMALLEST = 0.05
+LEAST_SHARE = 0.05
 """Share of an op's time by itself that it takes at least among others in one kernel."""
 STATELESS = frozenset({"constant", "placeholder", "variable", "group"})
 """Ops that run nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OpWork:
     """What a node needs, in numbers: floating point operations and bytes moved."""
 
     flops: float
@@ -49,7 +40,7 @@ def work(
     outputs: Sequence[TensorSpec],
     attrs: Mapping[str, Any],
     bindings: Mapping[str, int] = MappingProxyType({}),
-) -> Work:
+) -> OpWork:
     """The work of an op on concrete specs; without a cost rule, a flop for each output element.
 
     Args:
@@ -57,15 +48,15 @@ def work(
     """
     moved = sum(map(nbytes, inputs)) + sum(map(nbytes, outputs))
     if op.cost is None:
-        return Work(float(sum(evaluate(s.size, {}) for s in outputs)), moved)
+        return OpWork(float(sum(evaluate(s.size, {}) for s in outputs)), moved)
     cost = op.cost(*inputs, **attrs)
     given = moved if cost.bytes is None else evaluate(cost.bytes, bindings)
-    return Work(float(evaluate(cost.flops, bindings)), float(given))
+    return OpWork(float(evaluate(cost.flops, bindings)), float(given))
 
 
 def op_class(op: Op) -> str:
     """matmul, random, alias, elementwise, or other (reductions, copies, indexing)."""
-    if op.name in MATMUL:
+    if op.rate is not None:
         return "matmul"
     if op.random:
         return "random"
@@ -102,7 +93,7 @@ class Rates:
         if op.name in STATELESS:
             return 0.0
         if is_control(op):
-            return self._controlled(op, attrs)
+            return self._control_flow_seconds(op, attrs)
         entry = self.speeds["ops"].get(op.name, {})
         launch = float(entry.get("launch", self._start(op))) * self.launch
         if op.alias:
@@ -112,7 +103,7 @@ class Rates:
             # Its operands are fetched and packed before they are multiplied: nothing overlaps.
             busy = self._product(op, amount.flops, outputs[0].dtype) * self.compute
             return launch + busy + self._traffic(amount.bytes)
-        busy = self._rest(op, amount, entry, inputs, outputs) * self.compute
+        busy = self._work_seconds(op, amount, entry, inputs, outputs) * self.compute
         return launch + max(busy, self._traffic(amount.bytes))
 
     def _start(self, op: Op) -> float:
@@ -124,7 +115,9 @@ class Rates:
     def _call(self) -> float:
         return float(self.speeds.get("call", self.speeds["launch"]))
 
-    def fused(self, parts: Sequence[tuple[Op, Work, Sequence[TensorSpec]]], moved: float) -> float:
+    def fused_seconds(
+        self, parts: Sequence[tuple[Op, OpWork, Sequence[TensorSpec]]], moved: float
+    ) -> float:
         """Seconds of a kernel that does the work of several nodes.
 
         One launch, and one pass over what is read and kept; what each node computes beside its own
@@ -135,24 +128,26 @@ class Rates:
             moved: bytes of what the kernel reads and writes.
         """
         launch = float(self.speeds["launch"]) * self.launch
-        busy = math.fsum(self._computing(*part) for part in parts) * self.compute
+        busy = math.fsum(self._compute_seconds(*part) for part in parts) * self.compute
         return launch + max(busy, self._traffic(moved))
 
-    def _computing(self, op: Op, amount: Work, outputs: Sequence[TensorSpec]) -> float:
+    def _compute_seconds(self, op: Op, amount: OpWork, outputs: Sequence[TensorSpec]) -> float:
         """Seconds that a node computes, apart from the passes over its operands that are part of
         its rate, which was measured by itself."""
         entry = self.speeds["ops"].get(op.name, {})
-        busy = self._rest(op, amount, entry, outputs, outputs)
-        return max(busy - interpolated(self.speeds["traffic"], amount.bytes), SMALLEST * busy)
+        busy = self._work_seconds(op, amount, entry, outputs, outputs)
+        return max(
+            busy - interpolate_seconds(self.speeds["traffic"], amount.bytes), LEAST_SHARE * busy
+        )
 
-    def _controlled(self, op: Op, attrs: Mapping[str, Any]) -> float:
+    def _control_flow_seconds(self, op: Op, attrs: Mapping[str, Any]) -> float:
         """What the nodes of its bodies take, as often as they run; of a cond, the longer branch."""
         held = [value for value in attrs.values() if isinstance(value, Body)]
-        each = [self._body(body) for body in held]
+        each = [self._body_seconds(body) for body in held]
         once = max(each) if op is cond else math.fsum(each)
         return self._call * self.launch + iteration_count(op, attrs) * once
 
-    def _body(self, body: Body) -> float:
+    def _body_seconds(self, body: Body) -> float:
         sizes = body.bindings
         return math.fsum(
             self.seconds(
@@ -166,12 +161,12 @@ class Rates:
 
     def _traffic(self, moved: float) -> float:
         shared = self.memory if moved > self.speeds["cache_bytes"] else 1.0
-        return interpolated(self.speeds["traffic"], moved) * shared
+        return interpolate_seconds(self.speeds["traffic"], moved) * shared
 
-    def _rest(
+    def _work_seconds(
         self,
         op: Op,
-        amount: Work,
+        amount: OpWork,
         entry: Mapping[str, float],
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
@@ -189,17 +184,17 @@ class Rates:
     def _product(self, op: Op, flops: float, dtype: np.dtype[Any]) -> float:
         tables = self.speeds["matmul"]
         name = "float32" if is_half(dtype) else real_dtype(dtype).name  # what is computed in
-        if is_half(dtype) and op.name in HALVES and "float16" in tables:
+        if is_half(dtype) and op.rate == "half_product" and "float16" in tables:
             name = "float16"
-        alone = interpolated(tables.get(name, tables["other"]), flops)
+        alone = interpolate_seconds(tables.get(name, tables["other"]), flops)
         if self.threads == 1:
             return alone
-        factor = contended(self.speeds["contention"], "compute", self.threads)
+        factor = contention_factor(self.speeds["contention"], "compute", self.threads)
         shared = alone / self.threads * factor + 2 * float(self.speeds["handoff"])
         return min(alone, shared)
 
 
-def interpolated(points: Sequence[Sequence[float]], amount: float) -> float:
+def interpolate_seconds(points: Sequence[Sequence[float]], amount: float) -> float:
     """Seconds for so many flops or bytes: lines between points in logarithms, their rates beyond.
 
     `points` are (amount, seconds), both rising.
@@ -214,7 +209,7 @@ def interpolated(points: Sequence[Sequence[float]], amount: float) -> float:
     return math.exp(math.log(t0) + share * math.log(t1 / t0))
 
 
-def contended(contention: Mapping[str, Sequence[float]], what: str, threads: int) -> float:
+def contention_factor(contention: Mapping[str, Sequence[float]], what: str, threads: int) -> float:
     """How many times longer each of so many busy threads takes ("compute" or "memory").
 
     Beyond what was measured (all cores), threads take turns.
@@ -229,7 +224,7 @@ def is_generated(op: Op) -> bool:
     return op.elementwise or op.rows is not None
 
 
-def given_speeds(flops: float, bandwidth: float, launch: float) -> dict[str, Any]:
+def speeds_from_numbers(flops: float, bandwidth: float, launch: float) -> dict[str, Any]:
     """Speeds of a device that is described by three numbers: flop/s, bytes/s, seconds."""
     return {
         "launch": launch,

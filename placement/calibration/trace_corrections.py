@@ -1,7 +1,7 @@
 """Learned: what traced steps taught about this machine, and how it corrects the cost model.
 
-    traced nodes and transfers ─observe→ Learned ─factor, link→ the next plan of the session
-                                            └─keep→ a file beside the calibration's profile
+    traced nodes and transfers ─observe→ TraceCorrections ─factor, link→ the session's next plan
+                                            └─write_corrections→ a file beside the profile
 
 What is kept of nodes are ratios, measured by predicted, so that a lesson holds for other sizes of
 its bucket. They belong to one calibration: where another one counts, all is learned anew.
@@ -21,20 +21,20 @@ from typing import Any
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
 from graphflow.placement.calibration.calibrate import (
-    Link,
+    LinkSpeed,
     fit_link,
     machine_key,
     profile_path,
-    write_whole,
+    write_json,
 )
-from graphflow.placement.calibration.measure import quick
+from graphflow.placement.calibration.measure import lower_quartile
 
 FORMAT = 3
 SAMPLES = 31
 """Ratios kept of each bucket, the latest."""
 RECENT = 9
 """Of these, how many count: what was learned long ago, maybe on a busy machine, is revised."""
-BELIEVED = 4.0
+TRUSTED_RATIO = 4.0
 """How many times longer (or less long) than predicted a node may take by a single observation; by
 two, this squared, and so on: the more surprising, the more evidence."""
 BUCKETS = 4096
@@ -43,7 +43,7 @@ LIMITS = (1e-3, 1e3)
 """A ratio beyond is no lesson about speed: a process was suspended, or a clock went wrong."""
 SLOWEST = 1e3
 """Seconds of a transfer, likewise."""
-ACROSS = "·"
+TRANSPOSED_MARK = "·"
 """Between an op's name and the operands that a product reads across (transposed)."""
 _CLOSEST = 5
 _REACH = 8.0
@@ -77,7 +77,7 @@ def half_octaves(amount: float) -> int:
     return round(2 * math.log2(1.0 + max(0.0, amount)))
 
 
-class Learned:
+class TraceCorrections:
     """Medians of what was measured, by bucket of nodes and by link.
 
     Args:
@@ -100,14 +100,14 @@ class Learned:
         """Note what a node took, and what calibration alone predicted: seconds."""
         ratio = measured / predicted if 0 < predicted < math.inf else 0.0
         if LIMITS[0] <= ratio <= LIMITS[1]:
-            _add(self._nodes, bucket, ratio)
+            _append_sample(self._nodes, bucket, ratio)
             self._families = None
             self.version += 1
 
     def observe_link(self, link: str, nbytes: int, measured: float) -> None:
         """Note the seconds that a transfer over a kind of link took."""
         if 0 < measured < SLOWEST:
-            _add(self._links, (link, half_octaves(nbytes)), measured)
+            _append_sample(self._links, (link, half_octaves(nbytes)), measured)
             self.version += 1
 
     def forget_links(self) -> None:
@@ -127,10 +127,10 @@ class Learned:
         """
         if predicted > 0 and 0 < measured < SLOWEST:
             beyond = max(0.0, measured - predicted) / predicted
-            _add(self._steps, (kind, units, half_octaves(predicted * 1e9)), beyond)
+            _append_sample(self._steps, (kind, units, half_octaves(predicted * 1e9)), beyond)
             self.version += 1
 
-    def beyond(self, kind: str, units: int, predicted: float) -> float:
+    def step_overhead(self, kind: str, units: int, predicted: float) -> float:
         """Seconds of a step beyond its nodes and transfers, by the steps most like it; the less,
         the farther away they are."""
         size = half_octaves(predicted * 1e9)
@@ -144,7 +144,7 @@ class Learned:
         distance, ratios = min(near, key=lambda pair: pair[0])
         return median(ratios) * predicted / (1.0 + distance / _REACH)
 
-    def saw(self, bucket: Bucket) -> bool:
+    def has_observed(self, bucket: Bucket) -> bool:
         """Whether such a node was observed, its neighbours idle or busy as it says."""
         return bucket in self._nodes
 
@@ -163,10 +163,10 @@ class Learned:
         for known in (bucket, replace(bucket, busy=not bucket.busy)):
             own = self._nodes.get(known)
             if own:
-                return supported(own)
-        alike = self._by_family.get((bucket.device, "op", _plain(bucket)))
+                return robust_ratio(own)
+        alike = self._by_family.get((bucket.device, "op", _op_name(bucket)))
         if not alike:
-            alike = self._by_family.get((bucket.device, "bound", _bound(bucket)))
+            alike = self._by_family.get((bucket.device, "bound", _bottleneck(bucket)))
         if not alike:
             return 1.0
         ranked = sorted((_distance(bucket, other), ratio) for other, ratio in alike)
@@ -180,17 +180,17 @@ class Learned:
         if self._families is None:
             self._families = {}
             for bucket, ratios in self._nodes.items():
-                told = (bucket, supported(ratios))
-                for family in (("op", _plain(bucket)), ("bound", _bound(bucket))):
+                told = (bucket, robust_ratio(ratios))
+                for family in (("op", _op_name(bucket)), ("bound", _bottleneck(bucket))):
                     self._families.setdefault((bucket.device, *family), []).append(told)
         return self._families
 
-    def link(self, name: str, predicted: Link) -> Link:
+    def link(self, name: str, predicted: LinkSpeed) -> LinkSpeed:
         """Latency and bandwidth of a kind of link: the line through quick transfers of each size,
         the latest: on a busy machine most wait for a processor."""
         latency, bandwidth = predicted
         points = sorted(
-            (2.0 ** (size / 2) - 1.0, quick(seconds[-RECENT:]))
+            (2.0 ** (size / 2) - 1.0, lower_quartile(seconds[-RECENT:]))
             for (link, size), seconds in self._links.items()
             if link == name
         )
@@ -218,50 +218,50 @@ class Learned:
         }
 
     @staticmethod
-    def from_dict(data: Any, basis: str) -> Learned:
+    def from_dict(data: Any, basis: str) -> TraceCorrections:
         """What `to_dict` made; empty if it is damaged, or of another machine or calibration."""
-        made = Learned(basis)
+        made = TraceCorrections(basis)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             return made
         if data.get("key") != machine_key() or data.get("basis") != basis:
             return made
-        read = Learned(basis)
+        read = TraceCorrections(basis)
         try:
             for device, busy, kind, op, dtype, flops, size, ratios in data["nodes"][-BUCKETS:]:
                 bucket = Bucket(
-                    _text(device), busy is True, _text(kind), _text(op), _text(dtype),
-                    int(flops), int(size),
+                    _check_text(device), busy is True, _check_text(kind), _check_text(op),
+                    _check_text(dtype), int(flops), int(size),
                 )  # fmt: skip
-                read._nodes[bucket] = _numbers(ratios, *LIMITS)
+                read._nodes[bucket] = _check_samples(ratios, *LIMITS)
             for name, size, seconds in data["links"][-BUCKETS:]:
-                read._links[_text(name), int(size)] = _numbers(seconds, 1e-9, SLOWEST)
+                read._links[_check_text(name), int(size)] = _check_samples(seconds, 1e-9, SLOWEST)
             for kind, units, size, ratios in data["steps"][-BUCKETS:]:
-                key = _text(kind), int(units), int(size)
-                read._steps[key] = _numbers(ratios, 0.0, LIMITS[1])
+                key = _check_text(kind), int(units), int(size)
+                read._steps[key] = _check_samples(ratios, 0.0, LIMITS[1])
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return made
         return read
 
 
-def supported(ratios: Sequence[float]) -> float:
+def robust_ratio(ratios: Sequence[float]) -> float:
     """The ratio that observations speak for: the lower quartile of the latest ones, since whatever
     else a machine does makes nodes slower and never faster; and no more than they can bear."""
     recent = sorted(ratios[-RECENT:])
-    most = BELIEVED ** len(recent)
+    most = TRUSTED_RATIO ** len(recent)
     return min(max(recent[len(recent) // 4], 1.0 / most), most)
 
 
-def _bound(bucket: Bucket) -> str:
+def _bottleneck(bucket: Bucket) -> str:
     """What takes the time of such nodes."""
     return bucket.kind if bucket.kind in ("matmul", "random", "alias") else "memory"
 
 
-def _plain(bucket: Bucket) -> str:
+def _op_name(bucket: Bucket) -> str:
     """The op, however it reads its operands."""
-    return bucket.op.partition(ACROSS)[0]
+    return bucket.op.partition(TRANSPOSED_MARK)[0]
 
 
-def _add(known: dict[Any, list[float]], key: Any, value: float) -> None:
+def _append_sample(known: dict[Any, list[float]], key: Any, value: float) -> None:
     """Append a value; where there are too many keys, the least recent one goes."""
     values = known.pop(key, [])
     values.append(value)
@@ -272,17 +272,17 @@ def _add(known: dict[Any, list[float]], key: Any, value: float) -> None:
 
 def _distance(wanted: Bucket, other: Bucket) -> int:
     apart = abs(wanted.flops - other.flops) + abs(wanted.bytes - other.bytes)
-    apart += 2 * (wanted.op != other.op and _plain(wanted) == _plain(other))
+    apart += 2 * (wanted.op != other.op and _op_name(wanted) == _op_name(other))
     return apart + 4 * (wanted.dtype != other.dtype) + (wanted.busy != other.busy)
 
 
-def _text(value: Any) -> str:
+def _check_text(value: Any) -> str:
     if not isinstance(value, str):
         raise PlanError(f"{value!r} is no text")  # caught where the file is read
     return value
 
 
-def _numbers(values: Any, least: float, most: float) -> list[float]:
+def _check_samples(values: Any, least: float, most: float) -> list[float]:
     numbers = [float(value) for value in values][-SAMPLES:]
     if not numbers or not all(least <= number <= most for number in numbers):
         raise PlanError(f"{values!r} are no samples")  # caught where the file is read
@@ -298,22 +298,22 @@ def basis_of(profile: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def learned_path(folder: Path | None = None) -> Path:
+def corrections_path(folder: Path | None = None) -> Path:
     """Where what was learned of this machine is kept: beside its profile."""
     path = profile_path(folder)
     return path.with_name(path.name.replace("machine-", "learned-"))
 
 
-def kept(profile: Mapping[str, Any], folder: Path | None = None) -> Learned:
+def read_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> TraceCorrections:
     """What sessions before learned under this calibration; empty where nothing usable is kept."""
     basis = basis_of(profile)
     try:
-        data = json.loads(learned_path(folder).read_text())
+        data = json.loads(corrections_path(folder).read_text())
     except (OSError, ValueError, RecursionError):
-        return Learned(basis)
-    return Learned.from_dict(data, basis)
+        return TraceCorrections(basis)
+    return TraceCorrections.from_dict(data, basis)
 
 
-def keep(learned: Learned, folder: Path | None = None) -> None:
+def write_corrections(learned: TraceCorrections, folder: Path | None = None) -> None:
     """For sessions to come, where the folder can be written."""
-    write_whole(learned_path(folder), learned.to_dict())
+    write_json(corrections_path(folder), learned.to_dict())

@@ -21,15 +21,15 @@ from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.ir.device_name import DeviceName
-from graphflow.placement.clusters.cluster_checks import check_cluster, suggested
+from graphflow.placement.clusters.cluster_checks import check_cluster, suggest_name
 from graphflow.placement.clusters.cluster_file import read
 from graphflow.placement.clusters.devices import (
     CLIENT,
     Device,
     Link,
     Worker,
-    check_most,
-    check_whole,
+    check_count,
+    check_device_count,
     local_kind,
 )
 from graphflow.placement.clusters.hardware_catalog import product
@@ -118,9 +118,9 @@ class Cluster:
             ClusterError: fewer than one worker, more than 1024 devices, a time that is not
                 positive.
         """
-        check_whole("workers", workers)
+        check_count("workers", workers)
         count = max(1, len(devices))
-        check_most(
+        check_device_count(
             f"local: {workers} workers of {show_count(count, 'device')} are", workers * count
         )
         made = tuple(
@@ -191,21 +191,21 @@ class Cluster:
         if isinstance(workers, str) and not workers.isdigit():
             workers, count, name = short_name(workers)
             devices = (f"{count}x{name}",)
-        check_whole("workers", workers)
+        check_count("workers", workers)
         assert isinstance(workers, int)
-        entries = device_names(_listed(devices))
+        entries = device_names(_as_names(devices))
         told = f"{show_count(workers, 'host')} of {show_count(len(entries), 'device')}"
-        check_most(f"hypothetical: {told} are", workers * len(entries))
+        check_device_count(f"hypothetical: {told} are", workers * len(entries))
         if launch is None and None in (known for _, known in entries):
             launch = 5e-6
         given: dict[str, Any] = {"flops": flops, "bandwidth": bandwidth, "launch": launch}
         all_workers = tuple(
             Worker(i, None, _hypothetical(i, entries, memory, given)) for i in range(workers)
         )
-        inside = None if link is None else Cable.named(link)
+        inside = None if link is None else Cable.from_catalog(link)
         if link_bandwidth is None:
             hosts = [Host(f"host {worker.index}", (worker,), inside) for worker in all_workers]
-            between = None if network is None else Cable.named(network)
+            between = None if network is None else Cable.from_catalog(network)
             links, ports = connect(hosts, between)
             return cls(all_workers, tuple(links), kind="hypothetical", ports=tuple(ports))
         if link is not None or network is not None:
@@ -241,7 +241,7 @@ class Cluster:
                 if device.name == name:
                     return device
         raise DeviceError(
-            f"no device {name!r}{suggested(name, self.devices)} "
+            f"no device {name!r}{suggest_name(name, self.devices)} "
             f"(there are {', '.join(self.devices)})"
         )
 
@@ -252,7 +252,7 @@ class Cluster:
         Raises:
             DeviceError: the name is malformed, or fits no device of this cluster.
         """
-        hint = suggested(constraint, self._partial_names())
+        hint = suggest_name(constraint, self._partial_names())
         try:
             wanted = DeviceName.parse(constraint)
         except DeviceError as error:
@@ -302,34 +302,34 @@ class Cluster:
         stay = [worker for worker in self.workers if worker.index not in lost]
         numbers = {f"/worker:{worker.index}": f"/worker:{i}" for i, worker in enumerate(stay)}
 
-        def renamed(end: str) -> str | None:
+        def rename(end: str) -> str | None:
             worker, slash, device = end.removeprefix("/").partition("/")
             if end == CLIENT:
                 return end
             return numbers[f"/{worker}"] + slash + device if f"/{worker}" in numbers else None
 
-        def kept(ends: Iterable[str]) -> tuple[str, ...]:
-            return tuple(name for name in map(renamed, ends) if name is not None)
+        def rename_all(ends: Iterable[str]) -> tuple[str, ...]:
+            return tuple(name for name in map(rename, ends) if name is not None)
 
         workers = tuple(
             replace(
                 worker, index=index,
-                devices=tuple(replace(d, name=renamed(d.name) or "") for d in worker.devices),
+                devices=tuple(replace(d, name=rename(d.name) or "") for d in worker.devices),
             )
             for index, worker in enumerate(stay)
         )  # fmt: skip
         links = tuple(
             replace(link, source=source, target=target)
             for link in self.links
-            if (source := renamed(link.source)) and (target := renamed(link.target))
+            if (source := rename(link.source)) and (target := rename(link.target))
         )
         ports = tuple(
             replace(
-                port, inside=kept(port.inside), besides=kept(port.besides),
-                outside=None if port.outside is None else kept(port.outside),
+                port, inside=rename_all(port.inside), besides=rename_all(port.besides),
+                outside=None if port.outside is None else rename_all(port.outside),
             )
             for port in self.ports
-            if kept(port.inside)
+            if rename_all(port.inside)
         )  # fmt: skip
         numbered = {worker.index: index for index, worker in enumerate(stay)}
         before = self.stand_ins or tuple(range(len(self.workers)))
@@ -374,7 +374,7 @@ class Cluster:
         for key in data:
             if key not in known:
                 raise ClusterError(
-                    f"unknown key {key!r} in a cluster description{suggested(key, known)}"
+                    f"unknown key {key!r} in a cluster description{suggest_name(key, known)}"
                 )
         try:
             workers = tuple(
@@ -396,7 +396,7 @@ class Cluster:
 def _worker_on_this_host(
     index: int, names: tuple[str, ...] | list[str], threads: int | None, processes: int
 ) -> Worker:
-    names = _listed(names)
+    names = _as_names(names)
     kinds = [local_kind(name) for name in names]
     cpus = max(1, kinds.count("cpu"))
     share = threads if threads is not None else max(1, cores() // (processes * cpus))
@@ -429,7 +429,7 @@ def _hypothetical(
     return tuple(made)
 
 
-def _listed(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+def _as_names(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
     """Names of devices; a single name stands for a list of one."""
     if isinstance(names, str):
         return (names,)

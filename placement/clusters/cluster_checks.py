@@ -61,7 +61,7 @@ def check_cluster(cluster: ClusterFields) -> None:
         _check_described(cluster)
 
 
-def suggested(word: Any, known: Iterable[str]) -> str:
+def suggest_name(word: Any, known: Iterable[str]) -> str:
     """The end of an error of a name that is not known."""
     hint = did_you_mean(str(word).lower(), known)
     return f"; {hint}" if hint else ""
@@ -109,7 +109,7 @@ def _check_links(cluster: ClusterFields) -> None:
         for end in (link.source, link.target):
             if end not in ends:
                 raise ClusterError(
-                    f"link {link.source} -> {link.target}: no {end!r} here{suggested(end, ends)}"
+                    f"link {link.source} -> {link.target}: no {end!r} here{suggest_name(end, ends)}"
                 )
         if (link.source, link.target) in seen:
             raise ClusterError(f"link {link.source} -> {link.target} is described twice")
@@ -122,7 +122,7 @@ def _check_ports(cluster: ClusterFields) -> None:
         check_number(f"port {port.name!r}: bandwidth (bytes/s)", port.bandwidth, zero=False)
         for end in (*port.inside, *(port.outside or ()), *port.besides):
             if end not in ends:
-                raise ClusterError(f"port {port.name!r}: no {end!r} here{suggested(end, ends)}")
+                raise ClusterError(f"port {port.name!r}: no {end!r} here{suggest_name(end, ends)}")
 
 
 def _check_described(cluster: ClusterFields) -> None:

@@ -97,7 +97,7 @@ def read(path: Path) -> tuple[dict[str, Any], Callable[[ClusterError], ClusterEr
     return reader.cluster(data), reader.at_its_line
 
 
-def _sharing(addresses: list[Any]) -> list[int]:
+def _count_host_workers(addresses: list[Any]) -> list[int]:
     """How many workers share the host of each, by their addresses."""
     hosts = [str(i if a is None else a).rpartition(":")[0] for i, a in enumerate(addresses)]
     return [hosts.count(host) if host else 1 for host in hosts]
@@ -111,15 +111,15 @@ class ClusterFileReader(TableReader):
             "key", "insecure", "deadline", "dead_after", "defaults", "workers", "hosts", "network",
             "links",
         )  # fmt: skip
-        self.keys(data, known, None, 0)
-        insecure = self.typed(data, "insecure", bool, False, None, 0)
-        own_key = self.typed(data, "key", str, None, None, 0)
-        deadline = self.typed(data, "deadline", (int, float), 60.0, None, 0)
-        dead_after = self.typed(data, "dead_after", (int, float), 4.5, None, 0)
-        defaults = self.typed(data, "defaults", dict, {}, None, 0)
-        self.keys(defaults, ("devices", "link", *DEVICE_KEYS), "defaults", 0)
+        self.check_keys(data, known, None, 0)
+        insecure = self.get_typed(data, "insecure", bool, False, None, 0)
+        own_key = self.get_typed(data, "key", str, None, None, 0)
+        deadline = self.get_typed(data, "deadline", (int, float), 60.0, None, 0)
+        dead_after = self.get_typed(data, "dead_after", (int, float), 4.5, None, 0)
+        defaults = self.get_typed(data, "defaults", dict, {}, None, 0)
+        self.check_keys(defaults, ("devices", "link", *DEVICE_KEYS), "defaults", 0)
         tables = self.tables(data, "workers")
-        sharing = _sharing([table.get("address") for table in tables])
+        sharing = _count_host_workers([table.get("address") for table in tables])
         workers = [
             self.worker(i, table, defaults, sharing[i], ("workers", i))
             for i, table in enumerate(tables)
@@ -177,15 +177,15 @@ class ClusterFileReader(TableReader):
         """A worker, whose host `sharing` workers share; `place` is its section and table there."""
         section, index = place
         if section == "workers":
-            self.keys(table, ("address", "key", "devices", "host"), "workers", index)
-        address = self.typed(table, "address", str, None, section, index)
-        key = self.typed(table, "key", str, None, section, index)
+            self.check_keys(table, ("address", "key", "devices", "host"), "workers", index)
+        address = self.get_typed(table, "address", str, None, section, index)
+        key = self.get_typed(table, "key", str, None, section, index)
         entries = table.get("devices", defaults.get("devices", ["cpu:0"]))
         if isinstance(entries, str):
             entries = [entries]
         if not isinstance(entries, list):
             self.fail(f"devices must be a list, not {entries!r}", section, index, "devices")
-        entries = self.expanded(entries, place)
+        entries = self.expand_devices(entries, place)
         devices = [
             self.device(number, entry, defaults, sharing * len(entries), place) for entry in entries
         ]
@@ -195,7 +195,7 @@ class ClusterFileReader(TableReader):
             named = next((k for k in ("address", "key") if f": {k}" in str(error)), "devices")
             self.fail(str(error), section, index, named)
 
-    def expanded(self, entries: list[Any], place: tuple[str, int]) -> list[dict[str, Any]]:
+    def expand_devices(self, entries: list[Any], place: tuple[str, int]) -> list[dict[str, Any]]:
         """Entries of devices as tables with one local name each; products become GPUs in turn."""
         made: list[dict[str, Any]] = []
         names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
@@ -204,7 +204,7 @@ class ClusterFileReader(TableReader):
             table = {"name": entry} if isinstance(entry, str) else entry
             if not isinstance(table, dict):
                 self.fail(f"a device is a name or a table, not {entry!r}", *place, "devices")
-            self.keys(table, ("name", "count", *DEVICE_KEYS), *place)
+            self.check_keys(table, ("name", "count", *DEVICE_KEYS), *place)
             if "name" not in table:
                 self.fail('a device table needs a name, such as "cpu:0"', *place, "devices")
             count = table.get("count", 1)
@@ -269,11 +269,11 @@ class ClusterFileReader(TableReader):
         """The [[links]] tables, and their ways back."""
         found: list[Link] = []
         for index, table in enumerate(self.tables(data, "links")):
-            self.keys(table, LINK_KEYS, "links", index)
+            self.check_keys(table, LINK_KEYS, "links", index)
             for key in LINK_KEYS[:4]:
                 if key not in table:
                     self.fail(f"a link needs {key!r}", "links", index, None)
-            symmetric = self.typed(table, "symmetric", bool, True, "links", index)
+            symmetric = self.get_typed(table, "symmetric", bool, True, "links", index)
             values = {key: table[key] for key in LINK_KEYS[:4]}
             found.append(self.link(values, "links", index))
             if symmetric:
@@ -285,10 +285,10 @@ class ClusterFileReader(TableReader):
         self, defaults: dict[str, Any], found: list[Link], workers: list[Worker]
     ) -> list[Link]:
         """The default between every two ends that no described link covers."""
-        default = self.typed(defaults, "link", dict, None, "defaults", 0)
+        default = self.get_typed(defaults, "link", dict, None, "defaults", 0)
         if default is None:
             return []
-        self.keys(default, ("latency", "bandwidth"), "defaults.link", 0)
+        self.check_keys(default, ("latency", "bandwidth"), "defaults.link", 0)
         for key in ("latency", "bandwidth"):
             if key not in default:
                 self.fail(f"[defaults.link] needs {key!r}", "defaults.link", 0, None)

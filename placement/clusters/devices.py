@@ -17,7 +17,7 @@ from graphflow.placement.clusters.hardware_catalog import product
 
 CLIENT = "/client"
 """The process of the session, which feeds and fetches."""
-MOST = 1024
+MAX_DEVICES = 1024
 """Devices of a cluster, each of which has a link to each other."""
 
 _DEVICE = re.compile(r"/worker:(0|[1-9]\d*)/(cpu|gpu):(0|[1-9]\d*)")
@@ -59,9 +59,9 @@ class Device:
             raise ClusterError(
                 f"device {self.name}: kind is {self.kind!r}, the name says {match[2]!r}"
             )
-        check_whole(f"device {self.name}: memory (bytes)", self.memory)
+        check_count(f"device {self.name}: memory (bytes)", self.memory)
         if self.threads is not None:
-            check_whole(f"device {self.name}: threads", self.threads)
+            check_count(f"device {self.name}: threads", self.threads)
         for key, unit in (("flops", "flop/s"), ("bandwidth", "bytes/s")):
             check_number(f"device {self.name}: {key} ({unit})", getattr(self, key), zero=False)
         check_number(f"device {self.name}: launch (seconds)", self.launch, zero=True)
@@ -171,7 +171,7 @@ def _host(address: str) -> str:
     return address.removeprefix("tcp://").rpartition(":")[0].strip("[]").lower()
 
 
-def check_whole(what: str, value: object) -> None:
+def check_count(what: str, value: object) -> None:
     """Raises ClusterError unless a value is a number of things, at least one."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ClusterError(f"{what} must be a whole number >= 1, not {value!r}")
@@ -179,11 +179,11 @@ def check_whole(what: str, value: object) -> None:
         raise ClusterError(f"{what} has {value.bit_length()} bits; it must be less than 2**63")
 
 
-def check_most(what: str, devices: int) -> None:
+def check_device_count(what: str, devices: int) -> None:
     """Raises ClusterError unless a cluster may have so many devices."""
-    if devices > MOST:
+    if devices > MAX_DEVICES:
         raise ClusterError(
-            f"{what} more than {MOST} devices, the most that a cluster has; give fewer"
+            f"{what} more than {MAX_DEVICES} devices, the most that a cluster has; give fewer"
         )
 
 

@@ -45,52 +45,52 @@ def cache_bytes(level: int) -> int | None:
 def cores() -> int:
     """Processor cores that this process may use: those it may run on, or fewer where a container
     has a share of their time."""
-    return max(1, min(len(_allowed()), _quota(_CPU_LIMIT)))
+    return max(1, min(len(_allowed_cores()), _quota(_CPU_LIMIT)))
 
 
-def _allowed() -> Collection[int]:
+def _allowed_cores() -> Collection[int]:
     """The cores that this process may run on, also while it keeps to some of them."""
-    if _before:
-        return _before
+    if _unpinned_cores:
+        return _unpinned_cores
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return range(os.cpu_count() or 1)
 
 
-_before: set[int] = set()
+_unpinned_cores: set[int] = set()
 """Where this process could run before it kept to some cores."""
 
 
-def shares_of_cores(processes: int, threads: int) -> list[list[int]]:
+def divide_cores(processes: int, threads: int) -> list[list[int]]:
     """The cores that each of some processes keeps to: where their threads are as many as there are
     cores, its own; else none, for the scheduler finds free ones.
 
     With a core for each thread and none to spare, schedulers put two busy processes on one core
     every now and then, and leave them there for milliseconds.
     """
-    free = sorted(_allowed())
+    free = sorted(_allowed_cores())
     if processes < 2 or not processes * threads == len(free) == cores():
         return [[] for _ in range(processes)]
     return [free[i * threads : (i + 1) * threads] for i in range(processes)]
 
 
-def keep_to(some: Collection[int]) -> None:
+def pin_to_cores(some: Collection[int]) -> None:
     """Let this thread, and those that it begins from now on, run on these cores only; `cores` goes
     on counting the others. Nothing happens where the system knows no such thing."""
     if some and hasattr(os, "sched_setaffinity"):
-        _before.update(_allowed())
+        _unpinned_cores.update(_allowed_cores())
         with contextlib.suppress(OSError):  # a core is gone meanwhile
             os.sched_setaffinity(0, some)
 
 
 @contextlib.contextmanager
-def everywhere() -> Iterator[None]:
+def on_all_cores() -> Iterator[None]:
     """This thread, and those that it begins, may run on all of the process's cores meanwhile."""
-    if not _before:
+    if not _unpinned_cores:
         yield
         return
     mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, _before)
+    os.sched_setaffinity(0, _unpinned_cores)
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from graphflow.base.argument_checks import did_you_mean
 from graphflow.errors import ClusterError
-from graphflow.placement.clusters.devices import MOST
+from graphflow.placement.clusters.devices import MAX_DEVICES
 
 UNLIKELY: dict[str, tuple[float, float, str, str]] = {
     "memory": (2**16, inf, "bytes", 'memory = "16GB" for 16 gigabytes'),
@@ -33,8 +33,10 @@ class TableReader:
 
     def check_count(self, count: Any, place: tuple[str | None, int], key: str) -> None:
         """Fail unless it is a number of devices that a cluster may have."""
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST:
-            self.fail(f"count must be a whole number from 1 to {MOST}, not {count!r}", *place, key)
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_DEVICES:
+            self.fail(
+                f"count must be a whole number from 1 to {MAX_DEVICES}, not {count!r}", *place, key
+            )
 
     def check_unit(self, table: dict[str, Any], section: str | None, index: int) -> None:
         """Fail if a number was surely meant in another unit than the one that its key has."""
@@ -45,7 +47,7 @@ class TableReader:
                 told = f"{key} = {value!r} is {value:g} {unit}; write {example}"
                 self.fail(told, section, index, key)
 
-    def keys(
+    def check_keys(
         self, table: dict[str, Any], known: tuple[str, ...], section: str | None, index: int
     ) -> None:
         for key in table:
@@ -54,7 +56,7 @@ class TableReader:
                 self.fail(f"unknown key {key!r}; {hint}", section, index, key)
         self.check_unit(table, section, index)
 
-    def typed(
+    def get_typed(
         self,
         table: dict[str, Any],
         key: str,
@@ -75,7 +77,7 @@ class TableReader:
             self.fail(f"{key!r} must be {name}, not {value!r}", section, index, key)
         return value
 
-    def unknown(
+    def fail_unknown(
         self, what: str, name: Any, known: list[str], place: tuple[str, int], key: str
     ) -> NoReturn:
         """Complain of a name that stands for nothing here."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError
-from graphflow.placement.clusters.devices import MOST, Link, Worker, check_most
+from graphflow.placement.clusters.devices import MAX_DEVICES, Link, Worker, check_device_count
 from graphflow.placement.clusters.hardware_catalog import Product, product, wire
 from graphflow.placement.clusters.shared_ports import Port
 
@@ -35,7 +35,7 @@ class Cable:
     direct: bool = False
 
     @staticmethod
-    def named(name: str, count: int = 1) -> Cable:
+    def from_catalog(name: str, count: int = 1) -> Cable:
         """A cable of the shipped tables, "nvlink4".
 
         Raises:
@@ -92,7 +92,7 @@ def short_name(text: str) -> tuple[int, int, str]:
         raise ClusterError(f"{text!r} is not of the form '8xh100' or '2x8xh100'")
     first, second, name = match.groups()
     if any(len(count or "") > _DIGITS for count in (first, second)):
-        check_most(f"{text[:_DIGITS] + '…'!r} is", MOST + 1)
+        check_device_count(f"{text[:_DIGITS] + '…'!r} is", MAX_DEVICES + 1)
     counts = (int(first or 1), int(second)) if second else (1, int(first or 1))
     if 0 in counts:
         raise ClusterError(f"{text!r} holds no device; counts are at least 1")
@@ -113,7 +113,7 @@ def device_names(entries: Sequence[str]) -> list[tuple[str, str | None]]:
             made.append((entry, None))
             continue
         hosts, count, name = short_name(entry)
-        check_most(f"{hosts * count} {name} are", hosts * count)
+        check_device_count(f"{hosts * count} {name} are", hosts * count)
         for _ in range(hosts * count):
             made.append((f"gpu:{gpus}", name))
             gpus += 1
@@ -149,9 +149,9 @@ def _links(hosts: Sequence[Host], network: Cable | None, covered: Covered) -> It
             if a.name == b.name or covered(a.name, b.name):
                 continue
             if here is there:
-                cable = here.link or _usual(_product(a), _product(b))
+                cable = here.link or _default_cable(_product(a), _product(b))
             else:
-                cable = _across(here, there, network, _product(a), _product(b))
+                cable = _network_cable(here, there, network, _product(a), _product(b))
             if cable is not None:
                 found[a.name, b.name] = cable
         if len(set(found.values())) == 1:  # one link says it for all
@@ -167,16 +167,18 @@ def _product(device: Any) -> Product | None:
     return None if device.product is None else product(device.product)
 
 
-def _usual(a: Product | None, b: Product | None) -> Cable | None:
+def _default_cable(a: Product | None, b: Product | None) -> Cable | None:
     """Between two devices of a host of which nothing is said."""
     if a is None or b is None:
         return None
     if a.peer == b.peer:
-        return Cable.named(a.peer)
-    return min((Cable.named(a.bus), Cable.named(b.bus)), key=lambda cable: cable.bandwidth)
+        return Cable.from_catalog(a.peer)
+    return min(
+        (Cable.from_catalog(a.bus), Cable.from_catalog(b.bus)), key=lambda cable: cable.bandwidth
+    )
 
 
-def _across(
+def _network_cable(
     here: Host, there: Host, network: Cable | None, a: Product | None, b: Product | None
 ) -> Cable | None:
     """Between two hosts: as slow as the slowest part of the way."""
@@ -184,7 +186,7 @@ def _across(
     if not way:
         return None
     latency = max(cable.latency for cable in way)
-    way += [Cable.named(each.bus) for each in (a, b) if each is not None]
+    way += [Cable.from_catalog(each.bus) for each in (a, b) if each is not None]
     return Cable(latency, min(cable.bandwidth for cable in way))
 
 
@@ -222,12 +224,12 @@ def _device_ports(host: Host) -> Iterator[Port]:
     for worker in host.workers:
         for device in worker.devices:
             known = _product(device)
-            link = host.link or (None if known is None else Cable.named(known.peer))
+            link = host.link or (None if known is None else Cable.from_catalog(known.peer))
             others = tuple(name for name in names if name != device.name)
             if direct and link is not None and len(others) > 1:
                 yield Port(f"{device.name} link", (device.name,), others, link.bandwidth)
             if known is not None:
-                slot = Cable.named(known.bus).bandwidth
+                slot = Cable.from_catalog(known.bus).bandwidth
                 besides = inside if direct else ()
                 yield Port(f"{device.name} slot", (device.name,), None, slot, besides=besides)
             elif not direct and link is not None and len(others) > 1:

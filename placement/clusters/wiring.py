@@ -39,14 +39,14 @@ class Wiring:
         self._reader, self._make_worker = reader, make_worker
         self.workers = list(workers)
         self._hosts: list[Host] = []
-        made = self._declared(data, defaults)
+        made = self._read_hosts(data, defaults)
         guests: dict[str, list[Worker]] = {name: [] for name in made}
         for index, (table, worker) in enumerate(zip(tables, workers, strict=True)):
-            name = reader.typed(table, "host", str, None, "workers", index)
+            name = reader.get_typed(table, "host", str, None, "workers", index)
             if name is None:
                 self._hosts.append(Host(f"host of worker {worker.index}", (worker,)))
             elif name not in guests:
-                reader.unknown("host", name, list(guests), ("workers", index), "host")
+                reader.fail_unknown("host", name, list(guests), ("workers", index), "host")
             else:
                 guests[name].append(worker)
         for index, (name, table) in enumerate(made.items()):
@@ -58,23 +58,23 @@ class Wiring:
         """All links, those described first, and the ports."""
         ends = {(link.source, link.target) for link in described}
 
-        def covered(source: str, target: str) -> bool:
+        def is_covered(source: str, target: str) -> bool:
             sources = (source, source.rpartition("/")[0])
             targets = (target, target.rpartition("/")[0])
             return any((a, b) in ends for a in sources for b in targets)
 
-        links, ports = connect(self._hosts, self._network, self._backbone, covered)
+        links, ports = connect(self._hosts, self._network, self._backbone, is_covered)
         return described + links, ports
 
-    def _declared(
+    def _read_hosts(
         self, data: dict[str, Any], defaults: dict[str, Any]
     ) -> dict[str, dict[str, Any]]:
         """[[hosts]] tables by name: those without devices wait for workers to name them."""
         reader = self._reader
         waiting: dict[str, dict[str, Any]] = {}
         for index, table in enumerate(reader.tables(data, "hosts")):
-            reader.keys(table, HOST_KEYS, "hosts", index)
-            name = reader.typed(table, "name", str, f"host {index}", "hosts", index)
+            reader.check_keys(table, HOST_KEYS, "hosts", index)
+            name = reader.get_typed(table, "name", str, f"host {index}", "hosts", index)
             count = table.get("count", 1)
             reader.check_count(count, ("hosts", index), "count")
             if "devices" not in table:
@@ -107,7 +107,7 @@ class Wiring:
         self, host: Host, table: dict[str, Any], place: tuple[str, int], number: int
     ) -> Switch:
         reader = self._reader
-        reader.keys(table, ("name", "devices", "uplink"), *place)
+        reader.check_keys(table, ("name", "devices", "uplink"), *place)
         for key in ("devices", "uplink"):
             if key not in table:
                 reader.fail(f"a switch needs {key!r}", *place, "switches")
@@ -116,7 +116,7 @@ class Wiring:
         for name in table["devices"] if isinstance(table["devices"], list) else [table["devices"]]:
             full = name if name in host.devices else local.get(name)
             if full is None:
-                reader.unknown("device of this host", name, list(local), place, "switches")
+                reader.fail_unknown("device of this host", name, list(local), place, "switches")
             below.append(full)
         title = str(table.get("name", f"switch {number}"))
         uplink = self._cable(table["uplink"], place, "uplink")
@@ -130,10 +130,10 @@ class Wiring:
             return self._cable(value, (None, 0), "network"), None
         if not isinstance(value, dict):
             self._reader.fail(f"'network' must be a name or a table, not {value!r}", None, 0, None)
-        self._reader.keys(value, (*CABLE_KEYS, "backbone"), *place)
+        self._reader.check_keys(value, (*CABLE_KEYS, "backbone"), *place)
         backbone = value.get("backbone")
         if backbone is not None:
-            self._positive(backbone, "backbone (bytes/s)", place, "backbone")
+            self._check_positive(backbone, "backbone (bytes/s)", place, "backbone")
         rest = {key: each for key, each in value.items() if key != "backbone"}
         if not rest:
             return None, backbone
@@ -147,25 +147,25 @@ class Wiring:
             reader.fail(
                 f"{key!r} is a name such as 'pcie4', or a table; not {value!r}", *place, key
             )
-        reader.keys(table, CABLE_KEYS, *place)
+        reader.check_keys(table, CABLE_KEYS, *place)
         count = table.get("count", 1)
         reader.check_count(count, place, key)
         known = None
         if "name" in table:
             try:
-                known = Cable.named(str(table["name"]), count)
+                known = Cable.from_catalog(str(table["name"]), count)
             except ClusterError as error:
                 reader.fail(str(error), *place, key, str(table["name"]))
         for part in ("latency", "bandwidth"):
             if part in table:
-                self._positive(table[part], part, place, part, zero=part == "latency")
+                self._check_positive(table[part], part, place, part, zero=part == "latency")
             elif known is None:
                 reader.fail(f"{key!r} needs a name, or {part!r}", *place, key)
         latency = table.get("latency", known.latency if known else 0.0)
         bandwidth = table.get("bandwidth", known.bandwidth if known else 0.0)
         return Cable(latency, bandwidth, count, known is not None and known.direct)
 
-    def _positive(
+    def _check_positive(
         self, value: Any, what: str, place: tuple[str | None, int], key: str, zero: bool = False
     ) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -19,10 +19,10 @@ def body_memory(node: Node, bindings: Mapping[str, int]) -> int:
     peaks = [_peak(body, bindings) for body in bodies(node)]
     if node.op is cond:
         return max(peaks)
-    return sum(peaks) + 2 * sum(nbytes(t.spec.bind(bindings)) for t in _carried(node))
+    return sum(peaks) + 2 * sum(nbytes(t.spec.bind(bindings)) for t in _loop_carried(node))
 
 
-def _carried(node: Node) -> tuple[Tensor, ...]:
+def _loop_carried(node: Node) -> tuple[Tensor, ...]:
     body = node.attrs.get("body")
     if node.op is scan and isinstance(body, Body):
         return tuple(body.outputs[: node.attrs["carries"]])

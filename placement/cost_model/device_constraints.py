@@ -11,7 +11,7 @@ from graphflow.ir.op import Node
 from graphflow.placement.clusters.cluster import Cluster
 
 
-def teams(graph: Graph) -> dict[Node, Node]:
+def colocation_groups(graph: Graph) -> dict[Node, Node]:
     """Variables and assigns -> the variable with which they must live."""
     variables = set(graph.variables)
     teams: dict[Node, Node] = {}
@@ -23,7 +23,7 @@ def teams(graph: Graph) -> dict[Node, Node]:
     return teams
 
 
-class Limits:
+class DeviceConstraints:
     """Which devices a node may use: its pin, its op's kernels, its variable's home."""
 
     def __init__(self, graph: Graph, cluster: Cluster, homes: Mapping[Node, str]) -> None:
@@ -40,10 +40,10 @@ class Limits:
                     f"variable {node.name!r} (made at {node.location}) lives on {home}, which is "
                     f"not in the cluster: it has {', '.join(cluster.devices)}"
                 )
-        self._teams = teams(graph)
+        self._teams = colocation_groups(graph)
         self._check_teams()
 
-    def allowed(self, node: Node) -> frozenset[str]:
+    def allowed_devices(self, node: Node) -> frozenset[str]:
         """Names of the devices that may run a node.
 
         Raises:
@@ -61,21 +61,21 @@ class Limits:
             self._allowed[node] = known
         return known
 
-    def why(self, node: Node) -> str | None:
+    def explain(self, node: Node) -> str | None:
         """What took choices away from a node, or None."""
         everywhere = len(self._kinds)
         if node.op.name == "variable" and node in self._homes:
             return "lives here already"
-        if node.device and len(self._pinned(node)) < everywhere:
+        if node.device and len(self._pinned_devices(node)) < everywhere:
             if node.origin is not None and node.origin.device != node.device:
                 return f"its strategy has it on {node.device}"
             return f"pinned by gf.device({str(node.device)!r})"
-        if len(self.allowed(node)) < everywhere:
+        if len(self.allowed_devices(node)) < everywhere:
             return f"{node.op.name} has a kernel for {' and '.join(node.op.device_kinds)} only"
         return None
 
     def _find(self, node: Node) -> frozenset[str]:
-        pinned = self._pinned(node)
+        pinned = self._pinned_devices(node)
         able = frozenset(name for name in pinned if self._kinds[name] in node.op.device_kinds)
         if not able:
             where = f"pinned to {str(node.device)!r}" if node.device else "not pinned"
@@ -94,7 +94,7 @@ class Limits:
             )
         return frozenset({home})
 
-    def _pinned(self, node: Node) -> frozenset[str]:
+    def _pinned_devices(self, node: Node) -> frozenset[str]:
         pin = node.device
         if pin not in self._pins:
             here = self._cluster.pinned(pin)
@@ -121,7 +121,7 @@ class Limits:
         """
         left: dict[Node, frozenset[str]] = {}
         for node, leader in self._teams.items():
-            left[leader] = left.get(leader, frozenset(self._kinds)) & self.allowed(node)
+            left[leader] = left.get(leader, frozenset(self._kinds)) & self.allowed_devices(node)
             if not left[leader]:
                 told = "; ".join(self._chain(leader))
                 raise DeviceError(
@@ -136,19 +136,19 @@ class Limits:
         chain: list[Node] = []
         rest = frozenset(self._kinds)
         for node in team:
-            if not rest <= self.allowed(node):
+            if not rest <= self.allowed_devices(node):
                 chain.append(node)
-                rest &= self.allowed(node)
+                rest &= self.allowed_devices(node)
         for node in list(chain):  # what is impossible without it, too, need not be told
             others = [other for other in chain if other is not node]
-            if others and not frozenset.intersection(*map(self.allowed, others)):
+            if others and not frozenset.intersection(*map(self.allowed_devices, others)):
                 chain = others
         return [self._constraint(node, leader) for node in chain]
 
     def _constraint(self, node: Node, leader: Node) -> str:
         """What a node of a team asks for, and how it came into the team."""
-        where = ", ".join(sorted(self.allowed(node)))
-        told = f"{self._title(node)} may be on {where} only ({self.why(node)})"
+        where = ", ".join(sorted(self.allowed_devices(node)))
+        told = f"{self._title(node)} may be on {where} only ({self.explain(node)})"
         if node is leader:
             return told
         if node.op.name == "assign":

@@ -13,20 +13,20 @@ from typing import Any
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 
-Footprints = Callable[
+MemoryPredictor = Callable[
     [Graph, Mapping[Node, str], Sequence[Node], Mapping[str, int], Sequence[str]],
     Mapping[str, int],
 ]  # fmt: skip
-_by: list[Footprints] = []  # one, when the runtime is there
+_predictors: list[MemoryPredictor] = []  # one, when the runtime is there
 
 
-def predict_by(function: Footprints) -> None:
+def register_predictor(function: MemoryPredictor) -> None:
     """Let a function (graph, devices, order, bindings, names of the cluster's devices) ->
     bytes by device tell what a placed graph takes."""
-    _by[:] = [function]
+    _predictors[:] = [function]
 
 
-class Peaks(Mapping[str, int]):
+class MemoryPeaks(Mapping[str, int]):
     """Bytes by device, worked out when first looked at: large graphs take a while.
 
     Args:
@@ -42,23 +42,23 @@ class Peaks(Mapping[str, int]):
         bindings: Mapping[str, int],
         available: Sequence[str],
     ) -> None:
-        self._known: Mapping[str, int] | None = None if _by else known
+        self._known: Mapping[str, int] | None = None if _predictors else known
         self._of: Any = (graph, devices, order, bindings, available)
 
-    def _found(self) -> Mapping[str, int]:
+    def _peaks(self) -> Mapping[str, int]:
         if self._known is None:
-            self._known = _by[0](*self._of)
+            self._known = _predictors[0](*self._of)
             self._of = None
         return self._known
 
     def __getitem__(self, name: str) -> int:
-        return self._found()[name]
+        return self._peaks()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found())
+        return iter(self._peaks())
 
     def __len__(self) -> int:
-        return len(self._found())
+        return len(self._peaks())
 
     def __repr__(self) -> str:
         return repr(dict(self))

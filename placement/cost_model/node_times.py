@@ -17,18 +17,23 @@ from graphflow.ir.spec import TensorSpec, is_inexact, nbytes
 from graphflow.ops.control_flow.control import is_control
 from graphflow.ops.kernels.fusion.fusion import regions_of
 from graphflow.passes.duplicates import key_of
-from graphflow.placement.calibration.cluster_rates import classes, rates
+from graphflow.placement.calibration.cluster_rates import device_classes, rates
 from graphflow.placement.calibration.roofline import STATELESS, Rates, op_class, work
-from graphflow.placement.calibration.trace_corrections import ACROSS, Bucket, Learned, half_octaves
+from graphflow.placement.calibration.trace_corrections import (
+    TRANSPOSED_MARK,
+    Bucket,
+    TraceCorrections,
+    half_octaves,
+)
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.cost_model.device_constraints import Limits
+from graphflow.placement.cost_model.device_constraints import DeviceConstraints
 from graphflow.placement.problems.problem import Ints
 
 UNPLACED = frozenset({"constant", "group"})
 """Ops outside the problem: constants are wherever they are read, groups only hold others."""
 
 
-class Predictions:
+class NodeTimes:
     """Of a graph whose symbols have known sizes.
 
     Attributes:
@@ -53,7 +58,7 @@ class Predictions:
         kind = "gpu" if "gpu" in kinds else "cpu"
         regions = regions_of(graph, kind, self.specs, bindings)
         self.regions = {node: nodes for nodes in regions for node in nodes if len(nodes) > 1}
-        self._alike, self._examples = self._classified()
+        self._alike, self._examples = self._group_alike()
 
     def nbytes(self, tensor: Tensor) -> int:
         """Bytes of a tensor."""
@@ -65,10 +70,10 @@ class Predictions:
 
     def seconds(
         self,
-        limits: Limits,
+        limits: DeviceConstraints,
         profiles: Mapping[int, Mapping[str, Any]] | None,
         contention: bool,
-        learned: Learned | None,
+        learned: TraceCorrections | None,
     ) -> np.ndarray[Any, Any]:
         """`compute`, corrected by what was learned."""
         compute = self.compute(limits, rates(self.cluster, profiles, contention))
@@ -76,17 +81,22 @@ class Predictions:
             self.correct(compute, contention, learned)
         return compute
 
-    def compute(self, limits: Limits, speeds: Mapping[str, Rates]) -> np.ndarray[Any, Any]:
+    def compute(
+        self, limits: DeviceConstraints, speeds: Mapping[str, Rates]
+    ) -> np.ndarray[Any, Any]:
         """(n, d) seconds; inf where a node may not be."""
         devices = self.cluster.devices
         compute = np.full((self.count, len(devices) + 1), np.inf)
         compute[len(self.nodes) :, -1] = 0.0
         rows: dict[frozenset[str], int] = {}
-        places = [rows.setdefault(limits.allowed(n), len(rows)) for n in self._placed(compute)]
+        places = [
+            rows.setdefault(limits.allowed_devices(n), len(rows))
+            for n in self._skip_placeholders(compute)
+        ]
         allowed = np.array([[name in row for name in devices] for row in rows], dtype=bool)
         takes = np.empty((len(self._examples), len(devices)))
         for number, node in enumerate(self._examples):
-            takes[number] = self._takes(node, [speeds[name] for name in devices])
+            takes[number] = self._node_seconds(node, [speeds[name] for name in devices])
         if places:
             placed = np.array([node.op.name != "placeholder" for node in self.nodes])
             compute[: len(self.nodes), :-1][placed] = np.where(
@@ -96,7 +106,7 @@ class Predictions:
         return compute
 
     def _fuse(
-        self, compute: np.ndarray[Any, Any], limits: Limits, speeds: Mapping[str, Rates]
+        self, compute: np.ndarray[Any, Any], limits: DeviceConstraints, speeds: Mapping[str, Rates]
     ) -> None:
         """What nodes take that run as one kernel, shared out by their flops as traces do, in place.
 
@@ -106,8 +116,8 @@ class Predictions:
         for at, name in enumerate(self.cluster.devices):
             columns.setdefault(id(speeds[name]), []).append(at)
         regions = [
-            (nodes, [self.index[node] for node in nodes], self._moved(nodes))
-            for nodes in self._together(limits)
+            (nodes, [self.index[node] for node in nodes], self._region_traffic(nodes))
+            for nodes in self._fusible_groups(limits)
         ]
         known: dict[Hashable, list[float]] = {}
         for members in columns.values():
@@ -115,23 +125,23 @@ class Predictions:
             for nodes, rows, moved in regions:
                 key = (id(rate), tuple(self._alike[rows].tolist()), moved)
                 if key not in known:
-                    known[key] = self._shared(nodes, rate, moved)
+                    known[key] = self._region_seconds(nodes, rate, moved)
                 for i, seconds in zip(rows, known[key], strict=True):
                     row = compute[i, members]
                     compute[i, members] = np.where(np.isfinite(row), seconds, row)
 
-    def _together(self, limits: Limits) -> list[list[Node]]:
+    def _fusible_groups(self, limits: DeviceConstraints) -> list[list[Node]]:
         """Nodes that run as one kernel where they are together; those whom pins, or their
         variables, may part are not counted on."""
         kept = []
         for nodes in dict.fromkeys(self.regions.values()):
             alike: dict[Hashable, list[Node]] = {}
             for node in nodes:
-                alike.setdefault(limits.allowed(node), []).append(node)
+                alike.setdefault(limits.allowed_devices(node), []).append(node)
             kept += [each for each in alike.values() if len(each) > 1]
         return kept
 
-    def _moved(self, nodes: Sequence[Node]) -> float:
+    def _region_traffic(self, nodes: Sequence[Node]) -> float:
         """Bytes that a region reads of others, and that others read of it."""
         inside = set(nodes)
         read = {t for node in nodes for t in node.inputs if t.node not in inside}
@@ -143,7 +153,7 @@ class Predictions:
         ]
         return float(sum(map(self.nbytes, (*read, *kept))))
 
-    def _shared(self, nodes: Sequence[Node], rate: Rates, moved: float) -> list[float]:
+    def _region_seconds(self, nodes: Sequence[Node], rate: Rates, moved: float) -> list[float]:
         """Seconds of each node of a region."""
         parts = []
         for node in nodes:
@@ -151,11 +161,11 @@ class Predictions:
             outputs = [self.specs[t] for t in node.outputs]
             amount = work(node.op, inputs, outputs, bind_attrs(node.attrs, self.bindings))
             parts.append((node.op, amount, outputs))
-        total = rate.fused(parts, moved)
+        total = rate.fused_seconds(parts, moved)
         flops = sum(amount.flops for _, amount, _ in parts)
         return [total * amount.flops / max(flops, 1.0) for _, amount, _ in parts]
 
-    def _placed(self, compute: np.ndarray[Any, Any]) -> Iterator[Node]:
+    def _skip_placeholders(self, compute: np.ndarray[Any, Any]) -> Iterator[Node]:
         """Nodes other than placeholders, whose place is noted: the client."""
         for i, node in enumerate(self.nodes):
             if node.op.name == "placeholder":
@@ -163,9 +173,9 @@ class Predictions:
             else:
                 yield node
 
-    def _takes(self, node: Node, speeds: Sequence[Rates]) -> list[float]:
+    def _node_seconds(self, node: Node, speeds: Sequence[Rates]) -> list[float]:
         """Seconds of a node on each device."""
-        if self.in_place(node):
+        if self.is_in_place(node):
             return [0.0] * len(speeds)
         attrs = bind_attrs(node.attrs, self.bindings)
         inputs = [self.specs[t] for t in node.inputs]
@@ -176,9 +186,11 @@ class Predictions:
                 known[id(rate)] = rate.seconds(node.op, inputs, outputs, attrs)
         return [known[id(rate)] for rate in speeds]
 
-    def correct(self, compute: np.ndarray[Any, Any], contention: bool, learned: Learned) -> None:
+    def correct(
+        self, compute: np.ndarray[Any, Any], contention: bool, learned: TraceCorrections
+    ) -> None:
         """Multiply predictions by what was learned, in place."""
-        named = classes(self.cluster)
+        named = device_classes(self.cluster)
         columns: dict[str, list[int]] = {}
         for at, name in enumerate(self.cluster.devices):
             columns.setdefault(named[name], []).append(at)
@@ -213,7 +225,7 @@ class Predictions:
             half_octaves(flops), half_octaves(amount.bytes),
         )  # fmt: skip
 
-    def in_place(self, node: Node) -> bool:
+    def is_in_place(self, node: Node) -> bool:
         """Whether a new value is computed straight into its variable, so that nothing is copied."""
         if node.op.name != "assign":
             return False
@@ -232,7 +244,7 @@ class Predictions:
             and value not in self.outputs
         )
 
-    def _classified(self) -> tuple[Ints, list[Node]]:
+    def _group_alike(self) -> tuple[Ints, list[Node]]:
         """(n,) the number of the class of nodes that take the same time, and one of each class:
         large graphs have few."""
         numbers: dict[Hashable, int] = {}
@@ -243,7 +255,7 @@ class Predictions:
             if node.op.name not in STATELESS:
                 specs = tuple([self.specs[t] for t in node.inputs])
                 attrs = key_of(dict(node.attrs)) if node.attrs else ()
-                key = (node.op, specs, node.specs, attrs, self.in_place(node))
+                key = (node.op, specs, node.specs, attrs, self.is_in_place(node))
             alike[i] = number = numbers.setdefault(key, len(examples))
             if number == len(examples):
                 examples.append(node)
@@ -254,4 +266,4 @@ def _variant(name: str, attrs: Mapping[str, Any]) -> str:
     """An op, and which operands its kernel reads across: products of a few rows take twice as long
     by one way as by another, though they have as much to do."""
     across = "".join(side for side in "ab" if attrs.get(f"transpose_{side}"))
-    return f"{name}{ACROSS}{across}" if across else name
+    return f"{name}{TRANSPOSED_MARK}{across}" if across else name

@@ -17,15 +17,15 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, evaluate, is_inexact
-from graphflow.ops.communication.collectives import crossing, groups_of, own_inputs
+from graphflow.ops.communication.collectives import groups_of, own_inputs, received_bytes
 from graphflow.placement.calibration.cluster_rates import Links, link_classes, link_matrices
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.clusters.port_routes import shared_links
 from graphflow.placement.cost_model.body_memory import body_memory
-from graphflow.placement.cost_model.device_constraints import Limits, teams
-from graphflow.placement.cost_model.node_times import UNPLACED, Predictions
+from graphflow.placement.cost_model.device_constraints import DeviceConstraints, colocation_groups
+from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
 from graphflow.placement.problems.problem import Problem
 
 
@@ -73,7 +73,7 @@ def build_problem(
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     links: Links | None = None,
     contention: bool = True,
-    learned: Learned | None = None,
+    learned: TraceCorrections | None = None,
 ) -> GraphProblem:
     """The placement problem of a graph.
 
@@ -90,8 +90,8 @@ def build_problem(
         DeviceError: a pin fits no device, or none that has a kernel; a home is unknown; a device
             was neither described nor measured.
     """
-    builder = _Builder(graph, cluster, bindings)
-    limits = Limits(graph, cluster, homes or {})
+    builder = _ProblemBuilder(graph, cluster, bindings)
+    limits = DeviceConstraints(graph, cluster, homes or {})
     compute = builder.predictions.seconds(limits, profiles, contention, learned)
     return builder.problem(compute, *builder.links(profiles, links, learned))
 
@@ -103,14 +103,14 @@ def build_problems(
     homes: Mapping[Node, str] | None = None,
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     links: Links | None = None,
-    learned: Learned | None = None,
+    learned: TraceCorrections | None = None,
 ) -> tuple[GraphProblem, GraphProblem]:
     """`build_problem` without contention and with it; of a single device, one problem twice.
 
     Without is never slower, whatever was learned of the one on a busy machine and of the other not.
     """
-    builder = _Builder(graph, cluster, bindings)
-    limits = Limits(graph, cluster, homes or {})
+    builder = _ProblemBuilder(graph, cluster, bindings)
+    limits = DeviceConstraints(graph, cluster, homes or {})
     compute = builder.predictions.seconds(limits, profiles, False, learned)
     if len(cluster.devices) == 1:
         alone = builder.problem(compute, *builder.links(profiles, links, learned))
@@ -121,14 +121,14 @@ def build_problems(
     return alone, replace(alone, problem=alone.problem.with_compute(busy))
 
 
-class _Builder:
+class _ProblemBuilder:
     """The parts of a problem that the graph alone decides, given sizes."""
 
     def __init__(self, graph: Graph, cluster: Cluster, bindings: Mapping[str, int]) -> None:
         self.graph = graph
         self.cluster = cluster
         self.bindings = bindings
-        self.predictions = Predictions(graph, cluster, bindings)
+        self.predictions = NodeTimes(graph, cluster, bindings)
         self.nodes = self.predictions.nodes
         self.sinks = self.predictions.sinks
         self.count = self.predictions.count
@@ -138,13 +138,13 @@ class _Builder:
         self.tensors: dict[Tensor, int] = {}
         self.shares: dict[Tensor, Node] = {}
         self._exchanged = frozenset(node for group in groups_of(self.nodes) for node in group)
-        self._teams = teams(graph)
+        self._teams = colocation_groups(graph)
 
     def links(
         self,
         profiles: Mapping[int, Mapping[str, Any]] | None,
         links: Links | None,
-        learned: Learned | None,
+        learned: TraceCorrections | None,
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Latencies and bandwidths, corrected by what was learned."""
         latency, bandwidth = link_matrices(self.cluster, profiles, links)
@@ -185,13 +185,13 @@ class _Builder:
             (*devices, CLIENT), self.specs, self.predictions.regions,
         )  # fmt: skip
 
-    def _written(self) -> set[Node]:
+    def _nodes_without_memory(self) -> set[Node]:
         """Nodes of updates that take no memory: what is computed straight into its variable as the
         step commits, and the elementwise nodes on the way that nothing else reads."""
         wanted = {t.node for t in self.graph.outputs}
         consumers = self.graph.consumers
         written: set[Node] = set()
-        in_place = self.predictions.in_place
+        in_place = self.predictions.is_in_place
 
         def sweeps(reader: Node) -> bool:
             new = reader.op.name == "assign" and reader.inputs[0].spec == reader.inputs[1].spec
@@ -247,12 +247,12 @@ class _Builder:
             share = Tensor(tensor.node, tensor.index)
             self.shares[share] = node
             known = partial(evaluate, bindings=self.bindings)
-            yield share, round(crossing(node, source, specs, known))
+            yield share, round(received_bytes(node, source, specs, known))
 
     def memory(self) -> tuple[list[float], list[float]]:
         """Bytes that stay (variables; constants, at their first reader), and bytes of outputs."""
         stays, outputs = [0.0] * self.count, [0.0] * self.count
-        last, written = _last_readers(self.graph), self._written()
+        last, written = _last_readers(self.graph), self._nodes_without_memory()
         for i, node in enumerate(self.nodes):
             size = float(sum([self.nbytes(t) for t in node.outputs]))
             if node.attrs and bodies(node):
@@ -301,7 +301,7 @@ def _correct_links(
     cluster: Cluster,
     latency: np.ndarray[Any, Any],
     bandwidth: np.ndarray[Any, Any],
-    learned: Learned,
+    learned: TraceCorrections,
 ) -> None:
     """Take the links between devices as they were learned, in place."""
     for (i, j), name in link_classes(cluster).items():

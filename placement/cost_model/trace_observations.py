@@ -10,15 +10,15 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
-from graphflow.placement.calibration.cluster_rates import classes, rates
+from graphflow.placement.calibration.cluster_rates import device_classes, rates
 from graphflow.placement.calibration.trace_corrections import Bucket
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.cost_model.device_constraints import Limits
-from graphflow.placement.cost_model.node_times import UNPLACED, Predictions
+from graphflow.placement.cost_model.device_constraints import DeviceConstraints
+from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TraceObservation:
     """What there is to learn about a placed node: where its ratio belongs, what calibration alone
     predicts (seconds)."""
 
@@ -26,37 +26,39 @@ class Lesson:
     predicted: float
 
 
-def lessons(
+def trace_observations(
     graph: Graph,
     cluster: Cluster,
     bindings: Mapping[str, int],
     devices: Mapping[Node, str],
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     busy: bool = False,
-) -> dict[str, Lesson]:
+) -> dict[str, TraceObservation]:
     """By name, the nodes whose spans in a trace teach something.
 
     Args:
         devices: where each node runs; others run where they may.
         busy: whether neighbours compute meanwhile, also where all these are one device.
     """
-    predictions = Predictions(graph, cluster, bindings)
+    predictions = NodeTimes(graph, cluster, bindings)
     at = {name: i for i, name in enumerate(cluster.devices)}
     pinned = {node: device for node, device in devices.items() if device in at}
-    limits = Limits(graph, cluster, {n: d for n, d in pinned.items() if n.op.name == "variable"})
+    limits = DeviceConstraints(
+        graph, cluster, {n: d for n, d in pinned.items() if n.op.name == "variable"}
+    )
     working = {
         device for node, device in pinned.items() if node.op.name not in ("variable", *UNPLACED)
     }
     busy = busy or len(working) > 1
     compute = predictions.compute(limits, rates(cluster, profiles, busy))
-    named = classes(cluster)
+    named = device_classes(cluster)
     found = {}
     for i, node in enumerate(predictions.nodes):
         if node.op.joint is not None:
             continue  # most of its time is its links'
-        device = pinned.get(node) or min(limits.allowed(node))
+        device = pinned.get(node) or min(limits.allowed_devices(node))
         predicted = float(compute[i, at[device]])
         if 0 < predicted < np.inf:
             bucket = predictions.bucket(node, named[device], busy, predicted)
-            found[graph.names[node]] = Lesson(bucket, predicted)
+            found[graph.names[node]] = TraceObservation(bucket, predicted)
     return found

@@ -10,11 +10,15 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import MemoryLimitError, PlacementError
-from graphflow.placement.placers.base import Placer, memory_error, plain, register_placer
-from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator, lower_bound
+from graphflow.placement.placers.base import Placer, has_closed_form, memory_error, register_placer
+from graphflow.placement.placers.construction.evaluator import (
+    EvaluatedPlacement,
+    Evaluator,
+    lower_bound,
+)
 from graphflow.placement.placers.cpop import Cpop
 from graphflow.placement.placers.greedy import Greedy
-from graphflow.placement.placers.list_schedule import Flat, Schedule
+from graphflow.placement.placers.list_schedule import Flat, ListSchedule
 from graphflow.placement.placers.local_search import (
     ROAM,
     LocalSearch,
@@ -22,7 +26,7 @@ from graphflow.placement.placers.local_search import (
     list_schedules,
 )
 from graphflow.placement.placers.peft import Peft
-from graphflow.placement.placers.round_robin import dealt, round_robin
+from graphflow.placement.placers.round_robin import deal_round_robin, round_robin
 from graphflow.placement.placers.single import cheapest_devices, singles
 from graphflow.placement.problems.problem import Assignment, Ints, Problem
 from graphflow.placement.simulation.simulator import peak_memory
@@ -81,7 +85,7 @@ class Auto(Placer):
     def _place(self, problem: Problem, deadline: float | None) -> Assignment:
         flat = Flat(problem)
         schedules = [*list_schedules(flat), Peft().schedule(flat), Cpop().schedule(flat)]
-        if plain(problem) and _visits(problem) > THOROUGH:
+        if has_closed_form(problem) and _visits(problem) > THOROUGH:
             quick = self._quick(problem, schedules, deadline)
             if quick is not None:
                 return quick
@@ -91,8 +95,8 @@ class Auto(Placer):
         return best.run.assignment()
 
     def _thorough(
-        self, problem: Problem, schedules: list[Schedule], deadline: float | None
-    ) -> Candidate:
+        self, problem: Problem, schedules: list[ListSchedule], deadline: float | None
+    ) -> EvaluatedPlacement:
         evaluator = Evaluator(problem)
         baselines = [round_robin(evaluator)]
         if _visits(problem) <= THOROUGH:
@@ -106,12 +110,12 @@ class Auto(Placer):
         if best.fits and best.run.makespan <= lower_bound(problem) * (1 + 1e-12):
             return best
         device, order = best.run.device, best.run.order
-        start = Schedule(np.array(device), np.array(order), np.array(best.run.finish))
+        start = ListSchedule(np.array(device), np.array(order), np.array(best.run.finish))
         found = self._search(problem).improve(evaluator, [*schedules, start], deadline)
         return min(best, found, key=lambda c: c.key)
 
     def _quick(
-        self, problem: Problem, schedules: list[Schedule], deadline: float | None
+        self, problem: Problem, schedules: list[ListSchedule], deadline: float | None
     ) -> Assignment | None:
         """For large problems without contention and limits on memory over time: their makespans
         need no event loop. None where no list schedule fits.
@@ -130,7 +134,7 @@ class Auto(Placer):
             run = found.run
             if found.fits and run.makespan < least:
                 least = run.makespan
-                best = Schedule(device, np.array(run.order), np.array(run.finish))
+                best = ListSchedule(device, np.array(run.order), np.array(run.finish))
         share = self._evaluations(problem) // 8  # out of the cache, visits take as much longer
         if deadline is not None:
             share = searcher.affordable(share, deadline)
@@ -168,7 +172,7 @@ def _baselines(problem: Problem) -> Iterator[Ints]:
     for at in range(problem.devices):
         if at != problem.client:
             yield np.where(problem.allowed[:, at], at, cheapest)
-    yield dealt(problem)
+    yield deal_round_robin(problem)
 
 
 register_placer("auto", Auto())

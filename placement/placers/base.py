@@ -86,14 +86,14 @@ def place(problem: Problem, placer: str | Placer = "greedy") -> Assignment:
         )
     assignment = get_placer(placer).place(problem)
     assignment.validate(problem)
-    if not surely_fits(problem, assignment.device):
+    if not is_sure_to_fit(problem, assignment.device):
         peak = simulate(problem, assignment).peak_memory
         if np.any(peak > problem.capacity):
             raise memory_error(problem, peak)
     return assignment
 
 
-def roomy(problem: Problem) -> bool:
+def is_memory_unconstrained(problem: Problem) -> bool:
     """Whether every device could hold all there is, so that memory decides nothing."""
     total = float(problem.memory.sum())
     if problem.output_memory is not None:
@@ -102,18 +102,20 @@ def roomy(problem: Problem) -> bool:
     return not np.any(total > problem.capacity)
 
 
-def plain(problem: Problem) -> bool:
+def has_closed_form(problem: Problem) -> bool:
     """Whether a schedule's times need no event loop: links never wait, memory over time decides
     nothing."""
-    return not problem.contention and (problem.output_memory is None or roomy(problem))
+    return not problem.contention and (
+        problem.output_memory is None or is_memory_unconstrained(problem)
+    )
 
 
-def surely_fits(problem: Problem, device: Ints) -> bool:
+def is_sure_to_fit(problem: Problem, device: Ints) -> bool:
     """Whether a device map fits in any order, as far as can be seen without running it."""
     if problem.output_memory is None:
         used = np.bincount(device, weights=problem.memory, minlength=problem.devices)
         return bool(np.all(used <= problem.capacity))
-    return roomy(problem)
+    return is_memory_unconstrained(problem)
 
 
 def memory_error(problem: Problem, peak: Floats) -> MemoryLimitError:

@@ -6,7 +6,13 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.list_schedule import Flat, Schedule, insert, rounded, settled
+from graphflow.placement.placers.list_schedule import (
+    Flat,
+    ListSchedule,
+    fit_to_memory,
+    insert,
+    round_ranks,
+)
 from graphflow.placement.problems.problem import Assignment, Floats, Ints, Problem
 
 
@@ -25,9 +31,9 @@ class Cpop(Placer):
     """
 
     def place(self, problem: Problem) -> Assignment:
-        return settled(problem, self.schedule(Flat(problem)))
+        return fit_to_memory(problem, self.schedule(Flat(problem)))
 
-    def schedule(self, flat: Flat) -> Schedule:
+    def schedule(self, flat: Flat) -> ListSchedule:
         """The schedule before memory over time is looked at."""
         through = flat.upward + flat.downward
         fixed = np.full(flat.n, -1, dtype=np.int64)
@@ -47,12 +53,12 @@ def critical_path(problem: Problem, through: Floats) -> list[int]:
     """
     if problem.nodes == 0:
         return []
-    length = rounded(through)
+    length = round_ranks(through)
     start: Ints = problem.predecessors.start
     sources = np.flatnonzero(np.diff(start) == 0)
     node = int(sources[np.argmax(length[sources])])
     path = [node]
-    while len(leaving := problem.successors.of(node)):
+    while len(leaving := problem.successors.edges_of(node)):
         readers = np.unique(problem.edges[leaving, 1])
         node = int(readers[np.argmax(length[readers])])
         path.append(node)

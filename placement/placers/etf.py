@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.list_schedule import Flat, forward, settled
+from graphflow.placement.placers.list_schedule import Flat, fit_to_memory, forward
 from graphflow.placement.problems.problem import Assignment, Problem
 
 
@@ -24,7 +24,7 @@ class Etf(Placer):
 
     def place(self, problem: Problem) -> Assignment:
         flat = Flat(problem)
-        return settled(problem, forward(flat, flat.level, by_finish=False))
+        return fit_to_memory(problem, forward(flat, flat.level, by_finish=False))
 
 
 register_placer("etf", Etf())

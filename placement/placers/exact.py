@@ -11,8 +11,12 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError
 from graphflow.placement.placers.auto import Auto
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator, lower_bound
-from graphflow.placement.placers.construction.mixed_integer import relaxed
+from graphflow.placement.placers.construction.evaluator import (
+    EvaluatedPlacement,
+    Evaluator,
+    lower_bound,
+)
+from graphflow.placement.placers.construction.mixed_integer import solve_relaxation
 from graphflow.placement.placers.list_schedule import Flat
 from graphflow.placement.problems.problem import Assignment, Floats, Problem
 from graphflow.placement.simulation.simulator import simulate
@@ -121,7 +125,7 @@ class Exact(Placer):
 
 def _by_program(problem: Problem, proof: Proof, ordered: bool) -> Proof:
     """With HiGHS; its devices in the best order that is known for them."""
-    found = relaxed(problem, proof.makespan, ordered)
+    found = solve_relaxation(problem, proof.makespan, ordered)
     if found is None:
         return proof
     run = None
@@ -130,7 +134,7 @@ def _by_program(problem: Problem, proof: Proof, ordered: bool) -> Proof:
     return _sharper(proof, found.bound, "HiGHS", run)
 
 
-def _sharper(proof: Proof, bound: float, how: str, run: Candidate | None) -> Proof:
+def _sharper(proof: Proof, bound: float, how: str, run: EvaluatedPlacement | None) -> Proof:
     """A proof with what was found since."""
     if run is not None and run.fits and run.run.makespan < proof.makespan:
         proof = replace(proof, assignment=run.run.assignment(), makespan=run.run.makespan)
@@ -144,7 +148,7 @@ Live = tuple[tuple[int, int, float], ...]
 
 
 @dataclass(frozen=True)
-class _State:
+class _SearchState:
     """A partial schedule: its nodes as bits, the devices in use as bits, what matters from here."""
 
     nodes: int
@@ -153,7 +157,7 @@ class _State:
     room: tuple[float, ...]
     live: Live
     bound: float
-    before: _State | None
+    before: _SearchState | None
     placed: tuple[int, int]
 
 
@@ -184,7 +188,7 @@ class _Layers:
         need, room = flat.memory
         self.memory, self.room = need.tolist(), tuple(room.tolist())
         self.least = [min(row) for row in self.cost]
-        self.ahead = self._ahead(problem)
+        self.ahead = self._remaining_bounds(problem)
         self.twins = _twins(problem, latency, bandwidth)
         self.order: list[tuple[int, int]] = []
 
@@ -196,10 +200,10 @@ class _Layers:
 
     def run(self, width: int) -> float:
         """The bound on every assignment; a better complete schedule is left in `order`."""
-        layer = [_State(0, 0, (0.0,) * self.d, self.room, (), 0.0, None, (-1, -1))]
+        layer = [_SearchState(0, 0, (0.0,) * self.d, self.room, (), 0.0, None, (-1, -1))]
         dropped = np.inf
         for _ in range(self.n):
-            found: dict[tuple[int, tuple[int, ...]], list[_State]] = {}
+            found: dict[tuple[int, tuple[int, ...]], list[_SearchState]] = {}
             for state in layer:
                 self._expand(state, found)
             layer = [state for states in found.values() for state in states]
@@ -218,7 +222,7 @@ class _Layers:
         return float(min(last.bound, dropped))
 
     def _expand(
-        self, state: _State, found: dict[tuple[int, tuple[int, ...]], list[_State]]
+        self, state: _SearchState, found: dict[tuple[int, tuple[int, ...]], list[_SearchState]]
     ) -> None:
         at = {node: (device, done) for node, device, done in state.live}
         for node in range(self.n):
@@ -241,12 +245,12 @@ class _Layers:
 
     def _add(
         self,
-        state: _State,
+        state: _SearchState,
         at: dict[int, tuple[int, float]],
         node: int,
         device: int,
         need: float,
-        found: dict[tuple[int, tuple[int, ...]], list[_State]],
+        found: dict[tuple[int, tuple[int, ...]], list[_SearchState]],
     ) -> None:
         begin = state.free[device]
         for source, seconds in self.inputs[node].items():
@@ -270,7 +274,7 @@ class _Layers:
             return
         room = (*state.room[:device], state.room[device] - need, *state.room[device + 1 :])
         begun = state.begun | 1 << device
-        made = _State(nodes, begun, free, room, live, bound, state, (node, device))
+        made = _SearchState(nodes, begun, free, room, live, bound, state, (node, device))
         rivals = found.setdefault((nodes, (begun, *(entry[1] for entry in live))), [])
         if not any(_dominates(rival, made) for rival in rivals):
             rivals[:] = [rival for rival in rivals if not _dominates(made, rival)]
@@ -293,7 +297,7 @@ class _Layers:
             bound = max(bound, soonest)
         return bound
 
-    def _ahead(self, problem: Problem) -> list[list[float]]:
+    def _remaining_bounds(self, problem: Problem) -> list[list[float]]:
         """Seconds from the end of a node on a device to the end of the step, at the very best."""
         ahead = np.zeros((self.n, self.d))
         for node in reversed(problem.topological.tolist()):
@@ -304,7 +308,7 @@ class _Layers:
         return table
 
 
-def _dominates(one: _State, other: _State) -> bool:
+def _dominates(one: _SearchState, other: _SearchState) -> bool:
     """Whether all that can follow `other` can follow `one`, no later."""
     if any(a > b for a, b in zip(one.free, other.free, strict=True)):
         return False

@@ -19,7 +19,7 @@ from graphflow.placement.placers.construction.earliest_finish import (
     earliest_finish,
 )
 from graphflow.placement.placers.construction.evaluator import (
-    Candidate,
+    EvaluatedPlacement,
     Evaluator,
     frugal_order,
     lower_bound,
@@ -84,7 +84,7 @@ class Greedy(Placer):
             raise memory_error(problem, peak_memory(problem, best.run))
         return best.run.assignment()
 
-    def _search(self, problem: Problem) -> Candidate:
+    def _search(self, problem: Problem) -> EvaluatedPlacement:
         plain = Evaluator(problem)
         baseline = _least([*singles(plain), round_robin(plain)])
         bound = lower_bound(problem) * (1 + 1e-9)
@@ -101,7 +101,7 @@ class Greedy(Placer):
         return _least([baseline, plain.judge(best.run)])
 
 
-def _least(candidates: list[Candidate]) -> Candidate:
+def _least(candidates: list[EvaluatedPlacement]) -> EvaluatedPlacement:
     return min(candidates, key=lambda candidate: candidate.key)
 
 
@@ -122,7 +122,7 @@ def mean_ranks(problem: Problem) -> list[float]:
     return ranks
 
 
-def _constructions(evaluator: Evaluator, grains: list[Units]) -> Iterator[Candidate]:
+def _constructions(evaluator: Evaluator, grains: list[Units]) -> Iterator[EvaluatedPlacement]:
     """Placements from scratch, at every grain."""
     by_rank = [-rank for rank in mean_ranks(evaluator.problem)]
     for level, units in enumerate(grains):
@@ -135,7 +135,7 @@ def _constructions(evaluator: Evaluator, grains: list[Units]) -> Iterator[Candid
         yield evaluator.by_rank(by_affinity(units))
 
 
-def _frugal(evaluator: Evaluator, grains: list[Units]) -> Iterator[Candidate]:
+def _frugal(evaluator: Evaluator, grains: list[Units]) -> Iterator[EvaluatedPlacement]:
     """Placements for when memory is short: by room, and in orders that keep little alive."""
     frugal = frugal_order(evaluator.problem)
     for units in grains:
@@ -145,8 +145,8 @@ def _frugal(evaluator: Evaluator, grains: list[Units]) -> Iterator[Candidate]:
 
 
 def _refine(
-    evaluator: Evaluator, grains: list[Units], best: Candidate, limit: int, bound: float
-) -> Candidate:
+    evaluator: Evaluator, grains: list[Units], best: EvaluatedPlacement, limit: int, bound: float
+) -> EvaluatedPlacement:
     """Move units while it helps, coarse grains first, until nothing helps or the budget is
     spent.
     """
@@ -159,7 +159,7 @@ def _refine(
             for proposal in _proposals(units):
                 if evaluator.evaluations >= stop or (best.fits and best.key[1] <= bound):
                     break
-                device = _moved(units, best.run.device, proposal)
+                device = _apply_proposal(units, best.run.device, proposal)
                 if device == best.run.device:
                     continue
                 candidate = _rival(evaluator, device, best, tried)
@@ -180,7 +180,7 @@ def _proposals(units: Units) -> Iterator[tuple[int, int, bool]]:
                     yield first, second, True
 
 
-def _moved(units: Units, device: list[int], proposal: tuple[int, int, bool]) -> list[int]:
+def _apply_proposal(units: Units, device: list[int], proposal: tuple[int, int, bool]) -> list[int]:
     """A device map after a proposal; the same one where it does not apply."""
     unit, other, swap = proposal
     targets = [(unit, other)]
@@ -197,8 +197,8 @@ def _moved(units: Units, device: list[int], proposal: tuple[int, int, bool]) -> 
 
 
 def _rival(
-    evaluator: Evaluator, device: list[int], best: Candidate, tried: set[tuple[int, ...]]
-) -> Candidate | None:
+    evaluator: Evaluator, device: list[int], best: EvaluatedPlacement, tried: set[tuple[int, ...]]
+) -> EvaluatedPlacement | None:
     """A map that was run, unless it is known to be no better. Short of memory, orders matter as
     much as devices."""
     if best.fits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.list_schedule import Flat, insert, settled
+from graphflow.placement.placers.list_schedule import Flat, fit_to_memory, insert
 from graphflow.placement.problems.problem import Assignment, Problem
 
 
@@ -24,7 +24,7 @@ class Heft(Placer):
 
     def place(self, problem: Problem) -> Assignment:
         flat = Flat(problem)
-        return settled(problem, insert(flat, flat.by_rank(flat.upward)))
+        return fit_to_memory(problem, insert(flat, flat.by_rank(flat.upward)))
 
 
 register_placer("heft", Heft())

@@ -9,10 +9,20 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError
-from graphflow.placement.placers.base import Placer, plain, register_placer
-from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator, lower_bound
+from graphflow.placement.placers.base import Placer, has_closed_form, register_placer
+from graphflow.placement.placers.construction.evaluator import (
+    EvaluatedPlacement,
+    Evaluator,
+    lower_bound,
+)
 from graphflow.placement.placers.greedy import Greedy
-from graphflow.placement.placers.list_schedule import Flat, Schedule, as_schedule, forward, insert
+from graphflow.placement.placers.list_schedule import (
+    Flat,
+    ListSchedule,
+    as_schedule,
+    forward,
+    insert,
+)
 from graphflow.placement.placers.loops.dispatch import loops
 from graphflow.placement.problems.problem import Assignment, Ints, Problem
 
@@ -63,14 +73,14 @@ class LocalSearch(Placer):
 
     def place(self, problem: Problem) -> Assignment:
         schedules = list_schedules(Flat(problem))
-        if plain(problem) and problem.nodes + len(problem.edges) > LARGE:
+        if has_closed_form(problem) and problem.nodes + len(problem.edges) > LARGE:
             found = self._large(problem, schedules)
             if found is not None:
                 return found
         best = self.improve(Evaluator(problem), schedules)
         return best.run.assignment() if best.fits else Greedy().place(problem)
 
-    def _large(self, problem: Problem, schedules: list[Schedule]) -> Assignment | None:
+    def _large(self, problem: Problem, schedules: list[ListSchedule]) -> Assignment | None:
         """The same where the event loop would take longer than the search; None where no schedule
         keeps within persistent memory."""
         visits = problem.nodes + len(problem.edges)
@@ -90,8 +100,8 @@ class LocalSearch(Placer):
         return (self.seed * 7919 + turn * 104729 + 1) % 2147483646 + 1
 
     def improve(
-        self, evaluator: Evaluator, schedules: Iterable[Schedule], deadline: float | None = None
-    ) -> Candidate:
+        self, evaluator: Evaluator, schedules: Iterable[ListSchedule], deadline: float | None = None
+    ) -> EvaluatedPlacement:
         """The best of these schedules and of what the search makes of them.
 
         Args:
@@ -99,7 +109,7 @@ class LocalSearch(Placer):
                 by how fast the ones before were.
         """
         problem = evaluator.problem
-        starts = sorted((judged(evaluator, one) for one in schedules), key=lambda c: c.key)
+        starts = sorted((judge_schedule(evaluator, one) for one in schedules), key=lambda c: c.key)
         best = starts[0]
         if not best.fits:
             best = min(best, evaluator.best(best.run.device), key=lambda c: c.key)
@@ -125,7 +135,7 @@ class LocalSearch(Placer):
                 bound,
                 free,
             )
-            best = min(best, judged(evaluator, found), key=lambda c: c.key)
+            best = min(best, judge_schedule(evaluator, found), key=lambda c: c.key)
         return best
 
 
@@ -157,7 +167,7 @@ class Searcher:
 
     def run(
         self, device: Ints, order: Ints, evaluations: int, seed: int, bound: float, free: bool
-    ) -> Schedule:
+    ) -> ListSchedule:
         """Search from a schedule; `free`: nodes go where they finish first until moved."""
         flat, problem, run = self.flat, self.problem, self.loops
         n, d = flat.n, flat.d
@@ -186,7 +196,7 @@ class Searcher:
             ints(n), ints(n), floats(HISTORY),
         )  # fmt: skip
         if found == np.inf:  # not even the start kept within persistent memory
-            return Schedule(device, order, np.zeros(n))
+            return ListSchedule(device, order, np.zeros(n))
         return as_schedule(problem, where, begins, finish)
 
     def makespan(self, device: Ints, order: Ints) -> float:
@@ -209,7 +219,7 @@ class Searcher:
         return float(seconds)
 
 
-def list_schedules(flat: Flat) -> list[Schedule]:
+def list_schedules(flat: Flat) -> list[ListSchedule]:
     """Where to start: the quick list schedules."""
     return [
         insert(flat, flat.by_rank(flat.upward)),
@@ -218,7 +228,7 @@ def list_schedules(flat: Flat) -> list[Schedule]:
     ]
 
 
-def judged(evaluator: Evaluator, schedule: Schedule) -> Candidate:
+def judge_schedule(evaluator: Evaluator, schedule: ListSchedule) -> EvaluatedPlacement:
     """A schedule in the simulator: as it is, and critical path first on its devices."""
     device = schedule.device.tolist()
     found = evaluator.by_order(device, schedule.order.tolist())

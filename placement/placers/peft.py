@@ -6,7 +6,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.list_schedule import Flat, Schedule, insert, settled
+from graphflow.placement.placers.list_schedule import Flat, ListSchedule, fit_to_memory, insert
 from graphflow.placement.problems.problem import Assignment, Problem
 
 
@@ -25,9 +25,9 @@ class Peft(Placer):
     """
 
     def place(self, problem: Problem) -> Assignment:
-        return settled(problem, self.schedule(Flat(problem)))
+        return fit_to_memory(problem, self.schedule(Flat(problem)))
 
-    def schedule(self, flat: Flat) -> Schedule:
+    def schedule(self, flat: Flat) -> ListSchedule:
         """The schedule before memory over time is looked at."""
         table, rank = flat.loops.floats(flat.n * flat.d), flat.loops.floats(flat.n)
         flat.loops.optimistic(

@@ -6,7 +6,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator
+from graphflow.placement.placers.construction.evaluator import EvaluatedPlacement, Evaluator
 from graphflow.placement.problems.problem import Assignment, Ints, Problem
 
 
@@ -21,12 +21,12 @@ class RoundRobin(Placer):
         return round_robin(Evaluator(problem)).run.assignment()
 
 
-def round_robin(evaluator: Evaluator) -> Candidate:
+def round_robin(evaluator: Evaluator) -> EvaluatedPlacement:
     """The dealt-out candidate."""
-    return evaluator.best(dealt(evaluator.problem).tolist())
+    return evaluator.best(deal_round_robin(evaluator.problem).tolist())
 
 
-def dealt(problem: Problem) -> Ints:
+def deal_round_robin(problem: Problem) -> Ints:
     """(n,) the device each node is dealt to."""
     allowed, groups = problem.allowed.tolist(), problem.groups.tolist()
     choices, devices = problem.allowed.sum(axis=1).tolist(), problem.devices

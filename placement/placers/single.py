@@ -6,7 +6,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.placers.base import Placer, register_placer
-from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator
+from graphflow.placement.placers.construction.evaluator import EvaluatedPlacement, Evaluator
 from graphflow.placement.problems.problem import Assignment, Ints, Problem
 
 
@@ -23,7 +23,7 @@ class Single(Placer):
         return min(singles(evaluator), key=lambda candidate: candidate.key).run.assignment()
 
 
-def singles(evaluator: Evaluator) -> list[Candidate]:
+def singles(evaluator: Evaluator) -> list[EvaluatedPlacement]:
     """One candidate for each device other than the client."""
     problem = evaluator.problem
     cheapest = cheapest_devices(problem)

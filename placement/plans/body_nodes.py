@@ -8,21 +8,21 @@ from collections.abc import Iterator
 
 from graphflow.ir.graph import Body
 from graphflow.ir.op import Node
-from graphflow.placement.plans.plan_records import HeldNode
+from graphflow.placement.plans.plan_records import BodyNode
 
 _UNTOLD = ("constant", "group")
 
 
-def held(node: Node) -> tuple[HeldNode, ...]:
+def body_nodes(node: Node) -> tuple[BodyNode, ...]:
     """The nodes of a node's bodies, and of their bodies, producers first.
 
     Names begin with that of the body where there are several ("then/mul"), and with that of the
     node around them where bodies are nested ("scan/mul").
     """
-    return tuple(_held(node, ""))
+    return tuple(_walk_bodies(node, ""))
 
 
-def _held(node: Node, prefix: str) -> Iterator[HeldNode]:
+def _walk_bodies(node: Node, prefix: str) -> Iterator[BodyNode]:
     found = {name: value for name, value in node.attrs.items() if isinstance(value, Body)}
     for name, body in found.items():
         inside = f"{prefix}{name}/" if len(found) > 1 else prefix
@@ -30,7 +30,7 @@ def _held(node: Node, prefix: str) -> Iterator[HeldNode]:
         for inner in body.graph.nodes:
             if inner.op.name in _UNTOLD:
                 continue
-            yield HeldNode(
+            yield BodyNode(
                 name=f"{inside}{names[inner]}",
                 op=inner.op.name,
                 output=", ".join(map(str, inner.specs)),
@@ -41,7 +41,7 @@ def _held(node: Node, prefix: str) -> Iterator[HeldNode]:
                 ),
                 location=f"{os.path.basename(inner.location.file)}:{inner.location.line}",
             )
-            yield from _held(inner, f"{inside}{names[inner]}/")
+            yield from _walk_bodies(inner, f"{inside}{names[inner]}/")
 
 
 def _names(node: Node, body: Body) -> dict[Node, str]:

@@ -10,7 +10,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
 from graphflow.placement.plans.plan_data import PlanData
 from graphflow.placement.plans.report import Report, report
-from graphflow.placement.plans.tables import Table, seconds_cell
+from graphflow.placement.plans.tables import TextTable, seconds_cell
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Comparison:
         """Name of the plan with the shortest predicted step."""
         return min(zip(self.names, self.plans, strict=True), key=lambda pair: pair[1].makespan)[0]
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """A column for each plan."""
         reports = [report(plan) for plan in self.plans]
         first = self.plans[0].makespan
@@ -53,7 +53,7 @@ class Comparison:
             ("critical path: computing", *(_path_share(each, "computing") for each in reports)),
             ("critical path: moving", *(_path_share(each, "moving") for each in reports)),
         ]
-        return Table(show_count(len(self.plans), "plan"), ("", *self.names), tuple(rows))
+        return TextTable(show_count(len(self.plans), "plan"), ("", *self.names), tuple(rows))
 
     def __str__(self) -> str:
         return str(self.table())

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Segment:
+class PathSegment:
     """A part of the critical path: a node, a transfer, or a wait for nothing that a plan shows.
 
     `where` is a device, or a link "a → b"; `location` the user's line.
@@ -28,7 +28,7 @@ class Segment:
     location: str
 
 
-def critical_path(plan: PlanData) -> tuple[Segment, ...]:
+def critical_path(plan: PlanData) -> tuple[PathSegment, ...]:
     """What the end of a step waits for, back to its start: inputs, transfers, its device's turn.
 
     Time O(n log n + e): every part is found by what ended when it began.
@@ -38,14 +38,14 @@ def critical_path(plan: PlanData) -> tuple[Segment, ...]:
     ends = nodes + [came.of_transfer(row) for row in plan.transfers]
     if not ends:
         return ()
-    part: Segment | None = max(ends, key=lambda each: each.finish)
-    path: list[Segment] = []
+    part: PathSegment | None = max(ends, key=lambda each: each.finish)
+    path: list[PathSegment] = []
     while part is not None and len(path) <= 2 * (len(plan.nodes) + len(plan.transfers)):
         path.append(part)
         before = came.before(part)
         if before is not None and part.start - before.finish > 1e-9 * plan.makespan:
             gap = (before.finish, part.start)
-            path.append(Segment("waiting", "", part.where, *gap, ""))
+            path.append(PathSegment("waiting", "", part.where, *gap, ""))
         part = before
     return tuple(each for each in reversed(path) if each.finish > each.start)
 
@@ -67,21 +67,23 @@ class _Arrivals:
             self._wires.setdefault(f"{row.source} → {row.target}", []).append(row)
         self._leaves = {wire: [row.start for row in rows] for wire, rows in self._wires.items()}
 
-    def of_node(self, node: PlannedNode) -> Segment:
-        return Segment("computing", node.name, node.device, node.start, node.finish, node.location)
+    def of_node(self, node: PlannedNode) -> PathSegment:
+        return PathSegment(
+            "computing", node.name, node.device, node.start, node.finish, node.location
+        )
 
-    def of_transfer(self, row: PlannedTransfer) -> Segment:
+    def of_transfer(self, row: PlannedTransfer) -> PathSegment:
         maker = self._nodes.get(self._plan.maker(row.tensor))
         where = f"{row.source} → {row.target}"
         line = maker.location if maker is not None else ""
-        return Segment("moving", row.tensor, where, row.start, row.finish, line)
+        return PathSegment("moving", row.tensor, where, row.start, row.finish, line)
 
-    def before(self, part: Segment) -> Segment | None:
+    def before(self, part: PathSegment) -> PathSegment | None:
         """What ended last of all that had to end before a part could begin."""
         if part.kind == "moving":
             return self._before_transfer(part)
         node = self._nodes[part.name]
-        found: list[Segment] = []
+        found: list[PathSegment] = []
         for name in node.inputs:
             source = self._nodes[name]
             row = self._sent.get((name, node.device))
@@ -95,7 +97,7 @@ class _Arrivals:
             found.append(self.of_node(self._lines[node.device][at - 1]))
         return self._latest(found)
 
-    def _before_transfer(self, part: Segment) -> Segment | None:
+    def _before_transfer(self, part: PathSegment) -> PathSegment | None:
         """Its maker, or the tensor that the link moved before; of that, until it had left."""
         maker = self._nodes.get(self._plan.maker(part.name))
         if maker is not None and maker.finish >= part.start:
@@ -108,7 +110,7 @@ class _Arrivals:
         return self._latest(found)
 
     @staticmethod
-    def _latest(found: list[Segment]) -> Segment | None:
+    def _latest(found: list[PathSegment]) -> PathSegment | None:
         """The last to end; where several end at once, one that took time."""
         real = [each for each in found if each.finish > 0.0]
         return max(

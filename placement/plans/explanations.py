@@ -47,7 +47,7 @@ def reason(model: PlanModel, node: int, op: str, variable: str | None) -> str:
 
 
 def _variable_reason(model: PlanModel, node: int, at: int) -> str:
-    edges = model.problem.successors.of(node).tolist()
+    edges = model.problem.successors.edges_of(node).tolist()
     readers = dict.fromkeys(int(model.problem.edges[edge, 1]) for edge in edges)
     near = [model.names[r] for r in readers if int(model.assignment.device[r]) == at]
     if near:
@@ -119,7 +119,7 @@ def _elsewhere(plan: PlanData, node: PlannedNode) -> list[str]:
             if not model.problem.allowed[number, at]:
                 lines.append(f"  on {device}: not possible (what it lives with cannot move there)")
                 continue
-            run = model.moved(number, at)
+            run = model.run_with_move(number, at)
             whole = run.makespan + plan.overhead
             change = whole - plan.makespan
             text += (

@@ -24,7 +24,7 @@ from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.explanations import explain
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan_data import PlanData
-from graphflow.placement.plans.plan_records import Measured
+from graphflow.placement.plans.plan_records import MeasuredSteps
 
 if TYPE_CHECKING:
     import networkx
@@ -64,10 +64,10 @@ class Plan(PlanData):
         if not isinstance(name, str):
             raise PlanError(f"explain takes the name of a node, or a tensor, not {name!r}")
         if name not in self.by_name:
-            name = self._meant(name)
+            name = self._resolve_name(name)
         return explain(self, name)
 
-    def _meant(self, name: str) -> str:
+    def _resolve_name(self, name: str) -> str:
         """The node that a tensor's name speaks of ("split:1").
 
         Raises:
@@ -141,7 +141,7 @@ class Plan(PlanData):
                 lines.append(f"only {text}: {', '.join(names[:10])}")
         return "\n".join(lines)
 
-    def with_measured(self, measured: Measured) -> Plan:
+    def with_measured(self, measured: MeasuredSteps) -> Plan:
         """The plan with what happened beside what was predicted."""
         return replace(self, measured=measured)
 
@@ -161,14 +161,14 @@ class Plan(PlanData):
                 f"a plan is saved as {', '.join(SUFFIXES)}, not {target.suffix or 'no suffix'!r}: "
                 f"{target}"
             )
-        text = self._rendered(target.suffix)
+        text = self._render(target.suffix)
         try:
             target.write_text(text, encoding="utf-8")
         except OSError as error:
             raise PlanError(f"cannot write the plan to {target}: {error.strerror}") from None
         return target
 
-    def _rendered(self, suffix: str) -> str:
+    def _render(self, suffix: str) -> str:
         if suffix == ".json":
             from graphflow.placement.plans.plan_file import dumps
 
@@ -210,7 +210,7 @@ class Plan(PlanData):
         return digraph_of(self)
 
     def _repr_html_(self) -> str:
-        return self._rendered(".svg")
+        return self._render(".svg")
 
     def __repr__(self) -> str:
         """Short: a plan of 100,000 nodes is not read in a traceback."""

@@ -13,7 +13,12 @@ from functools import cached_property
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan_model import PlanModel
-from graphflow.placement.plans.plan_records import Interval, Measured, PlannedNode, PlannedTransfer
+from graphflow.placement.plans.plan_records import (
+    Interval,
+    MeasuredSteps,
+    PlannedNode,
+    PlannedTransfer,
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class PlanData:
     baselines: Mapping[str, float]
     shapes: Mapping[str, tuple[int, ...]]
     fingerprint: str
-    measured: Measured | None = None
+    measured: MeasuredSteps | None = None
     reproducible: bool = True
     overhead: float = 0.0
     model: PlanModel | None = field(default=None, compare=False, repr=False)

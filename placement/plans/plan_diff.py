@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.plans.tables import SHOWN, Printed, Table, more, seconds_cell
+from graphflow.placement.plans.tables import SHOWN, Printed, TextTable, more, seconds_cell
 
 if TYPE_CHECKING:
     from graphflow.placement.plans.plan_data import PlanData
@@ -68,7 +68,7 @@ class Difference(Printed):
         text += f"; {len(self.moved)} of {self.nodes} nodes moved"
         return text if self.one_graph else f"{text}; these are plans of different graphs"
 
-    def _tables(self) -> Iterator[Table]:
+    def _tables(self) -> Iterator[TextTable]:
         if self.moved:
             ranked = sorted(self.moved, key=lambda each: -abs(each.cost or 0.0))
             heads = ("node", "op", "from → to", "line", "alone, the step takes")
@@ -77,18 +77,18 @@ class Difference(Printed):
                  _change(each.cost))
                 for each in ranked[:SHOWN]
             )  # fmt: skip
-            yield Table(f"Moved{more(len(ranked))}", heads, moves, left=4)
+            yield TextTable(f"Moved{more(len(ranked))}", heads, moves, left=4)
         for title, names in (
             ("Only in the first", self.only_first),
             ("Only in the other", self.only_other),
         ):
             if names:
                 rows = tuple((name,) for name in names[:SHOWN])
-                yield Table(f"{title}{more(len(names))}", ("node",), rows)
+                yield TextTable(f"{title}{more(len(names))}", ("node",), rows)
         changed = [(ends, sizes) for ends, sizes in self.links.items() if sizes[0] != sizes[1]]
         if changed:
             ranked_links = sorted(changed, key=lambda item: -abs(item[1][1] - item[1][0]))
-            yield Table(
+            yield TextTable(
                 f"Bytes a step{more(len(ranked_links))}",
                 ("from → to", "first", "other", "change"),
                 tuple(
@@ -152,7 +152,7 @@ def _costs(plan: PlanData, targets: Mapping[str, str]) -> dict[str, float]:
             if left <= 0:
                 break
             left -= 1
-            known[key] = model.moved(node, at).makespan - model.timeline.makespan
+            known[key] = model.run_with_move(node, at).makespan - model.timeline.makespan
         costs[name] = known[key]
     return costs
 

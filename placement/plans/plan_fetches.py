@@ -17,7 +17,7 @@ from graphflow.passes import optimize
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration.calibrate import StepCost
 from graphflow.placement.calibration.cluster_rates import is_described
-from graphflow.placement.calibration.trace_corrections import Learned, kept
+from graphflow.placement.calibration.trace_corrections import TraceCorrections, read_corrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
@@ -64,13 +64,13 @@ def plan(
     )  # fmt: skip
 
 
-def known_of(cluster: Cluster) -> tuple[Learned | None, StepCost | None]:
+def known_of(cluster: Cluster) -> tuple[TraceCorrections | None, StepCost | None]:
     """What sessions before learned and measured, if the cluster is this machine."""
     if cluster.kind not in ("here", "local") or is_described(cluster):
         return None, None
     profile = calibrate.profile({d.kind for worker in cluster.workers for d in worker.devices})
     kind = "here" if cluster.kind == "here" else "process"
-    return kept(profile), calibrate.steps_of(profile, kind)
+    return read_corrections(profile), calibrate.step_cost_of(profile, kind)
 
 
 def sizes_of(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node, tuple[int, ...]]:

@@ -15,9 +15,9 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan_data import PlanData
 from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.plan_records import (
-    HeldNode,
+    BodyNode,
     Interval,
-    Measured,
+    MeasuredSteps,
     PlannedNode,
     PlannedTransfer,
 )
@@ -59,7 +59,7 @@ def _model(model: PlanModel) -> dict[str, Any]:
     arrays = {name: getattr(problem, name) for name in _ARRAYS}
     return {
         "problem": {
-            **{k: None if v is None else _listed(v) for k, v in arrays.items()},
+            **{k: None if v is None else _to_lists(v) for k, v in arrays.items()},
             "contention": problem.contention,
             "client": problem.client,
         },
@@ -72,7 +72,7 @@ def _model(model: PlanModel) -> dict[str, Any]:
     }
 
 
-def _listed(array: np.ndarray[Any, Any]) -> Any:
+def _to_lists(array: np.ndarray[Any, Any]) -> Any:
     """An array as lists; infinite is null."""
     if array.dtype.kind != "f" or np.isfinite(array).all():
         return array.tolist()
@@ -127,7 +127,7 @@ def _values(data: Mapping[str, Any]) -> dict[str, Any]:
         "shapes": {k: tuple(int(s) for s in shape) for k, shape in data["shapes"].items()},
         "fingerprint": _text(data["fingerprint"]),
         "reproducible": data.get("reproducible", True) is True,
-        "measured": None if measured is None else _measured(measured),
+        "measured": None if measured is None else _read_measured(measured),
         "model": None if data["model"] is None else _read_model(data["model"]),
     }
 
@@ -146,7 +146,7 @@ def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
     values: dict[str, Any] = {}
     for each in fields(kind):
         if each.name == "holds":  # plans before bodies were drawn have none
-            values[each.name] = tuple(_record(HeldNode, row) for row in data.get(each.name, ()))
+            values[each.name] = tuple(_record(BodyNode, row) for row in data.get(each.name, ()))
             continue
         if each.name in ("fused", "task") and each.name not in data:  # nor kernels, or tasks
             continue
@@ -160,8 +160,8 @@ def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
     return kind(**values)
 
 
-def _measured(data: Mapping[str, Any]) -> Measured:
-    return Measured(
+def _read_measured(data: Mapping[str, Any]) -> MeasuredSteps:
+    return MeasuredSteps(
         makespan=float(data["makespan"]),
         timeline=tuple(_record(Interval, row) for row in data["timeline"]),
         peak_memory={_text(k): int(v) for k, v in data["peak_memory"].items()},

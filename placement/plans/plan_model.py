@@ -7,7 +7,7 @@ from functools import cached_property
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.problems.problem import Assignment, Problem
-from graphflow.placement.simulation.simulator import Run, Timeline, execute, simulate
+from graphflow.placement.simulation.simulator import ExecutionResult, Timeline, execute, simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class PlanModel:
             position[node] = place
         return position
 
-    def moved(self, node: int, device: int) -> Run:
+    def run_with_move(self, node: int, device: int) -> ExecutionResult:
         """The step with a node, and what must live with it, on another device; the order stays."""
         group = int(self.problem.groups[node])
         devices = self.assignment.device.tolist()
@@ -64,7 +64,7 @@ class PlanModel:
                 continue
             begin = self._free(node, at)
             if coming is None:
-                coming = problem.predecessors.of(node).tolist()
+                coming = problem.predecessors.edges_of(node).tolist()
             for edge in coming:
                 begin = max(begin, self._arrival(edge, at))
             found[at] = begin + problem.compute_rows[node][at]

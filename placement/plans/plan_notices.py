@@ -65,14 +65,14 @@ def ports(plan: PlanData) -> tuple[PortUse, ...]:
         room = bandwidth * plan.makespan
         found.append(
             PortUse(
-                name, direction, len(mine), moved, bandwidth, _covered(mine),
+                name, direction, len(mine), moved, bandwidth, _covered_seconds(mine),
                 moved / room if room > 0 else 0.0,
             )
         )  # fmt: skip
     return tuple(sorted(found, key=lambda use: (-use.bytes, use.name, use.way)))
 
 
-def _covered(rows: list[tuple[float, float, int]]) -> float:
+def _covered_seconds(rows: list[tuple[float, float, int]]) -> float:
     """Seconds that sorted intervals cover."""
     seconds, end = 0.0, 0.0
     for start, finish, _ in rows:
@@ -82,7 +82,7 @@ def _covered(rows: list[tuple[float, float, int]]) -> float:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Constraint:
     """A constraint, or a fallback, that left nodes fewer devices than there are.
 
     Args:
@@ -96,7 +96,7 @@ class Taken:
     example: str
 
 
-def taken(plan: PlanData) -> tuple[Taken, ...]:
+def constraints(plan: PlanData) -> tuple[Constraint, ...]:
     """Everything that took choices away from a plan, what concerns most nodes first."""
     devices = len(plan.cluster.devices)
     found: dict[str, list[PlannedNode]] = {}
@@ -105,14 +105,14 @@ def taken(plan: PlanData) -> tuple[Taken, ...]:
         if why:
             found.setdefault(why, []).append(node)
     rows = [
-        Taken(why, len(nodes), f"{nodes[0].name} ({nodes[0].location})")
+        Constraint(why, len(nodes), f"{nodes[0].name} ({nodes[0].location})")
         for why, nodes in sorted(found.items(), key=lambda item: -len(item[1]))
     ]
     for name in (*(f"one device: {each}" for each in plan.cluster.devices), "round robin"):
         if plan.baselines and name not in plan.baselines:
-            rows.append(Taken(f"{name} does not fit in memory", 0, ""))
+            rows.append(Constraint(f"{name} does not fit in memory", 0, ""))
     if not plan.reproducible:
-        rows.append(Taken("a clock ended the search; planning again may differ", 0, ""))
+        rows.append(Constraint("a clock ended the search; planning again may differ", 0, ""))
     return tuple(rows)
 
 

@@ -9,7 +9,7 @@ from graphflow.base.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)
-class HeldNode:
+class BodyNode:
     """A node of a body that a planned node holds; it runs with it, as a part of it.
 
     `inputs` are names of nodes of the same body, `location` is the user's line.
@@ -50,7 +50,7 @@ class PlannedNode:
     location: str
     why: str
     candidates: Mapping[str, float]
-    holds: tuple[HeldNode, ...] = ()
+    holds: tuple[BodyNode, ...] = ()
     fused: str = ""
     task: str = ""
 
@@ -83,7 +83,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSteps:
     """What traced steps really took: median seconds, one step's timeline, bytes by device."""
 
     makespan: float

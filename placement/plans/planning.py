@@ -24,21 +24,21 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.ops.communication.collectives import own_inputs
-from graphflow.placement.calibration.calibrate import StepCost, seconds_beyond
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.calibrate import StepCost, step_overhead
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
-from graphflow.placement.cost_model.device_constraints import Limits, teams
-from graphflow.placement.cost_model.memory_peaks import Peaks
+from graphflow.placement.cost_model.device_constraints import DeviceConstraints, colocation_groups
+from graphflow.placement.cost_model.memory_peaks import MemoryPeaks
 from graphflow.placement.cost_model.problem_builder import GraphProblem, build_problems
 from graphflow.placement.placers import Placer, get_placer, place
 from graphflow.placement.placers.auto import Auto
-from graphflow.placement.placers.construction.evaluator import Candidate, Evaluator
+from graphflow.placement.placers.construction.evaluator import EvaluatedPlacement, Evaluator
 from graphflow.placement.placers.construction.execution_order import in_turns
 from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import singles
-from graphflow.placement.plans.body_nodes import held
+from graphflow.placement.plans.body_nodes import body_nodes
 from graphflow.placement.plans.explanations import reason
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan import Plan
@@ -64,7 +64,7 @@ def plan_graph(
     homes: Mapping[Node, str] | None = None,
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
-    learned: Learned | None = None,
+    learned: TraceCorrections | None = None,
     steps: StepCost | None = None,
     tasks: Sequence[str] = (),
 ) -> Plan:
@@ -87,10 +87,10 @@ def plan_graph(
         return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
 
     alone, shared = problems(homes)
-    fixed = partial(_beyond, alone, cluster, learned, steps)
+    fixed = partial(_step_overhead, alone, cluster, learned, steps)
     plain = _baselines(alone, shared)
-    taken = partial(_taken, cluster, bindings)
-    made, assignment = _placed(alone, shared, placer, plain, fixed, taken)
+    taken = partial(_device_memory, cluster, bindings)
+    made, assignment = _run_placer(alone, shared, placer, plain, fixed, taken)
     assignment = in_turns(assignment, made.problem, made.nodes)
     if any(node in homes for node in graph.variables):
         alone, shared = problems({})  # "one device" holds the variables, too
@@ -101,8 +101,8 @@ def plan_graph(
         for name, each in zip(named, plain, strict=True)
         if each.fits
     }
-    limits = Limits(graph, cluster, homes)
-    told = {made.name(i): limits.why(node) for i, node in enumerate(made.nodes)}
+    limits = DeviceConstraints(graph, cluster, homes)
+    told = {made.name(i): limits.explain(node) for i, node in enumerate(made.nodes)}
     model = PlanModel(
         made.problem,
         assignment,
@@ -146,7 +146,7 @@ class Outlook:
     sent: int
 
 
-def _sending(made: GraphProblem, cluster: Cluster, assignment: Assignment) -> GraphProblem:
+def _add_send_time(made: GraphProblem, cluster: Cluster, assignment: Assignment) -> GraphProblem:
     """The problem in which processors are busy while they send: with their half of a message, and
     with a copy of what it carries. The simulator knows of links only."""
     problem, device = made.problem, assignment.device
@@ -174,7 +174,7 @@ def outlook(
     cluster: Cluster,
     bindings: Mapping[str, int],
     placer: str | Placer = "greedy",
-    learned: Learned | None = None,
+    learned: TraceCorrections | None = None,
     steps: StepCost | None = None,
 ) -> Outlook:
     """Return what `plan_graph` would predict for a step as a whole, without the details of a plan.
@@ -186,12 +186,12 @@ def outlook(
         DeviceError, MemoryLimitError: as `plan_graph`.
     """
     alone, shared = build_problems(graph, cluster, bindings, learned=learned)
-    fixed = partial(_beyond, alone, cluster, learned, steps)
-    made, assignment = _placed(
-        alone, shared, placer, None, fixed, partial(_taken, cluster, bindings)
+    fixed = partial(_step_overhead, alone, cluster, learned, steps)
+    made, assignment = _run_placer(
+        alone, shared, placer, None, fixed, partial(_device_memory, cluster, bindings)
     )
     assignment = in_turns(assignment, made.problem, made.nodes)
-    made = _sending(made, cluster, assignment)
+    made = _add_send_time(made, cluster, assignment)
     model = _nameless(made, assignment)
     timeline = model.timeline
     seconds = timeline.makespan + fixed(assignment, timeline.makespan)
@@ -202,23 +202,23 @@ def outlook(
     return Outlook(seconds, busy, _peaks(made, model, cluster, bindings), sent)
 
 
-def _beyond(
+def _step_overhead(
     made: GraphProblem,
     cluster: Cluster,
-    learned: Learned | None,
+    learned: TraceCorrections | None,
     steps: StepCost | None,
     assignment: Assignment,
     seconds: float,
 ) -> float:
     """Seconds of a step beyond the `seconds` that its nodes and transfers take."""
-    units = _units([cluster.devices[at] for at in _working(assignment, made)], cluster)
-    known = learned.beyond(session_kind(cluster), units, seconds) if learned else 0.0
-    return max(known, 0.0 if steps is None else seconds_beyond(steps, units))
+    units = _units([cluster.devices[at] for at in _busy_devices(assignment, made)], cluster)
+    known = learned.step_overhead(session_kind(cluster), units, seconds) if learned else 0.0
+    return max(known, 0.0 if steps is None else step_overhead(steps, units))
 
 
 def _peaks(
     made: GraphProblem, model: PlanModel, cluster: Cluster, bindings: Mapping[str, int]
-) -> Peaks:
+) -> MemoryPeaks:
     """The most memory of each device in use at once."""
     timeline, home = model.timeline, model.assignment.device.tolist()
     order = [made.nodes[i] for i in timeline.order.tolist() if i < len(made.nodes)]
@@ -232,7 +232,7 @@ def _peaks(
         for name, peak in zip(cluster.devices, timeline.peak_memory, strict=False)
     }
     order = [*made.graph.of_op("constant"), *order, *made.graph.of_op("group")]
-    return Peaks(known, made.graph, devices, order, bindings, cluster.devices)
+    return MemoryPeaks(known, made.graph, devices, order, bindings, cluster.devices)
 
 
 def _nameless(made: GraphProblem, assignment: Assignment) -> PlanModel:
@@ -240,7 +240,7 @@ def _nameless(made: GraphProblem, assignment: Assignment) -> PlanModel:
     return PlanModel(made.problem, assignment, names, (), made.devices, {})
 
 
-def _taken(
+def _device_memory(
     cluster: Cluster, bindings: Mapping[str, int], made: GraphProblem, assignment: Assignment
 ) -> list[int]:
     """The memory that the runtime takes on each device, to the byte."""
@@ -248,24 +248,24 @@ def _taken(
     return [peaks[name] for name in cluster.devices]
 
 
-def _baselines(alone: GraphProblem, shared: GraphProblem) -> list[Candidate]:
+def _baselines(alone: GraphProblem, shared: GraphProblem) -> list[EvaluatedPlacement]:
     """Everything on one device, for each device, and at last round robin; pinned nodes where they
     must be."""
     quiet = singles(Evaluator(alone.problem))
     evaluator = Evaluator(shared.problem)
     busy = quiet if shared is alone else singles(evaluator)
     ones = [
-        one if _used(one.run.assignment(), alone) <= 1 else other
+        one if _count_busy_devices(one.run.assignment(), alone) <= 1 else other
         for one, other in zip(quiet, busy, strict=True)
     ]
     return [*ones, round_robin(evaluator)]
 
 
-def _placed(
+def _run_placer(
     alone: GraphProblem,
     shared: GraphProblem,
     placer: str | Placer,
-    plain: list[Candidate] | None,
+    plain: list[EvaluatedPlacement] | None,
     fixed: Callable[[Assignment, float], float],
     taken: Callable[[GraphProblem, Assignment], Sequence[int]],
 ) -> tuple[GraphProblem, Assignment]:
@@ -303,20 +303,20 @@ def _placed(
         ]
         raise memory_limit(alone, error.nodes, needed) from None
 
-    def told(assignment: Assignment) -> GraphProblem:
-        return alone if _used(assignment, alone) <= 1 else shared
+    def choose_problem(assignment: Assignment) -> GraphProblem:
+        return alone if _count_busy_devices(assignment, alone) <= 1 else shared
 
     def worth(assignment: Assignment, seconds: float) -> tuple[float, int]:
-        return seconds + fixed(assignment, seconds), _used(assignment, alone)
+        return seconds + fixed(assignment, seconds), _count_busy_devices(assignment, alone)
 
     if isinstance(chosen, Greedy | Auto) and not _is_pinned(alone.problem):
         plain = _baselines(alone, shared) if plain is None else plain
         known = [(c.run.assignment(), c.run.makespan) for c in plain if c.fits]
         least = min(known, key=lambda pair: worth(*pair), default=None)
-        seconds = simulate(told(assignment).problem, assignment).makespan
+        seconds = simulate(choose_problem(assignment).problem, assignment).makespan
         if least is not None and worth(*least) < worth(assignment, seconds):
-            return told(least[0]), replace(least[0], reproducible=assignment.reproducible)
-    return told(assignment), assignment
+            return choose_problem(least[0]), replace(least[0], reproducible=assignment.reproducible)
+    return choose_problem(assignment), assignment
 
 
 def _is_pinned(problem: Problem) -> bool:
@@ -324,12 +324,12 @@ def _is_pinned(problem: Problem) -> bool:
     return int(problem.allowed.sum(axis=1).max(initial=1)) == 1
 
 
-def _used(assignment: Assignment, made: GraphProblem) -> int:
+def _count_busy_devices(assignment: Assignment, made: GraphProblem) -> int:
     """How many devices compute something."""
-    return len(_working(assignment, made))
+    return len(_busy_devices(assignment, made))
 
 
-def _working(assignment: Assignment, made: GraphProblem) -> set[int]:
+def _busy_devices(assignment: Assignment, made: GraphProblem) -> set[int]:
     """The devices that compute something."""
     device = assignment.device
     busy = made.problem.compute[np.arange(len(device)), device] > 0
@@ -350,13 +350,13 @@ def session_kind(cluster: Cluster) -> str:
 
 
 def units(plan: Plan) -> int:
-    """What takes part in a step of a plan, see `Learned.observe_step`."""
+    """What takes part in a step of a plan, see `TraceCorrections.observe_step`."""
     working = {n.device for n in plan.nodes if n.finish > n.start and n.device != CLIENT}
     return _units(working, plan.cluster)
 
 
 @dataclass(frozen=True)
-class Given(Placer):
+class FixedAssignment(Placer):
     """An answer that is known: what an earlier plan chose, in the numbers of a new problem."""
 
     assignment: Assignment
@@ -367,7 +367,9 @@ class Given(Placer):
 
 def _nodes(made: GraphProblem, model: PlanModel, tasks: Sequence[str]) -> tuple[PlannedNode, ...]:
     timeline, names = model.timeline, made.graph.names
-    beside = {node: leader for node, leader in teams(made.graph).items() if node is not leader}
+    beside = {
+        node: leader for node, leader in colocation_groups(made.graph).items() if node is not leader
+    }
     planned = []
     rows, home = made.problem.compute_rows, timeline.device.tolist()
     start, finish = timeline.start.tolist(), timeline.finish.tolist()
@@ -402,7 +404,7 @@ def _nodes(made: GraphProblem, model: PlanModel, tasks: Sequence[str]) -> tuple[
                     for name, seconds in zip(made.devices[:-1], rows[i], strict=False)
                     if seconds < inf
                 },
-                holds=held(node) if node.attrs else (),
+                holds=body_nodes(node) if node.attrs else (),
                 fused=_kernel(made, model, node),
                 task=tasks[node.turn] if 0 <= node.turn < len(tasks) else "",
             )

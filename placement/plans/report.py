@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.plans.critical_path import Segment, critical_path
-from graphflow.placement.plans.plan_notices import PortUse, Taken, ports, taken
+from graphflow.placement.plans.critical_path import PathSegment, critical_path
+from graphflow.placement.plans.plan_notices import Constraint, PortUse, constraints, ports
 from graphflow.placement.plans.tables import (
     SHOWN,
     Printed,
-    Table,
+    TextTable,
     busy_share,
     more,
     off_by,
@@ -76,9 +76,9 @@ class Report(Printed):
     measured: float | None
     devices: tuple[DeviceUse, ...]
     links: tuple[LinkUse, ...]
-    critical_path: tuple[Segment, ...]
+    critical_path: tuple[PathSegment, ...]
     ports: tuple[PortUse, ...] = ()
-    taken: tuple[Taken, ...] = ()
+    taken: tuple[Constraint, ...] = ()
     placer: str = ""
     reproducible: bool = True
     overhead: float = 0.0
@@ -90,7 +90,7 @@ class Report(Printed):
         total = self.makespan * len(self.devices)
         return 1.0 - sum(use.busy for use in self.devices) / total if total else 0.0
 
-    def _tables(self) -> Iterator[Table]:
+    def _tables(self) -> Iterator[TextTable]:
         heads = (
             "device", "nodes", "busy", "measured", "off by", "idle", "peak memory", "measured",
             "of",
@@ -105,7 +105,7 @@ class Report(Printed):
             )
             for use in devices
         ]  # fmt: skip
-        yield _told(f"Devices ({others})" if others else "Devices", heads, rows)
+        yield _make_table(f"Devices ({others})" if others else "Devices", heads, rows)
         links = sorted(self.links, key=lambda use: -use.bytes)
         shown = tuple(
             (
@@ -115,7 +115,7 @@ class Report(Printed):
             for use in links[:SHOWN]
         )  # fmt: skip
         columns = ("from → to", "tensors", "bytes", "moving", "measured")
-        yield _told(f"Links{more(len(links))}", columns, shown)
+        yield _make_table(f"Links{more(len(links))}", columns, shown)
         yield from self._notices()
         parts: dict[str, float] = {}
         for each in self.critical_path:
@@ -133,9 +133,9 @@ class Report(Printed):
         title = f"Critical path: {show_count(len(self.critical_path), 'part')}, {told}"
         if len(path) < len(self.critical_path):
             title += f"; the longest {len(path)}"
-        yield Table(title, ("node", "", "where", "at", "takes", "line"), tuple(path), left=3)
+        yield TextTable(title, ("node", "", "where", "at", "takes", "line"), tuple(path), left=3)
 
-    def _notices(self) -> Iterator[Table]:
+    def _notices(self) -> Iterator[TextTable]:
         if self.ports:
             heads = ("port", "tensors", "bytes", "bytes/s", "busy", "of its bandwidth")
             rows = tuple(
@@ -146,14 +146,14 @@ class Report(Printed):
                 )
                 for use in self.ports[:SHOWN]
             )  # fmt: skip
-            yield Table(f"Ports that links share{more(len(self.ports))}", heads, rows)
+            yield TextTable(f"Ports that links share{more(len(self.ports))}", heads, rows)
         if self.taken:
             cells = tuple(
                 (each.why, f"{each.nodes:,}" if each.nodes else "", each.example)
                 for each in self.taken[:SHOWN]
             )
             columns = ("what took choices away", "nodes", "such as")
-            yield Table(f"Constraints{more(len(self.taken))}", columns, cells)
+            yield TextTable(f"Constraints{more(len(self.taken))}", columns, cells)
 
     @property
     def _headline(self) -> str:
@@ -173,7 +173,7 @@ class Report(Printed):
 
 def report(plan: PlanData) -> Report:
     """See `Plan.report`."""
-    measured, took = plan.measured, _measured(plan)
+    measured, took = plan.measured, _measured_seconds(plan)
     links: dict[tuple[str, str], list[PlannedTransfer]] = {}
     for transfer in plan.transfers:
         links.setdefault((transfer.source, transfer.target), []).append(transfer)
@@ -188,7 +188,7 @@ def report(plan: PlanData) -> Report:
     seconds = None if measured is None else measured.makespan
     return Report(
         plan.makespan, seconds, device_uses(plan), uses, critical_path(plan), ports(plan),
-        taken(plan), plan.placer, plan.reproducible, plan.overhead,
+        constraints(plan), plan.placer, plan.reproducible, plan.overhead,
         measured.steps if measured else 0,
     )  # fmt: skip
 
@@ -203,7 +203,7 @@ def shown_devices(uses: Sequence[DeviceUse]) -> tuple[list[DeviceUse], str]:
 
 def device_uses(plan: PlanData) -> tuple[DeviceUse, ...]:
     """What a step asks of each device of the cluster."""
-    measured, took = plan.measured, _measured(plan)
+    measured, took = plan.measured, _measured_seconds(plan)
     busy, count = dict.fromkeys(plan.cluster.devices, 0.0), dict.fromkeys(plan.cluster.devices, 0)
     for node in plan.nodes:
         if node.device in busy:
@@ -224,7 +224,7 @@ def device_uses(plan: PlanData) -> tuple[DeviceUse, ...]:
     )
 
 
-def _measured(plan: PlanData) -> dict[tuple[str, str], float]:
+def _measured_seconds(plan: PlanData) -> dict[tuple[str, str], float]:
     """Seconds by kind and track."""
     took: dict[tuple[str, str], float] = {}
     for row in plan.measured.timeline if plan.measured else ():
@@ -237,9 +237,9 @@ def _bytes(value: int | None) -> str:
     return "" if value is None else show_bytes(value)
 
 
-def _told(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _make_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> TextTable:
     """A table without the columns that say nothing: those of measurements, before a trace."""
     kept = [i for i in range(len(heads)) if not rows or any(row[i] for row in rows)]
-    return Table(
+    return TextTable(
         title, tuple(heads[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows)
     )

@@ -14,7 +14,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.plans.comparison import summary
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.report import report
-from graphflow.placement.plans.tables import Table
+from graphflow.placement.plans.tables import TextTable
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class SweepData:
         """How many times as fast as the first point of the first curve."""
         return self.base / point.step if point.step else math.inf
 
-    def told(self, point: Point) -> str:
+    def format_speedup(self, point: Point) -> str:
         """A speed-up for people."""
         ratio = self.speedup(point)
         return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.3g}×"
@@ -104,10 +104,10 @@ class SweepData:
             return f"{curve.name}: still pays at {number(last.x)}"
         return (
             f"{curve.name}: beyond {number(mark.x)}, more {what} no longer pays "
-            f"({self.told(mark)} there, {self.told(last)} at {number(last.x)})"
+            f"({self.format_speedup(mark)} there, {self.format_speedup(last)} at {number(last.x)})"
         )
 
-    def tables(self) -> Iterator[Table]:
+    def tables(self) -> Iterator[TextTable]:
         """A table for each curve."""
         shares = ("efficiency",) if self.counts_devices else ()
         heads = (self.label, "devices", "step", "speed-up", *shares, "idle", "moved", "")
@@ -120,12 +120,12 @@ class SweepData:
                 rows.append(
                     (
                         number(point.x), summary(point.plan), show_seconds(point.step),
-                        self.told(point), *(f"{100 * share:.0f} %" for _ in shares),
+                        self.format_speedup(point), *(f"{100 * share:.0f} %" for _ in shares),
                         f"{100 * report(point.plan).idle:.0f} %", show_bytes(moved),
                         "← more no longer pays" if point is self.marks[curve.name] else "",
                     )
                 )  # fmt: skip
-            yield Table(self.verdict(curve), heads, tuple(rows), left=2)
+            yield TextTable(self.verdict(curve), heads, tuple(rows), left=2)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.tables()))

@@ -18,7 +18,7 @@ _CELL = "padding:2px 14px 2px 0;white-space:nowrap;border-top:1px solid #8884;te
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A title, heads of columns, rows of cells; the first `left` columns are aligned left."""
 
     title: str
@@ -73,7 +73,7 @@ class Printed(ABC):
         """One line."""
 
     @abstractmethod
-    def _tables(self) -> Iterable[Table]:
+    def _tables(self) -> Iterable[TextTable]:
         """In the order in which they are read."""
 
     def __str__(self) -> str:

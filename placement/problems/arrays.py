@@ -61,7 +61,7 @@ def array_of(name: str, value: ArrayLike, dtype: type, ndim: int) -> NDArray[Any
         raise ProblemError(
             f"{name} has {array.ndim} dimensions (shape {array.shape}); expected {ndim}"
         )
-    return frozen(array)
+    return freeze(array)
 
 
 def is_empty(value: ArrayLike) -> bool:
@@ -72,7 +72,7 @@ def is_empty(value: ArrayLike) -> bool:
         return False
 
 
-def frozen(array: NDArray[Any]) -> NDArray[Any]:
+def freeze(array: NDArray[Any]) -> NDArray[Any]:
     array.setflags(write=False)
     return array
 

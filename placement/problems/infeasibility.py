@@ -41,7 +41,7 @@ class Shortage:
 
 def shortages(problem: Problem) -> list[Shortage]:
     """What fits nowhere, the most missing first; [] where only the search has failed."""
-    found = [*_alone(problem), *_together(problem)]
+    found = [*_alone(problem), *_total_shortage(problem)]
     return sorted(found, key=lambda each: (each.device is None, -each.missing))
 
 
@@ -66,7 +66,7 @@ def _alone(problem: Problem) -> Iterator[Shortage]:
         yield Shortage(nodes, float(stays[u] + peak[u]), float(room[u]), at)
 
 
-def _together(problem: Problem) -> Iterator[Shortage]:
+def _total_shortage(problem: Problem) -> Iterator[Shortage]:
     """All persistent memory against all capacity."""
     usable = problem.allowed.any(axis=0)
     room, need = float(problem.capacity[usable].sum()), float(problem.memory.sum())

@@ -17,7 +17,7 @@ from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
-from graphflow.placement.problems.arrays import Floats, Ints, array_of, frozen, is_empty, put
+from graphflow.placement.problems.arrays import Floats, Ints, array_of, freeze, is_empty, put
 from graphflow.placement.problems.assignment import Assignment
 from graphflow.placement.problems.from_networkx import NetworkxReader
 from graphflow.placement.problems.problem_checks import check, check_values
@@ -40,7 +40,7 @@ class Adjacency:
     start: Ints
     edges: Ints
 
-    def of(self, node: int) -> Ints:
+    def edges_of(self, node: int) -> Ints:
         """Indices of the edges of one node."""
         return self.edges[self.start[node] : self.start[node + 1]]
 
@@ -211,7 +211,7 @@ class Problem:
     def topological(self) -> Ints:
         """The nodes, producers first, lowest index first among equals."""
         if np.all(self.edges[:, 0] < self.edges[:, 1]):
-            return frozen(np.arange(self.nodes, dtype=np.int64))
+            return freeze(np.arange(self.nodes, dtype=np.int64))
         n, out = self.nodes, self.successors
         inputs = np.bincount(self.edges[:, 1], minlength=n)
         room = [out.start, self.edges[out.edges, 1], inputs, np.zeros(n, np.int64)]
@@ -230,7 +230,7 @@ class Problem:
             )
             error.nodes = tuple(cycle[:-1])
             raise error
-        return frozen(np.array(order, dtype=np.int64))
+        return freeze(np.array(order, dtype=np.int64))
 
     @cached_property
     def outputs(self) -> tuple[tuple[Output, ...], ...]:
@@ -323,7 +323,7 @@ def _rows(name: str, value: Any, columns: str) -> Ints:
 def _adjacency(ends: Ints, nodes: int) -> Adjacency:
     start = np.zeros(nodes + 1, dtype=np.int64)
     np.cumsum(np.bincount(ends, minlength=nodes), out=start[1:])
-    return Adjacency(frozen(start), frozen(np.argsort(ends, kind="stable")))
+    return Adjacency(freeze(start), freeze(np.argsort(ends, kind="stable")))
 
 
 def _cycle(edges: Ints, missing: Ints) -> list[int]:

@@ -129,7 +129,7 @@ def _devices(problem: ProblemArrays) -> None:
         group = int(problem.groups[homeless[0]])
         members = np.flatnonzero(problem.groups == group)
         usable = np.isfinite(compute)
-        chain = narrowing(usable, members)
+        chain = find_conflict(usable, members)
         allow = "; ".join(f"node {v}: {np.flatnonzero(usable[v]).tolist()}" for v in chain)
         raise error_at(
             f"group {group} has no device that all its {len(members)} nodes can use ({allow}); "
@@ -138,7 +138,7 @@ def _devices(problem: ProblemArrays) -> None:
         )
 
 
-def narrowing(usable: NDArray[np.bool_], members: Ints) -> list[int]:
+def find_conflict(usable: NDArray[np.bool_], members: Ints) -> list[int]:
     """Nodes of a group that, taken alone, leave no device: each rules out what others allow."""
     left: Any = np.ones(usable.shape[1], dtype=bool)
     chain: list[int] = []

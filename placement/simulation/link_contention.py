@@ -18,7 +18,7 @@ INF = float("inf")
 
 
 @dataclass(slots=True, eq=False)
-class Flow:
+class Transfer:
     """A tensor on its way: bytes left at `since`, bytes/s, seconds when it started to move.
 
     `turn` counts its changes of rate, so that an end that was foreseen before can be told.
@@ -37,7 +37,7 @@ class Flow:
     turn: int = 0
 
 
-class Flows:
+class Transfers:
     """All tensors on their way, and those that wait for their pair's link.
 
     `settle` says when the flows end whose rates have changed; whoever runs events comes back then
@@ -48,13 +48,13 @@ class Flows:
         self._ways = problem.ways
         self._bandwidth = problem.bandwidth_rows
         self._width: list[float] = problem.shared.tolist()
-        self._waiting: dict[tuple[int, int], deque[Flow]] = {}
-        self._moving: dict[tuple[int, int], Flow] = {}
-        self._crowd: list[Flow] = []  # those on shared links
-        self._fresh: list[Flow] = []
+        self._waiting: dict[tuple[int, int], deque[Transfer]] = {}
+        self._moving: dict[tuple[int, int], Transfer] = {}
+        self._crowd: list[Transfer] = []  # those on shared links
+        self._fresh: list[Transfer] = []
         self._changed = False
 
-    def add(self, flow: Flow, now: float) -> None:
+    def add(self, flow: Transfer, now: float) -> None:
         """A tensor that is ready to leave."""
         pair = (flow.source, flow.target)
         if pair in self._moving:
@@ -62,7 +62,7 @@ class Flows:
         else:
             self._start(flow, now)
 
-    def _start(self, flow: Flow, now: float) -> None:
+    def _start(self, flow: Transfer, now: float) -> None:
         pair = (flow.source, flow.target)
         self._moving[pair] = flow
         flow.start = flow.since = now
@@ -72,7 +72,7 @@ class Flows:
             self._crowd.append(flow)
             self._changed = True
 
-    def ended(self, flow: Flow, now: float) -> None:
+    def finish(self, flow: Transfer, now: float) -> None:
         """A tensor has left; the next one of its pair starts."""
         pair = (flow.source, flow.target)
         del self._moving[pair]
@@ -83,7 +83,7 @@ class Flows:
         if waiting:
             self._start(waiting.popleft(), now)
 
-    def settle(self, now: float) -> Iterator[tuple[float, Flow]]:
+    def settle(self, now: float) -> Iterator[tuple[float, Transfer]]:
         """(when it will have left, flow) of all that are new or whose rate has changed."""
         fresh, self._fresh = self._fresh, []
         if self._changed:
@@ -130,19 +130,19 @@ class Flows:
         return rates
 
 
-class Clock:
+class EventQueue:
     """Events in order of time, then of their numbers: nodes that end, tensors that are there, flows
     that have left."""
 
     def __init__(self) -> None:
         self._events: list[tuple[float, int, int]] = []
-        self._flows: list[Flow] = []
+        self._flows: list[Transfer] = []
 
-    def at(self, when: float, code: int) -> None:
+    def add(self, when: float, code: int) -> None:
         """A node's end or start; see `execute_shared`."""
         heappush(self._events, (when, code, 0))
 
-    def leaves(self, when: float, flow: Flow, first: int) -> None:
+    def leaves(self, when: float, flow: Transfer, first: int) -> None:
         """The end of a flow, unless its rate changes before; codes of flows start at `first`."""
         self._flows.append(flow)
         heappush(self._events, (when, first + len(self._flows) - 1, flow.turn))
@@ -151,7 +151,7 @@ class Clock:
         """The time of the next event."""
         return self._events[0][0] if self._events else None
 
-    def due(self, now: float, first: int) -> Iterator[tuple[int, Flow | None]]:
+    def due(self, now: float, first: int) -> Iterator[tuple[int, Transfer | None]]:
         """The events of this instant: codes, and the flow that has left."""
         while self._events and self._events[0][0] == now:
             _, code, turn = heappop(self._events)

@@ -22,7 +22,7 @@ from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
 from graphflow.placement.problems.problem import Assignment, Floats, Ints, Problem
-from graphflow.placement.simulation.link_contention import Clock, Flow, Flows
+from graphflow.placement.simulation.link_contention import EventQueue, Transfer, Transfers
 
 TRANSFER = np.dtype(
     [
@@ -111,7 +111,7 @@ def simulate(problem: Problem, assignment: Assignment) -> Timeline:
     return timeline(problem, execute(problem, assignment.device.tolist(), position, order))
 
 
-def schedule(problem: Problem, device: list[int], priority: list[float]) -> Run:
+def schedule(problem: Problem, device: list[int], priority: list[float]) -> ExecutionResult:
     """Run a device map without a given order: an idle device takes its ready node of least
     `priority`.
 
@@ -121,7 +121,7 @@ def schedule(problem: Problem, device: list[int], priority: list[float]) -> Run:
 
 
 @dataclass
-class Run:
+class ExecutionResult:
     """Raw result of one execution: lists, because the placers make thousands of them."""
 
     device: list[int]
@@ -145,16 +145,16 @@ def execute(
     device: list[int],
     priority: list[int] | list[float],
     order: list[int] | None,
-) -> Run:
+) -> ExecutionResult:
     """The event loop behind `simulate` (with an order) and `schedule` (without one).
 
     `started` and `finished` number the starts and ends of nodes as they are processed: they order
     what happens at one instant, where nodes that cost nothing start and end together.
     """
     devices = _Devices(problem, device, priority, order)
-    run = _shared if problem.ways else _alone
+    run = _execute_shared if problem.ways else _alone
     transfers = run(problem, devices)
-    return Run(
+    return ExecutionResult(
         device, devices.start, devices.finish, devices.started, devices.finished, devices.ran,
         transfers, max(devices.finish, default=0.0),
     )  # fmt: skip
@@ -274,12 +274,16 @@ def _alone(problem: Problem, devices: _Devices) -> list[TransferRow]:
                             heappush(events, (arrival[reader], n + reader))
 
 
-def _shared(problem: Problem, devices: _Devices) -> list[TransferRow]:
+def _execute_shared(problem: Problem, devices: _Devices) -> list[TransferRow]:
     """Transfers divide shared links: a tensor's arrival is not known before."""
     n, device = problem.nodes, devices.device
     compute, latency = problem.compute_rows, problem.latency_rows
     arrival, missing = devices.arrival, devices.missing
-    flows, clock, sent = Flows(problem), Clock(), dict[tuple[int, int], TransferRow | None]()
+    flows, clock, sent = (
+        Transfers(problem),
+        EventQueue(),
+        dict[tuple[int, int], TransferRow | None](),
+    )
     now = 0.0
     touched = set(range(problem.devices))  # where something may begin now
 
@@ -290,7 +294,7 @@ def _shared(problem: Problem, devices: _Devices) -> list[TransferRow]:
             devices.add(reader)
             touched.add(device[reader])
         elif missing[reader] == 0:
-            clock.at(arrival[reader], n + reader)
+            clock.add(arrival[reader], n + reader)
 
     def sends(node: int) -> None:
         at = device[node]
@@ -303,11 +307,11 @@ def _shared(problem: Problem, devices: _Devices) -> list[TransferRow]:
                     away.setdefault(device[reader], []).append(reader)
             for to, there in away.items():
                 sent[tensor, to] = None  # in order of readiness
-                flows.add(Flow(tensor, node, at, to, size, tuple(there)), now)
+                flows.add(Transfer(tensor, node, at, to, size, tuple(there)), now)
 
     while True:
         for node in devices.begin(sorted(touched), now):
-            clock.at(now + compute[node][device[node]], node)
+            clock.add(now + compute[node][device[node]], node)
         touched.clear()
         for when, flow in flows.settle(now):
             clock.leaves(when, flow, 2 * n)
@@ -317,7 +321,7 @@ def _shared(problem: Problem, devices: _Devices) -> list[TransferRow]:
         now = upcoming
         for code, left in clock.due(now, 2 * n):
             if left is not None:
-                flows.ended(left, now)
+                flows.finish(left, now)
                 comes = now + latency[left.source][left.target]
                 sent[left.tensor, left.target] = (
                     left.tensor, left.node, left.source, left.target, left.start, comes, left.size,
@@ -333,7 +337,7 @@ def _shared(problem: Problem, devices: _Devices) -> list[TransferRow]:
                 sends(code)
 
 
-def timeline(problem: Problem, run: Run) -> Timeline:
+def timeline(problem: Problem, run: ExecutionResult) -> Timeline:
     """A run as arrays, with its memory."""
     device = np.array(run.device, dtype=np.int64)
     nodes = np.arange(problem.nodes)
@@ -361,7 +365,7 @@ def timeline(problem: Problem, run: Run) -> Timeline:
     return result
 
 
-def peak_memory(problem: Problem, run: Run) -> Floats:
+def peak_memory(problem: Problem, run: ExecutionResult) -> Floats:
     """(d,) bytes: persistent memory plus the most transient memory alive at once, by device.
 
     Where instants coincide, what the order of execution does not decide counts as alive.
@@ -385,7 +389,7 @@ def peak_memory(problem: Problem, run: Run) -> Floats:
     return resident
 
 
-def _memory_events(problem: Problem, run: Run) -> list[tuple[int, float, float, float]]:
+def _memory_events(problem: Problem, run: ExecutionResult) -> list[tuple[int, float, float, float]]:
     """Allocations and releases as (device, time, tick, bytes)."""
     assert problem.output_memory is not None
     output_memory = problem.output_memory.tolist()

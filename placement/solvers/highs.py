@@ -43,7 +43,7 @@ class Solution:
 
 
 @dataclass
-class Model:
+class MixedIntegerProgram:
     """A program to minimise: columns (variables), then rows (constraints) over them."""
 
     cost: list[float] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Model:
 class Live:
     """A model inside HiGHS, to be solved again and again with other bounds, costs and columns."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: MixedIntegerProgram) -> None:
         self._library = _highs()
         self.mixed = any(model.integer)
         solver = _silent(self._library)
@@ -193,7 +193,7 @@ def _silent(library: Any) -> Any:
     return Silent()
 
 
-def _lp(library: Any, model: Model) -> Any:
+def _lp(library: Any, model: MixedIntegerProgram) -> Any:
     lp = library.HighsLp()
     lp.num_col_, lp.num_row_ = len(model.cost), len(model.rows)
     lp.col_cost_ = np.array(model.cost, dtype=np.float64)

@@ -18,7 +18,7 @@ ITEM = {"I": "i", "F": "f"}
 
 
 @dataclass(frozen=True)
-class Value:
+class LlvmValue:
     """A typed LLVM value; arrays carry their length, too."""
 
     kind: str
@@ -42,14 +42,14 @@ class Lines:
         self.open = True
         self._count = 0
 
-    def emit(self, text: str, kind: str = "v") -> Value:
+    def emit(self, text: str, kind: str = "v") -> LlvmValue:
         """An instruction, and what it gives."""
         if kind == "v":
             self.lines.append(f"  {text}")
-            return Value("v", "")
+            return LlvmValue("v", "")
         self._count += 1
         self.lines.append(f"  %t{self._count} = {text}")
-        return Value(kind, f"%t{self._count}")
+        return LlvmValue(kind, f"%t{self._count}")
 
     def label(self, word: str) -> str:
         """A name of its own for a place."""
@@ -67,7 +67,7 @@ class Lines:
         self.lines.append(f"{label}:")
         self.open = True
 
-    def converted(self, value: Value, kind: str, lines: list[str] | None = None) -> Value:
+    def convert(self, value: LlvmValue, kind: str, lines: list[str] | None = None) -> LlvmValue:
         """The value as one of another kind; by default at the end.
 
         Raises:
@@ -83,9 +83,9 @@ class Lines:
         (self.lines if lines is None else lines).append(
             f"  %t{self._count} = {how.format(value.text)}"
         )
-        return Value(kind, f"%t{self._count}")
+        return LlvmValue(kind, f"%t{self._count}")
 
-    def truth(self, value: Value) -> str:
+    def truth(self, value: LlvmValue) -> str:
         """Whether a value is not zero."""
         if value.kind == "b":
             return value.text
@@ -93,7 +93,7 @@ class Lines:
             return self.emit(f"fcmp une double {value.text}, 0.0", "b").text
         return self.emit(f"icmp ne i64 {value.text}, 0", "b").text
 
-    def whole(self, rest: bool, left: str, right: str) -> Value:
+    def whole(self, rest: bool, left: str, right: str) -> LlvmValue:
         """Division that rounds down, as Python's does."""
         remainder = self.emit(f"srem i64 {left}, {right}", "i").text
         sign = self.emit(f"xor i64 {remainder}, {right}", "i").text
@@ -107,12 +107,12 @@ class Lines:
         less = self.emit(f"sub i64 {whole}, 1", "i").text
         return self.emit(f"select i1 {off}, i64 {less}, i64 {whole}", "i")
 
-    def extreme(self, name: str, values: list[Value]) -> Value:
+    def extreme(self, name: str, values: list[LlvmValue]) -> LlvmValue:
         """The first of the least or greatest, as Python's."""
         kind = "i"
         for value in values:
-            kind = joined(kind, value.kind)
-        best, *rest = (self.converted(v, kind) for v in values)
+            kind = join_kinds(kind, value.kind)
+        best, *rest = (self.convert(v, kind) for v in values)
         less = ("slt", "olt") if name == "min" else ("sgt", "ogt")
         for value in rest:
             word = f"fcmp {less[1]}" if kind == "f" else f"icmp {less[0]}"
@@ -123,7 +123,7 @@ class Lines:
         return best
 
 
-def joined(one: str, other: str) -> str:
+def join_kinds(one: str, other: str) -> str:
     """The type of a name that holds both."""
     for kind in ("", "v"):
         if one == kind:
@@ -136,11 +136,11 @@ def zero(kind: str) -> str:
     return {"f": "0.0", "b": "false"}.get(kind, "0")
 
 
-def constant(value: Any) -> Value:
+def constant(value: Any) -> LlvmValue:
     """A number of Python's, to the bit."""
     if isinstance(value, bool):
-        return Value("b", str(value).lower())
+        return LlvmValue("b", str(value).lower())
     if isinstance(value, int):
-        return Value("i", str(value))
+        return LlvmValue("i", str(value))
     bits = np.float64(value).view(np.uint64)
-    return Value("f", f"0x{int(bits):016X}")
+    return LlvmValue("f", f"0x{int(bits):016X}")

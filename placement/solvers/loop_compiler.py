@@ -3,12 +3,12 @@
     evaluate = native(search_loops, "evaluate")
     seconds = evaluate(n, d, sequence, ...)      # int64 and float64 arrays, ints, floats, bools
 
-What the placers' loops are written in is small: `for` over ranges, `while`, `if`, numbers, flat
-arrays, calls of each other. That is translated to LLVM text and compiled once per machine; numba
-takes two seconds to import and twenty to compile the same. The same operations in the same order,
-and no fast-math: the bits are those of Python. A function is compiled for the types of its
-arguments; types of local names follow from what they are given. Indices are not checked, and must
-not be negative; a division by zero is infinite instead of an error.
+The placers' loops use little of Python: `for` over ranges, `while`, `if`, numbers, flat arrays, and
+calls of each other. That is translated to LLVM text and compiled once per machine, in about 0.2 s.
+A general compiler such as numba takes 2 s to import and 20 s to compile the same. The operations
+keep their order, without fast-math, so the bits are those of Python. A function is compiled for the
+types of its arguments; types of local names follow from what they are given. Indices are not
+checked, and must not be negative; a division by zero is infinite instead of an error.
 """
 
 from __future__ import annotations

@@ -10,14 +10,23 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import sys
 from dataclasses import field
 from functools import cache
 from hashlib import sha256
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError
-from graphflow.placement.solvers.llvm_lines import ITEM, LLVM, Lines, Value, constant, joined, zero
+from graphflow.placement.solvers.llvm_lines import (
+    ITEM,
+    LLVM,
+    Lines,
+    LlvmValue,
+    constant,
+    join_kinds,
+    zero,
+)
 
 MATH = ("exp", "log", "sqrt")
 _ARITHMETIC = {
@@ -73,7 +82,7 @@ class _Body:
         self.kinds = known
         self.out = Lines(f"{unit.module.__name__}.{tree.name}")
         self.loops: list[tuple[str, str]] = []
-        self.views: dict[str, Value] = {}
+        self.views: dict[str, LlvmValue] = {}
         for name, kind in self.arguments:
             if kind not in ITEM:
                 self.kinds.setdefault(name, kind)
@@ -89,7 +98,7 @@ class _Body:
             entry.append(f"  %{name} = alloca {LLVM[kind]}")
         for name, kind in self.arguments:
             if kind not in ITEM:
-                wide = self.out.converted(Value(kind, f"%{name}.given"), self.kinds[name], entry)
+                wide = self.out.convert(LlvmValue(kind, f"%{name}.given"), self.kinds[name], entry)
                 entry.append(f"  store {LLVM[wide.kind]} {wide.text}, ptr %{name}")
         end = "ret void" if self.result == "v" else f"ret {LLVM[self.result]} {zero(self.result)}"
         last = [] if not self.out.open else [f"  {end}"]
@@ -142,8 +151,8 @@ class _Body:
             self.out.emit("ret void")
         else:
             value = self._value(node.value)
-            self.result = joined(self.result, value.kind)
-            value = self.out.converted(value, self.result)
+            self.result = join_kinds(self.result, value.kind)
+            value = self.out.convert(value, self.result)
             self.out.emit(f"ret {LLVM[value.kind]} {value.text}")
         self.out.open = False
 
@@ -210,37 +219,37 @@ class _Body:
     def _continue(self, node: ast.Continue) -> None:
         self.out.jump(self.loops[-1][0])
 
-    def _store(self, target: ast.expr, value: Value) -> None:
+    def _store(self, target: ast.expr, value: LlvmValue) -> None:
         if isinstance(target, ast.Name):
             if value.kind in ITEM:  # a slice: a view, for as long as this name is not given again
                 self.views[target.id] = value
                 return
-            kind = joined(self.kinds.get(target.id, ""), value.kind)
+            kind = join_kinds(self.kinds.get(target.id, ""), value.kind)
             self.kinds[target.id] = kind
-            value = self.out.converted(value, kind)
+            value = self.out.convert(value, kind)
             self.out.emit(f"store {LLVM[kind]} {value.text}, ptr %{target.id}")
             return
         if not isinstance(target, ast.Subscript):
             raise self._error(target)
         place, kind = self._place(target)
-        value = self.out.converted(value, kind)
+        value = self.out.convert(value, kind)
         self.out.emit(f"store {LLVM[kind]} {value.text}, ptr {place}")
 
     # Values -----------------------------------------------------------------------------------
 
-    def _value(self, node: ast.expr) -> Value:
+    def _value(self, node: ast.expr) -> LlvmValue:
         if isinstance(node, ast.Constant):
             return constant(node.value)
         method = getattr(self, f"_{type(node).__name__.lower()}_value", None)
         if method is None:
             raise self._error(node)
-        found: Value = method(node)
+        found: LlvmValue = method(node)
         return found
 
-    def _name_value(self, node: ast.Name) -> Value:
+    def _name_value(self, node: ast.Name) -> LlvmValue:
         for name, kind in self.arguments:
             if name == node.id and kind in ITEM:
-                return Value(kind, f"%{name}.given", f"%{name}.length")
+                return LlvmValue(kind, f"%{name}.given", f"%{name}.length")
         if node.id in self.views:
             return self.views[node.id]
         kind = self.kinds.get(node.id, "")
@@ -251,7 +260,7 @@ class _Body:
             return constant(value)
         raise self._error(node)
 
-    def _subscript_value(self, node: ast.Subscript) -> Value:
+    def _subscript_value(self, node: ast.Subscript) -> LlvmValue:
         if not isinstance(node.slice, ast.Slice):
             place, kind = self._place(node)
             return self.out.emit(f"load {LLVM[kind]}, ptr {place}", kind)
@@ -264,28 +273,30 @@ class _Body:
             f"getelementptr {item}, ptr {array.text}, i64 {first.text}", array.kind
         )
         count = self.out.emit(f"sub i64 {stop.text}, {first.text}", "i")
-        return Value(array.kind, start.text, count.text)
+        return LlvmValue(array.kind, start.text, count.text)
 
     def _place(self, node: ast.Subscript) -> tuple[str, str]:
         array = self._value(node.value)
         if array.kind not in ITEM:
             raise self._error(node)
-        index = self.out.converted(self._value(node.slice), "i")
+        index = self.out.convert(self._value(node.slice), "i")
         item = ITEM[array.kind]
         place = self.out.emit(
             f"getelementptr {LLVM[item]}, ptr {array.text}, i64 {index.text}", "I"
         )
         return place.text, item
 
-    def _binop_value(self, node: ast.BinOp) -> Value:
+    def _binop_value(self, node: ast.BinOp) -> LlvmValue:
         return self._binary(node.op, self._value(node.left), self._value(node.right), node)
 
-    def _binary(self, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
+    def _binary(
+        self, op: ast.operator, left: LlvmValue, right: LlvmValue, node: ast.AST
+    ) -> LlvmValue:
         if isinstance(op, ast.Div):
-            left, right = (self.out.converted(v, "f") for v in (left, right))
+            left, right = (self.out.convert(v, "f") for v in (left, right))
             return self.out.emit(f"fdiv double {left.text}, {right.text}", "f")
-        kind = joined(joined(left.kind, right.kind), "i")
-        left, right = (self.out.converted(v, kind) for v in (left, right))
+        kind = join_kinds(join_kinds(left.kind, right.kind), "i")
+        left, right = (self.out.convert(v, kind) for v in (left, right))
         if isinstance(op, ast.FloorDiv | ast.Mod) and kind == "i":
             return self.out.whole(isinstance(op, ast.Mod), left.text, right.text)
         names = _ARITHMETIC.get(type(op))
@@ -294,7 +305,7 @@ class _Body:
             raise self._error(node)
         return self.out.emit(f"{name} {LLVM[kind]} {left.text}, {right.text}", kind)
 
-    def _unaryop_value(self, node: ast.UnaryOp) -> Value:
+    def _unaryop_value(self, node: ast.UnaryOp) -> LlvmValue:
         value = self._value(node.operand)
         if isinstance(node.op, ast.Not):
             return self.out.emit(f"xor i1 {self.out.truth(value)}, true", "b")
@@ -303,29 +314,31 @@ class _Body:
         if isinstance(node.op, ast.USub):
             if value.kind == "f":
                 return self.out.emit(f"fneg double {value.text}", "f")
-            return self.out.emit(f"sub i64 0, {self.out.converted(value, 'i').text}", "i")
+            return self.out.emit(f"sub i64 0, {self.out.convert(value, 'i').text}", "i")
         raise self._error(node)
 
-    def _compare_value(self, node: ast.Compare) -> Value:
+    def _compare_value(self, node: ast.Compare) -> LlvmValue:
         left, found = self._value(node.left), ""
         for op, comparator in zip(node.ops, node.comparators, strict=True):
             right = self._value(comparator)
-            kind = joined(joined(left.kind, right.kind), "i")
-            a, b = (self.out.converted(v, kind) for v in (left, right))
+            kind = join_kinds(join_kinds(left.kind, right.kind), "i")
+            a, b = (self.out.convert(v, kind) for v in (left, right))
             word = "fcmp" if kind == "f" else "icmp"
             how = _COMPARISON[type(op)][kind == "f"]
             one = self.out.emit(f"{word} {how} {LLVM[kind]} {a.text}, {b.text}", "b").text
             found = self.out.emit(f"and i1 {found}, {one}", "b").text if found else one
             left = right
-        return Value("b", found)
+        return LlvmValue("b", found)
 
-    def _boolop_value(self, node: ast.BoolOp) -> Value:
-        return self._chosen(node, node, ast.Constant(True), ast.Constant(False))
+    def _boolop_value(self, node: ast.BoolOp) -> LlvmValue:
+        return self._compile_choice(node, node, ast.Constant(True), ast.Constant(False))
 
-    def _ifexp_value(self, node: ast.IfExp) -> Value:
-        return self._chosen(node, node.test, node.body, node.orelse)
+    def _ifexp_value(self, node: ast.IfExp) -> LlvmValue:
+        return self._compile_choice(node, node.test, node.body, node.orelse)
 
-    def _chosen(self, node: ast.expr, test: ast.expr, first: ast.expr, second: ast.expr) -> Value:
+    def _compile_choice(
+        self, node: ast.expr, test: ast.expr, first: ast.expr, second: ast.expr
+    ) -> LlvmValue:
         yes, no, end = self.out.label("yes"), self.out.label("no"), self.out.label("end")
         name = f"choice{node.lineno}.{node.col_offset}"
         self._branch(test, yes, no)
@@ -336,29 +349,29 @@ class _Body:
         self.out.start(end)
         return self._name_value(ast.Name(name))
 
-    def _call_value(self, node: ast.Call) -> Value:
+    def _call_value(self, node: ast.Call) -> LlvmValue:
         name = getattr(node.func, "id", "")
         values = [self._value(a) for a in node.args]
         if node.keywords or not name:
             raise self._error(node)
         if name in self.unit.trees:
-            return self._called(name, values)
+            return self._compile_call(name, values)
         if name in ("min", "max") and len(values) > 1:
             return self.out.extreme(name, values)
         if name == "len" and values[0].kind in ITEM:
-            return Value("i", values[0].length)
+            return LlvmValue("i", values[0].length)
         if name in ("float", "int", "bool") and len(values) == 1:
             if name == "bool":
-                return Value("b", self.out.truth(values[0]))
+                return LlvmValue("b", self.out.truth(values[0]))
             if name == "int" and values[0].kind == "f":
                 return self.out.emit(f"fptosi double {values[0].text} to i64", "i")
-            return self.out.converted(values[0], name[0])
+            return self.out.convert(values[0], name[0])
         if name in MATH and getattr(self.unit.module, name, None) is getattr(math, name):
-            x = self.out.converted(values[0], "f")
+            x = self.out.convert(values[0], "f")
             return self.out.emit(f"call double @{name}(double {x.text})", "f")
         raise self._error(node)
 
-    def _called(self, name: str, values: list[Value]) -> Value:
+    def _compile_call(self, name: str, values: list[LlvmValue]) -> LlvmValue:
         symbol, result = self.unit.function(name, "".join(v.kind for v in values))
         given = []
         for value in values:
@@ -419,6 +432,12 @@ def program(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str]:
 
 @cache
 def _trees(module: ModuleType) -> dict[str, ast.FunctionDef]:
-    """The functions of a module by name."""
+    """The functions of a module, and those that it imports from its package, by name."""
+    package = module.__name__.rpartition(".")[0]
+    trees: dict[str, ast.FunctionDef] = {}
+    for value in vars(module).values():
+        source = value.__module__ if isinstance(value, FunctionType) else module.__name__
+        if source != module.__name__ and source.rpartition(".")[0] == package:
+            trees |= _trees(sys.modules[source])
     tree = ast.parse(inspect.getsource(module))
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return trees | {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}

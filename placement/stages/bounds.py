@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.problems.problem import Floats, Ints
-from graphflow.placement.solvers.highs import Live, Model
+from graphflow.placement.solvers.highs import Live, MixedIntegerProgram
 from graphflow.placement.stages.contiguous import Stock, stock_of
 from graphflow.placement.stages.units import StageUnits
 
@@ -36,7 +36,7 @@ def fluid_bound(units: StageUnits) -> float:
     cost. A linear program over classes of devices."""
     stock = stock_of(units)
     least = units.compute.min(axis=1)
-    model = Model()
+    model = MixedIntegerProgram()
     top = model.columns(1, cost=1.0, lower=float(least.max(initial=0.0)))
     shares = model.columns(units.count * len(stock.members), upper=1.0)
     loads: list[dict[int, float]] = [{top: -float(len(m))} for m in stock.members]
@@ -56,7 +56,7 @@ def fluid_bound(units: StageUnits) -> float:
         room = float(units.capacity[stock.column[c]]) * len(stock.members[c])
         if held and np.isfinite(room):
             model.row(held, upper=room)
-    return _lowered(model.solve().bound)
+    return _subtract_margin(model.solve().bound)
 
 
 def closure_bound(units: StageUnits, known: float = 0.0) -> float:
@@ -73,7 +73,7 @@ def closure_bound(units: StageUnits, known: float = 0.0) -> float:
         for c, p in enumerate(stock.column.tolist()):
             if np.isfinite(units.compute[u, p]) and best < least:
                 lives[c].bounds(u, 1.0, 1.0)
-                least = min(least, _lowered(lives[c].solve().bound))
+                least = min(least, _subtract_margin(lives[c].solve().bound))
                 lives[c].bounds(u, 0.0, 1.0 if np.isfinite(units.compute[u, p]) else 0.0)
         best = max(best, least)
     return best
@@ -101,10 +101,12 @@ def _set_model(units: StageUnits, device: int) -> Live:
     return Live(model)
 
 
-def _set_columns(units: StageUnits, device: int, integer: bool) -> tuple[Model, dict[int, float]]:
+def _set_columns(
+    units: StageUnits, device: int, integer: bool
+) -> tuple[MixedIntegerProgram, dict[int, float]]:
     """Columns of a set of units on a device, the rows of its transfers, and the terms of its
     load."""
-    model = Model()
+    model = MixedIntegerProgram()
     model.columns(units.count, upper=1.0, integer=integer)
     terms: dict[int, float] = {}
     for u, seconds in enumerate(units.compute[:, device].tolist()):
@@ -208,7 +210,7 @@ class Cover:
         """How little of the units is left uncovered by the known sets within a limit: a row for
         each unit, and one for the devices of a kind."""
         count = len(self.held)
-        model = Model()
+        model = MixedIntegerProgram()
         model.columns(count, cost=1.0)
         for i in range(count):
             model.row({i: 1.0}, lower=1.0)
@@ -289,5 +291,5 @@ def cover_bound(
     return least
 
 
-def _lowered(bound: float) -> float:
+def _subtract_margin(bound: float) -> float:
     return bound * (1 - SAFE)

@@ -173,7 +173,7 @@ def best_cuts(units: StageUnits, items: Items, order: list[int]) -> Ints | None:
         np.argsort(position, kind="stable"), start, blocks, stock.column, units.devices,
         np.zeros(tensors, np.int64), np.zeros(tensors, np.int64), loads, *units.hypergraph,
     )  # fmt: skip
-    table = _Table(blocks + 1, len(stock.follow))
+    table = _SplitTable(blocks + 1, len(stock.follow))
     native(stage_loops, "chain_split")(
         len(stock.members), blocks, table.states, loads, stock.follow.ravel(), *table.flat
     )
@@ -195,7 +195,7 @@ def best_ideals(units: StageUnits, items: Items, ideals: list[int]) -> Ints | No
     for t in range(len(masks)):
         for r in units.readers_of(t).tolist():
             masks[t] |= 1 << int(items.item[r])
-    table, words = _Table(len(ideals), len(stock.follow)), items.count // 64 + 1
+    table, words = _SplitTable(len(ideals), len(stock.follow)), items.count // 64 + 1
     native(stage_loops, "ideal_split")(
         len(ideals), words, table.states, units.devices, _words(ideals, words),
         stock.follow.ravel(), stock.column, weight.ravel(), memory, units.capacity,
@@ -217,7 +217,7 @@ def _words(sets: list[int], count: int) -> Ints:
     return np.array(rows, dtype=np.uint64).ravel().view(np.int64)
 
 
-class _Table:
+class _SplitTable:
     """What a dynamic program fills in: (positions, states) least max load, and where it is from."""
 
     def __init__(self, positions: int, states: int) -> None:
@@ -231,7 +231,7 @@ class _Table:
         return tuple(a.ravel() for a in (self.best, self.since, self.state, self.kind))
 
 
-def _trace(units: StageUnits, stock: Stock, table: _Table, piece: Any) -> Ints | None:
+def _trace(units: StageUnits, stock: Stock, table: _SplitTable, piece: Any) -> Ints | None:
     at = len(table.best) - 1
     s = int(np.argmin(table.best[at]))
     if not np.isfinite(table.best[at, s]):

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.problems.problem import Floats, Ints
-from graphflow.placement.solvers.highs import Model
+from graphflow.placement.solvers.highs import MixedIntegerProgram
 from graphflow.placement.solvers.loop_compiler import native
 from graphflow.placement.stages import loops as stage_loops
 from graphflow.placement.stages.units import StageUnits
@@ -42,7 +42,7 @@ class Anneal:
     largest: int
 
 
-def annealed(
+def anneal_split(
     units: StageUnits, start: Ints, steps: int, how: Anneal, seed: int, bound: float
 ) -> Ints:
     """The best split met; see `stage_loops.anneal`."""
@@ -87,7 +87,7 @@ def neighbourhoods(
             allowed = [busiest, others[int(rng.integers(len(others)))]]
         most = max(2, int(choices[kind]) // len(allowed))
         free = _ball(near, where, allowed, busiest, most, rng)
-        found, spent = _placed(units, where, free, allowed, seconds)
+        found, spent = _place_free_units(units, where, free, allowed, seconds)
         pivots -= spent + LEAST_SPENT
         factor = 1.5 if spent < EASY else 0.6 if spent > HARD else 1.0
         choices[kind] = min(CHOICES[2], max(CHOICES[0], choices[kind] * factor))
@@ -134,7 +134,7 @@ def _ball(
     return queue[:most]
 
 
-def _placed(
+def _place_free_units(
     units: StageUnits,
     where: Ints,
     free: list[int],
@@ -142,13 +142,13 @@ def _placed(
     seconds: float,
 ) -> tuple[Ints | None, int]:
     """The best devices for free units, all others where they are; pivots that it took."""
-    model, column = Model(), {}
+    model, column = MixedIntegerProgram(), {}
     for u in free:
         here = [p for p in allowed if np.isfinite(units.compute[u, p])]
         first = model.columns(len(here), upper=1.0, integer=True)
         column.update({(u, p): first + i for i, p in enumerate(here)})
         model.row({first + i: 1.0 for i in range(len(here))}, lower=1.0, upper=1.0)
-    program = _Program(units, where, set(free), column, model)
+    program = _StageProgram(units, where, set(free), column, model)
     program.transfers()
     top = program.loads(allowed)
     begin = np.zeros(len(model.cost))
@@ -165,7 +165,7 @@ def _placed(
     return result, found.pivots
 
 
-class _Program:
+class _StageProgram:
     """A split with some units free, as rows over the columns of `model`."""
 
     def __init__(
@@ -174,7 +174,7 @@ class _Program:
         where: Ints,
         free: set[int],
         column: dict[tuple[int, int], int],
-        model: Model,
+        model: MixedIntegerProgram,
     ) -> None:
         self.units, self.where, self.free = units, where, free
         self.column, self.model = column, model
@@ -187,7 +187,7 @@ class _Program:
         for (u, p), at in column.items():
             self.terms[p][at] = float(units.compute[u, p])
 
-    def _on(self, u: int, p: int) -> tuple[dict[int, float], float]:
+    def _placement_term(self, u: int, p: int) -> tuple[dict[int, float], float]:
         """Whether a unit is on a device: a column, or a number."""
         if u in self.free:
             at = self.column.get((u, p))
@@ -200,15 +200,15 @@ class _Program:
         for t, maker in enumerate(units.maker.tolist()):
             readers = units.readers_of(t).tolist()
             for p in range(units.devices):
-                makes = self._on(maker, p)
-                reads = [self._on(r, p) for r in readers]
+                makes = self._placement_term(maker, p)
+                reads = [self._placement_term(r, p) for r in readers]
                 enters = [_difference(r, makes) for r in reads]
                 leaves = [_difference(makes, r) for r in reads]
                 for price, all_ in ((units.enter[t, p], enters), (units.leave[t, p], leaves)):
                     if price > 0.0:
-                        self._priced(p, float(price), all_)
+                        self._add_price(p, float(price), all_)
 
-    def _priced(self, p: int, price: float, gaps: list[tuple[dict[int, float], float]]) -> None:
+    def _add_price(self, p: int, price: float, gaps: list[tuple[dict[int, float], float]]) -> None:
         """A price to pay on p if any of these is 1."""
         if any(not terms and number > 0.5 for terms, number in gaps):
             self.fixed[p] += price

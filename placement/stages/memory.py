@@ -11,7 +11,7 @@ import numpy as np
 from graphflow.base.formatting import show_memory
 from graphflow.errors import MemoryLimitError
 from graphflow.placement.problems.problem import Floats, Ints
-from graphflow.placement.solvers.highs import Model
+from graphflow.placement.solvers.highs import MixedIntegerProgram
 from graphflow.placement.stages.units import StageUnits
 
 NODES = 2_000
@@ -20,7 +20,7 @@ MOST = 20_000
 """Choices (a unit on a device) up to which HiGHS is asked."""
 
 
-def fitting(units: StageUnits) -> Ints:
+def find_fit(units: StageUnits) -> Ints:
     """(u,) devices that hold everything, with small loads where there is a choice.
 
     Raises:
@@ -32,7 +32,7 @@ def fitting(units: StageUnits) -> Ints:
         return where
     bound = 0.0
     if units.compute.size <= MOST:
-        where, bound = _packed(units)
+        where, bound = _pack(units)
         if where is not None:
             return where
     proof = (
@@ -42,9 +42,9 @@ def fitting(units: StageUnits) -> Ints:
     raise _error(
         units,
         unit,
-        f"no split fits: a unit of {show_memory(units.memory[unit])} ({_named(units, unit)}) fits "
-        f"on no device beside the others ({show_memory(float(left.max()))} are left at most; "
-        f"{proof})",
+        f"no split fits: a unit of {show_memory(units.memory[unit])} "
+        f"({_describe_unit(units, unit)}) fits on no device beside the others "
+        f"({show_memory(float(left.max()))} are left at most; {proof})",
     )
 
 
@@ -59,8 +59,9 @@ def _each_alone(units: StageUnits) -> None:
         raise _error(
             units,
             worst,
-            f"a unit of {show_memory(need)} ({_named(units, worst)}) fits on no device that can "
-            f"run it: the roomiest has {show_memory(most)} ({show_memory(need - most)} missing)",
+            f"a unit of {show_memory(need)} ({_describe_unit(units, worst)}) fits on no device "
+            f"that can run it: the roomiest has {show_memory(most)} "
+            f"({show_memory(need - most)} missing)",
         )
 
 
@@ -79,9 +80,9 @@ def _by_size(units: StageUnits) -> tuple[Ints | None, Floats, int]:
     return where, room, -1
 
 
-def _packed(units: StageUnits) -> tuple[Ints | None, float]:
+def _pack(units: StageUnits) -> tuple[Ints | None, float]:
     """A packing with least load beyond memory, or None and the bytes that are missing at least."""
-    model = Model()
+    model = MixedIntegerProgram()
     first = model.columns(units.compute.size, upper=1.0, integer=True)
     unit = float(units.memory.max(initial=0.0)) or 1.0
     over = model.columns(units.devices, cost=1.0)
@@ -111,7 +112,7 @@ def _packed(units: StageUnits) -> tuple[Ints | None, float]:
     return None, max(0.0, found.bound - 1e-6) * unit
 
 
-def _named(units: StageUnits, unit: int) -> str:
+def _describe_unit(units: StageUnits, unit: int) -> str:
     nodes = np.flatnonzero(units.unit == unit).tolist()
     if len(nodes) == 1:
         return f"node {nodes[0]}"

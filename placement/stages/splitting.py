@@ -30,8 +30,8 @@ from graphflow.placement.stages.contiguous import (
     items_of,
     orders,
 )
-from graphflow.placement.stages.local_search import Anneal, annealed, neighbourhoods
-from graphflow.placement.stages.memory import fitting
+from graphflow.placement.stages.local_search import Anneal, anneal_split, neighbourhoods
+from graphflow.placement.stages.memory import find_fit
 from graphflow.placement.stages.units import StageUnits, stage_units
 
 ANNEALS = (
@@ -173,9 +173,9 @@ def split_stages(
         return Split(np.zeros(0, np.int64), np.zeros(problem.devices), 0.0, True, ())
     tried = _contiguous_splits(problem, units, flags, ideals)
     if not tried:
-        tried["by memory"] = fitting(units)
+        tried["by memory"] = find_fit(units)
     bound = closure_bound(units, fluid_bound(units))
-    search = _Search(units, tried, bound, deadline)
+    search = _SplitSearch(units, tried, bound, deadline)
     if budget:
         search.anneal(budget, seed)
         search.neighbourhoods(pivots // 4, seed)
@@ -284,13 +284,13 @@ def _devices(
 
 def _indices(name: str, devices: int | Sequence[int]) -> list[int]:
     """Devices as they were given, checked."""
-    found = None if isinstance(devices, str | int) else np.atleast_1d(_listed(devices))
+    found = None if isinstance(devices, str | int) else np.atleast_1d(_to_array(devices))
     if found is None or (found.size and found.dtype.kind not in "iu") or found.ndim != 1:
         raise PlacementError(f"{name} must be a list of device indices, not {devices!r}")
     return [int(p) for p in found]
 
 
-def _listed(devices: Sequence[int]) -> NDArray[Any]:
+def _to_array(devices: Sequence[int]) -> NDArray[Any]:
     try:
         return np.array(list(devices))
     except (TypeError, ValueError):
@@ -316,7 +316,7 @@ def _contiguous_splits(
     return found
 
 
-class _Search:
+class _SplitSearch:
     """What makes a split better, adding all that it finds to `tried`."""
 
     def __init__(
@@ -358,7 +358,7 @@ class _Search:
                 here = self.best
             else:
                 here = last if source == "last" else sorted(hot, key=self.units.max_load)[1]
-            last = annealed(self.units, here, steps, how, seed + turn, self.bound)
+            last = anneal_split(self.units, here, steps, how, seed + turn, self.bound)
             if source == "contiguous":
                 hot.append(last)
             self.tried[f"annealed {turn + 1}"] = last
@@ -387,8 +387,8 @@ class _Search:
         if self.deadline is None or not self.wanted:
             return steps
         if not self._pace:
-            annealed(self.units, self.best, 1, ANNEALS[0][0], 0, self.bound)  # compiled
+            anneal_split(self.units, self.best, 1, ANNEALS[0][0], 0, self.bound)  # compiled
             begin = perf_counter()
-            annealed(self.units, self.best, PROBE, ANNEALS[0][0], 0, self.bound)
+            anneal_split(self.units, self.best, PROBE, ANNEALS[0][0], 0, self.bound)
             self._pace = max(perf_counter() - begin, 1e-6) / PROBE
         return max(0, min(steps, int(self.left / self._pace)))

@@ -151,7 +151,7 @@ def _curve(swept: SweepData, frame: _Frame, curve: Curve, colour: str) -> Iterat
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     yield f'<polyline class="curve" stroke="{colour}" points="{line}"/>'
     for (x, y), point in zip(at, curve.points, strict=True):
-        told = f"{curve.name}, {swept.label} {number(point.x)}: {swept.told(point)}"
+        told = f"{curve.name}, {swept.label} {number(point.x)}: {swept.format_speedup(point)}"
         yield (
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.6" fill="{colour}">'
             f"<title>{escape(printable(told))}</title></circle>"
@@ -166,7 +166,7 @@ def _labels(swept: SweepData, frame: _Frame) -> Iterator[str]:
     wanted = []
     for i, curve in enumerate(swept.curves):
         last = curve.points[-1]
-        told = f"{swept.told(last)}"
+        told = f"{swept.format_speedup(last)}"
         mark = swept.marks[curve.name]
         if mark is not None:
             told += f", pays to {number(mark.x)}"

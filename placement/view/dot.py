@@ -24,7 +24,7 @@ def render(plan: PlanData) -> str:
     nodes = show_count(len(plan.nodes), "node")
     lines = [
         "digraph plan {",
-        f"  label={quoted(f'{nodes}, {show_seconds(plan.makespan)} a step')};",
+        f"  label={quote(f'{nodes}, {show_seconds(plan.makespan)} a step')};",
         '  graph [rankdir=TB, fontname="Helvetica", labelloc=t];',
         '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=10];',
         f'  edge [color="{colours.WIRE}", arrowsize=0.6, fontname="Helvetica", fontsize=8];',
@@ -35,7 +35,7 @@ def render(plan: PlanData) -> str:
             continue
         shade = colours.CLIENT if device == CLIENT else colours.shade(i)
         lines.append(f"  subgraph cluster_{i} {{")
-        lines.append(f'    label={quoted(device)}; color="{shade.strong}"; style=rounded;')
+        lines.append(f'    label={quote(device)}; color="{shade.strong}"; style=rounded;')
         lines.append(f'    node [fillcolor="{shade.tint}", color="{shade.strong}"];')
         lines += [f"    n{index[node.name]} {_attributes(node)};" for node in members]
         lines.append("  }")
@@ -46,7 +46,7 @@ def render(plan: PlanData) -> str:
 def _attributes(node: PlannedNode) -> str:
     label = f"{node.name}\n{node.op} {node.output}\n{show_seconds(node.finish - node.start)}"
     tip = f"{node.why}\n{node.location}"
-    return f"[label={quoted(label)}, tooltip={quoted(tip)}]"
+    return f"[label={quote(label)}, tooltip={quote(tip)}]"
 
 
 def _edges(plan: PlanData, index: dict[str, int]) -> list[str]:
@@ -58,13 +58,13 @@ def _edges(plan: PlanData, index: dict[str, int]) -> list[str]:
             source = plan.nodes[index[name]]
             look = ""
             if source.device not in (node.device, CLIENT):
-                size = quoted(show_bytes(source.bytes))
+                size = quote(show_bytes(source.bytes))
                 look = f' [color="{colours.CUT}", penwidth=2, label={size}]'
             lines.append(f"  n{index[name]} -> n{index[node.name]}{look};")
     return lines
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A DOT string that shows exactly `text`: in labels a backslash starts an escape."""
     text = printable(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + text.replace("\r", "").replace("\n", "\\n") + '"'

@@ -24,7 +24,7 @@ LARGEST = 400
 """Boxes that a drawing on paper has room for."""
 
 
-def folded(plan: PlanData) -> PlanData:
+def fold_large(plan: PlanData) -> PlanData:
     """The plan itself, or of a large one a plan whose nodes stand for groups, with the sums of
     their seconds and bytes. Time about linear in nodes and edges."""
     if len(plan.nodes) <= LARGEST:
@@ -112,14 +112,14 @@ def _clusters(plan: PlanData, made: Tree, limit: int) -> list[_Cluster]:
     for i, sources in enumerate(reads):
         if not sources:
             after = [(keys[r], cluster) for r in readers[i] if (cluster := found[r]) is not None]
-            found[i] = _beside(keys[i], latest.get(keys[i]), after)
+            found[i] = _box_to_join(keys[i], latest.get(keys[i]), after)
         if found[i] is None:
             alone = (-1 - keys[i][0], *keys[i][1:])
             found[i] = latest.setdefault(alone, _Cluster(keys[i][1], 0))
     return [cluster for cluster in found if cluster is not None]
 
 
-def _beside(
+def _box_to_join(
     mine: _Key, place: _Cluster | None, after: Sequence[tuple[_Key, _Cluster]]
 ) -> _Cluster | None:
     """The box that a node joins which reads nothing: its first reader's or that of its group, if

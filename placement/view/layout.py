@@ -30,7 +30,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Route:
+class EdgeRoute:
     """A tensor's way to its readers in one lane.
 
     Args:
@@ -52,7 +52,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Layout:
+class GraphLayout:
     """Coordinates in pixels at zoom 1; y grows downwards.
 
     Args:
@@ -67,7 +67,7 @@ class Layout:
     y: list[float]
     layer: list[int]
     column: list[int]
-    routes: list[Route]
+    routes: list[EdgeRoute]
     lanes: list[tuple[float, float, int]]
     width: float
     height: float
@@ -98,7 +98,7 @@ class _Items:
 
 def arrange(
     count: int, edges: Sequence[tuple[int, int]], lanes: Sequence[int], lane_count: int
-) -> Layout:
+) -> GraphLayout:
     """Lay out `count` nodes; `lanes` (n,) says in which of `lane_count` lanes each is drawn.
 
     Deterministic; time is about linear in nodes and edges (10,000 nodes: seconds).
@@ -224,7 +224,7 @@ def _order(items: _Items, groups: Groups) -> None:
                 number(group, lane)
 
 
-def _spacing(items: _Items, left: int, right: int) -> float:
+def _min_distance(items: _Items, left: int, right: int) -> float:
     joints = (items.half[left] < NODE_WIDTH / 2) + (items.half[right] < NODE_WIDTH / 2)
     return items.half[left] + items.half[right] + (GAP, GAP / 2, GAP / 3)[joints]
 
@@ -234,7 +234,7 @@ def _natural(items: _Items, group: list[int]) -> float:
     if not group:
         return 0.0
     ends = items.half[group[0]] + items.half[group[-1]]
-    return ends + sum(_spacing(items, a, b) for a, b in pairwise(group))
+    return ends + sum(_min_distance(items, a, b) for a, b in pairwise(group))
 
 
 def _rows(items: _Items, groups: Groups, lane_count: int) -> tuple[list[int], list[float]]:
@@ -330,7 +330,7 @@ def _offsets(items: _Items, group: list[int], rows: int) -> list[float]:
     offsets, at = [], 0.0
     for rank, item in enumerate(group):
         if rank:
-            at += _spacing(items, group[rank - 1], item) / rows
+            at += _min_distance(items, group[rank - 1], item) / rows
         offsets.append(at)
     return offsets
 
@@ -360,7 +360,7 @@ def _fold(
     x: list[float],
     chains: list[_Chain],
     count: int,
-) -> Layout:
+) -> GraphLayout:
     """Give layers their heights; a very deep graph continues at the top of a further column."""
     heights = [r * (NODE_HEIGHT + ROW_GAP) + LAYER_GAP - ROW_GAP for r in rows]
     width, total = lefts[-1] + widths[-1] + LANE_GAP / 2 if lefts else 0.0, sum(heights)
@@ -390,7 +390,7 @@ def _fold(
         for c in range(columns)
         for lane, (left, wide) in enumerate(zip(lefts, widths, strict=True))
     ]
-    return Layout(
+    return GraphLayout(
         x[:count],
         y[:count],
         items.layer[:count],
@@ -409,7 +409,7 @@ def _route(
     y: list[float],
     tops: list[float],
     depth: list[float],
-) -> Route:
+) -> EdgeRoute:
     paths = []
     for reader in chain.readers:
         path = [(x[chain.source], y[chain.source] + NODE_HEIGHT)]
@@ -419,4 +419,4 @@ def _route(
                 path += [(at, tops[level]), (at, tops[level] + depth[level])]
         path.append((x[reader], y[reader]))
         paths.append(tuple(path))
-    return Route(chain.source, chain.lane, chain.readers, tuple(paths))
+    return EdgeRoute(chain.source, chain.lane, chain.readers, tuple(paths))

@@ -15,8 +15,8 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.report import DeviceUse, device_uses
 from graphflow.placement.view import colours
-from graphflow.placement.view.fold import folded
-from graphflow.placement.view.layout import NODE_WIDTH, Layout, Route, arrange
+from graphflow.placement.view.fold import fold_large
+from graphflow.placement.view.layout import NODE_WIDTH, EdgeRoute, GraphLayout, arrange
 from graphflow.placement.view.text import printable, shorten
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Wire:
+class DrawnEdge:
     """A tensor's way to its readers on one device.
 
     `cut` where it leaves one device for another (feeds come from the client, and are not cut);
     `transfer` is what the plan says of that.
     """
 
-    route: Route
+    route: EdgeRoute
     cut: bool
     transfer: PlannedTransfer | None
 
@@ -87,7 +87,7 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     """One line of the timelines: a device or link, predicted or measured."""
 
     track: str
@@ -102,10 +102,10 @@ class Scene:
     """Everything the drawings show of a plan."""
 
     plan: PlanData
-    layout: Layout
+    layout: GraphLayout
     boxes: tuple[Box, ...]
-    wires: tuple[Wire, ...]
-    rows: tuple[Row, ...]
+    wires: tuple[DrawnEdge, ...]
+    rows: tuple[TimelineRow, ...]
     usage: tuple[DeviceUse, ...]
     lanes: tuple[str, ...]
     shades: dict[str, colours.Shade]
@@ -166,7 +166,7 @@ def scene(plan: PlanData) -> Scene:
     shades.setdefault(CLIENT, colours.CLIENT)
     for extra, name in enumerate(lanes):
         shades.setdefault(name, colours.shade(len(plan.cluster.devices) + extra))
-    shown = folded(plan)
+    shown = fold_large(plan)
     index = {node.name: i for i, node in enumerate(shown.nodes)}
     lane = {name: i for i, name in enumerate(lanes)}
     edges = [
@@ -199,7 +199,9 @@ def _lanes(plan: PlanData) -> tuple[str, ...]:
     return tuple(devices)
 
 
-def _boxes(plan: PlanData, layout: Layout, shades: dict[str, colours.Shade]) -> tuple[Box, ...]:
+def _boxes(
+    plan: PlanData, layout: GraphLayout, shades: dict[str, colours.Shade]
+) -> tuple[Box, ...]:
     longest = max((node.finish - node.start for node in plan.nodes), default=0.0)
     measured: dict[tuple[str, str], float] = {}
     for bar in plan.measured.timeline if plan.measured else ():
@@ -209,7 +211,7 @@ def _boxes(plan: PlanData, layout: Layout, shades: dict[str, colours.Shade]) -> 
     return tuple(
         Box(
             node,
-            _told(others.get(node.fused, ()), node),
+            _other_nodes(others.get(node.fused, ()), node),
             x - NODE_WIDTH / 2,
             y,
             printable(shorten(node.name, LABEL_LETTERS)),
@@ -231,7 +233,7 @@ def kernels(plan: PlanData) -> dict[str, list[PlannedNode]]:
     return {name: nodes for name, nodes in found.items() if len(nodes) > 1}
 
 
-def _told(kernel: Sequence[PlannedNode], node: PlannedNode) -> str:
+def _other_nodes(kernel: Sequence[PlannedNode], node: PlannedNode) -> str:
     others = [each.name for each in kernel if each is not node]
     more = f" and {len(others) - 6} more" if len(others) > 6 else ""
     return ", ".join(others[:6]) + more
@@ -243,7 +245,7 @@ def _detail(node: PlannedNode) -> str:
     return node.output[start:] if start >= 0 else node.op
 
 
-def _wires(plan: PlanData, layout: Layout, lanes: tuple[str, ...]) -> tuple[Wire, ...]:
+def _wires(plan: PlanData, layout: GraphLayout, lanes: tuple[str, ...]) -> tuple[DrawnEdge, ...]:
     transfers: dict[tuple[str, str], PlannedTransfer] = {}
     for transfer in plan.transfers:
         transfers.setdefault((plan.maker(transfer.tensor), transfer.target), transfer)
@@ -251,11 +253,11 @@ def _wires(plan: PlanData, layout: Layout, lanes: tuple[str, ...]) -> tuple[Wire
     for route in layout.routes:
         source, target = plan.nodes[route.source], lanes[route.lane]
         cut = source.device not in (target, CLIENT)
-        wires.append(Wire(route, cut, transfers.get((source.name, target))))
+        wires.append(DrawnEdge(route, cut, transfers.get((source.name, target))))
     return tuple(wires)
 
 
-def _rows(plan: PlanData, shades: dict[str, colours.Shade]) -> tuple[Row, ...]:
+def _rows(plan: PlanData, shades: dict[str, colours.Shade]) -> tuple[TimelineRow, ...]:
     """Devices, links, feeds and fetches, predicted; after a run, measured right below. Feeds and
     fetches are part of the step but no measurement of their own."""
     sides: list[tuple[bool, tuple[Interval, ...]]] = [(False, plan.timeline)]
@@ -275,5 +277,5 @@ def _rows(plan: PlanData, shades: dict[str, colours.Shade]) -> tuple[Row, ...]:
             mine = sorted(halves.get(measured, []), key=lambda bar: (bar.start, bar.finish))
             link = track not in shades
             shade = shades[track] if not link else colours.Shade(colours.CUT, "#fbdde8")
-            rows.append(Row(track, measured, shade, link, tuple(mine)))
+            rows.append(TimelineRow(track, measured, shade, link, tuple(mine)))
     return tuple(rows)

@@ -45,7 +45,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Row:
+class DeviceRow:
     """What a device does, one task after the other.
 
     Attributes:
@@ -70,7 +70,7 @@ class Row:
         return max(0.0, 1 - self.busy / self.span) if self.span > 0 else 0.0
 
 
-def rows(plan: PlanData) -> list[Row]:
+def rows(plan: PlanData) -> list[DeviceRow]:
     """The rows of a plan's schedule, those of a device together; none if it has no tasks."""
     task_of = {node.name: node.task for node in plan.nodes}
     if not any(task_of.values()):
@@ -87,7 +87,7 @@ def rows(plan: PlanData) -> list[Row]:
     return [row[name] for name in plan.cluster.devices for row in found.values() if name in row]
 
 
-def _by_device(kind: str, parts: Iterable[tuple[str, str, float, float]]) -> dict[str, Row]:
+def _by_device(kind: str, parts: Iterable[tuple[str, str, float, float]]) -> dict[str, DeviceRow]:
     """A bar for what follows one another of a task; two, where another one or a wait came
     between that can be seen."""
     bars: dict[str, list[Bar]] = {}
@@ -104,10 +104,10 @@ def _by_device(kind: str, parts: Iterable[tuple[str, str, float, float]]) -> dic
         if task:
             before.discard(device)
         busy[device] = busy.get(device, 0.0) + (device not in before) * (finish - start)
-    return {name: Row(name, kind, tuple(each), busy[name]) for name, each in bars.items()}
+    return {name: DeviceRow(name, kind, tuple(each), busy[name]) for name, each in bars.items()}
 
 
-def axes(drawn: Sequence[Row]) -> dict[str, tuple[float, float]]:
+def axes(drawn: Sequence[DeviceRow]) -> dict[str, tuple[float, float]]:
     """(begin, end) in seconds of the axis on which rows of a kind, predicted or measured, are
     drawn: the same for both, unless one of them is more than `FAR` times as long as the other."""
     found: dict[str, tuple[float, float]] = {}
@@ -122,7 +122,7 @@ def axes(drawn: Sequence[Row]) -> dict[str, tuple[float, float]]:
     return dict.fromkeys(found, (min(begins), max(ends)))
 
 
-def legend(drawn: Sequence[Row]) -> str:
+def legend(drawn: Sequence[DeviceRow]) -> str:
     """What the colours say, and the axes where there are two, as HTML."""
     seen = {bar.task[:1] for row in drawn for bar in row.bars}
     told = [
@@ -138,7 +138,7 @@ def legend(drawn: Sequence[Row]) -> str:
     return "".join(told)
 
 
-def picture(drawn: Sequence[Row]) -> str:
+def picture(drawn: Sequence[DeviceRow]) -> str:
     """The rows as SVG."""
     found = axes(drawn)
     common, height = set(found.values()), ROW * len(drawn) + 8
@@ -168,7 +168,7 @@ def _ticks(height: int, begin: float, end: float) -> Iterator[str]:
         )
 
 
-def _row(row: Row, number: int, begin: float, end: float) -> Iterator[str]:
+def _row(row: DeviceRow, number: int, begin: float, end: float) -> Iterator[str]:
     scale = (WIDTH - LEFT - RIGHT) / max(end - begin, 1e-12)
     top = ROW * number + 4
     middle = top + BAR / 2 + 4.5

@@ -14,7 +14,7 @@ from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.placement.plans.report import shown_devices
 from graphflow.placement.view import colours
 from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH
-from graphflow.placement.view.scene import Box, Row, Scene, Wire, headlines, scene
+from graphflow.placement.view.scene import Box, DrawnEdge, Scene, TimelineRow, headlines, scene
 from graphflow.placement.view.text import printable, shorten, ticks
 
 if TYPE_CHECKING:
@@ -135,18 +135,18 @@ def _timelines(drawn: Scene, width: float) -> tuple[str, float]:
     return "\n".join(parts), bottom + 16
 
 
-def _row(row: Row, y: float, scale: float, first: bool) -> Iterator[str]:
+def _row(row: TimelineRow, y: float, scale: float, first: bool) -> Iterator[str]:
     if first:
         yield _text(MARGIN, y + 13, shorten(row.track, 38), "track")
     yield _text(
         LABELS - 8, y + 13, "measured" if row.measured else "predicted", "small",
         ' text-anchor="end"',
     )  # fmt: skip
-    for bar in _merged(row.bars, 0.8 / scale):
+    for bar in _merge_bars(row.bars, 0.8 / scale):
         yield _bar(bar, row, y + (ROW - BAR) / 2, scale)
 
 
-def _merged(bars: Sequence[Interval], pixel: float) -> Iterator[Interval]:
+def _merge_bars(bars: Sequence[Interval], pixel: float) -> Iterator[Interval]:
     """Of many bars, those that no eye tells apart as one."""
     if len(bars) <= MANY:
         yield from bars
@@ -162,7 +162,7 @@ def _merged(bars: Sequence[Interval], pixel: float) -> Iterator[Interval]:
     yield last if count == 1 else replace(last, name=f"{count:,} bars")
 
 
-def _bar(bar: Interval, row: Row, y: float, scale: float) -> str:
+def _bar(bar: Interval, row: TimelineRow, y: float, scale: float) -> str:
     x, wide = LABELS + bar.start * scale, max((bar.finish - bar.start) * scale, 0.6)
     fill = colours.WAIT if bar.kind == "wait" else row.shade.strong
     look = ' fill-opacity="0.72"' if row.measured else ""
@@ -228,7 +228,7 @@ def _kernels(drawn: Scene) -> Iterator[str]:
             )
 
 
-def _wire(wire: Wire) -> str:
+def _wire(wire: DrawnEdge) -> str:
     path = "".join(
         f"M{x0:.1f} {y0:.1f}"
         + (
@@ -246,7 +246,7 @@ def _wire(wire: Wire) -> str:
     return f'<path class="{kind}" d="{path}"/><path fill="{colour}" d="{heads}"/>'
 
 
-def _mark(wire: Wire) -> str:
+def _mark(wire: DrawnEdge) -> str:
     x, y = wire.middle
     return (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colours.PAPER}" '

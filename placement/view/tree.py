@@ -194,7 +194,7 @@ def _settle(root: Group, keys: list[tuple[int, int]], labels: list[str]) -> None
         group.members = [_alone(member, labels) for member in group.members]
         group.members.sort(key=lambda member: _key(member, keys))
         while len(group.members) > WIDEST:
-            group.members = _divided(group, keys, labels)
+            group.members = _divide(group, keys, labels)
 
 
 def _key(member: Group | int, keys: list[tuple[int, int]]) -> tuple[int, int]:
@@ -213,7 +213,7 @@ def _alone(member: Group | int, labels: list[str]) -> Group | int:
     return only
 
 
-def _divided(group: Group, keys: list[tuple[int, int]], labels: list[str]) -> list[Group | int]:
+def _divide(group: Group, keys: list[tuple[int, int]], labels: list[str]) -> list[Group | int]:
     members = group.members
     size = min(WIDEST, math.ceil(math.sqrt(len(members))))
     parts: list[Group | int] = []

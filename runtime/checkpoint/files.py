@@ -28,8 +28,8 @@ from graphflow.base.interrupts import defer_signals
 from graphflow.errors import CheckpointError
 
 Buffer = bytes | memoryview
-_LONGEST = 255  # bytes of a name in a path
-_BEGUN = re.compile(r"\.(.+)\.(partial|old|gone)-[0-9a-f]{16}", re.DOTALL)
+_MAX_NAME = 255  # bytes of a name in a path
+_LEFTOVER = re.compile(r"\.(.+)\.(partial|old|gone)-[0-9a-f]{16}", re.DOTALL)
 _PIECE = 8 * 2**20  # bytes, hashed and written by turns while they are in the cache
 
 
@@ -68,7 +68,7 @@ def write_new(
     return digest.hexdigest(), size
 
 
-def read(path: str | os.PathLike[str], most: int, size: int | None = None) -> bytes:
+def read_file(path: str | os.PathLike[str], most: int, size: int | None = None) -> bytes:
     """All of a file. Nothing else is waited for or read without an end: no pipe, no device.
 
     Args:
@@ -79,7 +79,7 @@ def read(path: str | os.PathLike[str], most: int, size: int | None = None) -> by
         OSError: it cannot be read, is no file, or is too large.
         WrongSize: it has another size.
     """
-    with open(path, "rb", opener=_at_once) as file:
+    with open(path, "rb", opener=_open_nonblocking) as file:
         there = os.fstat(file.fileno())
         if not stat.S_ISREG(there.st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
@@ -94,11 +94,11 @@ class WrongSize(Exception):
     """A file does not have the bytes that were written; how many it has."""
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def sync(folder: str | os.PathLike[str]) -> None:
+def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Bring the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -107,7 +107,7 @@ def sync(folder: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """A folder that is there after a crash, too, and those above it."""
     if folder.is_dir():
         return
@@ -115,15 +115,15 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
         with suppress(PermissionError):  # one that may be written to, and not be listed
-            sync(each.parent)
+            sync_folder(each.parent)
 
 
-def begin(target: Path) -> Path:
+def begin_folder(target: Path) -> Path:
     """A new folder beside a target, to write what will take its place."""
-    make(target.parent)
-    for left in _left(target, "partial"):
-        remove(left)
-    partial = _beside(target, "partial")
+    make_folder(target.parent)
+    for left in _leftovers_of(target, "partial"):
+        remove_folder(left)
+    partial = _temporary_name(target, "partial")
     os.mkdir(partial)
     return partial
 
@@ -134,10 +134,10 @@ def put_in_place(partial: Path, target: Path) -> None:
     Raises:
         OSError: it cannot; what was there is there.
     """
-    sync(partial)
+    sync_folder(partial)
     old = None
     if os.path.lexists(target):
-        old = _beside(target, "old")
+        old = _temporary_name(target, "old")
         os.rename(target, old)
     try:
         os.rename(partial, target)
@@ -145,15 +145,15 @@ def put_in_place(partial: Path, target: Path) -> None:
         if old is not None:
             os.rename(old, target)
         raise
-    sync(target.parent)
-    for each in _left(target, "old"):
-        remove(each)
+    sync_folder(target.parent)
+    for each in _leftovers_of(target, "old"):
+        remove_folder(each)
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write a small file for its owner alone, in place of another, or of whatever else is there
     but a folder with something in it: a crash leaves either."""
-    fresh = _beside(path, "partial")
+    fresh = _temporary_name(path, "partial")
     try:
         write_new(fresh, [data], mode=0o600)
         if path.is_dir() and not path.is_symlink():
@@ -162,13 +162,13 @@ def replace_file(path: Path, data: bytes) -> None:
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    sync_folder(path.parent)
 
 
-def remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder as a whole: one of which files are missing is never seen under its name."""
     name = folder.name
-    gone = folder if name.startswith(".") else _beside(folder, "gone")
+    gone = folder if name.startswith(".") else _temporary_name(folder, "gone")
     try:
         if gone is not folder:
             os.rename(folder, gone)
@@ -177,12 +177,12 @@ def remove(folder: Path) -> None:
     _remove_all(gone)
 
 
-def found(target: Path) -> Path:
+def find_checkpoint(target: Path) -> Path:
     """The place of a checkpoint: where it was set aside, if saving stopped just then."""
-    return target if target.exists() else next(iter(_left(target, "old")), target)
+    return target if target.exists() else next(iter(_leftovers_of(target, "old")), target)
 
 
-def clean(root: Path, ours: re.Pattern[str]) -> list[str]:
+def clean_up(root: Path, ours: re.Pattern[str]) -> list[str]:
     """Remove what a crash left in a folder, and put back what had only made room. What was done,
     in words.
 
@@ -190,23 +190,23 @@ def clean(root: Path, ours: re.Pattern[str]) -> list[str]:
         ours: what leftovers are called of those who write here; any other may still be written.
     """
     done = []
-    for old, target in _begun(root, "old", ours):
+    for old, target in _list_leftovers(root, "old", ours):
         if not target.exists():
             os.rename(old, target)
             done.append(f"put {target.name} back")
     for kind in ("old", "partial", "gone"):
-        for left, target in _begun(root, kind, ours):
-            _remove_begun(left, target, kind)
+        for left, target in _list_leftovers(root, kind, ours):
+            _remove_leftover(left, target, kind)
             done.append(f"removed {left.name}")
     return done
 
 
-def _remove_begun(folder: Path, target: Path, kind: str) -> None:
+def _remove_leftover(folder: Path, target: Path, kind: str) -> None:
     """Remove what a crash left: first from where its writer, if that lives, would find it and put
     in its place what is half removed."""
     gone = folder
     if kind == "partial":
-        gone = _beside(target, "gone")
+        gone = _temporary_name(target, "gone")
         try:
             os.rename(folder, gone)
         except FileNotFoundError:
@@ -225,7 +225,7 @@ def _remove_all(place: Path) -> None:
             place.unlink()
 
 
-def absolute(folder: str | os.PathLike[str]) -> Path:
+def absolute_path(folder: str | os.PathLike[str]) -> Path:
     """A path from the root.
 
     Raises:
@@ -239,18 +239,18 @@ def absolute(folder: str | os.PathLike[str]) -> Path:
         raise CheckpointError(f"{folder!r} is in a folder that is gone: {error}") from error
     if not folder or not isinstance(path, str) or "\0" in path:
         raise CheckpointError(f"{folder!r} is no name of a folder")
-    if any(len(os.fsencode(name)) > _LONGEST for name in Path(path).parts):
+    if any(len(os.fsencode(name)) > _MAX_NAME for name in Path(path).parts):
         raise CheckpointError(f"{format_value(folder)} is longer than the name of a folder may be")
     return Path(path)
 
 
-def followed(folder: str | os.PathLike[str]) -> Path:
+def resolve_links(folder: str | os.PathLike[str]) -> Path:
     """A path from the root, without links: what is written takes the place of what they lead to.
 
     Raises:
         CheckpointError: as `absolute`.
     """
-    return Path(os.path.realpath(absolute(folder)))
+    return Path(os.path.realpath(absolute_path(folder)))
 
 
 def is_empty(place: Path) -> bool:
@@ -258,21 +258,23 @@ def is_empty(place: Path) -> bool:
     return place.is_dir() and not any(place.iterdir())
 
 
-def _beside(target: Path, kind: str) -> Path:
+def _temporary_name(target: Path, kind: str) -> Path:
     return target.parent / f".{target.name}.{kind}-{secrets.token_hex(8)}"
 
 
-def _left(target: Path, kind: str) -> list[Path]:
-    return [left for left, of in _begun(target.parent, kind) if of.name == target.name]
+def _leftovers_of(target: Path, kind: str) -> list[Path]:
+    return [left for left, of in _list_leftovers(target.parent, kind) if of.name == target.name]
 
 
-def _begun(root: Path, kind: str, ours: re.Pattern[str] = _BEGUN) -> list[tuple[Path, Path]]:
+def _list_leftovers(
+    root: Path, kind: str, ours: re.Pattern[str] = _LEFTOVER
+) -> list[tuple[Path, Path]]:
     """What has names of ours in a folder, each with the place that it is to have, or had."""
     try:
         names = sorted(os.listdir(root))
     except (FileNotFoundError, PermissionError):  # one that may be written to, and not be listed
         return []
     matches = [
-        match for name in names if ours.fullmatch(name) and (match := _BEGUN.fullmatch(name))
+        match for name in names if ours.fullmatch(name) and (match := _LEFTOVER.fullmatch(name))
     ]
     return [(root / match[0], root / match[1]) for match in matches if match[2] == kind]

@@ -20,14 +20,25 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError
 from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.checkpoint import files
-from graphflow.runtime.checkpoint.manifest import Groups, Manifest, Part, Shard, Signature
-from graphflow.runtime.checkpoint.shard import all_arrays_of, arrays_of, metadata_of, pieces
+from graphflow.runtime.checkpoint.manifest import (
+    CheckpointShard,
+    Groups,
+    Manifest,
+    Signature,
+    VariablePiece,
+)
+from graphflow.runtime.checkpoint.shard import (
+    encode_shard,
+    read_all_arrays,
+    read_arrays,
+    read_metadata,
+)
 
 Array = np.ndarray[Any, Any]
 MANIFEST = "manifest.json"
-_LARGEST_MANIFEST = 1 << 28
+_MAX_MANIFEST_BYTES = 1 << 28
 """Bytes of one that is read: some hundred for each variable or piece of one."""
-CLIENT = "client.safetensors"
+CLIENT_SHARD = "client.safetensors"
 """The shard of variables that no worker has yet."""
 
 
@@ -50,7 +61,7 @@ class Checkpoint:
 
 
 @dataclass
-class Draft:
+class CheckpointDraft:
     """A checkpoint that is being written, in a folder beside its place.
 
     Attributes:
@@ -61,29 +72,29 @@ class Draft:
     folder: Path
     step: int
     epoch: int
-    shards: list[Shard] = field(default_factory=list)
+    shards: list[CheckpointShard] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, target: Path, step: int, epoch: int = 0) -> Draft:
+    def begin(cls, target: Path, step: int, epoch: int = 0) -> CheckpointDraft:
         """A new folder beside a target.
 
         Raises:
             OSError: it cannot be made.
         """
-        return cls(target, files.begin(target), step, epoch)
+        return cls(target, files.begin_folder(target), step, epoch)
 
     def write(self, file: str, variables: Mapping[str, Array]) -> None:
         """Write a shard from here."""
         self.add(write_shard(self.folder / file, variables, self.step))
 
-    def add(self, shard: Shard) -> None:
+    def add(self, shard: CheckpointShard) -> None:
         """Take in a shard that has been written."""
         self.shards.append(shard)
 
     def commit(
         self,
         variables: Mapping[str, Signature],
-        pieces: Mapping[str, tuple[Part, ...]] | None = None,
+        pieces: Mapping[str, tuple[VariablePiece, ...]] | None = None,
         unnamed: Groups = (),
     ) -> None:
         """Write the manifest, and put the checkpoint in its place.
@@ -107,7 +118,7 @@ class Draft:
 
     def discard(self) -> None:
         """Remove it, if it has not been put in its place."""
-        files.remove(self.folder)
+        files.remove_folder(self.folder)
 
 
 def write_shard(
@@ -115,11 +126,11 @@ def write_shard(
     variables: Mapping[str, Array],
     step: int,
     within: int | None = None,
-) -> Shard:
+) -> CheckpointShard:
     """Write the variables of one worker."""
-    parts = pieces(variables, {"step": str(step)})
+    parts = encode_shard(variables, {"step": str(step)})
     digest, size = files.write_new(path, parts, within)
-    return Shard(os.path.basename(path), digest, size, tuple(variables))
+    return CheckpointShard(os.path.basename(path), digest, size, tuple(variables))
 
 
 def save(
@@ -136,7 +147,7 @@ def save(
     Raises:
         CheckpointError: the place cannot be written; what was there is intact.
     """
-    target = files.followed(folder)
+    target = files.resolve_links(folder)
     variables = checkpoint.variables
     divided = shards if shards is not None else {"worker-0.safetensors": list(variables)}
     draft = None
@@ -145,12 +156,12 @@ def save(
             raise CheckpointError(
                 f"{target} exists and is no checkpoint; give a new or an empty folder"
             )
-        draft = Draft.begin(target, checkpoint.step)
+        draft = CheckpointDraft.begin(target, checkpoint.step)
         for file, names in divided.items():
             draft.write(file, {name: variables[name] for name in names})
         draft.commit(checkpoint.signatures, unnamed=checkpoint.unnamed)
     except OSError as error:
-        raise CheckpointError(unwritable(target, error)) from error
+        raise CheckpointError(write_error_text(target, error)) from error
     finally:
         if draft is not None:  # it still has this name only if something went wrong
             draft.discard()
@@ -163,14 +174,14 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
         CheckpointError: missing, truncated, changed since it was written, with a shard that is not
             its own, or of a newer format.
     """
-    source = files.found(files.followed(folder))
+    source = files.find_checkpoint(files.resolve_links(folder))
     manifest = read_manifest(source)
     stored: dict[str, Array] = {}
     try:
         for shard in manifest.shards:
-            data = _read(source, shard, manifest.step)
-            stored |= arrays_of(data, {n: manifest.dtype(n) for n in shard.variables})
-        return Checkpoint(manifest.whole(stored), manifest.step, manifest.unnamed)
+            data = _read_shard(source, shard, manifest.step)
+            stored |= read_arrays(data, {n: manifest.dtype(n) for n in shard.variables})
+        return Checkpoint(manifest.assemble(stored), manifest.step, manifest.unnamed)
     except CheckpointError as error:
         raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
 
@@ -182,7 +193,7 @@ def load_file(source: Path) -> dict[str, Array]:
         CheckpointError: it cannot be read, or is of another format.
     """
     try:
-        return all_arrays_of(files.read(source, host_memory()))
+        return read_all_arrays(files.read_file(source, host_memory()))
     except CheckpointError as error:
         raise CheckpointError(
             f"cannot read {source} as a file of safetensors: {error}; give a folder that "
@@ -199,7 +210,7 @@ def read_manifest(source: Path) -> Manifest:
         CheckpointError: there is none that can be read.
     """
     try:
-        return Manifest.from_bytes(files.read(source / MANIFEST, _LARGEST_MANIFEST))
+        return Manifest.from_bytes(files.read_file(source / MANIFEST, _MAX_MANIFEST_BYTES))
     except FileNotFoundError as error:
         files_there = [place.name for place in sorted(source.glob("*.safetensors"))]
         or_file = f", or one of its files, such as {files_there[0]}" if files_there else ""
@@ -216,7 +227,7 @@ def read_manifest(source: Path) -> Manifest:
         ) from error
 
 
-def _read(source: Path, shard: Shard, step: int) -> bytes:
+def _read_shard(source: Path, shard: CheckpointShard, step: int) -> bytes:
     """A shard's bytes, as they were written.
 
     Raises:
@@ -225,7 +236,7 @@ def _read(source: Path, shard: Shard, step: int) -> bytes:
     if os.path.basename(shard.file) != shard.file:
         raise CheckpointError(f"its manifest names {shard.file!r}, which is not in the folder")
     try:
-        data = files.read(source / shard.file, host_memory(), shard.nbytes)
+        data = files.read_file(source / shard.file, host_memory(), shard.nbytes)
     except files.WrongSize as error:
         raise CheckpointError(
             f"its shard {shard.file} has {error} bytes, {shard.nbytes} were written; use an older "
@@ -237,7 +248,7 @@ def _read(source: Path, shard: Shard, step: int) -> bytes:
         raise CheckpointError(f"{error}; use an older one") from error
     if hashlib.sha256(data).hexdigest() == shard.sha256:
         return data
-    of = metadata_of(data).get("step", str(step))
+    of = read_metadata(data).get("step", str(step))
     if of != str(step):
         raise CheckpointError(f"its shard {shard.file} is of step {of}, not {step}; use another")
     raise CheckpointError(
@@ -251,6 +262,6 @@ def signature(value: Array) -> Signature:
     return value.dtype.name, value.shape
 
 
-def unwritable(target: Path, error: BaseException) -> str:
+def write_error_text(target: Path, error: BaseException) -> str:
     """What to say where a checkpoint could not be written."""
     return f"cannot write checkpoint {target}: {error}; what was there before is intact"

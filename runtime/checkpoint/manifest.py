@@ -25,14 +25,14 @@ Array = np.ndarray[Any, Any]
 FORMAT = 2
 """1 had one shard, "state.safetensors", and no digest of its own."""
 _FIRST_STATE = "state.safetensors"
-_LARGEST = 2**62  # of steps, epochs and sizes
-_LISTED = 8  # differences of a kind that an error names
+_MAX_COUNT = 2**62  # of steps, epochs and sizes
+_MAX_LISTED = 8  # differences of a kind that an error names
 
 Signature = tuple[str, tuple[int, ...]]
 """A variable's dtype, by name, and its shape."""
 
 
-Part = tuple[str, tuple[tuple[Any, ...], ...]]
+VariablePiece = tuple[str, tuple[tuple[Any, ...], ...]]
 """A piece of a variable: its name in the shards, and where it starts and stops along every axis; a
 third entry, where it does so in each of so many stretches of one length, or in those of such
 lengths."""
@@ -42,7 +42,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
-class Shard:
+class CheckpointShard:
     """One file of a checkpoint."""
 
     file: str
@@ -66,10 +66,10 @@ class Manifest:
     """
 
     step: int
-    shards: tuple[Shard, ...]
+    shards: tuple[CheckpointShard, ...]
     variables: Mapping[str, Signature]
     epoch: int = 0
-    pieces: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    pieces: Mapping[str, tuple[VariablePiece, ...]] = field(default_factory=dict)
     unnamed: Groups = ()
 
     @cached_property
@@ -92,17 +92,17 @@ class Manifest:
             raise CheckpointError(f"its manifest knows no variable {name!r}")
         return as_dtype(self.stored[name][0])
 
-    def whole(self, stored: Mapping[str, Array]) -> dict[str, Array]:
+    def assemble(self, stored: Mapping[str, Array]) -> dict[str, Array]:
         """All variables, put together of what is in the shards.
 
         Raises:
             CheckpointError: that is not what the manifest says.
         """
         wrong = [
-            n for n, kind in self.stored.items() if n not in stored or not _is(stored[n], kind)
+            n for n, kind in self.stored.items() if n not in stored or not _matches(stored[n], kind)
         ]
         if wrong:
-            raise CheckpointError(f"its shards do not hold {some(wrong)} as the manifest says")
+            raise CheckpointError(f"its shards do not hold {list_some(wrong)} as the manifest says")
         found = {n: stored[n] for n in self.variables if n not in self.pieces}
         for name, parts in self.pieces.items():
             dtype, shape = self.variables[name]
@@ -155,32 +155,39 @@ class Manifest:
             CheckpointError: damaged, or of a newer format.
         """
         try:
-            told = json.loads(data, object_pairs_hook=_once)
+            told = json.loads(data, object_pairs_hook=_reject_duplicate_keys)
             if told["format"] > FORMAT:
                 raise CheckpointError(
                     f"it has format {told['format']}, this version reads up to {FORMAT}; update "
                     "graphflow"
                 )
             variables = {
-                name: (as_dtype(_text(dtype)).name, tuple(map(_count, _list(shape))))
+                name: (
+                    as_dtype(_require_text(dtype)).name,
+                    tuple(map(_require_count, _require_list(shape))),
+                )
                 for name, (dtype, shape) in told["variables"].items()
             }
             if told["format"] == 1:
-                only = Shard(_FIRST_STATE, _text(told["sha256"][_FIRST_STATE]), None, (*variables,))
-                return cls(_count(told["step"]), (only,), variables)
+                only = CheckpointShard(
+                    _FIRST_STATE, _require_text(told["sha256"][_FIRST_STATE]), None, (*variables,)
+                )
+                return cls(_require_count(told["step"]), (only,), variables)
             if told.pop("digest") != _digest(told):
                 raise CheckpointError("its manifest was changed: the digest differs")
             pieces = {
                 name: tuple(
-                    (_text(piece), _places(spans, variables[name][1])) for piece, spans in parts
+                    (_require_text(piece), _read_spans(spans, variables[name][1]))
+                    for piece, spans in parts
                 )
                 for name, parts in told.get("pieces", {}).items()
             }
-            shards = tuple(map(_shard, told["shards"]))
+            shards = tuple(map(_read_shard, told["shards"]))
             unnamed = tuple(
-                tuple(map(_text, _list(group))) for group in _list(told.get("unnamed", []))
+                tuple(map(_require_text, _require_list(group)))
+                for group in _require_list(told.get("unnamed", []))
             )
-            step, epoch = _count(told["step"]), _count(told["epoch"])
+            step, epoch = _require_count(told["step"]), _require_count(told["epoch"])
             return cls(step, shards, variables, epoch, pieces, unnamed)
         except CheckpointError:
             raise
@@ -191,43 +198,48 @@ class Manifest:
 # What a manifest may hold; all else is a CheckpointError ------------------------------------------
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise CheckpointError("its manifest cannot be read: it has a key twice")
     return found
 
 
-def _text(value: Any) -> str:
+def _require_text(value: Any) -> str:
     if not isinstance(value, str):
         raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is no name")
     return value
 
 
-def _list(value: Any) -> list[Any]:
+def _require_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is no list")
     return value
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _LARGEST:
+def _require_count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MAX_COUNT:
         raise CheckpointError(
             f"its manifest cannot be read: {format_value(value)} is no count or size"
         )
     return value
 
 
-def _shard(told: Any) -> Shard:
-    variables = tuple(map(_text, _list(told["variables"])))
-    return Shard(_text(told["file"]), _text(told["sha256"]), _count(told["bytes"]), variables)
+def _read_shard(told: Any) -> CheckpointShard:
+    variables = tuple(map(_require_text, _require_list(told["variables"])))
+    return CheckpointShard(
+        _require_text(told["file"]),
+        _require_text(told["sha256"]),
+        _require_count(told["bytes"]),
+        variables,
+    )
 
 
-def _places(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
+def _read_spans(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
     """Where a piece starts and stops along every axis of its variable."""
-    spans = [_list(span) for span in _list(told)]
-    rows = [_rows(span[2]) if len(span) > 2 else 1 for span in spans]
-    ends = [tuple(map(_count, span[:2])) for span in spans]
+    spans = [_require_list(span) for span in _require_list(told)]
+    rows = [_read_rows(span[2]) if len(span) > 2 else 1 for span in spans]
+    ends = [tuple(map(_require_count, span[:2])) for span in spans]
     fits = len(spans) == len(shape) and all(
         len(span) in (2, 3) and start <= stop and count != 0 and Span(0, stop, count).size <= size
         for span, (start, stop), count, size in zip(spans, ends, rows, shape, strict=True)
@@ -241,15 +253,15 @@ def _places(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
     )
 
 
-def _rows(told: Any) -> int | tuple[int, ...]:
+def _read_rows(told: Any) -> int | tuple[int, ...]:
     """How many rows an axis consists of, or of which lengths."""
     if not isinstance(told, list):
-        return _count(told)
+        return _require_count(told)
     if not told or 0 in told:
         raise CheckpointError(
             f"its manifest cannot be read: {format_value(told)} are no lengths of rows"
         )
-    return tuple(map(_count, told))
+    return tuple(map(_require_count, told))
 
 
 def fingerprint(variables: Mapping[str, Signature]) -> str:
@@ -273,7 +285,7 @@ def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature])
     missing = [f"{name} {_show(wanted[name])}" for name in wanted if name not in there]
     unexpected = [f"{name} {_show(there[name])}" for name in there if name not in wanted]
     told = [
-        f"{what}: {some(names)}"
+        f"{what}: {list_some(names)}"
         for what, names in (
             ("another shape or dtype", changed),
             ("missing in the checkpoint", missing),
@@ -284,7 +296,7 @@ def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature])
     return "; ".join(told)
 
 
-def _is(value: Array, kind: Signature) -> bool:
+def _matches(value: Array, kind: Signature) -> bool:
     """Whether an array is of a kind; a piece may have lost or gained axes of one element."""
     dtype, shape = kind
     return value.dtype.name == dtype and (value.shape == shape or value.size == math.prod(shape))
@@ -299,7 +311,7 @@ def _show(signature: Signature) -> str:
     return f"{dtype}{show_shape(shape)}"
 
 
-def some(names: Sequence[str]) -> str:
+def list_some(names: Sequence[str]) -> str:
     """The first of some names, and how many there are beyond these."""
-    rest = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -17,7 +17,7 @@ import numpy as np
 
 from graphflow.errors import CheckpointError, ProtocolError
 from graphflow.runtime.checkpoint.folder import write_shard
-from graphflow.runtime.checkpoint.manifest import Shard
+from graphflow.runtime.checkpoint.manifest import CheckpointShard
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ def write_under(
     file: str,
     variables: Mapping[str, Array],
     step: int,
-) -> Shard | None:
+) -> CheckpointShard | None:
     """Write a shard into a folder under a root; None where there is no such folder.
 
     Raises:

@@ -30,7 +30,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[memoryview]:
+def encode_shard(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[memoryview]:
     """The bytes of a shard, in order.
 
     Raises:
@@ -63,7 +63,7 @@ def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator
         yield flat.view(np.uint8).data
 
 
-def arrays_of(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
+def read_arrays(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
     """The arrays of a shard that the manifest names, of the dtypes that it says.
 
     Raises:
@@ -85,7 +85,7 @@ def arrays_of(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Arr
     return arrays
 
 
-def all_arrays_of(data: bytes) -> dict[str, Array]:
+def read_all_arrays(data: bytes) -> dict[str, Array]:
     """The arrays of a file of safetensors that no manifest describes.
 
     Raises:
@@ -103,17 +103,17 @@ def all_arrays_of(data: bytes) -> dict[str, Array]:
     if strange:
         raise CheckpointError(f"it has {strange[0]}, of a dtype that variables cannot have")
     try:
-        pairs = set(json.loads(metadata_of(data).get("complex", "[]")))
+        pairs = set(json.loads(read_metadata(data).get("complex", "[]")))
     except (ValueError, TypeError):
         pairs = set()
     dtypes = {
         name: complex_dtype(known[e["dtype"]]) if name in pairs else known[e["dtype"]]
         for name, e in entries
     }
-    return arrays_of(data, dtypes)
+    return read_arrays(data, dtypes)
 
 
-def metadata_of(data: bytes) -> dict[str, str]:
+def read_metadata(data: bytes) -> dict[str, str]:
     """What a shard says of itself; nothing where it cannot be read."""
     try:
         size = int.from_bytes(data[:8], "little")

@@ -23,30 +23,32 @@ from graphflow.runtime.checkpoint import files
 from graphflow.runtime.checkpoint.folder import (
     MANIFEST,
     Checkpoint,
-    Draft,
+    CheckpointDraft,
     load,
     read_manifest,
-    unwritable,
+    write_error_text,
 )
 from graphflow.runtime.checkpoint.manifest import Manifest
 
 _SESSION = "session.json"
-_LARGEST_NOTE = 1 << 16  # bytes of one that is read
-_NO_NOTE = {getattr(errno, n) for n in ("ENOENT", "EISDIR", "EINVAL", "ENXIO", "ELOOP", "EFBIG")}
+_MAX_SESSION_BYTES = 1 << 16  # bytes of one that is read
+_ABSENT_ERRORS = {
+    getattr(errno, n) for n in ("ENOENT", "EISDIR", "EINVAL", "ENXIO", "ELOOP", "EFBIG")
+}
 """Errors where something else is in its place: nothing, a folder, a pipe, a socket, a link to
 itself, too much. Any other may be gone with the next look, when another session may be noted."""
 _STEP = re.compile(r"step-([0-9]{8,20})")
-_BEGUN = re.compile(
+_LEFTOVER = re.compile(
     rf"\.({_STEP.pattern}\.(partial|old|gone)|{re.escape(_SESSION)}\.(partial|gone))-[0-9a-f]{{16}}"
 )
 """What a crash leaves of a session; anything else may be what another process is just saving."""
 _HEX = re.compile(r"[0-9a-f]{32}")
 _EPOCH = re.compile(r"[0-9]{1,18}")  # as many as messages can tell
-_LOOKS = 20
+_MAX_RESCANS = 20
 """How often a directory is looked at again because what was being read was removed or replaced."""
 
 
-class Store:
+class CheckpointStore:
     """The checkpoints of one session.
 
     Args:
@@ -63,7 +65,7 @@ class Store:
     """
 
     def __init__(self, root: str | os.PathLike[str], keep: int) -> None:
-        self.root = files.absolute(root)
+        self.root = files.absolute_path(root)
         self.keep = keep
         try:
             if (self.root / MANIFEST).is_file():
@@ -72,8 +74,8 @@ class Store:
                     "give its parent, or load this one with s.load"
                 )
             _check_links(self.root)
-            files.make(self.root)
-            self.cleaned = files.clean(self.root, _BEGUN)
+            files.make_folder(self.root)
+            self.cleaned = files.clean_up(self.root, _LEFTOVER)
             self._owner = secrets.token_hex(16)
             noted = self._read_session()
             self.session = noted["session"] if noted else secrets.token_hex(16)
@@ -81,7 +83,7 @@ class Store:
             # Above what wrote the checkpoints, too: else what is written now would count as older.
             written = (_epoch(folder) or 0 for folder in folders(self.root))
             self.epoch = 1 + max(int(noted["epoch"]) if noted else 0, *written, 0)
-            self._note()
+            self._write_session()
         except OSError as error:
             raise CheckpointError(
                 f"cannot keep checkpoints in {self.root}: {error}; give a directory that can be "
@@ -100,13 +102,13 @@ class Store:
             StaleEpoch: another process has begun one.
         """
         with suppress(OSError):
-            self.check()
+            self.check_owner()
         self.epoch += 1
         with suppress(OSError):
-            self._note()
+            self._write_session()
         return self.epoch
 
-    def _note(self) -> None:
+    def _write_session(self) -> None:
         told = {
             "session": self.session,
             "token": self.token,
@@ -115,13 +117,13 @@ class Store:
         }
         files.replace_file(self.root / _SESSION, json.dumps(told).encode())
 
-    def _note_again(self) -> None:
+    def _rewrite_session(self) -> None:
         """Note what is not there any more, or could not be written when it was time."""
         there = self._read_session()
         if there is None or there["epoch"] != str(self.epoch):
-            self._note()
+            self._write_session()
 
-    def check(self) -> None:
+    def check_owner(self) -> None:
         """Make sure that the directory is still this session's.
 
         Raises:
@@ -137,12 +139,12 @@ class Store:
     def _read_session(self) -> dict[str, str] | None:
         """What is noted of the session; None where that makes no sense."""
         try:
-            told = json.loads(files.read(self.root / _SESSION, _LARGEST_NOTE))
+            told = json.loads(files.read_file(self.root / _SESSION, _MAX_SESSION_BYTES))
             found = {key: str(told[key]) for key in ("session", "token", "epoch", "owner")}
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
         except OSError as error:
-            if error.errno in _NO_NOTE:
+            if error.errno in _ABSENT_ERRORS:
                 return None
             raise
         names = all(_HEX.fullmatch(found[key]) for key in ("session", "token", "owner"))
@@ -154,7 +156,7 @@ class Store:
         """Folders of checkpoints, the newest first; damaged ones, too."""
         return folders(self.root)
 
-    def begin(self, step: int) -> Draft:
+    def begin(self, step: int) -> CheckpointDraft:
         """Start to write the checkpoint of a step.
 
         Raises:
@@ -163,21 +165,23 @@ class Store:
         target = self.root / f"step-{step:08d}"
         draft = None
         try:
-            self.check()
-            files.clean(self.root, _BEGUN)  # a worker may have written on to one that had failed
-            draft = Draft.begin(target, step, self.epoch)
-            self._note_again()
+            self.check_owner()
+            files.clean_up(
+                self.root, _LEFTOVER
+            )  # a worker may have written on to one that had failed
+            draft = CheckpointDraft.begin(target, step, self.epoch)
+            self._rewrite_session()
             return draft
         except OSError as error:
             if draft is not None:
                 draft.discard()
-            raise CheckpointError(unwritable(target, error)) from error
+            raise CheckpointError(write_error_text(target, error)) from error
 
     def prune(self) -> None:
         """Remove all checkpoints but the last few; one that cannot be read stays."""
         readable = [folder for folder in self.folders() if _epoch(folder) is not None]
         for folder in readable[self.keep :]:
-            files.remove(folder)
+            files.remove_folder(folder)
 
     def newest(self, skipped: Callable[[str], None]) -> tuple[Path, Checkpoint] | None:
         """The newest checkpoint that can be read, and where; None where there is none.
@@ -240,7 +244,7 @@ def newest(
         skipped: is told of each newer one, and why it is left out.
         fits: why a checkpoint is not for this session, by its manifest; "" if it is.
     """
-    left, passed = _LOOKS, set()
+    left, passed = _MAX_RESCANS, set()
     waiting = folders(root)
     while waiting:
         folder = waiting.pop(0)

@@ -11,15 +11,15 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import show_progress
 from graphflow.errors import ProtocolError
 from graphflow.placement.calibration.calibrate import (
-    Link,
+    LinkSpeed,
     StepCost,
     is_profile,
-    keep_links,
     measure_links,
     profile,
+    save_links,
 )
 from graphflow.placement.calibration.cluster_rates import is_described
-from graphflow.placement.calibration.link_cache import links
+from graphflow.placement.calibration.link_cache import load_or_measure_links
 from graphflow.placement.clusters.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Survey:
+class ClusterSurvey:
     """Measurements by worker and by link, and of a step that does nothing; None where the cost
     model knows by itself."""
 
     profiles: Mapping[int, Mapping[str, Any]] | None = None
-    links: Mapping[tuple[str, str], Link] | None = None
+    links: Mapping[tuple[str, str], LinkSpeed] | None = None
     steps: StepCost | None = None
 
 
-def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
+def measure_undescribed(hosts: RemoteHosts, cluster: Cluster) -> ClusterSurvey:
     """Ask what is neither described in the cluster file nor kept from before.
 
     Workers that a session starts are this machine, whose profile is kept; their links are measured
@@ -46,7 +46,7 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
     if cluster.kind == "local":
         if len(cluster.workers) > 1 and "process" not in profile()["links"]:
             keep_process_links(hosts, cluster)
-        return Survey()
+        return ClusterSurvey()
     with show_progress(f"measuring {len(cluster.workers)} workers and the links between them"):
         found = None if is_described(cluster) else hosts.measure()
         for worker, report in (found or {}).items():
@@ -56,12 +56,12 @@ def survey(hosts: RemoteHosts, cluster: Cluster) -> Survey:
                     f"speeds: {format_value(report, 80)}; leave it out, or give them in the "
                     "cluster file"
                 )
-        return Survey(found, links_between(hosts, cluster))
+        return ClusterSurvey(found, links_between(hosts, cluster))
 
 
 def links_between(
     hosts: RemoteHosts, cluster: Cluster, *, afresh: bool = False
-) -> Mapping[tuple[str, str], Link] | None:
+) -> Mapping[tuple[str, str], LinkSpeed] | None:
     """The links between workers elsewhere; None where all are described.
 
     Args:
@@ -70,14 +70,14 @@ def links_between(
     if not _has_unknown_links(cluster):
         return None
     addresses = [str(worker.address) for worker in cluster.workers]
-    return links(hosts.probe_link, addresses, afresh=afresh)
+    return load_or_measure_links(hosts.probe_link, addresses, afresh=afresh)
 
 
-def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> Link:
+def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> LinkSpeed:
     """Measure the links between this machine's processes, and keep their median."""
     found = measure_links(hosts.probe_link, len(cluster.workers)).values()
     link = (median(latency for latency, _ in found), median(rate for _, rate in found))
-    keep_links({"process": link, "client": link})
+    save_links({"process": link, "client": link})
     return link
 
 

@@ -5,79 +5,87 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from graphflow.runtime.client.io_loop import PATIENCE, SLACK, Loop
+from graphflow.runtime.client.io_loop import DRIVER_WAIT_SECONDS, SLACK, SessionIOLoop
 from graphflow.runtime.client.pending_operation import Pending
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS
 from graphflow.runtime.protocol.coordinator_events import Replies
-from graphflow.runtime.protocol.fast_path import FastPathCoordinator, Repeat
+from graphflow.runtime.protocol.fast_path import FastPathCoordinator, SteadyStateStep
 
 
-class FastPathLoop(Loop):
+class FastPathLoop(SessionIOLoop):
     """The sockets of one session, with a short way for steps like those before."""
 
     _Machine = FastPathCoordinator
     _machine: FastPathCoordinator
 
-    def repeat(self, repeat: Repeat, deadline: float, pending: Pending) -> Replies | None:
+    def run_step(
+        self, repeat: SteadyStateStep, deadline: float, pending: Pending
+    ) -> Replies | None:
         """Runs a step to its end; None where that takes more than the short way, and nothing was
         begun. `pending` gets the outcome, also where an interrupt ends the call.
 
         Raises:
             GraphflowError, KeyboardInterrupt: as `ask`.
         """
-        if not self._uninterrupted(self._run, repeat, pending):
+        if not self._hold_signals(self._run, repeat, pending):
             return None
         outcome = pending.outcome
         if isinstance(outcome, Replies):
             return outcome
         return self.finish(repeat.request, pending, deadline + SLACK)
 
-    def _run(self, repeat: Repeat, pending: Pending) -> bool:
+    def _run(self, repeat: SteadyStateStep, pending: Pending) -> bool:
         """Runs a step as far as the short way leads; whether it has begun."""
-        if not self._driver.acquire(PATIENCE):
+        if not self._driver.acquire(DRIVER_WAIT_SECONDS):
             return False
         try:
-            if not self._tell(repeat, pending):
+            if not self._send_orders(repeat, pending):
                 return False
-            self._gather(pending)
+            self._receive_answers(pending)
         except BaseException as error:
-            self._break(error)
+            self._fail_session(error)
         finally:
             self._driver.release()
         return True
 
-    def _tell(self, repeat: Repeat, pending: Pending) -> bool:
+    def _send_orders(self, repeat: SteadyStateStep, pending: Pending) -> bool:
         """Tells the workers of a step that now has `pending`, if that is all there is to do."""
         now = time.monotonic()
-        if self._events or self._promised or self._full or self._stopping or now >= self._due:
+        if (
+            self._events
+            or self._deferred
+            or self._full
+            or self._stopping
+            or now >= self._next_event_at
+        ):
             return False
         self._pending[repeat.request] = pending
-        told = self._machine.repeat(repeat, now)
+        told = self._machine.begin_step(repeat, now)
         if told is None:
             del self._pending[repeat.request]
             return False
         for worker, (frame, number, acknowledged) in zip(repeat.workers, told, strict=True):
-            way = self._ways[worker]
-            lane, frames = way.lane, [frame]
-            if lane is None or not lane.carries(frames, number, acknowledged):
+            way = self._connections[worker]
+            lane, frames = way.fast_channel, [frame]
+            if lane is None or not lane.send_in_order(frames, number, acknowledged):
                 way.unsent.append(frames)
                 self._flush(worker)
         return True
 
-    def _gather(self, pending: Pending) -> None:
+    def _receive_answers(self, pending: Pending) -> None:
         """Takes what comes until all have answered, or until there is anything else to do."""
-        self._due = due = min(self._machine.wake_at(0.0), self._look_at)
+        self._next_event_at = due = min(self._machine.wake_at(0.0), self._inflow_check_at)
         while pending.outcome is None:
-            if self._touched or self._unread or self._events or self._held.received:
+            if self._recently_sent or self._unread or self._events or self._held_signals.received:
                 return
             came = self._waiter.wait(due - time.monotonic(), SPIN_SECONDS)
             self._receive(came)
             if not came or self._driver.wanted:
                 return
 
-    def _heard(self, worker: int, frames: list[Any]) -> None:
-        actions = self._machine.answered(worker, frames[0], time.monotonic())
+    def _handle_fast_frames(self, worker: int, frames: list[Any]) -> None:
+        actions = self._machine.accept_answer(worker, frames[0], time.monotonic())
         if actions is None:
-            super()._heard(worker, frames)
+            super()._handle_fast_frames(worker, frames)
         elif actions:
-            self._act(actions)
+            self._execute(actions)

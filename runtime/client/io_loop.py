@@ -32,46 +32,52 @@ from graphflow.runtime.client.worker_connection import WorkerConnection
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.polling.io_driver import LINGER, SLICE, SocketDriverLock
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
-from graphflow.runtime.protocol.clock_sync import identity
+from graphflow.runtime.protocol.clock_sync import clock_identity
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.coordinator_events import (
-    Attach,
-    Begin,
+    AttachWorkerMemory,
+    BeginOperation,
     CoordinatorAction,
     CoordinatorEvent,
-    Gone,
-    Leaving,
+    CoordinatorTick,
     LinkDown,
     LinkUp,
-    Offer,
-    Received,
-    Release,
+    OfferMemoryToWorker,
+    ReleaseStep,
     Replies,
-    Send,
-    Settle,
-    Tick,
+    ReportDraining,
+    SendToWorker,
+    SettleOperation,
+    WorkerGone,
+    WorkerMessageReceived,
 )
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import KeyPair, Keyring
-from graphflow.runtime.security.receive_accounting import ENDLESS, UNDER_WAY, pause
+from graphflow.runtime.security.receive_accounting import (
+    ENDLESS_MESSAGE,
+    UNFRAMED_CAP,
+    check_interval,
+)
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.array_lending import PeerSharedMemory, Promises
+from graphflow.runtime.transport.array_lending import DeferredCopies, PeerSharedMemory
 from graphflow.runtime.transport.shared_memory_arrays import SharedArrayReader
-from graphflow.runtime.transport.tcp import leave
+from graphflow.runtime.transport.tcp import abandon_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import Chunk
 
-_ORDINARY = frozenset((Begin, Received, Release))  # nobody is lost by these alone
+_ROUTINE_EVENTS = frozenset(
+    (BeginOperation, WorkerMessageReceived, ReleaseStep)
+)  # nobody is lost by these alone
 
 SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
 _CATCH_UP = 0.2  # seconds that a turn may be late before it first takes what came meanwhile
 _RETRY = 0.005  # seconds, while a connection's queue is full
-PATIENCE = 0.02  # seconds between two looks at whether somebody still drives the sockets
+DRIVER_WAIT_SECONDS = 0.02  # seconds between two looks at whether somebody still drives the sockets
 _WAKEUP = 1 << 30  # no worker's number
-_LANE = 1 << 20  # and a worker's number: its lane
+_FAST_CHANNEL = 1 << 20  # and a worker's number: its lane
 _LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
-_LOOKS = 1000  # at connections, in a second, at most: each takes 10 µs
+_MAX_CHECKS_PER_SECOND = 1000  # at connections, in a second, at most: each takes 10 µs
 _BATCH = 64  # messages taken from one worker before anything else has its turn, deadlines too
 
 _T = TypeVar("_T")
@@ -79,7 +85,7 @@ _T = TypeVar("_T")
 _log = Log("graphflow.coordinator")
 
 
-class Loop:
+class SessionIOLoop:
     """The sockets and the machine of one session.
 
     Whoever asks for something drives them until it is done; at other times a thread of their own
@@ -106,39 +112,41 @@ class Loop:
         self._local = local
         self._activity = activity
         self._addresses = addresses
-        self._ways: list[WorkerConnection] = []
+        self._connections: list[WorkerConnection] = []
         self._opened = ExitStack()  # the wake-up and the waiter, once they exist
-        self._promised: Promises = deque()
-        self.loans: list[PeerSharedMemory] = []  # to each worker
+        self._deferred: DeferredCopies = deque()
+        self.array_memory: list[PeerSharedMemory] = []  # to each worker
         self._machine = self._Machine(
-            session, addresses, time.monotonic(), epoch, token, dead_after, identity()
+            session, addresses, time.monotonic(), epoch, token, dead_after, clock_identity()
         )
         activity.watch(self._machine, addresses)
         self.draining: set[int] = set()
         """Workers that were asked to end."""
         self.on_draining: Callable[[], None] | None = None
-        self._borrowers: dict[int, SharedArrayReader] = {}
+        self._borrowed_memory: dict[int, SharedArrayReader] = {}
         self._full: set[int] = set()  # workers whose connection takes no more now
-        self._touched: set[int] = set()  # workers that were sent to since they were last drained
+        self._recently_sent: set[int] = (
+            set()
+        )  # workers that were sent to since they were last drained
         self._events: deque[CoordinatorEvent] = deque()
         self._pending: dict[int, Pending] = {}
-        self._due = 0.0  # when the machine's next Tick is, or the next look
-        self._look_at = 0.0  # when to look at how much is under way
+        self._next_event_at = 0.0  # when the machine's next Tick is, or the next look
+        self._inflow_check_at = 0.0  # when to look at how much is under way
         # A socket tells of what comes only once it has been found empty.
         self._unread = [~worker for worker, _ in enumerate(addresses)]
         self._stopping = False
         self._failure: BaseException | None = None
         self._main = threading.main_thread().ident
         name = f"coordinator-{session[:8]}"
-        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._drive_in_background, name=name, daemon=True)
         try:
             guard = None if pair is None else ZapAuthenticator(self._context, pair, Keyring())
             for address, key in zip(addresses, keys, strict=True):
                 channel = transport_of(address).Channel(
                     self._context, address, insecure=insecure, watch=True, guard=guard, key=key
                 )
-                self._ways.append(WorkerConnection(channel, address, secured=bool(key)))
-            self._listen()
+                self._connections.append(WorkerConnection(channel, address, secured=bool(key)))
+            self._open_wakeups()
             self._thread.start()
         except BaseException as error:
             self._free()
@@ -149,25 +157,25 @@ class Loop:
                 ) from error
             raise
 
-    def _listen(self) -> None:
+    def _open_wakeups(self) -> None:
         """What wakes whoever drives the sockets."""
         self._wakeup = self._opened.enter_context(closing(WakeupFd()))
-        self._held = DeferredSignals(self._wakeup.wake)
+        self._held_signals = DeferredSignals(self._wakeup.wake)
         self._driver = SocketDriverLock(self._wakeup)
         self._waiter = self._opened.enter_context(closing(EpollWaiter()))
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
-        offer = partial(_offer, self._events, self._wakeup)
-        self.loans += [
-            PeerSharedMemory(partial(offer, worker), self._promised)
-            for worker, _ in enumerate(self._ways)
+        offer = partial(_offer_memory, self._events, self._wakeup)
+        self.array_memory += [
+            PeerSharedMemory(partial(offer, worker), self._deferred)
+            for worker, _ in enumerate(self._connections)
         ]
-        for worker, way in enumerate(self._ways):
+        for worker, way in enumerate(self._connections):
             self._waiter.add(way.channel.socket.getsockopt(zmq.FD), worker)
             self._waiter.add(way.channel.monitor.getsockopt(zmq.FD), ~worker)
 
     # From any thread ---------------------------------------------------------------------------
 
-    def ask(self, begin: Begin, seconds: float, pending: Pending | None = None) -> Replies:
+    def ask(self, begin: BeginOperation, seconds: float, pending: Pending | None = None) -> Replies:
         """Runs an operation to its end, within `seconds`.
 
         Args:
@@ -180,7 +188,7 @@ class Loop:
         pending = self.submit(begin, pending)
         return self.finish(begin.request, pending, seconds)
 
-    def submit(self, begin: Begin, pending: Pending | None = None) -> Pending:
+    def submit(self, begin: BeginOperation, pending: Pending | None = None) -> Pending:
         """Starts an operation, before any that is asked for later."""
         pending = self._pending[begin.request] = pending or Pending()
         self._events.append(begin)
@@ -210,40 +218,40 @@ class Loop:
         self._events.append(event)
         self._wakeup.wake()
 
-    def lost(self) -> dict[int, str]:
+    def loss_reasons(self) -> dict[int, str]:
         """The workers that are lost, and why."""
-        return self._machine.lost()
+        return self._machine.loss_reasons()
 
-    def meet_clocks(self, seconds: float = 1.0) -> None:
+    def wait_for_clocks(self, seconds: float = 1.0) -> None:
         """Waits until each worker's clock has told itself once: without that, what a traced step
         measured there cannot be put beside what was measured here."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and any(
-            not (self._machine.is_lost(worker) or self._machine.clock(worker).trips)
+            not (self._machine.is_lost(worker) or self._machine.clock(worker).round_trips)
             for worker, _ in enumerate(self._addresses)
         ):
             time.sleep(1e-3)  # meanwhile the loop's own thread drives the sockets
 
-    def awaited(self) -> list[int]:
+    def unanswered_workers(self) -> list[int]:
         """The workers whose replies an operation waits for."""
-        return self._machine.awaited()
+        return self._machine.unanswered_workers()
 
-    def same(self) -> list[int]:
+    def duplicate_workers(self) -> list[int]:
         """Two workers that are one process; none if there are no such."""
-        return self._machine.same()
+        return self._machine.duplicate_workers()
 
-    def refused(self) -> list[int]:
+    def refused_workers(self) -> list[int]:
         """The workers with which the last handshake failed: of those with a key mostly for want of
         trust."""
-        return [worker for worker, way in enumerate(self._ways) if way.channel.refused]
+        return [worker for worker, way in enumerate(self._connections) if way.channel.refused]
 
-    def silent(self) -> list[int]:
+    def silent_workers(self) -> list[int]:
         """The workers that took a connection, and have said nothing on it yet."""
-        return [worker for worker, way in enumerate(self._ways) if way.channel.silent]
+        return [worker for worker, way in enumerate(self._connections) if way.channel.silent]
 
-    def strangers(self) -> list[int]:
+    def unwelcomed_workers(self) -> list[int]:
         """The workers that have not answered since the session began."""
-        return self._machine.strangers()
+        return self._machine.unwelcomed_workers()
 
     def stop(self) -> None:
         """Ends the thread and frees the sockets. Idempotent."""
@@ -256,43 +264,43 @@ class Loop:
 
     def _wait(self, pending: Pending, until: float) -> None:
         while pending.outcome is None and time.monotonic() < until:
-            self._uninterrupted(self._await, pending, until)
+            self._hold_signals(self._drive_or_wait, pending, until)
 
-    def _uninterrupted(self, act: Callable[..., _T], *args: Any) -> _T:
+    def _hold_signals(self, act: Callable[..., _T], *args: Any) -> _T:
         """Does what ends soon after a signal has come. On the main thread, where that may be at any
         moment, handlers are held back meanwhile, and then run as they would have."""
         if threading.get_ident() != self._main:
             return act(*args)
-        held = self._held
+        held = self._held_signals
         before = held.hold()
         try:
             return act(*args)
         finally:
             held.restore(before)
 
-    def _await(self, pending: Pending, until: float) -> None:
-        came = self._held.received if threading.get_ident() == self._main else []
+    def _drive_or_wait(self, pending: Pending, until: float) -> None:
+        came = self._held_signals.received if threading.get_ident() == self._main else []
         while pending.outcome is None and not came:
             left = until - time.monotonic()
             if left <= 0:
                 return
             if self._stopping:
                 self._fail_all()
-            if self._driver.acquire(PATIENCE):
+            if self._driver.acquire(DRIVER_WAIT_SECONDS):
                 try:
                     self._drive(pending, until, came)
                 finally:
                     self._driver.release()
             else:
                 self._wakeup.wake()
-                pending.wait(min(left, PATIENCE))
+                pending.wait(min(left, DRIVER_WAIT_SECONDS))
 
-    def _watch(self) -> None:
+    def _drive_in_background(self) -> None:
         """Drives while nobody else does."""
         nobody = Pending()
         try:
             while not self._stopping:
-                due = bool(self._events) or time.monotonic() >= self._due
+                due = bool(self._events) or time.monotonic() >= self._next_event_at
                 if not self._driver.acquire_as_background(
                     SLICE if due or self._pending else LINGER
                 ):
@@ -310,7 +318,7 @@ class Loop:
                 self._fail_all()
                 self._free()
             else:
-                leave(self._context)
+                abandon_context(self._context)
 
     # With the driver lock ----------------------------------------------------------------------
 
@@ -325,9 +333,9 @@ class Loop:
             if self._stopping:
                 self._fail_all()
         except BaseException as error:
-            self._break(error)
+            self._fail_session(error)
 
-    def _break(self, error: BaseException) -> None:
+    def _fail_session(self, error: BaseException) -> None:
         """Ends the session, whose machine is in no state any more that it could go on from."""
         _log.tell("loop.failed", reason=repr(error), raised=error)
         self._failure, self._stopping = error, True
@@ -339,42 +347,42 @@ class Loop:
         events = self._events
         while events:
             self._handle(events.popleft())
-        while self._promised:
-            self._promised.popleft()()
+        while self._deferred:
+            self._deferred.popleft()()
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + self._measure(now)
+        if now >= self._inflow_check_at:
+            self._inflow_check_at = now + self._check_inflow(now)
         due = self._machine.wake_at(0.0)
         if now >= due:
             if now > due + _CATCH_UP:  # it is older than this is late
                 self._catch_up()
-            self._handle(Tick())
-            self._miss()
+            self._handle(CoordinatorTick())
+            self._note_early_exits()
             due = self._machine.wake_at(0.0)
-        if due > self._look_at:
-            due = self._look_at
-        self._due = due
+        if due > self._inflow_check_at:
+            due = self._inflow_check_at
+        self._next_event_at = due
         due = min(due, until) if pending.outcome is None else now
         for worker in list(self._full) if self._full else ():
             due = min(due, now + _RETRY)
             self._flush(worker)
-        self._receive(self._ready(due - now, SPIN_SECONDS if self._pending else 0.0))
+        self._receive(self._wait_ready(due - now, SPIN_SECONDS if self._pending else 0.0))
 
     def _catch_up(self) -> None:
         """Takes what came while this process did not run: it was stopped, or had no processor. Who
         waits too long without that is not late, nor are those that it waits for."""
         until = time.monotonic() + _CATCH_UP
-        while (came := self._ready(0.0)) and time.monotonic() < until:
+        while (came := self._wait_ready(0.0)) and time.monotonic() < until:
             self._receive(came)
 
-    def _ready(self, seconds: float, awake: float = 0.0) -> list[int]:
+    def _wait_ready(self, seconds: float, awake: float = 0.0) -> list[int]:
         """The channels and lanes by which something has come, after waiting for the first one."""
         came: list[int] = []
-        if self._touched or self._unread:
+        if self._recently_sent or self._unread:
             # Sending may take in what has arrived, of which the waiter would not know.
-            came += [w for w in self._touched if self._ways[w].channel.has_message()]
+            came += [w for w in self._recently_sent if self._connections[w].channel.has_message()]
             came += self._unread
-            self._touched.clear()
+            self._recently_sent.clear()
             self._unread.clear()
         return came or self._waiter.wait(seconds, awake)
 
@@ -383,150 +391,150 @@ class Loop:
         for tag in tags:
             if tag == _WAKEUP:
                 self._wakeup.drain()
-            elif tag >= _LANE:
-                self._hear(tag - _LANE)
+            elif tag >= _FAST_CHANNEL:
+                self._receive_fast(tag - _FAST_CHANNEL)
             elif tag >= 0:
-                if not self._drain(tag):
-                    self._touched.add(tag)
+                if not self._receive_batch(tag):
+                    self._recently_sent.add(tag)
             # What a worker said before it was lost counts: messages first, then the link.
-            elif self._drain(~tag):
-                self._look(~tag)
+            elif self._receive_batch(~tag):
+                self._handle_link_changes(~tag)
             else:
                 self._unread.append(tag)
 
-    def _drain(self, worker: int) -> bool:
+    def _receive_batch(self, worker: int) -> bool:
         """Takes what has come by a channel, up to a batch; whether that was all."""
-        channel = self._ways[worker].channel
+        channel = self._connections[worker].channel
         for _ in range(_BATCH):
             frames = channel.receive() if channel.has_message() else None
             if frames is None:
                 return True
-            self._take(worker, frames)
+            self._handle_frames(worker, frames)
         return False
 
-    def _take(self, worker: int, frames: list[Any]) -> None:
+    def _handle_frames(self, worker: int, frames: list[Any]) -> None:
         try:
             envelope, message, data = decode_frames(frames)
         except ProtocolError as error:
             _log.tell("message.refused", peer=f"worker {worker}", reason=str(error))
             return
-        if type(message) is Chunk and message.slot and worker in self._borrowers:
+        if type(message) is Chunk and message.slot and worker in self._borrowed_memory:
             place = (message.slot, message.turn, message.nbytes)
-            data = self._borrowers[worker].offered(*place)
-        self._handle(Received(worker, envelope, message, data))
+            data = self._borrowed_memory[worker].defer_borrow(*place)
+        self._handle(WorkerMessageReceived(worker, envelope, message, data))
 
-    def _hear(self, worker: int) -> None:
+    def _receive_fast(self, worker: int) -> None:
         """Takes the next message of a worker's lane."""
-        way = self._ways[worker]
+        way = self._connections[worker]
         try:
-            frames = way.lane.receive() if way.lane is not None else None
+            frames = way.fast_channel.receive() if way.fast_channel is not None else None
         except (TransportError, ProtocolError):  # if its process has ended, the link will tell
-            way.leave_lane()
+            way.disable_fast_channel()
             return
         if frames is not None:
-            self._heard(worker, frames)
+            self._handle_fast_frames(worker, frames)
 
-    def _heard(self, worker: int, frames: list[Any]) -> None:
+    def _handle_fast_frames(self, worker: int, frames: list[Any]) -> None:
         """Takes a message that came by a worker's lane."""
-        self._take(worker, frames)
+        self._handle_frames(worker, frames)
 
-    def _look(self, worker: int) -> None:
-        way = self._ways[worker]
-        for up in way.channel.changes():
+    def _handle_link_changes(self, worker: int) -> None:
+        way = self._connections[worker]
+        for up in way.channel.read_link_changes():
             if up:
-                if (lane := way.find_lane()) is not None:
-                    self._waiter.add(lane.fileno(), _LANE + worker)
+                if (lane := way.open_fast_channel()) is not None:
+                    self._waiter.add(lane.fileno(), _FAST_CHANNEL + worker)
                 self._handle(LinkUp(worker))
             else:
-                self._handle(self._down(worker))
+                self._handle(self._link_down_event(worker))
 
-    def _measure(self, now: float) -> float:
+    def _check_inflow(self, now: float) -> float:
         """Looks at how much is under way from each worker; the seconds until the next time."""
         most = 0
-        for worker, way in enumerate(self._ways):
-            under_way = way.channel.under_way(now)
+        for worker, way in enumerate(self._connections):
+            under_way = way.channel.count_unframed(now)
             most = max(most, under_way)
-            if under_way > UNDER_WAY:
-                self._doubt(worker, now)
-        return max(pause(most), len(self._ways) / _LOOKS)
+            if under_way > UNFRAMED_CAP:
+                self._check_flooding(worker, now)
+        return max(check_interval(most), len(self._connections) / _MAX_CHECKS_PER_SECOND)
 
-    def _doubt(self, worker: int, now: float) -> None:
+    def _check_flooding(self, worker: int, now: float) -> None:
         """Loses a worker that has too much under way, unless it is whole messages that nobody has
         taken yet: then taking the first of them shows that."""
-        channel = self._ways[worker].channel
-        if not self._drain(worker):
-            self._touched.add(worker)
+        channel = self._connections[worker].channel
+        if not self._receive_batch(worker):
+            self._recently_sent.add(worker)
             return
-        self._look(worker)  # if there is another connection by now, that one counts
-        if channel.under_way(now) > UNDER_WAY:
-            channel.leave()
-            self._handle(Gone(worker, ENDLESS, ended=False))
+        self._handle_link_changes(worker)  # if there is another connection by now, that one counts
+        if channel.count_unframed(now) > UNFRAMED_CAP:
+            channel.disconnect()
+            self._handle(WorkerGone(worker, ENDLESS_MESSAGE, ended=False))
 
-    def _miss(self) -> None:
+    def _note_early_exits(self) -> None:
         """Notes processes of ours that ended before they were connected to: no link tells of it."""
         if self._local is None:
             return
-        for worker in self._machine.strangers():
-            ended = None if self._machine.is_lost(worker) else self._local.ended(worker)
+        for worker in self._machine.unwelcomed_workers():
+            ended = None if self._machine.is_lost(worker) else self._local.wait_exit(worker)
             if ended is not None:
-                self._handle(Gone(worker, ended.reason, ended.op))
+                self._handle(WorkerGone(worker, ended.reason, ended.op))
 
-    def _down(self, worker: int) -> CoordinatorEvent:
-        ended = self._local.ended(worker, _LOCAL_EXIT_SECONDS) if self._local else None
+    def _link_down_event(self, worker: int) -> CoordinatorEvent:
+        ended = self._local.wait_exit(worker, _LOCAL_EXIT_SECONDS) if self._local else None
         if ended is not None:
-            return Gone(worker, ended.reason, ended.op)
+            return WorkerGone(worker, ended.reason, ended.op)
         return LinkDown(worker, "its process ended, froze or cannot be reached")
 
     def _handle(self, event: CoordinatorEvent) -> None:
         try:
             actions = self._machine.handle(event, time.monotonic())
         except GraphflowError as error:
-            if not isinstance(event, Begin):  # an array whose dtype cannot travel
+            if not isinstance(event, BeginOperation):  # an array whose dtype cannot travel
                 raise
-            self._settle(Settle(event.request, error))
+            self._settle(SettleOperation(event.request, error))
             return
-        self._act(actions)
-        if type(event) not in _ORDINARY:
-            self._activity.on_workers_lost(self._machine.lost(), self._addresses)
+        self._execute(actions)
+        if type(event) not in _ROUTINE_EVENTS:
+            self._activity.on_workers_lost(self._machine.loss_reasons(), self._addresses)
 
-    def _act(self, actions: Iterable[CoordinatorAction]) -> None:
+    def _execute(self, actions: Iterable[CoordinatorAction]) -> None:
         for action in actions:
-            if type(action) is Send:
+            if type(action) is SendToWorker:
                 self._send(action)
                 continue
             match action:
-                case Settle():
+                case SettleOperation():
                     self._settle(action)
-                case Attach(worker, token):
+                case AttachWorkerMemory(worker, token):
                     with suppress(TransportError):
-                        self._borrowers[worker] = SharedArrayReader(token)
-                case Leaving():
+                        self._borrowed_memory[worker] = SharedArrayReader(token)
+                case ReportDraining():
                     self.draining.add(action.worker)
                     if self.on_draining is not None:
                         threading.Thread(target=self.on_draining, daemon=True).start()
 
-    def _send(self, action: Send) -> None:
+    def _send(self, action: SendToWorker) -> None:
         try:
             head = encode(action.envelope, action.message)
         except ProtocolError as error:
             reason = f"a message to it cannot be sent: {error}"
-            self._handle(Gone(action.worker, reason, ended=False))
+            self._handle(WorkerGone(action.worker, reason, ended=False))
             return
         frames: list[Any] = [head] if action.data is None else [head, action.data]
-        if not self._ways[action.worker].take(frames, action):
+        if not self._connections[action.worker].send(frames, action):
             self._flush(action.worker)
 
     def _flush(self, worker: int) -> None:
-        way = self._ways[worker]
+        way = self._connections[worker]
         if self._machine.is_lost(worker):
             way.unsent.clear()
         is_full = way.flush()
-        self._touched.add(worker)
+        self._recently_sent.add(worker)
         (self._full.add if is_full else self._full.discard)(worker)
 
-    def _settle(self, action: Settle) -> None:
+    def _settle(self, action: SettleOperation) -> None:
         if type(action.outcome) is WorkerLost:
-            self._activity.on_workers_lost(self._machine.lost(), self._addresses)
+            self._activity.on_workers_lost(self._machine.loss_reasons(), self._addresses)
         pending = self._pending.get(action.request)
         if pending is not None:
             pending.settle(action.outcome)
@@ -540,14 +548,16 @@ class Loop:
 
     def _free(self) -> None:
         self._opened.close()
-        for loans in self.loans:
+        for loans in self.array_memory:
             loans.close()
-        for way in self._ways:
+        for way in self._connections:
             way.close()
         self._context.destroy(linger=0)
 
 
-def _offer(events: deque[CoordinatorEvent], wakeup: WakeupFd, worker: int, token: str) -> None:
+def _offer_memory(
+    events: deque[CoordinatorEvent], wakeup: WakeupFd, worker: int, token: str
+) -> None:
     """Offers a worker memory. No method: what is lent would go with a session's cycles, late."""
-    events.append(Offer(worker, token))
+    events.append(OfferMemoryToWorker(worker, token))
     wakeup.wake()

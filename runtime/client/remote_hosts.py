@@ -21,20 +21,25 @@ from graphflow.base.interrupts import Interrupt, defer_signals, is_interrupt, pa
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import show_progress
 from graphflow.errors import GraphflowError, SessionError
-from graphflow.runtime.checkpoint.manifest import Shard
+from graphflow.runtime.checkpoint.manifest import CheckpointShard
 from graphflow.runtime.checkpoint.remote import shard_name
-from graphflow.runtime.checkpoint.store import Store
+from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.pending_operation import Pending
-from graphflow.runtime.client.worker_membership import Members
-from graphflow.runtime.host.host_interface import Ready, Saving, Written
+from graphflow.runtime.client.worker_membership import WorkerMembership
+from graphflow.runtime.host.host_interface import DirectStep, PendingSave, SavedPart
 from graphflow.runtime.host.session_state import DRAWS, FAILED
 from graphflow.runtime.partitioning.user_code_check import require_user_modules
 from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
-from graphflow.runtime.protocol.coordinator_events import Begin, Order, Release, Replies
-from graphflow.runtime.protocol.fast_path import Repeat
+from graphflow.runtime.protocol.coordinator_events import (
+    BeginOperation,
+    Order,
+    ReleaseStep,
+    Replies,
+)
+from graphflow.runtime.protocol.fast_path import SteadyStateStep
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.wire.frame_codec import SMALL_TOGETHER, is_far, small
+from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, encode_small, may_be_remote
 from graphflow.runtime.wire.messages import (
     Array,
     Chunk,
@@ -54,7 +59,7 @@ from graphflow.runtime.wire.messages import (
     Span,
     StepResult,
     Write,
-    changed,
+    replace_fields,
     step_of,
 )
 
@@ -65,7 +70,7 @@ if TYPE_CHECKING:
 _REQUEST_SECONDS = 300.0  # for loading, reading, writing and measuring
 _SAVE_SECONDS = 600.0  # for the shards of a checkpoint
 
-_LEAVING = frozenset({"assign", "collective_start", "host_call", "print"})
+_SIDE_EFFECT_OPS = frozenset({"assign", "collective_start", "host_call", "print"})
 
 _Decided = TypeVar("_Decided", Replies, Replies | None)
 
@@ -73,13 +78,13 @@ _log = Log("graphflow.coordinator")
 
 
 @dataclass(frozen=True)
-class _Program:
+class _DistributedProgram:
     """What workers have of a program: the names of their feeds, and those of all fetches."""
 
     workers: Sequence[int]
     feeds: Mapping[int, Sequence[str]] = field(default_factory=dict)
     fetches: Sequence[tuple[int, str]] = ()
-    free: bool = False  # a step of it changes nothing that another one reads, or that is seen
+    is_free: bool = False  # a step of it changes nothing that another one reads, or that is seen
 
 
 class Begun(NamedTuple):
@@ -92,7 +97,7 @@ class Begun(NamedTuple):
     free: bool
 
 
-class RemoteHosts(Members):
+class RemoteHosts(WorkerMembership):
     """The workers of a cluster, opened for one session.
 
     Methods may be called from any thread; steps come one at a time.
@@ -100,9 +105,9 @@ class RemoteHosts(Members):
 
     can_be_lost = True
 
-    begins = True
+    can_begin_ahead = True
 
-    computing: Set[int] = frozenset()
+    computing_threads: Set[int] = frozenset()
 
     def __init__(
         self,
@@ -112,7 +117,7 @@ class RemoteHosts(Members):
         host: str | None = None,
         ops: Sequence[str] = (),
         dead_after: float = DEAD_AFTER,
-        store: Store | None = None,
+        store: CheckpointStore | None = None,
         trial: bool = False,
     ) -> None:
         """Joins the workers at the cluster's addresses, or starts local ones.
@@ -133,17 +138,17 @@ class RemoteHosts(Members):
             TransportError: an address cannot be used.
         """
         super().__init__(store, ops=ops, dead_after=dead_after, trial=trial)
-        self._programs: dict[str, _Program] = {}
+        self._programs: dict[str, _DistributedProgram] = {}
         self._last_step = -1
-        self._committed = -1  # the number of the last step that did
-        self._failed = 0  # steps
-        self._stepping = threading.Lock()
+        self._last_committed = -1  # the number of the last step that did
+        self._failed_steps = 0  # steps
+        self._step_lock = threading.Lock()
         self._join(cluster, deadline, host)
 
     @property
-    def near(self) -> bool:
+    def is_single_host(self) -> bool:
         """Whether all workers are on this host."""
-        return not any(map(is_far, self._addresses))
+        return not any(map(may_be_remote, self._addresses))
 
     # Programs and steps --------------------------------------------------------------------------
 
@@ -157,11 +162,11 @@ class RemoteHosts(Members):
 
         require_user_modules(partitions, self._ops)
         self.load(program, {w: encode_partitions(mine) for w, mine in partitions.items()})
-        self._programs[program] = _Program(
+        self._programs[program] = _DistributedProgram(
             list(partitions),
             {w: [name for part in mine for name in part.feeds] for w, mine in partitions.items()},
             [(w, name) for w, mine in partitions.items() for part in mine for name in part.fetches],
-            not any(_is_seen(part) for mine in partitions.values() for part in mine),
+            not any(_has_side_effects(part) for mine in partitions.values() for part in mine),
         )
 
     def load(self, program: str, partitions: Mapping[int, tuple[bytes, list[Array]]]) -> None:
@@ -180,7 +185,7 @@ class RemoteHosts(Members):
         started = time.monotonic()
         with show_progress(f"loading a program on {len(orders)} workers"):
             self._ask(request, orders, _REQUEST_SECONDS)
-        self._programs[program] = _Program(list(partitions))
+        self._programs[program] = _DistributedProgram(list(partitions))
         _log.tell(
             "program.loaded", session=self.session, program=program, workers=list(partitions),
             bytes=sum(array.nbytes for o in orders.values() for _, _, array in o.arrays),
@@ -211,37 +216,37 @@ class RemoteHosts(Members):
             WorkerLost: a worker died, froze or cannot be reached; its state is gone.
             SessionError: cancelled, closed, an unknown program, or a step that is not new.
         """
-        with self._stepping:
-            loaded = self._loaded(program)
+        with self._step_lock:
+            loaded = self._require_program(program)
             order = Compute(0, program, dict(bindings), [], trace, deadline)
-            return _result(self._step(loaded, order, step, feeds))
+            return _step_result(self._step(loaded, order, step, feeds))
 
-    def meet_clocks(self) -> None:
+    def wait_for_clocks(self) -> None:
         """Waits until each worker's clock is known, as far as one answers."""
         if self._loop is not None:
-            self._loop.meet_clocks()
+            self._loop.wait_for_clocks()
 
     def _step(
         self,
-        loaded: _Program,
+        loaded: _DistributedProgram,
         order: Compute,
         step: int,
         feeds: Mapping[int, Mapping[str, Array]],
     ) -> Replies:
         """Runs a step, of which `order` says all but its request and its feeds; by one thread at a
         time."""
-        replies = None if order.trace else self._repeated(loaded, order, step, feeds)
+        replies = None if order.trace else self._try_fast_path(loaded, order, step, feeds)
         if replies is not None:
             return replies
         with passing_interrupts():
-            request, orders = self._orders(loaded, order, step, feeds, waits=True)
-            begin, pending = Begin(request, orders, order.deadline, step), Pending()
-            wait = partial(self._joined().ask, begin, order.deadline + SLACK, pending)
-            return self._decided(step, request, pending, wait)
+            request, orders = self._make_orders(loaded, order, step, feeds, waits=True)
+            begin, pending = BeginOperation(request, orders, order.deadline, step), Pending()
+            wait = partial(self._require_loop().ask, begin, order.deadline + SLACK, pending)
+            return self._await_decision(step, request, pending, wait)
 
-    def _repeated(
+    def _try_fast_path(
         self,
-        loaded: _Program,
+        loaded: _DistributedProgram,
         order: Compute,
         step: int,
         feeds: Mapping[int, Mapping[str, Array]],
@@ -251,27 +256,27 @@ class RemoteHosts(Members):
         if loop is None or step <= before:
             return None
         inside: dict[int, list[Small]] = {}
-        nbytes, room = 0, SMALL_TOGETHER
+        nbytes, room = 0, SMALL_TOTAL_BYTES
         for worker, arrays in feeds.items():
             inside[worker] = mine = []
             for name, array in arrays.items():
-                sent = small(name, array) if room > 0 else None
+                sent = encode_small(name, array) if room > 0 else None
                 if sent is None:
                     return None
                 mine.append(sent)
                 room -= len(sent)
                 nbytes += array.nbytes
-        self._tell_failed(order)
-        repeat = Repeat(next(self._requests), step, order, loaded.workers, inside)
+        self._add_failure_count(order)
+        repeat = SteadyStateStep(next(self._requests), step, order, loaded.workers, inside)
         self._last_step = step
         pending = Pending()
-        wait = partial(loop.repeat, repeat, order.deadline, pending)
-        replies = self._decided(step, repeat.request, pending, wait, nbytes)
+        wait = partial(loop.run_step, repeat, order.deadline, pending)
+        replies = self._await_decision(step, repeat.request, pending, wait, nbytes)
         if replies is None:
             self._last_step = before
         return replies
 
-    def _decided(
+    def _await_decision(
         self,
         step: int,
         request: int,
@@ -289,11 +294,11 @@ class RemoteHosts(Members):
         try:
             replies = wait()
             if replies is not None:
-                self._committed = step
+                self._last_committed = step
         except BaseException as error:
             if is_interrupt(error):
-                self._cancelled(step, request, pending)
-            self._failed += 1
+                self._cancel_step(step, request, pending)
+            self._failed_steps += 1
             told = error.error if isinstance(error, Interrupt) else error
             self._activity.on_abort(step, time.monotonic() - began, told)
             raise
@@ -301,21 +306,21 @@ class RemoteHosts(Members):
             self._activity.on_commit(step, time.monotonic() - began, replies.nbytes, fed)
         return replies
 
-    def _cancelled(self, step: int, request: int, pending: Pending) -> None:
+    def _cancel_step(self, step: int, request: int, pending: Pending) -> None:
         """Cancels a step unless it was decided already, and waits until that is known."""
         self.cancel()
         with defer_signals(), suppress(GraphflowError):
             if (loop := self._loop) is not None and loop.knows(request, pending):
                 loop.finish(request, pending, SLACK)
-                self._committed = step
+                self._last_committed = step
 
     def has_committed(self, step: int, error: BaseException) -> bool:
-        return self._committed == step
+        return self._last_committed == step
 
-    def _tell_failed(self, order: Compute) -> None:
+    def _add_failure_count(self, order: Compute) -> None:
         """Lets workers know how many steps have failed: after each they agree on ways anew."""
-        if self._failed:
-            order.bindings[FAILED] = self._failed
+        if self._failed_steps:
+            order.bindings[FAILED] = self._failed_steps
 
     def begin(
         self,
@@ -332,42 +337,51 @@ class RemoteHosts(Members):
         Raises:
             SessionError: closed, an unknown program, or a step that is not new.
         """
-        with self._stepping:
-            loop, loaded = self._joined(), self._loaded(program)
+        with self._step_lock:
+            loop, loaded = self._require_loop(), self._require_program(program)
             order = Compute(
-                0, program, dict(bindings), [], False, deadline, follows=follows, free=loaded.free
+                0,
+                program,
+                dict(bindings),
+                [],
+                False,
+                deadline,
+                follows=follows,
+                free=loaded.is_free,
             )
-            request, orders = self._orders(loaded, order, step, feeds, waits=False)
-            begin = Begin(request, orders, deadline, step, follows, held=True)
-            return Begun(step, deadline, request, loop.submit(begin), loaded.free)
+            request, orders = self._make_orders(loaded, order, step, feeds, waits=False)
+            begin = BeginOperation(request, orders, deadline, step, follows, is_held=True)
+            return Begun(step, deadline, request, loop.submit(begin), loaded.is_free)
 
     def finish(self, begun: Begun) -> StepResult:
         """Decides a step that was begun, the first of those that are not decided; as `step`."""
-        with self._stepping:
-            loop = self._joined()
-            loop.add(Release(begun.request))
+        with self._step_lock:
+            loop = self._require_loop()
+            loop.add(ReleaseStep(begun.request))
             seconds = 2 * begun.deadline + SLACK  # its own deadline runs from when it may compute
             wait = partial(loop.finish, begun.request, begun.pending, seconds)
-            return _result(self._decided(begun.step, begun.request, begun.pending, wait))
+            return _step_result(
+                self._await_decision(begun.step, begun.request, begun.pending, wait)
+            )
 
     def undo(self, begun: Sequence[Begun]) -> None:
         """Ends steps that were begun and are not decided: nothing of them happens."""
-        self._failed += 1
+        self._failed_steps += 1
         self.cancel()
         for each in begun:
             with suppress(GraphflowError):
                 if self._loop is not None:
                     self._loop.finish(each.request, each.pending, SLACK)
 
-    def _loaded(self, program: str) -> _Program:
+    def _require_program(self, program: str) -> _DistributedProgram:
         loaded = self._programs.get(program)
         if loaded is None:
             raise SessionError(f"program {program!r} is not loaded")
         return loaded
 
-    def _orders(
+    def _make_orders(
         self,
-        loaded: _Program,
+        loaded: _DistributedProgram,
         order: Compute,
         step: int,
         feeds: Mapping[int, Mapping[str, Array]],
@@ -382,17 +396,17 @@ class RemoteHosts(Members):
             last = step_of(self._last_step)
             raise SessionError(f"step {step_of(step)} is not after step {last}")
         self._last_step = step
-        self._tell_failed(order)
+        self._add_failure_count(order)
         request = next(self._requests)
-        told = changed(order, request=request)
+        told = replace_fields(order, request=request)
         unfed = Order(told)
         orders = {}
         for worker in loaded.workers:
             given = feeds.get(worker)
-            orders[worker] = self._fed(told, worker, given, waits) if given else unfed
+            orders[worker] = self._order_with_feeds(told, worker, given, waits) if given else unfed
         return request, orders
 
-    def _fed(
+    def _order_with_feeds(
         self,
         order: Compute,
         worker: int,
@@ -403,10 +417,10 @@ class RemoteHosts(Members):
         inside: list[Small] = []
         before: list[str] = []
         arrays = []
-        room, nbytes = SMALL_TOGETHER, 0
+        room, nbytes = SMALL_TOTAL_BYTES, 0
         for name, array in feeds.items():
             nbytes += array.nbytes
-            found = small(name, array) if room > 0 else None
+            found = encode_small(name, array) if room > 0 else None
             if found is not None:
                 inside.append(found)
                 room -= len(found)
@@ -414,11 +428,11 @@ class RemoteHosts(Members):
                 before.append(name)
                 sent: Array | Chunk = array
                 if self._loop is not None:
-                    loans = self._loop.loans[worker]
-                    sent = loans.lend("feed", order.request, name, array, later=waits)
+                    loans = self._loop.array_memory[worker]
+                    sent = loans.lend("feed", order.request, name, array, defer=waits)
                 arrays.append(("feed", name, sent))
         self._activity.add_fed_bytes(nbytes)
-        return Order(changed(order, feeds=before, small=inside), arrays)
+        return Order(replace_fields(order, feeds=before, small=inside), arrays)
 
     # Variables -----------------------------------------------------------------------------------
 
@@ -427,7 +441,7 @@ class RemoteHosts(Members):
         request = next(self._requests)
         order = Order(Read(request, variable))
         replies = self._ask(request, {worker: order}, _REQUEST_SECONDS)
-        return _owned(replies.arrays[worker][variable])
+        return _copy_if_borrowed(replies.arrays[worker][variable])
 
     def write(self, worker: int, variable: str, value: Array) -> None:
         """Sets a variable."""
@@ -447,10 +461,10 @@ class RemoteHosts(Members):
         try:
             self._ask(request, orders, _REQUEST_SECONDS)
         except BaseException:
-            self._failed += 1  # some may have compiled it, others not: all forget their ways
+            self._failed_steps += 1  # some may have compiled it, others not: all forget their ways
             raise
 
-    def ready(self, program: str, bindings: Mapping[str, int]) -> Ready | None:
+    def direct_step(self, program: str, bindings: Mapping[str, int]) -> DirectStep | None:
         """Steps whose feeds are of known sizes: nothing is left to be found out about them."""
         loaded = self._programs[program]
         if not loaded.feeds:
@@ -464,11 +478,11 @@ class RemoteHosts(Members):
         ) -> list[Array] | None:
             if self._programs.get(program) is not loaded:
                 return None
-            told = changed(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
+            told = replace_fields(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
             given = {worker: {name: feeds[name] for name in names} for worker, names in fed}
-            with self._stepping:
+            with self._step_lock:
                 arrays = self._step(loaded, told, step, given).arrays
-            return [_owned(arrays[worker][name]) for worker, name in loaded.fetches]
+            return [_copy_if_borrowed(arrays[worker][name]) for worker, name in loaded.fetches]
 
         return run
 
@@ -476,7 +490,7 @@ class RemoteHosts(Members):
         """Lets go of programs, and of variables by worker: they live elsewhere from now on."""
         there: dict[int, list[str]] = {worker: [] for worker in variables}
         for name in programs:
-            for worker in self._programs.pop(name, _Program(())).workers:
+            for worker in self._programs.pop(name, _DistributedProgram(())).workers:
                 there.setdefault(worker, []).append(name)
         if there:
             request = next(self._requests)
@@ -488,20 +502,20 @@ class RemoteHosts(Members):
 
     # Checkpoints ---------------------------------------------------------------------------------
 
-    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
+    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
         """Has workers copy their variables at once, and write or send them by and by."""
-        loop, request = self._joined(), next(self._requests)
+        loop, request = self._require_loop(), next(self._requests)
         files = {worker: shard_name(worker) for worker in workers}
         orders = {w: Order(Save(request, folder, file, step)) for w, file in files.items()}
-        pending = loop.submit(Begin(request, orders, _SAVE_SECONDS))
+        pending = loop.submit(BeginOperation(request, orders, _SAVE_SECONDS))
 
-        def wait(seconds: float) -> dict[int, Written]:
+        def wait(seconds: float) -> dict[int, SavedPart]:
             replies = loop.finish(request, pending, seconds)
-            written: dict[int, Written] = {}
+            written: dict[int, SavedPart] = {}
             for worker, message in replies.messages.items():
                 assert isinstance(message, Saved)
                 arrays = {str(n): array for n, array in replies.arrays[worker].items()}
-                shard = Shard(files[worker], message.sha256, message.nbytes, ())
+                shard = CheckpointShard(files[worker], message.sha256, message.nbytes, ())
                 written[worker] = shard if message.sha256 else arrays
             return written
 
@@ -540,23 +554,25 @@ class RemoteHosts(Members):
         return message.seconds
 
 
-def _is_seen(part: Partition) -> bool:
+def _has_side_effects(part: Partition) -> bool:
     """Whether a step of a partition leaves anything behind, even if it is undone; or meets others
     in memory that they share."""
-    return any(node.op.name in _LEAVING for node in part.graph.walk())
+    return any(node.op.name in _SIDE_EFFECT_OPS for node in part.graph.walk())
 
 
-def _result(replies: Replies) -> StepResult:
+def _step_result(replies: Replies) -> StepResult:
     fetches: dict[str, Array] = {}
     spans: list[Span] = replies.spans
     peak: dict[str, int] = {}
     for worker, message in replies.messages.items():
         assert isinstance(message, Done)
         peak |= message.peak
-        fetches |= {str(name): _owned(array) for name, array in replies.arrays[worker].items()}
+        fetches |= {
+            str(name): _copy_if_borrowed(array) for name, array in replies.arrays[worker].items()
+        }
     return StepResult(fetches, spans, peak, replies.errors)
 
 
-def _owned(array: Array) -> Array:
+def _copy_if_borrowed(array: Array) -> Array:
     """An array that belongs to the caller: what is lent is copied, and thereby returned."""
     return array if array.flags.writeable else array.copy("K")

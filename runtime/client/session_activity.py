@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from graphflow.runtime.protocol.clock_sync import Clock
+from graphflow.runtime.protocol.clock_sync import PeerClock
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import Meters
@@ -36,22 +36,22 @@ class SessionActivity:
         self._lost.clear()
 
         def states() -> dict[tuple[str, ...], float]:
-            lost = len(machine.lost())
+            lost = len(machine.loss_reasons())
             return {("up",): workers - lost, ("lost",): lost}
 
-        def clocks(read: Callable[[Clock], float]) -> dict[tuple[str, ...], float]:
+        def clocks(read: Callable[[PeerClock], float]) -> dict[tuple[str, ...], float]:
             values = {(str(w),): read(machine.clock(w)) for w in range(workers)}
             return {worker: value for worker, value in values.items() if math.isfinite(value)}
 
-        def error(clock: Clock) -> float:
-            return clock.reading(time.monotonic()).error
+        def error(clock: PeerClock) -> float:
+            return clock.estimate_at(time.monotonic()).error
 
         before = {address: count for address, count in self._resent().items() if count}
 
         def resent() -> dict[tuple[str, ...], float]:
             counts = dict(before)
             for worker, address in enumerate(addresses):
-                now = machine.stream(worker).outbound.repeats
+                now = machine.stream(worker).outbound.resent_count
                 counts[address,] = before.get((address,), 0) + now
             return counts
 

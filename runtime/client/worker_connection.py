@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from graphflow.runtime.protocol.coordinator_events import Send
-from graphflow.runtime.transport.unix_socket import Lane
+from graphflow.runtime.protocol.coordinator_events import SendToWorker
+from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 from graphflow.runtime.wire.messages import Hello, Open, Ping
 
-_LINKED = frozenset((Hello, Open, Ping))
+_MAIN_ROUTE_MESSAGES = frozenset((Hello, Open, Ping))
 """What shows a worker the way that can take everything."""
 
 
@@ -25,36 +25,36 @@ class WorkerConnection:
         unsent: messages for which the connection had no room yet.
     """
 
-    __slots__ = ("_address", "_secured", "channel", "lane", "unsent")
+    __slots__ = ("_address", "_secured", "channel", "fast_channel", "unsent")
 
     def __init__(self, channel: Any, address: str, secured: bool) -> None:
         self.channel = channel
-        self.lane: Lane | None = None
+        self.fast_channel: UnixSocketChannel | None = None
         self.unsent: deque[list[Any]] = deque()
         self._address = address
         self._secured = secured
 
-    def find_lane(self) -> Lane | None:
+    def open_fast_channel(self) -> UnixSocketChannel | None:
         """A lane that was not known yet, to a worker that is there."""
-        if self.lane is None and not self._secured:
-            self.lane = Lane.to(self._address)
-            return self.lane
+        if self.fast_channel is None and not self._secured:
+            self.fast_channel = UnixSocketChannel.connect(self._address)
+            return self.fast_channel
         return None
 
-    def leave_lane(self) -> None:
+    def disable_fast_channel(self) -> None:
         """Everything goes by the connection from here on."""
-        lane, self.lane = self.lane, None
+        lane, self.fast_channel = self.fast_channel, None
         if lane is not None:
             lane.close()
 
-    def take(self, frames: list[Any], action: Send) -> bool:
+    def send(self, frames: list[Any], action: SendToWorker) -> bool:
         """Sends a message, if the lane carries it; else it waits for `flush`."""
-        lane = self.lane
+        lane = self.fast_channel
         if lane is not None:
             number = action.envelope.sequence
-            if type(action.message) in _LINKED:
-                lane.past = number
-            elif lane.carries(frames, number, action.acknowledged):
+            if type(action.message) in _MAIN_ROUTE_MESSAGES:
+                lane.last_over_zmq = number
+            elif lane.send_in_order(frames, number, action.acknowledged):
                 return True
         self.unsent.append(frames)
         return False
@@ -69,4 +69,4 @@ class WorkerConnection:
     def close(self) -> None:
         """Frees the connection and the lane."""
         self.channel.close()
-        self.leave_lane()
+        self.disable_fast_channel()

@@ -32,7 +32,7 @@ from graphflow.runtime.collectives.shared_memory_transport import (
     private_memory,
     shared_bytes,
 )
-from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
 _PAUSE = 0.001  # seconds between checks for the other devices of this worker
 
@@ -54,7 +54,9 @@ class RankBuffers:
     y_at: tuple[str, int] = ("", 0)
 
 
-def find_segment(segments: Iterable[Segment], array: Array) -> tuple[Segment, int] | None:
+def find_segment(
+    segments: Iterable[SharedMemorySegment], array: Array
+) -> tuple[SharedMemorySegment, int] | None:
     """Return the segment that contains an array, and the array's offset; None if none does."""
     at = address(array)
     for segment in segments:
@@ -80,7 +82,7 @@ class HandshakeChannel:
     send: Callable[[str, int, bytes], None]
     receive: Callable[[str, int], bytes]
     check_cancelled: Callable[[], None]
-    attach: Callable[[str], Segment]
+    attach: Callable[[str], SharedMemorySegment]
 
 
 class GroupRendezvous:
@@ -108,7 +110,7 @@ class GroupRendezvous:
         self._new_nccl_id = named
         self._is_small = is_small(collective)
         self._buffers: dict[int, RankBuffers] = {}
-        self._segments: list[Segment] = []
+        self._segments: list[SharedMemorySegment] = []
         self._connected: dict[int, bool] = {}
         self._all_connected: bool | None = None
         self._voting = threading.Lock()
@@ -179,7 +181,9 @@ class GroupRendezvous:
 
     def _agree_as_root(self, channel: HandshakeChannel, others: Sequence[int]) -> None:
         try:
-            segment: Segment | None = Segment.create(shared_bytes(self._collective))
+            segment: SharedMemorySegment | None = SharedMemorySegment.create(
+                shared_bytes(self._collective)
+            )
         except TransportError:
             segment = None
         for other in others:

@@ -16,10 +16,10 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProtocolError
-from graphflow.ops.communication.reduction_order import combining, finish, starts
+from graphflow.ops.communication.reduction_order import combine_function, finish, starts
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.collectives.schedules import all_reduce, broadcast
-from graphflow.runtime.wire.messages import EXCHANGE, Parcel
+from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited
 
 CHUNK_BYTES = 1 << 20
@@ -40,16 +40,18 @@ class MessagePort:
     session: str
     prefix: str
     name: str
-    outbox: Callable[[Parcel], None]
+    outbox: Callable[[TensorParcel], None]
     take_tensor: Callable[[int, Any, Awaited], Any]
 
     def send(
         self, step: int, collective: Collective, source: int, target: int, tag: str, array: Array
     ) -> None:
         """Send a copy of an array from one rank to another."""
-        key = f"{EXCHANGE}{self.prefix}/{source}/{target}/{tag}"
+        key = f"{EXCHANGE_PREFIX}{self.prefix}/{source}/{target}/{tag}"
         copy = np.array(array)  # the buffer is reused before the message has left
-        self.outbox(Parcel(self.session, step, key, collective.workers[target], copy, owned=True))
+        self.outbox(
+            TensorParcel(self.session, step, key, collective.workers[target], copy, owned=True)
+        )
 
     def receive(
         self, step: int, collective: Collective, source: int, target: int, tag: str, like: Array
@@ -63,7 +65,7 @@ class MessagePort:
             ProtocolError: the array has another shape or dtype.
             GraphflowError: the step was cancelled.
         """
-        key = f"{EXCHANGE}{self.prefix}/{source}/{target}/{tag}"
+        key = f"{EXCHANGE_PREFIX}{self.prefix}/{source}/{target}/{tag}"
         devices = collective.devices
         part = (
             f"{collective.kind} {self.name}: the part of rank {source} on {devices[source]} for "
@@ -197,7 +199,7 @@ class _ScheduledReduction:
         self._rounds = all_reduce(
             collective.algorithm, collective.count, collective.attrs["hosts"]
         )[rank]
-        self._combine = combining(collective.attrs["reduction"], np)
+        self._combine = combine_function(collective.attrs["reduction"], np)
 
     def run(self) -> None:
         folding = True

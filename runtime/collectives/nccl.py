@@ -22,10 +22,10 @@ from typing import Any
 from graphflow.base.environment import NCCL, choice_setting, setting
 from graphflow.errors import DeviceError
 from graphflow.ir.device_name import DeviceName
-from graphflow.ops.communication.reduction_order import combining, finish, fold
+from graphflow.ops.communication.reduction_order import combine_function, finish, fold
 from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.protocol.clock_sync import identity
+from graphflow.runtime.protocol.clock_sync import clock_identity
 from graphflow.runtime.telemetry.logs import Log
 
 _log = Log("graphflow.gpu")
@@ -83,7 +83,7 @@ def can_use_nccl(told: Sequence[Any], count: int) -> bool:
 
 
 def _gpu_address(index: int) -> str:
-    host = setting("NCCL_HOSTID") or identity()
+    host = setting("NCCL_HOSTID") or clock_identity()
     return f"{host}/{import_cupy().cuda.runtime.deviceGetPCIBusId(index)}"
 
 
@@ -296,7 +296,9 @@ class NcclCollective:
         reduction: str = collective.attrs["reduction"]
         wide = [piece.astype(collective.working_dtype) for piece in pieces]
         into = xp.empty(out.shape, collective.working_dtype)
-        fold(collective.order(self.rank), wide, combining(reduction, xp), into, xp.empty_like)
+        fold(
+            collective.order(self.rank), wide, combine_function(reduction, xp), into, xp.empty_like
+        )
         finish(reduction, collective.count, into)
         out[...] = into.astype(collective.dtype)
 

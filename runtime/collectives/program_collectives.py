@@ -43,7 +43,7 @@ from graphflow.runtime.collectives.shared_memory_transport import (
     is_small,
     uses_mapped_tensors,
 )
-from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.wire.tensor_mailbox import Awaited
 
 EdgeEnd = TypeVar("EdgeEnd", ShmEdgeReceiver, ShmEdgeSender)
@@ -65,8 +65,8 @@ class ProgramCollectives:
         self.owner = owner
         self.program = program
         self.device = device
-        self.arena: Segment | None = None
-        self.segments: list[Segment] = []
+        self.arena: SharedMemorySegment | None = None
+        self.segments: list[SharedMemorySegment] = []
         self.members: list[DeviceCollective] = []
         self._edges: list[ShmEdge] = []
 
@@ -113,7 +113,7 @@ class ProgramCollectives:
         self.segments.append(segment)
         return segment.memory
 
-    def locate(self, array: Array) -> tuple[Segment, int] | None:
+    def locate(self, array: Array) -> tuple[SharedMemorySegment, int] | None:
         """Return the shared memory that contains an array, and the array's offset; else None."""
         return find_segment((*self.segments, *([] if self.arena is None else [self.arena])), array)
 
@@ -170,7 +170,7 @@ class DeviceCollective:
         self._rendezvous: GroupRendezvous | None = None
         self._transport: SlotTransport | MappedTransport | MessageExchange | None = None
         self._arrays: dict[int, tuple[Array | None, Array]] = {}
-        self._staging: dict[int, tuple[Array, Segment | None]] = {}
+        self._staging: dict[int, tuple[Array, SharedMemorySegment | None]] = {}
         self._step = self._finished = -1
 
     @property
@@ -341,12 +341,12 @@ class DeviceCollective:
             places.append(("", 0) if found is None else (found[0].token, found[1]))
         return RankBuffers(x, y, *places)
 
-    def _locate(self, array: Array) -> tuple[Segment, int] | None:
+    def _locate(self, array: Array) -> tuple[SharedMemorySegment, int] | None:
         copies = [segment for _, segment in self._staging.values() if segment is not None]
         return find_segment(copies, array) or self.program.locate(array)
 
     def _check_cancelled(self, step: int) -> None:
-        self._owner.mail.go_on(step, Awaited(self._description))
+        self._owner.mail.check_cancelled(step, Awaited(self._description))
 
     def _make_wait(
         self, step: int, spins: int = DEFAULT_SPINS
@@ -356,7 +356,7 @@ class DeviceCollective:
                 return gates.wait_all(value, CANCEL_CHECK_SECONDS, spins) != rank
 
             while (late := gates.wait_all(value, CANCEL_CHECK_SECONDS, spins)) >= 0:
-                self._owner.mail.until(step, self._awaited_rank(late), partial(is_there, late))
+                self._owner.mail.wait_until(step, self._awaited_rank(late), partial(is_there, late))
 
         return wait
 
@@ -369,8 +369,8 @@ class DeviceCollective:
         return Awaited(told, self.collective.workers[rank])
 
 
-def _try_create_segment(nbytes: int) -> Segment | None:
+def _try_create_segment(nbytes: int) -> SharedMemorySegment | None:
     try:
-        return Segment.create(nbytes)
+        return SharedMemorySegment.create(nbytes)
     except TransportError:
         return None

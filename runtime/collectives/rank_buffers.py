@@ -19,11 +19,11 @@ from graphflow.ir.op import REGISTRY
 from graphflow.ir.spec import Shape, TensorSpec, as_dtype, evaluate, is_half
 from graphflow.ops.communication.reduction_order import (
     Order,
-    chosen,
-    combining,
+    combine_function,
     finish,
     fold,
     order_of,
+    resolve_algorithm,
     shares,
     starts,
 )
@@ -163,7 +163,7 @@ class Collective:
     def algorithm(self) -> str:
         """The algorithm; "auto" is resolved."""
         size = _element_count(self.specs[0].shape)
-        return chosen(self.attrs["algorithm"], self.count, size, self.attrs["hosts"])
+        return resolve_algorithm(self.attrs["algorithm"], self.count, size, self.attrs["hosts"])
 
     def order(self, share: int) -> Order:
         """Return the order in which the pieces of a share are combined."""
@@ -181,7 +181,7 @@ class Collective:
 
     @cached_property
     def _combine(self) -> Any:
-        return combining(self.attrs["reduction"], np)
+        return combine_function(self.attrs["reduction"], np)
 
     def combine(self, share: int, pieces: Sequence[Array], out: Array) -> None:
         """Combine the same elements of all ranks into `out`, in the order of a share.

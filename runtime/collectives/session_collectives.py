@@ -27,8 +27,8 @@ from graphflow.runtime.collectives.shared_memory_edges import (
     ShmEdge,
     ShmEdgeSender,
 )
-from graphflow.runtime.transport.shared_memory import Segment
-from graphflow.runtime.wire.messages import EXCHANGE, Parcel
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 
@@ -46,7 +46,7 @@ class SessionCollectives:
     """
 
     def __init__(
-        self, session: str, worker: int, mail: TensorMailbox, outbox: Callable[[Parcel], None]
+        self, session: str, worker: int, mail: TensorMailbox, outbox: Callable[[TensorParcel], None]
     ) -> None:
         self.session = session
         self.worker = worker
@@ -54,7 +54,9 @@ class SessionCollectives:
         self.outbox = outbox
         self._lock = threading.Lock()
         self._rendezvous: dict[Hashable, GroupRendezvous] = {}
-        self._attached: dict[str, tuple[Segment, set[Hashable]]] = {}  # and the groups that use it
+        self._attached: dict[
+            str, tuple[SharedMemorySegment, set[Hashable]]
+        ] = {}  # and the groups that use it
         self._queues: dict[str, DeviceCollectiveQueue] = {}
         self._nccl_ids: dict[
             tuple[str, ...], tuple[int, ...]
@@ -131,12 +133,12 @@ class SessionCollectives:
             key: identifies the group or the edge in the session.
             told: names the collective or the edge in errors.
         """
-        prefix = f"{EXCHANGE}{'/'.join(map(str, key))}"
+        prefix = f"{EXCHANGE_PREFIX}{'/'.join(map(str, key))}"
 
         def tell(what: str, worker: int, data: bytes) -> None:
             array = np.frombuffer(data, np.uint8)
             name = f"{prefix}/{what}"
-            self.outbox(Parcel(self.session, step, name, worker, array, owned=True))
+            self.outbox(TensorParcel(self.session, step, name, worker, array, owned=True))
 
         def hear(what: str, worker: int) -> bytes:
             about = Awaited(f"the answer of worker {worker} about {told}", worker)
@@ -144,14 +146,14 @@ class SessionCollectives:
             return array.tobytes()
 
         def go_on() -> None:
-            self.mail.go_on(step, Awaited(told))
+            self.mail.check_cancelled(step, Awaited(told))
 
         return HandshakeChannel(self.worker, tell, hear, go_on, partial(self._attach, tuple(key)))
 
-    def _attach(self, key: Hashable, token: str) -> Segment:
+    def _attach(self, key: Hashable, token: str) -> SharedMemorySegment:
         with self._lock:
             if token not in self._attached:
-                self._attached[token] = (Segment.attach(token), set())
+                self._attached[token] = (SharedMemorySegment.attach(token), set())
             segment, users = self._attached[token]
             users.add(key)
             return segment

@@ -30,7 +30,7 @@ from graphflow.runtime.collectives.shared_counters import (
     COUNTER_BYTES,
     SharedCounters,
 )
-from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 MAX_TENSOR_BYTES = 1 << 20
@@ -124,7 +124,7 @@ class ShmEdge:
         self._generation = -1  # the owner's, when the two ends last agreed
         self._step = -1
         self._use = 0  # steps since the two ends agreed
-        self._segment: Segment | None = None
+        self._segment: SharedMemorySegment | None = None
         self._receiver_progress: SharedCounters | None = None  # published by the receiver
         self._slots: dict[int, _EdgeSlots] = {}
 
@@ -146,7 +146,7 @@ class ShmEdge:
         """Return the bytes of the receiver's counter, the edges' counters and the slots."""
         return COUNTER_BYTES * (1 + len(self._specs)) + sum(map(_slot_bytes, self._specs.values()))
 
-    def _map(self, segment: Segment) -> None:
+    def _map(self, segment: SharedMemorySegment) -> None:
         memory = segment.memory
         self._receiver_progress = SharedCounters(memory[:COUNTER_BYTES], 1)
         line, start = COUNTER_BYTES, COUNTER_BYTES * (1 + len(self._specs))
@@ -159,13 +159,13 @@ class ShmEdge:
 
     def _wait(self, counter: SharedCounters, value: int, step: int, edge: int) -> None:
         if counter.wait_all(value, CANCEL_CHECK_SECONDS) >= 0:
-            self._owner.mail.until(
+            self._owner.mail.wait_until(
                 step,
                 self._awaited[edge],
                 lambda _: counter.wait_all(value, CANCEL_CHECK_SECONDS) < 0,
             )
 
-    def _try_open(self, make: Callable[[], Segment]) -> Segment | None:
+    def _try_open(self, make: Callable[[], SharedMemorySegment]) -> SharedMemorySegment | None:
         """Create or attach the memory and hold it; None if that fails or too many are open."""
         if len(self._owner.open_edges) < MAX_OPEN_EDGES:
             with contextlib.suppress(TransportError):
@@ -215,7 +215,7 @@ class ShmEdgeSender(ShmEdge):
         return True
 
     def _offer(self, step: int, edge: int) -> None:
-        segment = self._try_open(lambda: Segment.create(self._total_bytes()))
+        segment = self._try_open(lambda: SharedMemorySegment.create(self._total_bytes()))
         token = b"" if segment is None else segment.token.encode()
         self._handshake(step, edge).send("token", self.peer, token)
         self._owner.offered_edges.append(self)
@@ -264,7 +264,7 @@ class ShmEdgeReceiver(ShmEdge):
     def _attach(self, step: int, edge: int) -> None:
         channel = self._handshake(step, edge)
         token = channel.receive("token", self.peer).decode("ascii", "replace")
-        segment = self._try_open(lambda: Segment.attach(token))
+        segment = self._try_open(lambda: SharedMemorySegment.attach(token))
         if segment is not None and segment.memory.nbytes == self._total_bytes():
             self._map(segment)
             for array in (each for slots in self._slots.values() for each in slots.arrays):

@@ -205,7 +205,7 @@ class MappedTransport:
             SharedCounters(memory[i * span : (i + 1) * span], collective.count)
             for i in range(_STAGES)
         ]
-        self._bypasses_cache = bypass.is_beyond(sum(array.nbytes for array in (*xs, *ys)))
+        self._bypasses_cache = bypass.exceeds_cache(sum(array.nbytes for array in (*xs, *ys)))
         self._add = _adder(collective) if self._bypasses_cache else None
         self._folds_all_shares = collective.kind == "all_reduce" and self._add is not None
         self._parts = [collective.input_views(rank, x) for rank, x in enumerate(xs)]
@@ -240,7 +240,7 @@ class MappedTransport:
             return
         if self._bypasses_cache and _are_contiguous(place, found):
             place, found = (array.reshape(-1).view(np.uint8) for array in (place, found))
-            past = bypass.turns(place)
+            past = bypass.whole_blocks(place)
             bypass.copy(place[past], found[past], True)
             for edge in _edges(past):
                 place[edge] = found[edge]
@@ -251,7 +251,7 @@ class MappedTransport:
         pieces = [parts[share] for parts in self._parts]
         if self._add is not None and _are_contiguous(out, *pieces):
             out, one, other = (array.reshape(-1) for array in (out, *pieces))
-            past = bypass.turns(out)
+            past = bypass.whole_blocks(out)
             swapped = self.collective.order(share) == (1, 0)
             pair = (other, one) if swapped else (one, other)
             self._add(out[past], pair[0][past], pair[1][past])
@@ -279,7 +279,7 @@ def _adder(collective: Collective) -> bypass.Sum | None:
     reduction = collective.attrs.get("reduction")
     if collective.count != 2 or reduction not in ("sum", "mean"):
         return None
-    return bypass.adder(collective.dtype.name, halved=reduction == "mean")
+    return bypass.make_adder(collective.dtype.name, halved=reduction == "mean")
 
 
 def _are_contiguous(*arrays: Array) -> bool:

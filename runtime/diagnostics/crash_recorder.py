@@ -20,7 +20,7 @@ from typing import IO, NoReturn
 
 from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 
-_MOST = 64 << 20
+_MAX_BYTES = 64 << 20
 """Bytes of lines that are kept; what is compiled after that goes unnamed."""
 _FRAME = re.compile(r'^  File "<(?:compute|commit|traced|routine) (\d+)>", line (\d+)', re.M)
 _THREAD = re.compile(r"^(?=Current thread |Thread )", re.M)
@@ -30,15 +30,15 @@ _SIGNAL = re.compile(r"^Fatal Python error: (.+)$", re.M)
 _FAREWELL = b"\n"
 OUT_OF_MEMORY = "out of memory"
 
-Mourn = Callable[[str, str, str, str], None]
+ReportExit = Callable[[str, str, str, str], None]
 """What is done after a process: with its address, the reason of its end, the op it was in, and the
 session whose op that was."""
 
-computing: ContextVar[str] = ContextVar("computing", default="")
+computing_session: ContextVar[str] = ContextVar("computing", default="")
 """For which session code is generated on this thread."""
 
 
-class _Pen:
+class _LineFile:
     """Where this process notes its lines, if anywhere."""
 
     def __init__(self) -> None:
@@ -47,52 +47,52 @@ class _Pen:
         self.numbers = itertools.count(1)
 
 
-_pen = _Pen()
+_line_file = _LineFile()
 
 
-def record(stacks: int, lines: int) -> None:
+def start_recording(stacks: int, lines: int) -> None:
     """From now on, this process writes to these two descriptors, which a `Recorder` gave."""
     faulthandler.enable(stacks, all_threads=True)
-    _pen.file = lines
+    _line_file.file = lines
 
 
-def named(kind: str, lines: Iterable[str]) -> str:
+def name_code(kind: str, lines: Iterable[str]) -> str:
     """The file name of generated code, `kind` being compute, commit, traced or routine.
 
     Args:
         lines: what each line of the function is of, from its second line on.
     """
-    if _pen.file is None or _pen.written > _MOST:
+    if _line_file.file is None or _line_file.written > _MAX_BYTES:
         return f"<{kind}>"
-    number = next(_pen.numbers)
+    number = next(_line_file.numbers)
     text = "".join(
         f"{number}:{at}\t{' '.join(line.split())}\n"
-        for at, line in enumerate((computing.get(), *lines), start=1)
+        for at, line in enumerate((computing_session.get(), *lines), start=1)
     ).encode()
-    _pen.written += len(text)
+    _line_file.written += len(text)
     with contextlib.suppress(OSError):  # a full disk costs a name, not a step
-        os.write(_pen.file, text)
+        os.write(_line_file.file, text)
     return f"<{kind} {number}>"
 
 
-def is_generated(filename: str) -> bool:
+def is_generated_code(filename: str) -> bool:
     """Whether a file name is one of those above."""
     return filename.startswith(("<compute", "<commit", "<traced", "<routine"))
 
 
 @contextlib.contextmanager
-def attended(mourn: Mourn) -> Iterator[Callable[[str], None]]:
+def supervise(mourn: ReportExit) -> Iterator[Callable[[str], None]]:
     """Let a process of its own wait for the end of this one, say on stderr in which op it was if a
     signal ended it, and `mourn`. For a process that nobody started who would; before threads start.
     Yields what is to be told the address at which this process listens."""
-    recorder = Recorder()
+    recorder = CrashRecorder()
     alive, held = os.pipe()  # it ends with whoever holds it
     watcher = os.fork()
     if watcher == 0:
         os.close(held)
         _watch(alive, recorder, mourn)
     os.close(alive)
-    record(*recorder.descriptors)
+    start_recording(*recorder.descriptors)
 
     def tell(address: str) -> None:
         os.write(held, address.encode())
@@ -101,33 +101,33 @@ def attended(mourn: Mourn) -> Iterator[Callable[[str], None]]:
         yield tell
     finally:
         faulthandler.disable()
-        _pen.file = None
+        _line_file.file = None
         os.write(held, _FAREWELL)
         os.close(held)
         os.waitpid(watcher, 0)
         recorder.close()
 
 
-def _watch(alive: int, recorder: Recorder, mourn: Mourn) -> NoReturn:
+def _watch(alive: int, recorder: CrashRecorder, mourn: ReportExit) -> NoReturn:
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # those of a terminal come to both
         kills = MemoryKills(os.getppid())
         told = b"".join(iter(lambda: os.read(alive, 4096), b""))
-        op = recorder.op()
+        op = recorder.failed_op()
         if op:
             os.write(2, f"graphflow worker: a signal ended it in {op}\n".encode())
         if told and not told.endswith(_FAREWELL):
             silent = os.open(os.devnull, os.O_WRONLY)
             for ours in (1, 2):  # whoever reads what the worker wrote need not wait for this
                 os.dup2(silent, ours)
-            reason = OUT_OF_MEMORY if kills.happened() else recorder.signal() or "killed"
+            reason = OUT_OF_MEMORY if kills.has_happened() else recorder.signal() or "killed"
             mourn(told.decode(), reason, op, recorder.session())
     finally:
         os._exit(0)
 
 
-def _unnamed() -> IO[bytes]:
+def _open_unnamed_file() -> IO[bytes]:
     """A file without a name: on disk, in memory where no folder takes one (all is read-only, the
     disk is full), and nowhere where neither goes."""
     try:
@@ -138,29 +138,29 @@ def _unnamed() -> IO[bytes]:
         return open(os.devnull, "w+b")
 
 
-class Recorder:
+class CrashRecorder:
     """The two files of one process that is about to start."""
 
     def __init__(self) -> None:
-        self._stacks, self._lines = _unnamed(), _unnamed()
+        self._stacks, self._lines = _open_unnamed_file(), _open_unnamed_file()
 
     @property
     def descriptors(self) -> tuple[int, int]:
         """What `record` takes, in the process that inherits them."""
         return self._stacks.fileno(), self._lines.fileno()
 
-    def op(self) -> str:
+    def failed_op(self) -> str:
         """The op that the process was in at a signal, with its node and the user's line; of a body,
         the node in it. "" where no signal came, or it was in no op."""
-        place = self._place()
+        place = self._find_frame()
         return self._line(*place) if place is not None else ""
 
     def session(self) -> str:
         """The session whose op that was; "" where that is not known."""
-        place = self._place()
+        place = self._find_frame()
         return self._line(place[0], "1") if place is not None else ""
 
-    def _place(self) -> tuple[str, str] | None:
+    def _find_frame(self) -> tuple[str, str] | None:
         """The number of the generated code that the process was in at a signal, and the line."""
         stacks = self._read(self._stacks.fileno()).decode(errors="replace")
         starts = [found.start() for found in _THREAD.finditer(stacks)]

@@ -7,31 +7,31 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _SCORE = Path("/proc/self/oom_score_adj")
-_MOST = 1000  # of that
-_AHEAD = 100  # thousandths of the memory that there is
+_MAX_SCORE = 1000  # of that
+_SCORE_ADDED = 100  # thousandths of the memory that there is
 
 
-def stand_in() -> None:
+def prefer_as_oom_victim() -> None:
     """Has Linux end this process before the one that it was started from, unless that has a tenth
     of the memory more: a session that loses a worker goes on, one that loses its client or its
     nursery loses all of them."""
     with suppress(OSError, ValueError):  # other systems have no such file
-        _SCORE.write_text(str(min(_MOST, int(_SCORE.read_text()) + _AHEAD)))
+        _SCORE.write_text(str(min(_MAX_SCORE, int(_SCORE.read_text()) + _SCORE_ADDED)))
 
 
 class MemoryKills:
     """The ends by want of memory in the control group of a process that has just started."""
 
     def __init__(self, pid: int) -> None:
-        self._file = _counter(pid)
-        self._before = _count(self._file)
+        self._file = _find_counter(pid)
+        self._before = _read_count(self._file)
 
-    def happened(self) -> bool:
+    def has_happened(self) -> bool:
         """Whether there was one since."""
-        return _count(self._file) > self._before
+        return _read_count(self._file) > self._before
 
 
-def _counter(pid: int) -> Path | None:
+def _find_counter(pid: int) -> Path | None:
     """The file that counts, of the group's own version; None where there is none."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
@@ -46,7 +46,7 @@ def _counter(pid: int) -> Path | None:
     return next((file for file in found if file.is_file()), None)
 
 
-def _count(file: Path | None) -> int:
+def _read_count(file: Path | None) -> int:
     if file is None:
         return 0
     try:

@@ -17,31 +17,31 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.collectives.program_collectives import DeviceCollective, ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
-from graphflow.runtime.memory.backend import Backend
+from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.transport.shared_memory import Segment
-from graphflow.runtime.wire.messages import EDGE_BITS, TAKEN
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS
 from graphflow.runtime.wire.tensor_mailbox import Awaited
 
 if TYPE_CHECKING:
     from graphflow.runtime.host.session_state import SessionState
 
 
-def meets_others(partition: Partition) -> bool:
+def exchanges_with_other_workers(partition: Partition) -> bool:
     """Whether a device agrees with those of other workers on ways, so that all of them keep and
     let go of a program's forms alike."""
     here = _device(partition.device).worker
     return bool(partition.graph.of_op("collective_start")) or any(
-        _device(end).worker != here for end in _cut(partition)
+        _device(end).worker != here for end in _cut_edge_nodes(partition)
     )
 
 
 @dataclass(frozen=True)
-class Ends:
+class CrossDeviceEdges:
     """Where the cut edges of one device lead: a `Channel`."""
 
     session: SessionState
-    backend: Backend
+    backend: DeviceBackend
     incoming: Mapping[int, Awaited]  # what each edge brings
     sources: Mapping[int, DeviceName]  # where it comes from
     part: ProgramCollectives  # in exchanges
@@ -49,52 +49,59 @@ class Ends:
     inward: Mapping[int, ShmEdgeReceiver]
 
     @staticmethod
-    def of(
+    def for_program(
         partition: Partition,
         bindings: Mapping[str, int],
         session: SessionState,
-        backend: Backend,
+        backend: DeviceBackend,
         part: ProgramCollectives,
-    ) -> Ends:
+    ) -> CrossDeviceEdges:
         """Those of a program, for some sizes."""
         recvs = [n for n in partition.graph.walk() if n.op.name == "recv"]
-        incoming = {n.attrs["edge"]: _incoming(n) for n in recvs}
+        incoming = {n.attrs["edge"]: _describe_incoming(n) for n in recvs}
         sources = {n.attrs["edge"]: _device(n.attrs["source"]) for n in recvs}
         outward: dict[int, ShmEdgeSender] = {}
         inward: dict[int, ShmEdgeReceiver] = {}
         mine = _device(partition.device)
-        for end, nodes in _cut(partition).items():
+        for end, nodes in _cut_edge_nodes(partition).items():
             peer = _device(end)
-            if peer.worker is None or peer.worker == mine.worker or session.mail.carried is None:
+            if (
+                peer.worker is None
+                or peer.worker == mine.worker
+                or session.mail.on_transfer is None
+            ):
                 continue
             if peer.kind != "cpu" or mine.kind != "cpu":
                 continue  # a GPU's tensors come through memory of its own
-            sent, received = _specs(nodes, "send", bindings), _specs(nodes, "recv", bindings)
+            sent, received = (
+                _edge_specs(nodes, "send", bindings),
+                _edge_specs(nodes, "recv", bindings),
+            )
             told = {edge: Awaited(f"room for edge {edge} at {end}", peer.worker) for edge in sent}
             outward |= part.edge_senders(end, peer.worker, told, sent)
             inward |= part.edge_receivers(end, peer.worker, incoming, received)
-        return Ends(session, backend, incoming, sources, part, outward, inward)
+        return CrossDeviceEdges(session, backend, incoming, sources, part, outward, inward)
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
         passage = self.outward.get(edge)
-        if passage is None or not self.session.pass_on(step, edge, passage, array):
+        if passage is None or not self.session.send_shared(step, edge, passage, array):
             self.session.send(step, edge, _device(target), array, self.backend)
 
     def recv(self, step: int, edge: int) -> Any:
         passage = self.inward.get(edge)
-        array = None if passage is None else self.session.passed(step, edge, passage)
+        array = None if passage is None else self.session.receive_shared(step, edge, passage)
         if array is None:
             awaited = self.incoming[edge & (2**EDGE_BITS - 1)]
             array = self.session.mail.take(step, edge, awaited)
         return array
 
     def grant_credit(self, step: int, edge: int, portion: int) -> None:
-        self.session.tell(step, f"{TAKEN}{edge}/{portion}", self.sources[edge])
+        self.session.send_signal(step, f"{CREDIT_PREFIX}{edge}/{portion}", self.sources[edge])
 
     def wait_for_credit(self, step: int, edge: int, portion: int, target: str) -> None:
         what = f"room on edge {edge} in a loop, of which {target} has not received enough,"
         awaited = Awaited(what, _device(target).worker)
-        self.session.mail.take(step, f"{TAKEN}{edge}/{portion}", awaited)
+        self.session.mail.take(step, f"{CREDIT_PREFIX}{edge}/{portion}", awaited)
 
     def join_collective(self, what: Collective, name: str) -> DeviceCollective:
         return self.part.join(what, name)
@@ -102,7 +109,7 @@ class Ends:
     def shared_memory(self, nbytes: int) -> Any:
         return self.part.shared_memory(nbytes)
 
-    def register_buffers(self, segment: Segment) -> None:
+    def register_buffers(self, segment: SharedMemorySegment) -> None:
         self.part.arena = segment
 
     def forget_agreements(self) -> None:
@@ -112,10 +119,10 @@ class Ends:
         self.part.close()
 
     def check_cancelled(self, step: int, loop: str, done: int, of: str) -> None:
-        self.session.mail.check(step, loop, done, of)
+        self.session.mail.check_loop(step, loop, done, of)
 
 
-def _cut(partition: Partition) -> dict[str, list[Node]]:
+def _cut_edge_nodes(partition: Partition) -> dict[str, list[Node]]:
     """The nodes that send to and receive from each other device, but for those in bodies."""
     found: dict[str, list[Node]] = {}
     for node in partition.graph.nodes:
@@ -125,7 +132,7 @@ def _cut(partition: Partition) -> dict[str, list[Node]]:
     return found
 
 
-def _specs(nodes: list[Node], op: str, bindings: Mapping[str, int]) -> dict[int, TensorSpec]:
+def _edge_specs(nodes: list[Node], op: str, bindings: Mapping[str, int]) -> dict[int, TensorSpec]:
     """What edges carry."""
     return {
         int(node.attrs["edge"]): (node.inputs or node.outputs)[0].spec.bind(bindings)
@@ -139,7 +146,7 @@ def _device(name: str) -> DeviceName:
     return DeviceName.parse(name)
 
 
-def _incoming(recv: Node) -> Awaited:
+def _describe_incoming(recv: Node) -> Awaited:
     source = recv.attrs["source"]
     name = recv.name.removeprefix("recv/")
     what = f"edge {recv.attrs['edge']} from {source} ({name!r}, made at {recv.location})"

@@ -17,23 +17,30 @@ import numpy as np
 from graphflow.base.blas_threads import one_blas_thread
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.ir.device_name import DeviceName
-from graphflow.placement.clusters.host_facts import cores, everywhere
+from graphflow.placement.clusters.host_facts import cores, on_all_cores
 from graphflow.runtime.host.device_backends import backend_for
 from graphflow.runtime.host.session_state import SessionState
 from graphflow.runtime.memory.backend import ResultExporter
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import Program
-from graphflow.runtime.wire.graph_limits import Limits
-from graphflow.runtime.wire.messages import EXCHANGE, TAKEN, Computed, Key, Parcel, Usage
-from graphflow.runtime.wire.tensor_mailbox import Carried
+from graphflow.runtime.wire.graph_limits import GraphLimits
+from graphflow.runtime.wire.messages import (
+    CREDIT_PREFIX,
+    EXCHANGE_PREFIX,
+    Computed,
+    HostUsage,
+    Key,
+    TensorParcel,
+)
+from graphflow.runtime.wire.tensor_mailbox import TransferObserver
 
 Array = np.ndarray[Any, Any]
 
-_WORDS = (EXCHANGE, TAKEN)
+_SIGNAL_PREFIXES = (EXCHANGE_PREFIX, CREDIT_PREFIX)
 """What keys of what goes between devices begin with, beside edges, which are numbered."""
 
 
-class Host:
+class DeviceHost:
     """The devices of one process.
 
     Args:
@@ -50,14 +57,14 @@ class Host:
         worker: int,
         devices: Sequence[str],
         threads: int | None,
-        outbox: Callable[[Parcel], None],
-        limits: Limits | None = None,
+        outbox: Callable[[TensorParcel], None],
+        limits: GraphLimits | None = None,
         *,
         alone: bool = False,
     ) -> None:
         self.worker = worker
         self._alone = alone
-        self._limits = limits or Limits()
+        self._limits = limits or GraphLimits()
         self.devices = tuple(devices)
         self._count = threads or max(1, cores() // max(1, len(self.devices)))
         self._outbox = outbox
@@ -74,9 +81,9 @@ class Host:
         if self._alone:
             one_blas_thread().__enter__()
 
-    def computing(self, session: str) -> Set[int]:
+    def computing_threads(self, session: str) -> Set[int]:
         """The threads of a session that compute parts of steps, beside the one that asks."""
-        return self._sessions[session].computing
+        return self._sessions[session].computing_threads
 
     def close(self, session: str) -> None:
         """Forget a session, its programs and its state; its threads end."""
@@ -98,7 +105,7 @@ class Host:
 
     def add(self, session: str, program: str, partitions: Sequence[Partition]) -> None:
         """Take a program's partitions for devices of this host, and create its new variables."""
-        self._of(session).add(program, partitions)
+        self._session(session).add(program, partitions)
 
     def compute(
         self,
@@ -119,52 +126,54 @@ class Host:
             OpError: a kernel failed.
             StepTimeout: a tensor did not come in time.
         """
-        return self._of(session).compute(program, step, bindings, feeds, trace, deadline)
+        return self._session(session).compute(program, step, bindings, feeds, trace, deadline)
 
-    def ready(self, session: str, program: str, bindings: Mapping[str, int]) -> Program | None:
+    def direct_program(
+        self, session: str, program: str, bindings: Mapping[str, int]
+    ) -> Program | None:
         """The one that computes a program's steps of these sizes, compiled; None where a step takes
         more than it: other devices, or edges between them."""
-        return self._of(session).ready(program, dict(bindings))
+        return self._session(session).direct_program(program, dict(bindings))
 
     def prepare(self, session: str, program: str, bindings: Mapping[str, int]) -> None:
         """Compile a program for the sizes of coming steps, on all devices of this host."""
-        self._of(session).prepare(program, dict(bindings))
+        self._session(session).prepare(program, dict(bindings))
 
     def set_deadline(self, session: str, seconds: float) -> None:
         """How long from now a step that is run by way of `ready` may take."""
-        self._of(session).mail.deadline = monotonic() + seconds
+        self._session(session).mail.deadline = monotonic() + seconds
 
     def commit(self, session: str, step: int) -> None:
         """Apply the assignments of the computed step."""
-        self._of(session).commit(step)
+        self._session(session).commit(step)
 
-    def changes(self, session: str) -> bool:
+    def has_changes(self, session: str) -> bool:
         """Whether committing the computed step would assign anything."""
-        return self._of(session).changes()
+        return self._session(session).has_changes()
 
     def abort(self, session: str, step: int) -> None:
         """Forget the step; nothing of it was applied."""
-        self._of(session).abort(step)
+        self._session(session).abort(step)
 
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None:
         """Take a tensor from another worker; it may come before its step begins."""
         state = self._sessions.get(session)
-        if state is not None and (isinstance(edge, int) or edge.startswith(_WORDS)):
+        if state is not None and (isinstance(edge, int) or edge.startswith(_SIGNAL_PREFIXES)):
             state.mail.put(step, edge, array)  # edges of programs are numbered
 
-    def attend(
+    def connect_mail(
         self,
         session: str,
         attend: Callable[[Callable[[], bool], float], bool],
         wake: Callable[[], None],
-        carried: Carried,
+        carried: TransferObserver,
         keep: ResultExporter | None = None,
     ) -> None:
         """Set how a waiting thread receives a tensor itself, and how another thread wakes it (see
         `TensorMailbox`); who hears of tensors that need no message; and where results go."""
-        state = self._of(session)
-        state.mail.attend, state.mail.wake, state.mail.carried = attend, wake, carried
-        state.keep_by(keep)
+        state = self._session(session)
+        state.mail.attend, state.mail.wake, state.mail.on_transfer = attend, wake, carried
+        state.set_result_memory(keep)
 
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
         """Wake every wait of the step with an error."""
@@ -174,11 +183,11 @@ class Host:
 
     def read(self, session: str, variable: str) -> Array:
         """A copy of a variable's value."""
-        return self._of(session).read(variable)
+        return self._session(session).read(variable)
 
     def snapshot(self, session: str) -> dict[str, Array]:
         """Copies of all variables, as the last commit left them."""
-        return self._of(session).snapshot()
+        return self._session(session).snapshot()
 
     def write(self, session: str, variable: str, value: Array) -> None:
         """Set a variable.
@@ -186,27 +195,27 @@ class Host:
         Raises:
             VariableError: unknown here, or of another shape or dtype.
         """
-        self._of(session).write(variable, value)
+        self._session(session).write(variable, value)
 
     def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None:
         """Let go of programs, and of variables that live elsewhere from now on; unknown ones are
         none."""
-        self._of(session).forget(programs, variables)
+        self._session(session).forget(programs, variables)
 
-    def usage(self, session: str) -> Usage:
+    def usage(self, session: str) -> HostUsage:
         """What a session takes of memory now, and what it waits for; from any thread."""
         state = self._sessions.get(session)
-        return state.usage() if state is not None else Usage()
+        return state.usage() if state is not None else HostUsage()
 
     def measure(self) -> dict[str, Any]:
         """This machine's speeds, as calibrated before or now, and then kept here: plain data for
         the cost model."""
         from graphflow.placement.calibration.calibrate import machine_profile
 
-        with everywhere():
+        with on_all_cores():
             return machine_profile(self.devices)
 
-    def _of(self, session: str) -> SessionState:
+    def _session(self, session: str) -> SessionState:
         state = self._sessions.get(session)
         if state is None and not session:  # an embedded one, which another thread has closed
             raise SessionError("the session is closed; open another one")

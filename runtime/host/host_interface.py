@@ -13,18 +13,18 @@ import numpy as np
 from graphflow.base.interrupts import defer_signals
 from graphflow.errors import SessionError
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.runtime.checkpoint.manifest import Shard
+from graphflow.runtime.checkpoint.manifest import CheckpointShard
 from graphflow.runtime.checkpoint.remote import shard_name, write_under
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import has_called_commit
 from graphflow.runtime.telemetry.metrics import Meters
-from graphflow.runtime.wire.messages import Parcel, StepResult
+from graphflow.runtime.wire.messages import StepResult, TensorParcel
 
 Array = np.ndarray[Any, Any]
 
 
-class Ready(Protocol):
+class DirectStep(Protocol):
     """Runs the steps of one program for given sizes."""
 
     def __call__(
@@ -34,18 +34,18 @@ class Ready(Protocol):
         this way is gone."""
 
 
-Written = Shard | Mapping[str, Array]
+SavedPart = CheckpointShard | Mapping[str, Array]
 """A worker's part of a checkpoint: the file that it has written, or its variables."""
 
 
-NOBODY = "nobody answers"
+NO_WORKER_LEFT = "nobody answers"
 """The reason of `WorkerLost` where no worker is left to go on with."""
 
 
-class Saving(Protocol):
+class PendingSave(Protocol):
     """A checkpoint on its way."""
 
-    def __call__(self, seconds: float) -> dict[int, Written]:
+    def __call__(self, seconds: float) -> dict[int, SavedPart]:
         """Wait for the part of each worker.
 
         Raises:
@@ -65,12 +65,12 @@ class Hosts(Protocol):
     """
 
     can_be_lost: bool
-    begins: bool
-    computing: Set[int]
+    can_begin_ahead: bool
+    computing_threads: Set[int]
     meters: Meters
 
     @property
-    def near(self) -> bool:
+    def is_single_host(self) -> bool:
         """Whether all workers are on this host."""
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
@@ -87,7 +87,7 @@ class Hosts(Protocol):
     ) -> StepResult:
         """Run a step: all compute, then all commit, or nothing happens and the error is raised."""
 
-    def meet_clocks(self) -> None:
+    def wait_for_clocks(self) -> None:
         """Waits, before a step that is traced, until times of all workers can be told in ours."""
 
     def begin(
@@ -115,7 +115,7 @@ class Hosts(Protocol):
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
         """Compile a program for the sizes of coming steps."""
 
-    def ready(self, program: str, bindings: Mapping[str, int]) -> Ready | None:
+    def direct_step(self, program: str, bindings: Mapping[str, int]) -> DirectStep | None:
         """A shorter way for steps of these sizes that are not traced, if there is one."""
 
     def read(self, worker: int, variable: str) -> Array:
@@ -127,17 +127,17 @@ class Hosts(Protocol):
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
         """Let go of programs, and of variables by worker: they live elsewhere from now on."""
 
-    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
+    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
         """Copy the variables of some workers as they are now, and write them, by and by, to a
         folder under a root: a shard for each worker."""
 
-    def draining(self) -> set[int]:
+    def draining_workers(self) -> set[int]:
         """The workers that were asked to end, and wait for the session to go elsewhere."""
 
     def on_draining(self, told: Callable[[], None]) -> None:
         """Have something called, on another thread, when a worker is asked to end."""
 
-    def let_go(self) -> None:
+    def leave_draining(self) -> None:
         """Leave the workers that were asked to end, with what they hold: they are lost."""
 
     def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
@@ -169,15 +169,15 @@ class LocalHosts:
 
     can_be_lost = False
 
-    begins = False
+    can_begin_ahead = False
 
-    near = True
+    is_single_host = True
 
     def __init__(self, devices: Sequence[str], threads: int | None) -> None:
         self.meters = Meters()
-        self._host = Host(0, devices, threads, _no_other_worker)
+        self._host = DeviceHost(0, devices, threads, _no_other_worker)
         self._host.open("")
-        self.computing = self._host.computing("")
+        self.computing_threads = self._host.computing_threads("")
         self._committed = -1
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
@@ -200,7 +200,7 @@ class LocalHosts:
         except BaseException:
             self._host.abort("", step)
             raise
-        with defer_signals() if self._host.changes("") else nullcontext():
+        with defer_signals() if self._host.has_changes("") else nullcontext():
             self._host.commit("", step)
             self._committed = step
         return StepResult(dict(computed.fetches), [*computed.spans], dict(computed.peak))
@@ -208,7 +208,7 @@ class LocalHosts:
     def has_committed(self, step: int, error: BaseException) -> bool:
         return self._committed == step or has_called_commit(error)
 
-    def meet_clocks(self) -> None:
+    def wait_for_clocks(self) -> None:
         pass  # there is one clock
 
     def begin(
@@ -231,8 +231,8 @@ class LocalHosts:
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
         self._host.prepare("", program, bindings)
 
-    def ready(self, program: str, bindings: Mapping[str, int]) -> Ready | None:
-        found = self._host.ready("", program, bindings)
+    def direct_step(self, program: str, bindings: Mapping[str, int]) -> DirectStep | None:
+        found = self._host.direct_program("", program, bindings)
         if found is None:
             return None
         compiled, host = found, self._host
@@ -263,10 +263,10 @@ class LocalHosts:
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
         self._host.forget("", programs, variables.get(0, ()))
 
-    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> Saving:
+    def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
         copies = self._host.snapshot("") if workers else {}
 
-        def write(seconds: float) -> dict[int, Written]:
+        def write(seconds: float) -> dict[int, SavedPart]:
             if not workers:
                 return {}
             written = write_under(root, folder, shard_name(0), copies, step)
@@ -274,13 +274,13 @@ class LocalHosts:
 
         return write
 
-    def draining(self) -> set[int]:
+    def draining_workers(self) -> set[int]:
         return set()
 
     def on_draining(self, told: Callable[[], None]) -> None:
         """This process is the session's own."""
 
-    def let_go(self) -> None:
+    def leave_draining(self) -> None:
         """There is none to leave."""
 
     def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
@@ -293,5 +293,5 @@ class LocalHosts:
         self._host.close("")
 
 
-def _no_other_worker(parcel: Parcel) -> None:
+def _no_other_worker(parcel: TensorParcel) -> None:
     raise SessionError(f"an embedded session has no worker {parcel.target_worker}")

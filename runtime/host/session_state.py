@@ -25,12 +25,12 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
-from graphflow.runtime.host.edge_channel import Ends, meets_others
+from graphflow.runtime.host.edge_channel import CrossDeviceEdges, exchanges_with_other_workers
 from graphflow.runtime.memory.arenas import Arena, Arenas
-from graphflow.runtime.memory.backend import Backend, ResultExporter
+from graphflow.runtime.memory.backend import DeviceBackend, ResultExporter
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
 from graphflow.runtime.program.program import Program, Span
-from graphflow.runtime.wire.messages import Computed, Parcel, Usage, step_of
+from graphflow.runtime.wire.messages import Computed, HostUsage, TensorParcel, step_of
 from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
 
 Array = np.ndarray[Any, Any]
@@ -42,12 +42,12 @@ DRAWS = "@draws"
 """Among a step's bindings: the number of steps committed before it, from which random ops draw. A
 step that is tried again gets a new step number (its key on the wire) but draws the same."""
 
-_ENDS = ("send", "recv", "collective_start")
+_COMMUNICATION_OPS = ("send", "recv", "collective_start")
 """Ops by which a program meets others."""
 
-_WORD = np.zeros(0, np.uint8)
+_SIGNAL = np.zeros(0, np.uint8)
 
-MEETING = SPECIALISATION_LIMITS[0]
+MAX_AGREED_FORMS = SPECIALISATION_LIMITS[0]
 """Combinations of sizes of a program for which a device keeps the ways that it agreed on with those
 of other workers, each of which takes file descriptors: not more than it keeps compiled at least."""
 
@@ -56,7 +56,7 @@ _Sizes = tuple[tuple[str, int], ...]
 
 
 @dataclass
-class _Loaded:
+class _LoadedProgram:
     """A program's partitions, and for each device their compiled forms by the sizes of symbols,
     the one used last at the end.
 
@@ -69,9 +69,9 @@ class _Loaded:
     name: str
     partitions: dict[str, Partition]
     symbols: dict[str, frozenset[str]]
-    meeting: frozenset[str]
+    agreeing_devices: frozenset[str]
     compiled: dict[str, dict[_Sizes, Program]] = field(default_factory=dict)
-    met: dict[str, dict[_Sizes, Program]] = field(default_factory=dict)
+    agreed: dict[str, dict[_Sizes, Program]] = field(default_factory=dict)
 
 
 class SessionState:
@@ -81,8 +81,8 @@ class SessionState:
         self,
         name: str,
         worker: int,
-        backends: Mapping[str, Backend],
-        outbox: Callable[[Parcel], None],
+        backends: Mapping[str, DeviceBackend],
+        outbox: Callable[[TensorParcel], None],
     ) -> None:
         self.mail = TensorMailbox(worker)
         self.exchanges = SessionCollectives(name, worker, self.mail, outbox)
@@ -91,25 +91,25 @@ class SessionState:
         self._backends = backends
         self._arenas = {device: Arenas(backend) for device, backend in backends.items()}
         self._outbox = outbox
-        self._programs: dict[str, _Loaded] = {}
+        self._programs: dict[str, _LoadedProgram] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
         self._private = PrivatePages()
-        self._computed: dict[int, list[Program]] = {}  # steps that are not settled
-        self._failed = 0  # steps, when exchanges last agreed on their ways
-        self._stuck = False  # a step failed here, which the coordinator has not decided yet
-        self._last: tuple[str, dict[str, int], list[Program]] | None = None  # of the last step
+        self._undecided: dict[int, list[Program]] = {}  # steps that are not settled
+        self._failed_steps = 0  # steps, when exchanges last agreed on their ways
+        self._has_failed = False  # a step failed here, which the coordinator has not decided yet
+        self._last_used: tuple[str, dict[str, int], list[Program]] | None = None  # of the last step
         self._departures: list[tuple[int, int]] | None = None
-        self._traced = False
-        self._committed: list[Span] = []  # of the last commit; told with the next step
-        self.computing: set[int] = set()
+        self._is_traced = False
+        self._commit_spans: list[Span] = []  # of the last commit; told with the next step
+        self.computing_threads: set[int] = set()
         self._threads: ThreadPoolExecutor | None = None
         if len(backends) > 1:
             self._threads = ThreadPoolExecutor(
                 len(backends) - 1, f"graphflow-{worker}",
-                initializer=partial(note_thread, self.computing),
+                initializer=partial(register_thread, self.computing_threads),
             )  # fmt: skip
 
-    def keep_by(self, keep: ResultExporter | None) -> None:
+    def set_result_memory(self, keep: ResultExporter | None) -> None:
         """Where results go, those of steps and of `read`."""
         for backend in self._backends.values():
             backend.export_result = keep
@@ -124,38 +124,42 @@ class SessionState:
             backend.close()
         self._variables.clear()
         self._private = PrivatePages()
-        self._computed.clear()
+        self._undecided.clear()
 
     def add(self, program: str, partitions: Sequence[Partition]) -> None:
         fresh = {}
         for partition in partitions:
             if partition.device not in self._backends:
                 raise SessionError(f"worker {self._worker} has no device {partition.device}")
-            fresh[partition.device] = self._created(partition)
+            fresh[partition.device] = self._create_variables(partition)
         for device, variables in fresh.items():
             self._variables[device].update(variables)
-        self._last = None
-        self._programs[program] = _Loaded(
+        self._last_used = None
+        self._programs[program] = _LoadedProgram(
             program,
             {p.device: p for p in partitions},
             {p.device: frozenset(symbols_of(p.graph.nodes)) for p in partitions},
-            frozenset(p.device for p in partitions if meets_others(p)),
+            frozenset(p.device for p in partitions if exchanges_with_other_workers(p)),
         )
 
-    def _created(self, partition: Partition) -> dict[str, Any]:
+    def _create_variables(self, partition: Partition) -> dict[str, Any]:
         """The variables that are new here, with their initial values."""
         mine = self._variables[partition.device]
         backend = self._backends[partition.device]
         fresh = {}
         for node in partition.graph.variables:
             if node.name in mine:
-                _check(node.name, mine[node.name], node.specs[0].shape, node.specs[0].dtype)
+                _check_signature(
+                    node.name, mine[node.name], node.specs[0].shape, node.specs[0].dtype
+                )
             else:
                 initial = node.attrs["initial"]
-                fresh[node.name] = self._owned(backend, initial() if callable(initial) else initial)
+                fresh[node.name] = self._allocate(
+                    backend, initial() if callable(initial) else initial
+                )
         return fresh
 
-    def _owned(self, backend: Backend, value: Array) -> Any:
+    def _allocate(self, backend: DeviceBackend, value: Array) -> Any:
         shared = self._private.array(value) if backend.xp is np else None
         if shared is not None:
             return shared
@@ -174,25 +178,25 @@ class SessionState:
     ) -> Computed:
         sizes = dict(bindings)
         draws, failed = sizes.pop(DRAWS, step), sizes.pop(FAILED, 0)
-        if failed != self._failed:
-            self._failed, self._stuck = failed, False
+        if failed != self._failed_steps:
+            self._failed_steps, self._has_failed = failed, False
             self.exchanges.abort()
-            for met in [met for each in self._programs.values() for met in each.met.values()]:
+            for met in [met for each in self._programs.values() for met in each.agreed.values()]:
                 while met:
                     met.popitem()[1].forget_agreements()
-        if self._stuck:  # who waits for what the failed one did not send would take this one's
+        if self._has_failed:  # who waits for what the failed one did not send would take this one's
             raise SessionError(
                 f"step {step_of(step)} was not run, because the one before it failed"
             )
         try:
             programs = self._programs_of(program, sizes, draws)
             self.mail.deadline = monotonic() + deadline
-            return self._computed_by(programs, step, draws, feeds, trace)
+            return self._compute_with(programs, step, draws, feeds, trace)
         except BaseException:
-            self._stuck = True
+            self._has_failed = True
             raise
 
-    def _computed_by(
+    def _compute_with(
         self,
         programs: list[Program],
         step: int,
@@ -204,7 +208,7 @@ class SessionState:
             self._departures = self.mail.arrivals = None
             fetches = self._run(programs, step, draws, feeds, None)
             self.exchanges.finish_handshakes(step)
-            self._computed[step], self._committed, self._traced = programs, [], False
+            self._undecided[step], self._commit_spans, self._is_traced = programs, [], False
             return Computed(fetches)
         departures: list[tuple[int, int]] = []
         arrivals: list[tuple[int, int]] = []
@@ -212,74 +216,80 @@ class SessionState:
         spans: list[Span] = []
         fetches = self._run(programs, step, draws, feeds, spans)
         self.exchanges.finish_handshakes(step)
-        spans += self._committed
+        spans += self._commit_spans
         spans += [("departure", str(edge), at, at) for edge, at in departures]
         spans += [("arrival", str(edge), at, at) for edge, at in arrivals]
-        self._computed[step], self._committed, self._traced = programs, [], True
+        self._undecided[step], self._commit_spans, self._is_traced = programs, [], True
         return Computed(fetches, spans, {p.partition.device: p.peak for p in programs})
 
     def _programs_of(self, name: str, bindings: dict[str, int], draws: int) -> list[Program]:
         """The programs of all devices for these sizes; mostly those of the step before."""
-        if self._last is not None and self._last[0] == name and self._last[1] == bindings:
-            return self._last[2]
-        loaded = self._loaded(name)
+        if (
+            self._last_used is not None
+            and self._last_used[0] == name
+            and self._last_used[1] == bindings
+        ):
+            return self._last_used[2]
+        loaded = self._require_program(name)
         told = {**bindings, DRAWS: draws}
-        found = [self._specialised(loaded, device, told) for device in loaded.partitions]
-        self._last = (name, bindings, found)
+        found = [self._specialise(loaded, device, told) for device in loaded.partitions]
+        self._last_used = (name, bindings, found)
         return found
 
-    def ready(self, program: str, bindings: dict[str, int]) -> Program | None:
-        loaded = self._loaded(program)
+    def direct_program(self, program: str, bindings: dict[str, int]) -> Program | None:
+        loaded = self._require_program(program)
         if len(loaded.partitions) != 1:
             return None
         ((device, partition),) = loaded.partitions.items()
-        if any(node.op.name in _ENDS for node in partition.graph.walk()):
+        if any(node.op.name in _COMMUNICATION_OPS for node in partition.graph.walk()):
             return None
-        return self._specialised(loaded, device, bindings)
+        return self._specialise(loaded, device, bindings)
 
     def prepare(self, program: str, bindings: dict[str, int]) -> None:
-        loaded = self._loaded(program)
-        self._last = None  # the next step says anew which program was used last, on all workers
+        loaded = self._require_program(program)
+        self._last_used = (
+            None  # the next step says anew which program was used last, on all workers
+        )
         for device in loaded.partitions:
-            self._specialised(loaded, device, bindings).warm_up()
+            self._specialise(loaded, device, bindings).warm_up()
 
-    def _loaded(self, program: str) -> _Loaded:
+    def _require_program(self, program: str) -> _LoadedProgram:
         if program not in self._programs:
             raise SessionError(f"program {program!r} is not loaded on worker {self._worker}")
         return self._programs[program]
 
-    def _specialised(self, loaded: _Loaded, device: str, bindings: dict[str, int]) -> Program:
+    def _specialise(self, loaded: _LoadedProgram, device: str, bindings: dict[str, int]) -> Program:
         """The device's program for these sizes, compiled at their first use."""
         kept = loaded.compiled.setdefault(device, {})
         key = tuple(sorted((s, bindings[s]) for s in loaded.symbols[device]))
-        if device in loaded.meeting:
+        if device in loaded.agreeing_devices:
             # All devices keep and let go of the same ones, for they meet in them.
             key = tuple(sorted((s, n) for s, n in bindings.items() if not s.startswith("@")))
         program = kept.pop(key, None)
         if program is None:
-            self._last = None
+            self._last_used = None
             partition = loaded.partitions[device]
             while (
                 len(kept) >= partition.max_specialisations
             ):  # let go of the memory before taking more
                 kept.pop(next(iter(kept))).free()
             backend = self._backends[device]
-            part = self._part(loaded.name, device, key)
-            channel = Ends.of(partition, bindings, self, backend, part)
+            part = self._exchange_part(loaded.name, device, key)
+            channel = CrossDeviceEdges.for_program(partition, bindings, self, backend, part)
             program = Program(
                 partition, bindings, self._variables[device], backend, channel,
                 self._arenas[device],
             )  # fmt: skip
         kept[key] = program
-        if device in loaded.meeting:
-            met = loaded.met.setdefault(device, {})
+        if device in loaded.agreeing_devices:
+            met = loaded.agreed.setdefault(device, {})
             met.pop(key, None)
             met[key] = program
-            if len(met) > MEETING:
+            if len(met) > MAX_AGREED_FORMS:
                 met.pop(next(iter(met))).forget_agreements()
         return program
 
-    def _part(
+    def _exchange_part(
         self, program: str, device: str, sizes: Sequence[tuple[str, int]]
     ) -> ProgramCollectives:
         """What a device does in the exchanges of a program, for some sizes: without their symbols,
@@ -327,7 +337,9 @@ class SessionState:
             fetches |= future.result()
         return fetches
 
-    def send(self, step: int, edge: int, target: DeviceName, array: Any, backend: Backend) -> None:
+    def send(
+        self, step: int, edge: int, target: DeviceName, array: Any, backend: DeviceBackend
+    ) -> None:
         """Send a tensor to another device: by reference, or as a message."""
         if self._departures is not None:
             self._departures.append((edge, monotonic_ns()))
@@ -336,60 +348,62 @@ class SessionState:
         else:
             # The layout keeps a sent buffer until the step ends, and by then its receiver has it.
             host = array if isinstance(array, np.ndarray) else backend.to_host(array)
-            self._outbox(Parcel(self._name, step, edge, target.worker or 0, host, True))
+            self._outbox(TensorParcel(self._name, step, edge, target.worker or 0, host, True))
 
-    def pass_on(self, step: int, edge: int, passage: ShmEdgeSender, array: Array) -> bool:
+    def send_shared(self, step: int, edge: int, passage: ShmEdgeSender, array: Array) -> bool:
         """Send a tensor through memory that its receiver sees, if there is such."""
         started = monotonic_ns() if self._departures is not None else 0
         if not passage.send(step, edge, array):
             return False
         if self._departures is not None:
             self._departures.append((edge, started))
-        if self.mail.carried is not None:
-            self.mail.carried("sent", passage.peer, edge, array.nbytes)
+        if self.mail.on_transfer is not None:
+            self.mail.on_transfer("sent", passage.peer, edge, array.nbytes)
         return True
 
-    def passed(self, step: int, edge: int, passage: ShmEdgeReceiver) -> Array | None:
+    def receive_shared(self, step: int, edge: int, passage: ShmEdgeReceiver) -> Array | None:
         """A tensor that comes through memory that its sender sees; None if it does not."""
         array = passage.receive(step, edge)
         if array is None:
             return None
         if self.mail.arrivals is not None:
             self.mail.arrivals.append((edge, passage.arrival_time(edge)))
-        if self.mail.carried is not None:
-            self.mail.carried("received", passage.peer, edge, array.nbytes)
+        if self.mail.on_transfer is not None:
+            self.mail.on_transfer("received", passage.peer, edge, array.nbytes)
         return array
 
-    def tell(self, step: int, what: str, device: DeviceName) -> None:
+    def send_signal(self, step: int, what: str, device: DeviceName) -> None:
         """A word to a device, that no tensor goes with."""
         if device.worker == self._worker:
-            self.mail.put(step, what, _WORD)
+            self.mail.put(step, what, _SIGNAL)
         else:
-            self._outbox(Parcel(self._name, step, what, device.worker or 0, _WORD, owned=True))
+            self._outbox(
+                TensorParcel(self._name, step, what, device.worker or 0, _SIGNAL, owned=True)
+            )
 
     def commit(self, step: int) -> None:
-        programs = self._computed.pop(step, None)
+        programs = self._undecided.pop(step, None)
         if programs is None:
             raise SessionError(
                 f"step {step_of(step)} cannot commit: worker {self._worker} did not compute it"
             )
         for program in programs:
             if program.commits:
-                program.commit(self._committed if self._traced else None)
+                program.commit(self._commit_spans if self._is_traced else None)
         self.mail.finish(step)
 
-    def changes(self) -> bool:
-        return any(p.commits for programs in self._computed.values() for p in programs)
+    def has_changes(self) -> bool:
+        return any(p.commits for programs in self._undecided.values() for p in programs)
 
     def abort(self, step: int) -> None:
-        for each in [each for each in self._computed if each <= step]:
-            del self._computed[each]
+        for each in [each for each in self._undecided if each <= step]:
+            del self._undecided[each]
         self.mail.cancel(step, StepTimeout(f"step {step_of(step)} was given up"))
         self.exchanges.abort()
-        self._stuck = False
+        self._has_failed = False
         self.mail.finish(step)
 
-    def usage(self) -> Usage:
+    def usage(self) -> HostUsage:
         used: dict[str, set[Arena]] = {device: set() for device in self._backends}
         for loaded in list(self._programs.values()):
             for device, compiled in list(loaded.compiled.items()):
@@ -401,7 +415,7 @@ class SessionState:
         }
         now = monotonic()
         waits = {each.awaited.what: now - each.since for each in list(self.mail.waits.values())}
-        return Usage(arenas, variables, waits)
+        return HostUsage(arenas, variables, waits)
 
     def read(self, variable: str) -> Array:
         device, value = self._find(variable)
@@ -417,11 +431,11 @@ class SessionState:
 
     def write(self, variable: str, value: Array) -> None:
         device, current = self._find(variable)
-        _check(variable, current, value.shape, value.dtype)
+        _check_signature(variable, current, value.shape, value.dtype)
         self._backends[device].write(current, value)
 
     def forget(self, programs: Sequence[str], variables: Sequence[str]) -> None:
-        self._last = None
+        self._last_used = None
         for name in programs:
             loaded = self._programs.pop(name, None)
             for compiled in loaded.compiled.values() if loaded is not None else ():
@@ -438,13 +452,13 @@ class SessionState:
         raise VariableError(f"variable {variable!r} has no value on worker {self._worker} yet")
 
 
-def _check(variable: str, current: Any, shape: Sequence[Any], dtype: Any) -> None:
+def _check_signature(variable: str, current: Any, shape: Sequence[Any], dtype: Any) -> None:
     if current.shape != shape or current.dtype != dtype:
         raise VariableError(
             f"variable {variable!r} is {current.dtype}{current.shape}, not {dtype}{shape}"
         )
 
 
-def note_thread(threads: set[int]) -> None:
+def register_thread(threads: set[int]) -> None:
     """A thread's first act: so that it is known later as one of these."""
     threads.add(get_ident())

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     """Runs a worker, or a nursery of workers; returns the exit status."""
     own: list[str] | None = arguments
     if arguments[:1] == ["--nursery"]:
-        own = importlib.import_module("graphflow.runtime.launch.fork_server").grow(
+        own = importlib.import_module("graphflow.runtime.launch.fork_server").serve_forks(
             int(arguments[1])
         )
     if own is None:

@@ -31,22 +31,22 @@ import numpy as np
 
 from graphflow.base.interrupts import defer_signals
 from graphflow.errors import RendezvousTimeout, WorkerLost
-from graphflow.runtime.diagnostics.oom_detection import stand_in
+from graphflow.runtime.diagnostics.oom_detection import prefer_as_oom_victim
 from graphflow.runtime.launch import child
 
-_LOADED = (
+_PRELOADED = (
     "graphflow.runtime.worker.serving", "graphflow.runtime.host.host",
     "graphflow.runtime.wire.graph_codec",
     "threadpoolctl", "llvmlite.binding",
 )  # fmt: skip
 """What a worker loads by its first step."""
 
-_LOOK = 1.0  # seconds between two looks at whether the parent is there
-_CAP = 128 << 10  # bytes of a message
+_PARENT_POLL_SECONDS = 1.0  # seconds between two looks at whether the parent is there
+_MAX_MESSAGE = 128 << 10  # bytes of a message
 _GRACE = 2.0  # seconds for the nursery to end
-_LEAVE = 30.0  # seconds that its workers have to end once their parent has, unasked
-_END = b"[]"  # the request to end, with whoever is left
-_UNSEEN = 255  # the exit status of one whose nursery ended by itself before it
+_ORPHAN_SECONDS = 30.0  # seconds that its workers have to end once their parent has, unasked
+_END_REQUEST = b"[]"  # the request to end, with whoever is left
+_UNKNOWN_STATUS = 255  # the exit status of one whose nursery ended by itself before it
 
 
 @cache
@@ -64,14 +64,14 @@ def can_fork() -> bool:
 # In the nursery --------------------------------------------------------------------------------
 
 
-def grow(descriptor: int) -> list[str] | None:
+def serve_forks(descriptor: int) -> list[str] | None:
     """Forks workers as asked over a socket. Returns in each of them, with its arguments; in the
     nursery itself None, when it is to end.
 
     Args:
         descriptor: of the socket, to which the parent holds the other end.
     """
-    for name in _LOADED:
+    for name in _PRELOADED:
         import_module(name)
     gc.freeze()  # what is never looked at again is never copied
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel keeps no statuses
@@ -80,34 +80,34 @@ def grow(descriptor: int) -> list[str] | None:
     with socket.socket(fileno=descriptor) as asked, contextlib.closing(select.epoll()) as ready:
         ready.register(asked, select.EPOLLIN)
         while os.getppid() == parent:
-            for found, _ in ready.poll(_LOOK):
+            for found, _ in ready.poll(_PARENT_POLL_SECONDS):
                 if found in children:
                     ready.unregister(found)
                     os.close(found)
                     number, status = os.waitpid(children.pop(found), 0)
-                    _tell(asked, "ended", number, os.waitstatus_to_exitcode(status))
+                    _send_event(asked, "ended", number, os.waitstatus_to_exitcode(status))
                     continue
-                data, given = _request(asked)
-                if data in (b"", _END):
-                    _see_off(children, _LEAVE if not data else 0.0)
+                data, given = _receive_request(asked)
+                if data in (b"", _END_REQUEST):
+                    _reap(children, _ORPHAN_SECONDS if not data else 0.0)
                     return None
                 number = _fork(asked)
                 if number == 0:
-                    stand_in()
+                    prefer_as_oom_victim()
                     for each in children:
                         os.close(each)
-                    return _settled(json.loads(data), given)
+                    return _prepare_child(json.loads(data), given)
                 for each in given:
                     os.close(each)
                 if number > 0:
                     place = os.pidfd_open(number)
                     children[place] = number
                     ready.register(place, select.EPOLLIN)
-        _see_off(children, _LEAVE)
+        _reap(children, _ORPHAN_SECONDS)
     return None
 
 
-def _see_off(children: Mapping[int, int], seconds: float) -> None:
+def _reap(children: Mapping[int, int], seconds: float) -> None:
     """Waits for the workers that are left, which end when their parent does or gives them up, and
     kills them after that: they are nobody's when this process has ended, and are seen until
     somebody asks how they ended."""
@@ -123,14 +123,14 @@ def _fork(asked: socket.socket) -> int:
     try:
         number = os.fork()
     except OSError as error:
-        _tell(asked, "failed", error.strerror, 0)
+        _send_event(asked, "failed", error.strerror, 0)
         return -1
     if number > 0:
-        _tell(asked, "started", number, 0)
+        _send_event(asked, "started", number, 0)
     return number
 
 
-def _settled(arguments: list[str], given: Sequence[int]) -> list[str]:
+def _prepare_child(arguments: list[str], given: Sequence[int]) -> list[str]:
     """Gives a new process its own standard streams; the arguments, with what it records to."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     np.random.seed()  # users' functions on two workers do not draw the same
@@ -142,15 +142,15 @@ def _settled(arguments: list[str], given: Sequence[int]) -> list[str]:
     return [*arguments, "--recorder", ",".join(map(str, given[3:]))]
 
 
-def _request(asked: socket.socket) -> tuple[bytes, list[int]]:
+def _receive_request(asked: socket.socket) -> tuple[bytes, list[int]]:
     """Arguments and descriptors of a process to be; nothing if the parent has ended."""
     try:
-        return socket.recv_fds(asked, _CAP, 5)[:2]
+        return socket.recv_fds(asked, _MAX_MESSAGE, 5)[:2]
     except OSError:
         return b"", []
 
 
-def _tell(asked: socket.socket, what: str, subject: object, status: int) -> None:
+def _send_event(asked: socket.socket, what: str, subject: object, status: int) -> None:
     with contextlib.suppress(OSError):  # the parent has ended, which the next look tells
         asked.send(json.dumps([what, subject, status]).encode())
 
@@ -158,27 +158,27 @@ def _tell(asked: socket.socket, what: str, subject: object, status: int) -> None
 # In its parent ---------------------------------------------------------------------------------
 
 
-class Forked:
+class ForkedProcess:
     """A process of a nursery: what is needed of a `subprocess.Popen` for it."""
 
     def __init__(self, pid: int, streams: Sequence[IO[bytes]]) -> None:
         self.pid = pid
         self.stdin, self.stdout, self.stderr = streams
         self.returncode: int | None = None
-        self.why = ""  # it ended, where its status does not say
+        self.end_reason = ""  # it ended, where its status does not say
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._place = -1  # what stands for it, and for no later process of its number
+        self._pidfd = -1  # what stands for it, and for no later process of its number
         with contextlib.suppress(OSError):  # it has ended already
-            self._place = os.pidfd_open(pid)
+            self._pidfd = os.pidfd_open(pid)
 
-    def end(self, status: int, why: str = "") -> None:
+    def record_exit(self, status: int, why: str = "") -> None:
         """Takes note of how it ended."""
         with self._lock:
-            self.returncode, self.why = status, why
-            if self._place >= 0:
-                os.close(self._place)
-                self._place = -1
+            self.returncode, self.end_reason = status, why
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+                self._pidfd = -1
         self._ended.set()
 
     def poll(self) -> int | None:
@@ -206,11 +206,11 @@ class Forked:
 
     def _signal(self, number: int) -> None:
         with self._lock, contextlib.suppress(OSError):
-            if self._place >= 0:
-                signal.pidfd_send_signal(self._place, number)
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, number)
 
 
-def started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """A process that runs `child.py`. Ctrl-C comes to all processes of a terminal: this one holds
     it back until it can say that it ignores it, a while after its interpreter begins."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -235,7 +235,7 @@ class ForkServer:
         place = fcntl.fcntl(other, fcntl.F_DUPFD_CLOEXEC, 3)
         command = [sys.executable, "-P", first, "--nursery", str(place)]
         try:
-            self._process = started(
+            self._process = start_process(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=None if sys.stderr is not None else subprocess.DEVNULL,
                 env=environment, pass_fds=[place],
@@ -244,11 +244,11 @@ class ForkServer:
             os.close(place)
             other.close()
         self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._forked: dict[int, Forked] = {}
+        self._forked: dict[int, ForkedProcess] = {}
         self._lock = threading.Lock()
-        self._early: dict[int, int] = {}  # how those ended of whom nobody knows yet
-        self._over = ""  # how it ended, once it has
-        self._grown = False  # it has loaded what its workers need, and answers
+        self._early_exits: dict[int, int] = {}  # how those ended of whom nobody knows yet
+        self._end_reason = ""  # how it ended, once it has
+        self._has_answered = False  # it has loaded what its workers need, and answers
         self._reader = threading.Thread(target=self._listen, name="nursery", daemon=True)
         self._reader.start()
 
@@ -258,11 +258,11 @@ class ForkServer:
         return self._process.pid
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it can be asked."""
-        return not self._over
+        return not self._end_reason
 
-    def fork(self, arguments: Sequence[str], kept: Sequence[int], until: float) -> Forked:
+    def fork(self, arguments: Sequence[str], kept: Sequence[int], until: float) -> ForkedProcess:
         """Starts a process.
 
         Args:
@@ -286,7 +286,7 @@ class ForkServer:
                 data = json.dumps(list(arguments)).encode()
                 socket.send_fds(self._socket, [data], [*given, *kept])
                 what, found = self._answers.get(timeout=max(0.0, until - time.monotonic()))
-                over = bool(self._over)
+                over = bool(self._end_reason)
             except queue.Empty:
                 what, found = "", f"did not start within {time.monotonic() - started:.1f} s"
                 over = False
@@ -306,21 +306,21 @@ class ForkServer:
             self.close()
             raise (WorkerLost if over else RendezvousTimeout)(f"a local worker {found}")
         with self._lock:
-            forked = self._forked[found] = Forked(found, streams)
-            if found in self._early:
-                forked.end(self._early.pop(found))
-            elif self._over:
-                forked.end(self._process.returncode or _UNSEEN, self._over)
+            forked = self._forked[found] = ForkedProcess(found, streams)
+            if found in self._early_exits:
+                forked.record_exit(self._early_exits.pop(found))
+            elif self._end_reason:
+                forked.record_exit(self._process.returncode or _UNKNOWN_STATUS, self._end_reason)
         return forked
 
     def close(self) -> None:
         """Ends it, and the processes that it has left: of one whose start was interrupted, only the
         nursery knows. Idempotent."""
         with contextlib.suppress(OSError):
-            self._socket.send(_END)
+            self._socket.send(_END_REQUEST)
             self._socket.shutdown(socket.SHUT_RDWR)
         try:  # one that still loads takes seconds on a busy machine, and has no workers
-            self._process.wait(_GRACE if self._grown else 0.0)
+            self._process.wait(_GRACE if self._has_answered else 0.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -328,9 +328,9 @@ class ForkServer:
         self._socket.close()
 
     def _listen(self) -> None:
-        while message := self._received():
+        while message := self._receive_message():
             what, subject, status = json.loads(message)
-            self._grown = True
+            self._has_answered = True
             if what != "ended":
                 failed = f"could not be started: {subject}"
                 self._answers.put((what, failed if what == "failed" else subject))
@@ -338,21 +338,21 @@ class ForkServer:
             with self._lock:
                 forked = self._forked.pop(subject, None)
                 if forked is None:
-                    self._early[subject] = status
+                    self._early_exits[subject] = status
                 else:
-                    forked.end(status)
+                    forked.record_exit(status)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE)
         status = self._process.returncode or 0
         how = f", killed by signal {-status}" if status < 0 else ""
         with self._lock:
-            self._over = f"with its nursery{how}"
+            self._end_reason = f"with its nursery{how}"
             for forked in self._forked.values():
-                forked.end(status or _UNSEEN, self._over)
+                forked.record_exit(status or _UNKNOWN_STATUS, self._end_reason)
         self._answers.put(("failed", "could not be started: its nursery has ended"))
 
-    def _received(self) -> bytes:
+    def _receive_message(self) -> bytes:
         try:
-            return self._socket.recv(_CAP)
+            return self._socket.recv(_MAX_MESSAGE)
         except OSError:
             return b""

@@ -20,11 +20,11 @@ from graphflow.base.interrupts import defer_signals
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.user_modules import module_folders
 from graphflow.errors import RendezvousTimeout, WorkerLost
-from graphflow.placement.clusters.host_facts import shares_of_cores
-from graphflow.runtime.diagnostics.crash_recorder import OUT_OF_MEMORY, Recorder
+from graphflow.placement.clusters.host_facts import divide_cores
+from graphflow.runtime.diagnostics.crash_recorder import OUT_OF_MEMORY, CrashRecorder
 from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 from graphflow.runtime.launch import child
-from graphflow.runtime.launch.fork_server import Forked, ForkServer, can_fork, started
+from graphflow.runtime.launch.fork_server import ForkedProcess, ForkServer, can_fork, start_process
 
 _GRACE = 2.0  # seconds between the request to end and the kill
 _TAIL_LINES = 20
@@ -33,7 +33,7 @@ _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Ended:
+class WorkerExit:
     """How a process ended.
 
     Attributes:
@@ -64,7 +64,7 @@ class LocalWorker:
         checkpoints: str | None = None,
         cores: Sequence[Sequence[int]] = (),
         *,
-        nursery: ForkServer | None,
+        fork_server: ForkServer | None,
         until: float,
     ) -> None:
         """Starts it: as a fork of a nursery, or as a process of its own.
@@ -73,7 +73,12 @@ class LocalWorker:
             RendezvousTimeout: it could not be started until a monotonic time.
         """
         self.index = index
-        command = ["--listen", listen, "--parent", str(nursery.pid if nursery else os.getpid())]
+        command = [
+            "--listen",
+            listen,
+            "--parent",
+            str(fork_server.pid if fork_server else os.getpid()),
+        ]
         for device in devices:
             command += ["--device", device]
         if threads is not None:
@@ -88,19 +93,19 @@ class LocalWorker:
             command += ["--checkpoints", checkpoints]
         for core in cores[index] if cores else ():
             command += ["--core", str(core)]
-        self._recorder = Recorder()
+        self._recorder = CrashRecorder()
         kept = self._recorder.descriptors
-        self._process: Forked | subprocess.Popen[bytes]
+        self._process: ForkedProcess | subprocess.Popen[bytes]
         try:
-            if nursery is not None:
-                self._process = nursery.fork(command, kept, until)
+            if fork_server is not None:
+                self._process = fork_server.fork(command, kept, until)
             else:
-                self._process = _spawned(command, kept, threads)
+                self._process = _spawn(command, kept, threads)
         except BaseException:
             self._recorder.close()
             raise
         self._kills = MemoryKills(self._process.pid)
-        self._ended: Ended | None = None  # also when what tells it is closed
+        self._exit: WorkerExit | None = None  # also when what tells it is closed
         self.address = ""
         self._first: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -130,39 +135,39 @@ class LocalWorker:
         if line and _READY in line:
             self.address = line.partition(_READY)[2].split()[0]
             return
-        ended = self.ended(1.0) if line is not None else None
+        ended = self.wait_exit(1.0) if line is not None else None
         if line is None:
             what = f"did not start within {time.monotonic() - started:.1f} s"
         else:
             what = f"ended before it listened, {ended or f'after it printed {line!r}'}"
-        told = f"local worker {self.index} {what}; it wrote:\n{self.tail()}"
+        told = f"local worker {self.index} {what}; it wrote:\n{self.error_tail()}"
         if ended is not None and not ended.by_itself:
             raise WorkerLost(told, worker=self.index, reason=ended.reason, op=ended.op, ended=True)
         raise RendezvousTimeout(told)
 
-    def ended(self, seconds: float) -> Ended | None:
+    def wait_exit(self, seconds: float) -> WorkerExit | None:
         """How the process ended; None if it has not within some seconds."""
-        if self._ended is None:
+        if self._exit is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._ended = self._told(self._process.wait(seconds))
-        return self._ended
+                self._exit = self._explain_exit(self._process.wait(seconds))
+        return self._exit
 
-    def _told(self, status: int) -> Ended:
+    def _explain_exit(self, status: int) -> WorkerExit:
         if self._is_out_of_memory(status):
-            return Ended(OUT_OF_MEMORY)
-        if isinstance(self._process, Forked) and self._process.why:
-            return Ended(self._process.why)
+            return WorkerExit(OUT_OF_MEMORY)
+        if isinstance(self._process, ForkedProcess) and self._process.end_reason:
+            return WorkerExit(self._process.end_reason)
         if status >= 0:
-            return Ended(f"exit status {status}", by_itself=True)
-        return Ended(f"killed by signal {-status}", self._recorder.op())
+            return WorkerExit(f"exit status {status}", by_itself=True)
+        return WorkerExit(f"killed by signal {-status}", self._recorder.failed_op())
 
     def _is_out_of_memory(self, status: int) -> bool:
         """Whether the kernel ended it for want of memory, or it could not go on without more."""
         if status == -signal.SIGKILL:
-            return self._kills.happened()
-        return status > 0 and "MemoryError" in self.tail()
+            return self._kills.has_happened()
+        return status > 0 and "MemoryError" in self.error_tail()
 
-    def tail(self) -> str:
+    def error_tail(self) -> str:
         """The last lines that it wrote to stderr."""
         if self._process.poll() is not None:
             for reader in self._readers:
@@ -186,7 +191,7 @@ class LocalWorker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self.ended(0.0)
+        self.wait_exit(0.0)
         for reader in self._readers:
             reader.join(1.0)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -246,16 +251,16 @@ class LocalWorkers:
             RendezvousTimeout: one did not come up; none is left running.
         """
         until = time.monotonic() + deadline
-        self._one = partial(
+        self._make_worker = partial(
             LocalWorker, listen=listen, devices=devices, threads=threads, host=host, ops=ops,
             checkpoints=checkpoints,
-            cores=shares_of_cores(count, threads * len(devices)) if threads is not None else (),
+            cores=divide_cores(count, threads * len(devices)) if threads is not None else (),
         )  # fmt: skip
         self._environment = _environment(threads)
         self._workers: list[LocalWorker] = []
-        self._nurseries: list[ForkServer] = []  # the last one is in use
+        self._fork_servers: list[ForkServer] = []  # the last one is in use
         # Also when the object is dropped without `stop`, and when the interpreter ends.
-        self._end = weakref.finalize(self, _end_all, self._workers, self._nurseries, os.getpid())
+        self._end = weakref.finalize(self, _end_all, self._workers, self._fork_servers, os.getpid())
         try:
             for index in range(count):
                 self._workers.append(self._start(index, until))
@@ -266,11 +271,11 @@ class LocalWorkers:
             raise
 
     def _start(self, index: int, until: float) -> LocalWorker:
-        if can_fork() and not (self._nurseries and self._nurseries[-1].alive):
+        if can_fork() and not (self._fork_servers and self._fork_servers[-1].is_alive):
             with defer_signals():  # else nobody would end one that is not in the list
-                self._nurseries.append(ForkServer(self._environment))
-        return self._one(
-            index, nursery=self._nurseries[-1] if self._nurseries else None, until=until
+                self._fork_servers.append(ForkServer(self._environment))
+        return self._make_worker(
+            index, fork_server=self._fork_servers[-1] if self._fork_servers else None, until=until
         )
 
     @property
@@ -283,11 +288,13 @@ class LocalWorkers:
         """The processes' numbers, in order."""
         return [worker.pid for worker in self._workers]
 
-    def ended(self, index: int, seconds: float = 0.0) -> Ended | None:
+    def wait_exit(self, index: int, seconds: float = 0.0) -> WorkerExit | None:
         """How a worker ended; None if it has not within some seconds."""
-        return self._workers[index].ended(seconds)
+        return self._workers[index].wait_exit(seconds)
 
-    def renew(self, lost: Collection[int], ending: Collection[int], deadline: float) -> list[int]:
+    def restart_ended(
+        self, lost: Collection[int], ending: Collection[int], deadline: float
+    ) -> list[int]:
         """Starts new processes in place of those that have ended. Returns which.
 
         Args:
@@ -303,7 +310,7 @@ class LocalWorkers:
         gone = [
             index
             for index, worker in enumerate(self._workers)
-            if index in lost or worker.ended(0.0) is not None
+            if index in lost or worker.wait_exit(0.0) is not None
         ]
         for index in gone:
             self._workers[index].kill()
@@ -318,7 +325,7 @@ class LocalWorkers:
         self._end()
 
 
-def _end_all(workers: list[LocalWorker], nurseries: list[ForkServer], owner: int) -> None:
+def _end_all(workers: list[LocalWorker], fork_servers: list[ForkServer], owner: int) -> None:
     if os.getpid() != owner:  # a fork that ends
         return
     with defer_signals():  # it is called once: after a Ctrl-C, nobody would end the rest
@@ -327,17 +334,17 @@ def _end_all(workers: list[LocalWorker], nurseries: list[ForkServer], owner: int
         until = time.monotonic() + _GRACE
         for worker in workers:
             worker.finish(until)
-        for each in nurseries:
+        for each in fork_servers:
             each.close()
 
 
-def _spawned(
+def _spawn(
     arguments: Sequence[str], kept: tuple[int, int], threads: int | None
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", child.__file__, *arguments]
     command += ["--recorder", ",".join(map(str, kept))]
     pipe = subprocess.PIPE
-    return started(
+    return start_process(
         command, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(threads), pass_fds=kept
     )
 

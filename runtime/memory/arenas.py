@@ -17,8 +17,8 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import DeviceOutOfMemory, TransportError
-from graphflow.runtime.memory.backend import Backend
-from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.memory.backend import DeviceBackend
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
 _GROWTH = 1.5
 """Least ratio of an arena's size to that of the arena before it. All arenas together are then at
@@ -36,14 +36,14 @@ class Arena:
     """
 
     memory: Any
-    segment: Segment | None = None
+    segment: SharedMemorySegment | None = None
     used_bytes: int = 0
 
 
 class Arenas:
     """The arenas of one device. New programs use the newest one."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: DeviceBackend) -> None:
         self._backend = backend
         self._on_host = backend.xp is np  # no other process can map a GPU's memory
         self._newest: Callable[[], Arena | None] = lambda: None
@@ -71,7 +71,7 @@ class Arenas:
     def _create(self, nbytes: int, grown: int, shared: bool) -> Arena:
         if shared:
             with suppress(TransportError):
-                segment = Segment.create(max(nbytes, grown, 1), empty=True)
+                segment = SharedMemorySegment.create(max(nbytes, grown, 1), empty=True)
                 segment.reserve(0, nbytes)
                 return Arena(segment.memory, segment)
         if grown > nbytes:

@@ -22,7 +22,7 @@ ResultExporter = Callable[[Array], Array | None]
 """Copies a result to memory that another process maps; returns None if it stays in this process."""
 
 
-class Backend(Protocol):
+class DeviceBackend(Protocol):
     """What a program needs of its device.
 
     Attributes:

@@ -15,7 +15,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node
 from graphflow.ir.spec import evaluate, is_half, nbytes, product
-from graphflow.placement.cost_model.memory_peaks import predict_by
+from graphflow.placement.cost_model.memory_peaks import register_predictor
 from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 
@@ -116,7 +116,7 @@ def footprints(
     return peaks
 
 
-predict_by(footprints)
+register_predictor(footprints)
 
 
 class WorkspaceMeter:

@@ -30,7 +30,7 @@ from graphflow.runtime.memory.memory_layout import BodyLayout, MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.partitioning.user_code_check import runs_user_code
 from graphflow.runtime.program.body_loops import LoopBuffers
-from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
 LOOP_OPS = ("scan", "while_loop")
 
@@ -56,7 +56,7 @@ class EdgeChannel(Protocol):
     def shared_memory(self, nbytes: int) -> Any:
         """Return memory that other processes of this host can map; None if there is none."""
 
-    def register_buffers(self, segment: Segment) -> None:
+    def register_buffers(self, segment: SharedMemorySegment) -> None:
         """Announce the shared memory that holds the program's buffers."""
 
     def forget_agreements(self) -> None:

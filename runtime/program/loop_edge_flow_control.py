@@ -12,7 +12,7 @@ from time import monotonic_ns
 from typing import Any
 
 from graphflow.runtime.program.generated_call_support import EdgeChannel
-from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
+from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 MAX_TENSORS_AHEAD = 64
 """Tensors of one edge that a sender may be ahead of the receiver."""
@@ -69,7 +69,7 @@ class LoopEdgeChannel:
             self._channel.wait_for_credit(step, edge, granted - 1, target)
         self._channel.send(step, edge | number << EDGE_BITS, target, array)
         if report is not None:
-            report(f"{SEND}{edge}", start)
+            report(f"{SEND_PREFIX}{edge}", start)
 
     def recv(self, step: int, edge: int) -> Any:
         """Return the edge's next tensor, and grant a credit if one is due."""
@@ -77,7 +77,7 @@ class LoopEdgeChannel:
         number = self._next_number(step, edge)
         array = self._channel.recv(step, edge | number << EDGE_BITS)
         if report is not None:
-            report(f"{WAIT}{edge}", start)
+            report(f"{WAIT_PREFIX}{edge}", start)
         granted, rest = divmod(number + 1, self._credit_size(edge, array))
         if not rest:
             self._channel.grant_credit(step, edge, granted)

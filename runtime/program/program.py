@@ -29,9 +29,9 @@ from graphflow.ir.graph import bind_attrs
 from graphflow.ir.op import Node
 from graphflow.placement.calibration.roofline import work
 from graphflow.runtime.collectives.shared_memory_transport import has_mapped_collectives
-from graphflow.runtime.diagnostics.crash_recorder import is_generated
+from graphflow.runtime.diagnostics.crash_recorder import is_generated_code
 from graphflow.runtime.memory.arenas import Arena, Arenas
-from graphflow.runtime.memory.backend import Backend
+from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import WorkspaceMeter, memory_use
 from graphflow.runtime.partitioning.partition import Partition
@@ -68,7 +68,7 @@ class Program:
         partition: Partition,
         bindings: Mapping[str, int],
         variables: Mapping[str, Any],
-        backend: Backend,
+        backend: DeviceBackend,
         channel: EdgeChannel,
         arenas: Arenas | None = None,
     ) -> None:
@@ -266,7 +266,7 @@ def has_called_commit(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if code.co_name == "commit" and is_generated(code.co_filename):
+        if code.co_name == "commit" and is_generated_code(code.co_filename):
             calls = [i.offset for i in dis.get_instructions(code) if "CALL" in i.opname]
             return trace.tb_lasti >= min(calls)
         trace = trace.tb_next

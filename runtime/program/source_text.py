@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from graphflow.ir.op import Node
-from graphflow.runtime.diagnostics.crash_recorder import is_generated, named
+from graphflow.runtime.diagnostics.crash_recorder import is_generated_code, name_code
 from graphflow.runtime.native_calls.branch_parallelism import ParallelBranches
 from graphflow.runtime.native_calls.native_segments import NativeSegment
 from graphflow.runtime.program.program_part import Line
@@ -83,14 +83,14 @@ class ProgramSource:
     ) -> Callable[..., Any]:
         source = "\n ".join([f"def {name}({arguments}):", *lines, f"return {result}"])
         # The text is made of our own identifiers only; nothing from a graph or the wire enters it.
-        exec(compile(source, named(name, of), "exec"), self._scope)  # noqa: S102
+        exec(compile(source, name_code(name, of), "exec"), self._scope)  # noqa: S102
         function: Callable[..., Any] = self._scope[name]
         return function
 
     def failing_node(self, error: BaseException) -> Node | None:
         """Return the node of the line that raised an error; None if no generated line did."""
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [f for f in frames if is_generated(f.filename)]
+        lines = [f for f in frames if is_generated_code(f.filename)]
         if not lines or lines[0].lineno is None:
             return None
         at = lines[0].lineno - 2

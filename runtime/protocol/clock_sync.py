@@ -35,7 +35,7 @@ Span = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockReading:
     """What is known of another clock around a moment of ours.
 
     Attributes:
@@ -49,32 +49,33 @@ class Reading:
     drift: float
     error: float
 
-    def ours(self, theirs_ns: int) -> int:
+    def to_ours(self, theirs_ns: int) -> int:
         """A time of theirs on our clock, in ns."""
         # In integers, for a clock that has run for a year has more ns than a float has digits.
         since = theirs_ns * 1e-9 - self.offset - self.at
         return theirs_ns - round(self.offset * 1e9) - round(self.drift * since * 1e9)
 
-    def shifted(self, spans: Sequence[Span]) -> list[Span]:
+    def shift_spans(self, spans: Sequence[Span]) -> list[Span]:
         """Spans of theirs on our clock."""
         if self.offset == 0 and self.drift == 0:
             return list(spans)
         return [
-            (track, name, self.ours(start), self.ours(end)) for track, name, start, end in spans
+            (track, name, self.to_ours(start), self.to_ours(end))
+            for track, name, start, end in spans
         ]
 
 
-UNKNOWN = Reading(0.0, 0.0, 0.0, math.inf)
+UNKNOWN = ClockReading(0.0, 0.0, 0.0, math.inf)
 
 
 @dataclass(frozen=True)
-class _Trip:
+class _RoundTrip:
     at: float
     offset: float
     error: float
 
 
-class Clock:
+class PeerClock:
     """Another process's monotonic clock. Times are in seconds; not safe for threads.
 
     Args:
@@ -84,28 +85,30 @@ class Clock:
     def __init__(self, home: str = "") -> None:
         self._home = home
         self._is_same = bool(home)
-        self._recent: deque[_Trip] = deque(maxlen=_RECENT)
-        self._kept: deque[_Trip] = deque(maxlen=_SPANS)
-        self.trips = 0
+        self._recent: deque[_RoundTrip] = deque(maxlen=_RECENT)
+        self._kept: deque[_RoundTrip] = deque(maxlen=_SPANS)
+        self.round_trips = 0
 
-    def add(self, sent: float, theirs: float, came: float, home: str = "") -> None:
+    def add_round_trip(self, sent: float, theirs: float, came: float, home: str = "") -> None:
         """A round trip: `theirs` is what the other clock showed between two times of ours. One
         that goes backwards, or is no number, is left out."""
-        trip = _Trip((sent + came) / 2, theirs - (sent + came) / 2, (came - sent) / 2)
+        trip = _RoundTrip((sent + came) / 2, theirs - (sent + came) / 2, (came - sent) / 2)
         if not (trip.error >= 0 and math.isfinite(theirs)):
             return
-        self.trips += 1
+        self.round_trips += 1
         # Two clocks of one home are one, unless a round trip says otherwise: a copied machine.
         self._is_same = self._is_same and home == self._home and abs(trip.offset) <= trip.error
         kept = [*self._kept, *self._recent]
-        if kept and not _agree(trip, kept[-1]):  # a machine that slept: its clock has jumped
+        if kept and not _are_consistent(
+            trip, kept[-1]
+        ):  # a machine that slept: its clock has jumped
             self._kept.clear()
             self._recent.clear()
         elif len(self._recent) == _RECENT:
             self._keep(self._recent[0])
         self._recent.append(trip)
 
-    def _keep(self, trip: _Trip) -> None:
+    def _keep(self, trip: _RoundTrip) -> None:
         last = self._kept[-1] if self._kept else None
         if last is None or trip.at // _SPAN != last.at // _SPAN:
             self._kept.append(trip)
@@ -117,14 +120,14 @@ class Clock:
         """The quickest of the last round trips, in seconds; infinite before the first."""
         return 2 * min((trip.error for trip in self._recent), default=math.inf)
 
-    def reading(self, at: float) -> Reading:
+    def estimate_at(self, at: float) -> ClockReading:
         """What is known of the other clock around our time `at`."""
         trips = [*self._kept, *self._recent]
         if not trips:
             return UNKNOWN
         if self._is_same:
-            return Reading(at, 0.0, 0.0, 0.0)
-        drift, doubt = _drift(trips)
+            return ClockReading(at, 0.0, 0.0, 0.0)
+        drift, doubt = _estimate_drift(trips)
         low, high = -math.inf, math.inf
         for trip in reversed(trips):  # what contradicts younger ones is out of date
             middle = trip.offset + drift * (at - trip.at)
@@ -132,16 +135,16 @@ class Clock:
             if middle - reach > high or middle + reach < low:
                 break
             low, high = max(low, middle - reach), min(high, middle + reach)
-        return Reading(at, (low + high) / 2, drift, (high - low) / 2)
+        return ClockReading(at, (low + high) / 2, drift, (high - low) / 2)
 
 
-def _agree(one: _Trip, other: _Trip) -> bool:
+def _are_consistent(one: _RoundTrip, other: _RoundTrip) -> bool:
     """Whether both round trips may be of one clock that drifts."""
     apart = abs(one.offset - other.offset)
     return apart <= one.error + other.error + DRIFT * abs(one.at - other.at)
 
 
-def _drift(trips: Sequence[_Trip]) -> tuple[float, float]:
+def _estimate_drift(trips: Sequence[_RoundTrip]) -> tuple[float, float]:
     """The drift and how far it may be off: the line through the quickest round trips of the first
     and of the second half."""
     half = len(trips) // 2
@@ -159,7 +162,7 @@ def _drift(trips: Sequence[_Trip]) -> tuple[float, float]:
     return max(-DRIFT, min(DRIFT, drift)), doubt
 
 
-def identity() -> str:
+def clock_identity() -> str:
     """Which monotonic clock this process reads: the same text for all processes that share one,
     which are those of a boot and of a time namespace; "" where the system does not tell."""
     try:

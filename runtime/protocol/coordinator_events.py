@@ -22,7 +22,7 @@ class Order(NamedTuple):
 # Events ----------------------------------------------------------------------------------------
 
 
-class Begin(NamedTuple):
+class BeginOperation(NamedTuple):
     """The event that starts an operation; `seconds` is its deadline from now.
 
     A step may be begun before the one that it `follows` is decided; its time then runs from that
@@ -34,16 +34,16 @@ class Begin(NamedTuple):
     seconds: float
     step: int = 0
     follows: int = -1
-    held: bool = False
+    is_held: bool = False
 
 
-class Release(NamedTuple):
+class ReleaseStep(NamedTuple):
     """The event that lets a step that was held be decided."""
 
     request: int
 
 
-class Received(NamedTuple):
+class WorkerMessageReceived(NamedTuple):
     """A message came from a worker."""
 
     worker: int
@@ -68,7 +68,7 @@ class LinkDown:
 
 
 @dataclass(frozen=True)
-class Gone:
+class WorkerGone:
     """The worker is lost for certain: its process has `ended`, or nothing can be sent to it. `op`
     is the one that it died in, if known."""
 
@@ -79,24 +79,34 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Cancel:
+class CancelSteps:
     """Aborts the steps that are not decided."""
 
 
 @dataclass(frozen=True)
-class Tick:
+class CoordinatorTick:
     """Time has passed."""
 
 
 @dataclass(frozen=True)
-class Offer:
+class OfferMemoryToWorker:
     """There is memory in which arrays can be lent to a worker."""
 
     worker: int
     token: str
 
 
-CoordinatorEvent = Begin | Release | Received | Offer | LinkUp | LinkDown | Gone | Cancel | Tick
+CoordinatorEvent = (
+    BeginOperation
+    | ReleaseStep
+    | WorkerMessageReceived
+    | OfferMemoryToWorker
+    | LinkUp
+    | LinkDown
+    | WorkerGone
+    | CancelSteps
+    | CoordinatorTick
+)
 
 
 # Actions ---------------------------------------------------------------------------------------
@@ -122,14 +132,14 @@ class Replies:
         return total
 
 
-class Settle(NamedTuple):
+class SettleOperation(NamedTuple):
     """The action that ends an operation, with replies or with an error."""
 
     request: int
     outcome: Replies | GraphflowError
 
 
-class Send(NamedTuple):
+class SendToWorker(NamedTuple):
     """Sends a message to a worker; over a lane, too, unless it would overtake what went another way
     and has not been `acknowledged`."""
 
@@ -141,7 +151,7 @@ class Send(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Leaving:
+class ReportDraining:
     """A worker was asked to end, and will after so many seconds."""
 
     worker: int
@@ -149,11 +159,11 @@ class Leaving:
 
 
 @dataclass(frozen=True)
-class Attach:
+class AttachWorkerMemory:
     """A worker has memory in which it can lend arrays."""
 
     worker: int
     token: str
 
 
-CoordinatorAction = Send | Settle | Leaving | Attach
+CoordinatorAction = SendToWorker | SettleOperation | ReportDraining | AttachWorkerMemory

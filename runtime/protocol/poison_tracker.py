@@ -15,7 +15,7 @@ class PoisonTaskTracker:
     def __init__(self) -> None:
         self._deaths: dict[str, list[WorkerLost]] = defaultdict(list)
 
-    def died(self, error: WorkerLost, committed: int) -> PoisonedTask | None:
+    def record_worker_loss(self, error: WorkerLost, committed: int) -> PoisonedTask | None:
         """Takes note of a lost worker; the error to end with once its task has killed three.
 
         The task is the op that a signal ended the worker in, at whatever step; where that is not

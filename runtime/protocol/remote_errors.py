@@ -17,7 +17,7 @@ from graphflow.runtime.wire.messages import Failed
 from graphflow.runtime.wire.msgpack_codec import TEXT_CAP
 
 
-def failed(request: int, error: BaseException) -> Failed:
+def failure_message(request: int, error: BaseException) -> Failed:
     """The message that tells a coordinator of an error."""
     known = isinstance(error, GraphflowError) and hasattr(errors, type(error).__name__)
     kind = type(error).__name__ if known else OpError.__name__
@@ -29,7 +29,7 @@ def failed(request: int, error: BaseException) -> Failed:
     )
 
 
-def error_of(kind: str, text: str) -> GraphflowError:
+def error_by_name(kind: str, text: str) -> GraphflowError:
     """The error of a class by name; an OpError where there is no such class."""
     found = getattr(errors, kind, None)
     if not (isinstance(found, type) and issubclass(found, GraphflowError)):
@@ -37,16 +37,16 @@ def error_of(kind: str, text: str) -> GraphflowError:
     return found(text)
 
 
-def raised(message: Failed, where: str) -> GraphflowError:
+def error_from_message(message: Failed, where: str) -> GraphflowError:
     """The error that a worker told of; the worker's traceback is attached as a note. Neither gives
     orders to the terminal that shows it."""
-    error = error_of(message.error, harmless(message.text))
+    error = error_by_name(message.error, printable_text(message.text))
     if isinstance(error, StepTimeout) and message.awaits >= 0:
         error.worker = message.awaits
-    error.add_note(f"Traceback on {where}:\n{harmless(message.traceback)}")
+    error.add_note(f"Traceback on {where}:\n{printable_text(message.traceback)}")
     return error
 
 
-def harmless(text: str) -> str:
+def printable_text(text: str) -> str:
     """A text of another process, line by line without what does not print."""
     return "\n".join(map(escape_unprintable, text.split("\n")))

@@ -60,17 +60,17 @@ Outcome = None | Computed | Saved | Array | dict[str, object] | list[int] | floa
 # Events ----------------------------------------------------------------------------------------
 
 
-class Received(NamedTuple):
+class MessageReceived(NamedTuple):
     """A message came over the connection `route`."""
 
     route: Route
     envelope: Envelope
     message: Message
     data: Buffer | None = None
-    lane: bool = False  # a way for short messages only, beside the one for all
+    is_fast: bool = False  # a way for short messages only, beside the one for all
 
 
-class Finished(NamedTuple):
+class JobFinished(NamedTuple):
     """A job of a session ended, with its result or its error."""
 
     session: str
@@ -81,26 +81,26 @@ class Finished(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tick:
+class WorkerTick:
     """Time has passed."""
 
 
 @dataclass(frozen=True)
-class Drain:
+class DrainWorker:
     """The worker process is asked to end, and waits so many seconds for its sessions to leave."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
-class Leave:
+class EndWorker:
     """The worker process is about to end, for a reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Shut:
+class EndSession:
     """A session is to end here, for a reason."""
 
     session: str
@@ -108,7 +108,7 @@ class Shut:
 
 
 @dataclass(frozen=True)
-class Offer:
+class OfferMemoryToCoordinator:
     """The worker has memory in which it can lend arrays to the coordinator of a session."""
 
     session: str
@@ -116,7 +116,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Cut:
+class PeerUnreached:
     """A link to another worker takes nothing, though that one was asked so many times; the last
     that it was to take is an edge of a step."""
 
@@ -127,13 +127,22 @@ class Cut:
     asked: int
 
 
-WorkerEvent = Received | Finished | Offer | Cut | Tick | Drain | Shut | Leave
+WorkerEvent = (
+    MessageReceived
+    | JobFinished
+    | OfferMemoryToCoordinator
+    | PeerUnreached
+    | WorkerTick
+    | DrainWorker
+    | EndSession
+    | EndWorker
+)
 
 
 # Actions ---------------------------------------------------------------------------------------
 
 
-class Send(NamedTuple):
+class SendMessage(NamedTuple):
     """Sends a message back over a connection; if there is a `lane` beside it, over that, unless it
     would overtake what went the other way and has not been `acknowledged`."""
 
@@ -141,11 +150,11 @@ class Send(NamedTuple):
     envelope: Envelope
     message: Message
     data: memoryview | None = None
-    lane: Route = b""
+    fast_route: Route = b""
     acknowledged: int = 0
 
 
-class Run(NamedTuple):
+class RunJob(NamedTuple):
     """Gives a session its next job; Open is the first of an epoch and Close the last.
 
     A Chunk is an echo to send back, and runs beside the others. Before a step is computed, the one
@@ -161,7 +170,7 @@ class Run(NamedTuple):
     commits: int = -1
 
 
-class Deliver(NamedTuple):
+class DeliverTensor(NamedTuple):
     """A tensor arrived from another worker; or an echo came back, then `step` is the request."""
 
     session: str
@@ -169,10 +178,10 @@ class Deliver(NamedTuple):
     edge: Key
     array: Array
     origin: int
-    echo: bool = False
+    is_echo: bool = False
 
 
-class Heard(NamedTuple):
+class UpdatePeerLink(NamedTuple):
     """Another worker was heard. The link to it takes note of what that one has `acknowledged`, and
     of what was `received` from it; it tells it `told`, and sends again what `wanted` asks for."""
 
@@ -185,7 +194,7 @@ class Heard(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Beat:
+class BeatPeerLinks:
     """The links to other workers say what they have sent, if it is not acknowledged; those to the
     workers in `owed` say in any case what was received."""
 
@@ -194,7 +203,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Wake:
+class CancelStep:
     """Cancels a step: whatever waits in it wakes up with the error."""
 
     session: str
@@ -203,7 +212,7 @@ class Wake:
 
 
 @dataclass(frozen=True)
-class Attach:
+class AttachPeerMemory:
     """The coordinator or another worker, `origin`, has memory in which it can lend arrays."""
 
     session: str
@@ -211,4 +220,12 @@ class Attach:
     token: str
 
 
-WorkerAction = Send | Run | Attach | Deliver | Heard | Beat | Wake
+WorkerAction = (
+    SendMessage
+    | RunJob
+    | AttachPeerMemory
+    | DeliverTensor
+    | UpdatePeerLink
+    | BeatPeerLinks
+    | CancelStep
+)

@@ -11,24 +11,29 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProtocolError
-from graphflow.runtime.protocol.reliable_stream import Arrival, Inbound, Letter, Stream
-from graphflow.runtime.protocol.remote_errors import error_of, failed
+from graphflow.runtime.protocol.reliable_stream import (
+    Inbound,
+    OutgoingMessage,
+    ReceiveStatus,
+    ReliableStream,
+)
+from graphflow.runtime.protocol.remote_errors import error_by_name, failure_message
 from graphflow.runtime.protocol.worker_events import (
+    CancelStep,
     Job,
     Outcome,
     Route,
-    Run,
-    Send,
-    Wake,
+    RunJob,
+    SendMessage,
     WorkerAction,
 )
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.frame_codec import (
-    SMALL_TOGETHER,
+    SMALL_TOTAL_BYTES,
     SPANS_A_MESSAGE,
-    array_of,
-    pieces,
-    small,
+    decode_small,
+    encode_small,
+    message_parts,
 )
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
@@ -68,25 +73,25 @@ AHEAD = 8  # steps that a session may have waiting for another to commit
 
 
 @dataclass
-class Served:
+class WorkerSession:
     """One epoch of a session on a worker."""
 
     route: Route
-    stream: Stream  # with the coordinator
-    count: int  # of workers
+    stream: ReliableStream  # with the coordinator
+    worker_count: int  # of workers
     lease: float
-    heard: float
+    heard_at: float
     inbox: ChunkAssembler
     far: bool = False  # the coordinator may be on another host
-    lane: Route = b""  # the way for short messages, if the coordinator has one
-    begun: int = -1  # the last step that was computed or is being computed
+    fast_route: Route = b""  # the way for short messages, if the coordinator has one
+    last_begun: int = -1  # the last step that was computed or is being computed
     program: str = ""  # its program
-    pinged: float = -inf  # when, by the coordinator's clock
-    settled: int = -1  # the last step that was committed or aborted
+    last_ping: float = -inf  # when, by the coordinator's clock
+    last_settled: int = -1  # the last step that was committed or aborted
     # Steps that were begun and are not settled: several only if all but the first are free.
-    open: deque[int] = field(default_factory=deque)
-    committed: int = -1
-    ahead: deque[Run] = field(default_factory=deque)  # steps that wait for one to commit
+    open_steps: deque[int] = field(default_factory=deque)
+    last_committed: int = -1
+    waiting_steps: deque[RunJob] = field(default_factory=deque)  # steps that wait for one to commit
     # From the workers that sent anything; what goes to them is numbered by the links.
     peers: dict[int, Inbound] = field(default_factory=dict)
 
@@ -95,8 +100,8 @@ class Served:
         self.name, self.epoch, self.token = told.session, told.epoch, told.token
         """The session's, which of its epochs this is, and its secret."""
 
-    def is_said_now(
-        self, arrival: Arrival, envelope: Envelope, message: Message, answered: int
+    def is_current(
+        self, arrival: ReceiveStatus, envelope: Envelope, message: Message, answered: int
     ) -> bool:
         """Whether a message, not the next in number, can be of now, and so shows that the
         coordinator is there, and by which way: what was recorded and is played back does not.
@@ -105,16 +110,16 @@ class Served:
             answered: the last request to send again that was answered before it.
         """
         if isinstance(message, Ping):
-            is_new = message.sent > self.pinged
-            self.pinged = max(self.pinged, message.sent)
+            is_new = message.sent > self.last_ping
+            self.last_ping = max(self.last_ping, message.sent)
             return is_new
-        if arrival is Arrival.DUPLICATE:  # nothing follows before this one was answered
+        if arrival is ReceiveStatus.DUPLICATE:  # nothing follows before this one was answered
             return isinstance(message, Open) and envelope.sequence == self.stream.inbound.received
-        return arrival is Arrival.MISSING or self.stream.outbound.resent > answered
+        return arrival is ReceiveStatus.MISSING or self.stream.outbound.answered_attempt > answered
 
     # Orders ------------------------------------------------------------------------------------
 
-    def take(self, purpose: str, request: int, names: Iterable[Key]) -> dict[Key, Array]:
+    def take_arrays(self, purpose: str, request: int, names: Iterable[Key]) -> dict[Key, Array]:
         """The arrays that were sent before an order.
 
         Raises:
@@ -122,101 +127,103 @@ class Served:
         """
         return {name: self.inbox.take(COORDINATOR, purpose, request, name) for name in names}
 
-    def compute(self, message: Compute, step: int) -> list[WorkerAction]:
+    def accept_step(self, message: Compute, step: int) -> list[WorkerAction]:
         """Begins a step, now or when the one that it follows has committed.
 
         Raises:
             ProtocolError: it is not new, an array is missing or wrong, or too many wait.
         """
-        last = self.ahead[-1].step if self.ahead else self.begun
-        if step <= max(last, self.settled):
+        last = self.waiting_steps[-1].step if self.waiting_steps else self.last_begun
+        if step <= max(last, self.last_settled):
             raise ProtocolError(f"step {step_of(step)} is not after step {step_of(last)}")
-        arrays = self.take("feed", message.request, message.feeds) if message.feeds else {}
+        arrays = self.take_arrays("feed", message.request, message.feeds) if message.feeds else {}
         if message.small:
-            arrays.update(map(array_of, message.small))
-        run = Run(self.name, message, step, self.epoch, arrays)
-        if message.follows < 0 or message.follows == self.committed or self._is_free(message):
-            return [self.begin(run, message)]
-        if message.follows == last and last > self.settled:
-            if len(self.ahead) >= AHEAD:
+            arrays.update(map(decode_small, message.small))
+        run = RunJob(self.name, message, step, self.epoch, arrays)
+        if message.follows < 0 or message.follows == self.last_committed or self._is_free(message):
+            return [self.begin_step(run, message)]
+        if message.follows == last and last > self.last_settled:
+            if len(self.waiting_steps) >= AHEAD:
                 raise ProtocolError(f"more than {AHEAD} steps wait for another to commit")
-            self.ahead.append(run)
+            self.waiting_steps.append(run)
         return []  # else the step that it follows was aborted
 
     def _is_free(self, message: Compute) -> bool:
         """Whether a step need not wait for the one that it follows to commit."""
-        begun = bool(self.open) and self.open[-1] == message.follows
-        return begun and message.free and message.program == self.program and not self.ahead
+        begun = bool(self.open_steps) and self.open_steps[-1] == message.follows
+        return begun and message.free and message.program == self.program and not self.waiting_steps
 
-    def begin(self, run: Run, order: Compute) -> Run:
+    def begin_step(self, run: RunJob, order: Compute) -> RunJob:
         """Begins a step."""
-        self.begun, self.program = run.step, order.program
-        self.open.append(run.step)
+        self.last_begun, self.program = run.step, order.program
+        self.open_steps.append(run.step)
         return run
 
     def settle(self, message: Commit | Abort, step: int) -> list[WorkerAction]:
         """Ends a step: a commit also those before it, an abort also those after it, which follow
         it."""
-        if step not in self.open:
+        if step not in self.open_steps:
             # It has not begun: its order was refused here, or it follows another one.
-            while self.ahead and step <= self.ahead[-1].step:
-                self.ahead.pop()
+            while self.waiting_steps and step <= self.waiting_steps[-1].step:
+                self.waiting_steps.pop()
             return []
         if isinstance(message, Commit):
             return self._commit(message, step)
-        last = self.open[-1]
-        while self.open and self.open[-1] >= step:
-            self.inbox.forget("edge", self.open.pop())
-        self.ahead.clear()
-        if not self.open:
-            self.settled = last
-        woken = Wake(self.name, last, error_of(message.error, message.text))
-        return [woken, Run(self.name, message, last, self.epoch)]
+        last = self.open_steps[-1]
+        while self.open_steps and self.open_steps[-1] >= step:
+            self.inbox.forget("edge", self.open_steps.pop())
+        self.waiting_steps.clear()
+        if not self.open_steps:
+            self.last_settled = last
+        woken = CancelStep(self.name, last, error_by_name(message.error, message.text))
+        return [woken, RunJob(self.name, message, last, self.epoch)]
 
-    def conclude(self) -> int:
+    def commit_first(self) -> int:
         """The first of the steps that are open has committed."""
-        step = self.settled = self.committed = self.open.popleft()
+        step = self.last_settled = self.last_committed = self.open_steps.popleft()
         if not self.inbox.is_empty:
             self.inbox.forget("edge", step)
         return step
 
     def _commit(self, message: Commit, step: int) -> list[WorkerAction]:
         actions: list[WorkerAction] = []
-        while self.open and self.open[0] <= step:
-            actions.append(Run(self.name, message, self.conclude(), self.epoch))
-        if self.ahead and not self.open:
-            following = self.ahead.popleft()
+        while self.open_steps and self.open_steps[0] <= step:
+            actions.append(RunJob(self.name, message, self.commit_first(), self.epoch))
+        if self.waiting_steps and not self.open_steps:
+            following = self.waiting_steps.popleft()
             assert isinstance(following.job, Compute)
-            actions.append(self.begin(following, following.job))
+            actions.append(self.begin_step(following, following.job))
         return actions
 
     # Answers -----------------------------------------------------------------------------------
 
-    def tell(self, message: Message, step: int = 0) -> Send:
+    def send_unnumbered(self, message: Message, step: int = 0) -> SendMessage:
         """A message of `UNNUMBERED` for the coordinator."""
-        return self.sent(self.stream.tell(message, step))
+        return self.make_send(self.stream.send_unnumbered(message, step))
 
     def reply(
         self, message: Message, step: int = 0, data: memoryview | None = None
     ) -> list[WorkerAction]:
         """A message for the coordinator, as soon as the window has room for it."""
-        return [self.sent(letter) for letter in self.stream.send(message, step, data)]
+        return [self.make_send(letter) for letter in self.stream.send(message, step, data)]
 
-    def sent(self, letter: Letter) -> Send:
+    def make_send(self, letter: OutgoingMessage) -> SendMessage:
         """A letter on its way to where the coordinator is now. An answer to a ping goes the way
         that can take everything, for that is the one whose end would have to be noticed."""
         envelope, message, data = letter
-        lane = b"" if type(message) is Pong else self.lane
-        return Send(self.route, envelope, message, data, lane, self.stream.outbound.acknowledged)
+        lane = b"" if type(message) is Pong else self.fast_route
+        return SendMessage(
+            self.route, envelope, message, data, lane, self.stream.outbound.acknowledged
+        )
 
-    def answer(self, job: Job, step: int, outcome: Outcome) -> list[WorkerAction]:
+    def send_result(self, job: Job, step: int, outcome: Outcome) -> list[WorkerAction]:
         """What a job that was asked for ended with, if that is no error."""
         if isinstance(outcome, _RESULTS):
             assert isinstance(job, _FETCHING)
             try:
-                return self._results(job, step, outcome)
+                return self._send_arrays(job, step, outcome)
             except ProtocolError as error:
-                return self.reply(failed(job.request, error), step)
+                return self.reply(failure_message(job.request, error), step)
         assert not isinstance(job, _UNANSWERED)
         if isinstance(outcome, Saved):
             return self.reply(outcome)
@@ -228,7 +235,7 @@ class Served:
             return self.reply(Probed(job.request, outcome))
         return self.reply(Ready(job.request))
 
-    def _results(
+    def _send_arrays(
         self, job: Compute | Read | Save, step: int, outcome: Computed | Array
     ) -> list[WorkerAction]:
         if isinstance(outcome, Computed):
@@ -238,17 +245,19 @@ class Served:
             computed = Computed({job.variable: outcome})
         # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
         inside: list[Small] = []
-        room = 0 if isinstance(job, Save) else SMALL_TOGETHER
+        room = 0 if isinstance(job, Save) else SMALL_TOTAL_BYTES
         cut = []
         names = []
         for name, array in computed.fetches.items():
-            found = small(name, array) if room > 0 and isinstance(array, np.ndarray) else None
+            found = (
+                encode_small(name, array) if room > 0 and isinstance(array, np.ndarray) else None
+            )
             if found is not None:
                 inside.append(found)
                 room -= len(found)
             else:
                 names.append(name)
-                cut += pieces("fetch", job.request, name, array, far=self.far)
+                cut += message_parts("fetch", job.request, name, array, far=self.far)
         if not (cut or computed.spans or isinstance(job, Save)):
             peak = dict(computed.peak)
             return self.reply(Done(job.request, [], peak, inside), step)  # as most of the time

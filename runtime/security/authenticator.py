@@ -43,11 +43,15 @@ from graphflow.runtime.wire.messages import (
 
 _ENDPOINT = "inproc://zeromq.zap.01"
 _DOMAIN = b"graphflow"
-_GRACE = 5.0  # seconds that an unknown key is kept waiting: a peer's session may be about to open
-_WAITING = 100  # connections that wait at a time; beyond, the one that came first is refused
-_LOOK_MS = 50
-_AGAIN = 0.5  # seconds until files are read again: one that is written over leaves its folder as is
-_REMEMBERED = 1000  # refused keys, each told once
+_GRACE_SECONDS = (
+    5.0  # seconds that an unknown key is kept waiting: a peer's session may be about to open
+)
+_MAX_WAITING = 100  # connections that wait at a time; beyond, the one that came first is refused
+_POLL_MS = 50
+_REREAD_SECONDS = (
+    0.5  # seconds until files are read again: one that is written over leaves its folder as is
+)
+_LOGGED_KEYS = 1000  # refused keys, each told once
 
 UNTRUSTED = "a key that is not trusted any more"
 
@@ -58,24 +62,24 @@ _log = Log("graphflow.security")
 
 
 @dataclass(frozen=True)
-class _Request:
+class _ZapRequest:
     """What ZAP asks: whether who shows a key (in hexadecimal digits; "" for none) may connect."""
 
     route: Sequence[bytes]
     head: Sequence[bytes]  # version and number of the request
     address: str
     key: str
-    came: float
+    arrived_at: float
 
     @staticmethod
-    def read(frames: Sequence[bytes], now: float) -> _Request:
+    def parse(frames: Sequence[bytes], now: float) -> _ZapRequest:
         at = list(frames).index(b"") + 1
         body = frames[at:]
         curve = len(body) == 7 and body[5] == b"CURVE"
         address = body[3].decode(errors="replace") if len(body) > 3 else "?"
-        return _Request(frames[:at], body[:2], address, body[6].hex() if curve else "", now)
+        return _ZapRequest(frames[:at], body[:2], address, body[6].hex() if curve else "", now)
 
-    def answer(self, known: bool) -> list[bytes]:
+    def reply_frames(self, known: bool) -> list[bytes]:
         """Status, text, the user (its key), and no metadata."""
         said = (b"200", b"OK", self.key.encode(), b"")
         refusal = (b"400", b"this key is not trusted", b"", b"")
@@ -96,16 +100,18 @@ class ZapAuthenticator:
         self._lock = threading.Lock()
         self._version, self._read = -1, 0.0
         self._roles: dict[str, str] = {}
-        self._vouched: dict[str, tuple[str, frozenset[str]]] = {}  # by session: by whom, for whom
-        self._told: OrderedDict[str, None] = OrderedDict()
-        self._roles_now()  # a folder that cannot be used is an error now
+        self._session_keys: dict[
+            str, tuple[str, frozenset[str]]
+        ] = {}  # by session: by whom, for whom
+        self._logged: OrderedDict[str, None] = OrderedDict()
+        self._current_roles()  # a folder that cannot be used is an error now
         self._context = context
         self._end: WakeupFd | None = None
         self._thread: threading.Thread | None = None
 
     # Sockets --------------------------------------------------------------------------------------
 
-    def listens(self, sock: zmq.Socket[bytes]) -> None:
+    def secure_listener(self, sock: zmq.Socket[bytes]) -> None:
         """Let only those connect to a socket who are trusted; before it is bound."""
         if self._thread is None:
             self._start()
@@ -113,7 +119,7 @@ class ZapAuthenticator:
         sock.setsockopt(zmq.CURVE_SECRETKEY, self.pair.secret)
         sock.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
 
-    def connects(self, sock: zmq.Socket[bytes], key: str) -> None:
+    def secure_channel(self, sock: zmq.Socket[bytes], key: str) -> None:
         """Have a socket talk only to who holds a key; before it is connected."""
         sock.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(key))
         sock.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(self.pair.public.key))
@@ -121,37 +127,41 @@ class ZapAuthenticator:
 
     # Who may what ---------------------------------------------------------------------------------
 
-    def vouch(self, session: str, by: str, keys: Sequence[str]) -> None:
+    def allow_session_keys(self, session: str, by: str, keys: Sequence[str]) -> None:
         """Let the workers of a session connect, until it is closed, or who opened it is trusted no
         more."""
         with self._lock:
-            self._vouched[session] = by, frozenset(keys) - {""}
+            self._session_keys[session] = by, frozenset(keys) - {""}
 
-    def forget(self, session: str) -> None:
+    def forget_session(self, session: str) -> None:
         """The session is closed."""
         with self._lock:
-            self._vouched.pop(session, None)
+            self._session_keys.pop(session, None)
 
-    def role(self, key: str) -> str | None:
+    def role_of(self, key: str) -> str | None:
         """What a key may act as, by now: a revoked one as nothing."""
-        roles = self._roles_now()
+        roles = self._current_roles()
         if key in roles:
             return roles[key]
         with self._lock:
-            vouched = [keys for by, keys in self._vouched.values() if roles.get(by) == COORDINATOR]
-        return WORKER if any(key in keys for keys in vouched) else None
+            session_keys = [
+                keys for by, keys in self._session_keys.values() if roles.get(by) == COORDINATOR
+            ]
+        return WORKER if any(key in keys for keys in session_keys) else None
 
-    def revoked(self) -> list[str]:
+    def revoked_sessions(self) -> list[str]:
         """The sessions that a key has opened which is not trusted any more; none where nobody knows
         for now who is."""
         try:
-            roles = self._roles_now()
+            roles = self._current_roles()
         except KeyFileError:
             return []
         with self._lock:
-            return [name for name, (by, _) in self._vouched.items() if roles.get(by) != COORDINATOR]
+            return [
+                name for name, (by, _) in self._session_keys.items() if roles.get(by) != COORDINATOR
+            ]
 
-    def check(self, key: str, envelope: Envelope, message: Message) -> str:
+    def authorise(self, key: str, envelope: Envelope, message: Message) -> str:
         """Whether who holds a key may send a message; what the key may act as.
 
         Raises:
@@ -159,7 +169,7 @@ class ZapAuthenticator:
                 cannot be read any more, for another reason than a lack of file descriptors.
         """
         try:
-            role = self.role(key)
+            role = self.role_of(key)
         except KeyFileError as error:
             raise NotAuthorised(f"nobody is trusted for now: {error}") from error
         between_workers = isinstance(message, _BETWEEN_WORKERS) and envelope.origin != ORIGIN
@@ -174,23 +184,23 @@ class ZapAuthenticator:
             raise NotAuthorised(f"{who} does not allow {type(message).__name__}")
         return role
 
-    def _roles_now(self) -> dict[str, str]:
+    def _current_roles(self) -> dict[str, str]:
         version, now = self._ring.version, monotonic()
-        if version != self._version or now > self._read + _AGAIN:
-            self._roles = {key.key: key.role for key in self._trusted_now()}
+        if version != self._version or now > self._read + _REREAD_SECONDS:
+            self._roles = {key.key: key.role for key in self._read_trusted_keys()}
             self._version, self._read = version, now
         return self._roles
 
-    def _trusted_now(self) -> list[PublicKey]:
+    def _read_trusted_keys(self) -> list[PublicKey]:
         """Where a lack of file descriptors keeps the keys from being read, which is soon over and
         nobody's fault, those that were read before count, as long as nobody touches their files."""
         try:
-            return self._ring.trusted()
+            return self._ring.read_trusted()
         except KeyFileError as error:
             if self._version < 0 or not lacks_descriptors(error):
                 raise
             _log.tell("keys.unreadable", reason=str(error))
-            return self._ring.as_they_were()
+            return self._ring.unchanged_keys()
 
     # The other side of ZAP ------------------------------------------------------------------------
 
@@ -209,22 +219,25 @@ class ZapAuthenticator:
         poller = zmq.Poller()
         poller.register(answers, zmq.POLLIN)
         poller.register(end.fileno(), zmq.POLLIN)
-        waiting: deque[_Request] = deque()
+        waiting: deque[_ZapRequest] = deque()
         try:
             while True:
-                ready = dict(poller.poll(_LOOK_MS if waiting else None))
+                ready = dict(poller.poll(_POLL_MS if waiting else None))
                 if end.fileno() in ready:
                     return
                 if answers in ready:
-                    waiting.append(_Request.read(answers.recv_multipart(), monotonic()))
+                    waiting.append(_ZapRequest.parse(answers.recv_multipart(), monotonic()))
                 for _ in range(len(waiting)):
                     request = waiting.popleft()
                     known = self._is_known(request.key)
-                    late = monotonic() > request.came + _GRACE or len(waiting) >= _WAITING
+                    late = (
+                        monotonic() > request.arrived_at + _GRACE_SECONDS
+                        or len(waiting) >= _MAX_WAITING
+                    )
                     if known or late or not request.key:
-                        answers.send_multipart(request.answer(known))
+                        answers.send_multipart(request.reply_frames(known))
                         if not known:
-                            self._tell(request)
+                            self._log_refusal(request)
                     else:
                         waiting.append(request)
         finally:
@@ -232,18 +245,18 @@ class ZapAuthenticator:
 
     def _is_known(self, key: str) -> bool:
         try:
-            return bool(key) and self.role(key) is not None
+            return bool(key) and self.role_of(key) is not None
         except KeyFileError as error:
             _log.tell("keys.unreadable", reason=str(error))
             return False
 
-    def _tell(self, request: _Request) -> None:
+    def _log_refusal(self, request: _ZapRequest) -> None:
         """Log a refused key, once, unless many others came since."""
         key = request.key
-        if key not in self._told:
-            self._told[key] = None
-            if len(self._told) > _REMEMBERED:
-                self._told.popitem(last=False)
+        if key not in self._logged:
+            self._logged[key] = None
+            if len(self._logged) > _LOGGED_KEYS:
+                self._logged.popitem(last=False)
             _log.tell("key.refused", address=request.address, key=key or "none")
 
     def close(self) -> None:

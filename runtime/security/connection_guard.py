@@ -25,10 +25,10 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.runtime.polling.socket_monitor import read_monitor_event
 from graphflow.runtime.polling.wakeup import WakeupFd
 from graphflow.runtime.security.receive_accounting import (
-    UNDER_WAY,
-    Connection,
+    UNFRAMED_CAP,
+    SocketHandle,
     UnframedByteCounter,
-    pause,
+    check_interval,
 )
 from graphflow.runtime.telemetry.logs import Log
 
@@ -38,42 +38,42 @@ SILENCE_SECONDS = 30.0
 """Without a byte, after which a connection is dropped: peers of ours have a heartbeat."""
 STRIKES = 16.0
 """Messages that are not valid, after which who sent them is dropped; one a second is forgiven."""
-STRANGER = 1 / 256
+STRAY_WEIGHT = 1 / 256
 """What a valid message counts that belongs to no session: 4,096 at once, 256 a second."""
 
-_FEWEST, _MOST = 16, 4096
+_LEAST_CAP, _MOST_CAP = 16, 4096
 _HEARTBEATS_SECONDS = 2.5  # in which a peer has at least one
 _BUSY_SECONDS = 0.02  # between looks while more comes than heartbeats
 _BUSY_BYTES = 1024  # between two looks
-_LOOKS = 1000  # at one connection, a second: each takes some 10 µs
-_WAITED_FOR = 64  # connections, of which the first byte is waited for at a time
+_CHECKS_A_SECOND = 1000  # at one connection, a second: each takes some 10 µs
+_POLLED_CONNECTIONS = 64  # connections, of which the first byte is waited for at a time
 _ROUTE_BYTES = 5  # of a route that ZeroMQ has made: a zero and a number
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 _log = Log("graphflow.security")
 
 
-def most_connections() -> int:
+def connection_cap() -> int:
     """The connections that a process can serve: a quarter of its file descriptors, since each
     session takes some for its own."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
-        return _MOST
-    return max(_FEWEST, min(_MOST, limit // 4))
+        return _MOST_CAP
+    return max(_LEAST_CAP, min(_MOST_CAP, limit // 4))
 
 
 @dataclass
-class _Visitor:
+class _TrackedConnection:
     """One connection."""
 
     descriptor: int
     peer: Any  # its address, by which the descriptor is known not to be another's by now
-    since: float
-    heard: float  # when its last byte came
+    accepted_at: float
+    heard_at: float  # when its last byte came
     received: int = 0  # bytes
     route: bytes | None = None  # once a message has come over it
-    inflow: UnframedByteCounter = field(default_factory=UnframedByteCounter)
-    drains: int | None = None  # of the socket, when it had too much under way
+    counter: UnframedByteCounter = field(default_factory=UnframedByteCounter)
+    drains_when_over: int | None = None  # of the socket, when it had too much under way
 
 
 @dataclass
@@ -81,10 +81,10 @@ class _Sender:
     """Whom messages come from, by their route."""
 
     descriptor: int = -1  # of the connection; -1: not known
-    peer: Any = None  # its address, as a visitor's
+    peer: Any = None  # its address, as a connection's
     messages: int = 1
     strikes: float = 0.0
-    struck: float = -inf  # when, last
+    struck_at: float = -inf  # when, last
     fault: str = ""  # for which it is to be dropped
 
 
@@ -103,26 +103,26 @@ class ConnectionLimiter:
     socket: zmq.Socket[bytes]
     most: int | None = None
     wake: Callable[[], None] = lambda: None
-    _visitors: dict[int, _Visitor] = field(default_factory=dict)
+    _connections: dict[int, _TrackedConnection] = field(default_factory=dict)
     _senders: dict[bytes, _Sender] = field(default_factory=dict)
     _routes: dict[int, bytes] = field(default_factory=dict)  # by descriptor, the latest
     _drains: int = 0
 
     def __post_init__(self) -> None:
-        self._cap = most_connections() if self.most is None else self.most
+        self._cap = connection_cap() if self.most is None else self.most
         self._end = WakeupFd()
         self._monitor = self.socket.get_monitor_socket(_EVENTS)
-        self._thread = threading.Thread(target=self._watch, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
         self._thread.start()
 
     @property
-    def visitors(self) -> int:
+    def connections(self) -> int:
         """The connections that there are."""
-        return len(self._visitors)
+        return len(self._connections)
 
     # From the reading thread ----------------------------------------------------------------------
 
-    def knows(self, route: bytes) -> bool:
+    def has_route(self, route: bytes) -> bool:
         """Whether a message came by a route before; if not, `meet` is told the next frame's
         descriptor."""
         sender = self._senders.get(route)
@@ -131,23 +131,23 @@ class ConnectionLimiter:
         sender.messages += 1
         return sender.descriptor >= 0
 
-    def meet(self, route: bytes, descriptor: int) -> None:
+    def register(self, route: bytes, descriptor: int) -> None:
         """A message of a route of which it is not known yet over which connection it came; -1: it
         is still not. The monitor may tell later of the connection itself."""
-        if len(self._senders) > 4 * max(self._cap, len(self._visitors)):
-            gone = set(self._senders) - {each.route for each in list(self._visitors.values())}
+        if len(self._senders) > 4 * max(self._cap, len(self._connections)):
+            gone = set(self._senders) - {each.route for each in list(self._connections.values())}
             for each in gone:
                 del self._senders[each]
-        with Connection(descriptor) as connection:
-            peer = connection.peer
-        if peer is not None and not self._owns(route, descriptor, peer):
+        with SocketHandle(descriptor) as handle:
+            peer = handle.peer
+        if peer is not None and not self._owns_descriptor(route, descriptor, peer):
             peer = None
         sender = self._senders.setdefault(route, _Sender())
         sender.descriptor, sender.peer = -1 if peer is None else descriptor, peer
         if peer is not None:
             self._routes[descriptor] = route
 
-    def _owns(self, route: bytes, descriptor: int, peer: Any) -> bool:
+    def _owns_descriptor(self, route: bytes, descriptor: int, peer: Any) -> bool:
         """Return whether a route is that of the connection which has a descriptor now. Messages of
         one that has ended may be read late, when its descriptor is another's: of two routes that
         lead to the same peer, the later one is the connection's, the earlier one leads nowhere."""
@@ -160,11 +160,11 @@ class ConnectionLimiter:
         known.descriptor, known.peer = -1, None
         return True
 
-    def drained(self) -> None:
+    def note_drained(self) -> None:
         """The socket has no message: what is under way is not whole."""
         self._drains += 1
 
-    def blame(self, route: bytes, why: str, weight: float = 1.0) -> None:
+    def report_invalid(self, route: bytes, why: str, weight: float = 1.0) -> None:
         """A message that came by a route is not valid, or of no use: who sends many is dropped.
 
         Args:
@@ -174,123 +174,131 @@ class ConnectionLimiter:
         if sender is None:
             return
         now = monotonic()
-        sender.strikes = max(0.0, sender.strikes - (now - sender.struck)) + weight
-        sender.struck = now
+        sender.strikes = max(0.0, sender.strikes - (now - sender.struck_at)) + weight
+        sender.struck_at = now
         if sender.strikes >= STRIKES:
             sender.fault = why  # where the monitor has not told of the connection yet: see `_look`
-            visitor = self._visitors.get(sender.descriptor)
-            if visitor is not None and visitor.peer == sender.peer:
-                self._drop(visitor, why)
+            connection = self._connections.get(sender.descriptor)
+            if connection is not None and connection.peer == sender.peer:
+                self._drop(connection, why)
 
     # On its own thread ----------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         try:
-            self._watch_on()
+            self._monitor_connections()
         except zmq.ZMQError:
             return  # the context was destroyed, and the socket with it
 
-    def _watch_on(self) -> None:
+    def _monitor_connections(self) -> None:
         poller = zmq.Poller()
         poller.register(self._monitor, zmq.POLLIN)
         poller.register(self._end.fileno(), zmq.POLLIN)
         quiet: list[int] = []  # whose first byte is waited for; of who is gone, the monitor told
-        now, seconds = monotonic(), pause(0)
+        now, seconds = monotonic(), check_interval(0)
         while True:
-            ready = dict(poller.poll(int(seconds * 1000) if self._visitors else None))
+            ready = dict(poller.poll(int(seconds * 1000) if self._connections else None))
             if self._end.fileno() in ready:
                 return
             begun = any(each in ready for each in quiet)
             for each in quiet:
                 poller.unregister(each)
             due, now = now + seconds, monotonic()
-            if now > due + pause(0):  # this process was stopped, and could hear nobody
-                for visitor in self._visitors.values():
-                    visitor.heard += now - due
+            if now > due + check_interval(0):  # this process was stopped, and could hear nobody
+                for connection in self._connections.values():
+                    connection.heard_at += now - due
             while self._monitor.poll(0):
                 event, descriptor = read_monitor_event(self._monitor)
                 if event == zmq.EVENT_ACCEPTED:
-                    self._arrive(descriptor)
+                    self._add_connection(descriptor)
                 elif event == zmq.EVENT_DISCONNECTED:
-                    self._leave(descriptor)
+                    self._remove_connection(descriptor)
                 else:
                     return  # the socket is closed
-            seconds = self._look(now)
+            seconds = self._check_connections(now)
             if begun:  # it is seen at the next look how much comes
-                seconds = min(seconds, self._busy())
-            busy = seconds < pause(0) or len(self._visitors) > _WAITED_FOR
-            quiet = [] if busy else list(self._visitors)
+                seconds = min(seconds, self._busy_interval())
+            busy = seconds < check_interval(0) or len(self._connections) > _POLLED_CONNECTIONS
+            quiet = [] if busy else list(self._connections)
             for each in quiet:
                 poller.register(each, zmq.POLLIN)
 
-    def _busy(self) -> float:
+    def _busy_interval(self) -> float:
         """Seconds between looks while more comes than heartbeats."""
-        return max(_BUSY_SECONDS, len(self._visitors) / _LOOKS)
+        return max(_BUSY_SECONDS, len(self._connections) / _CHECKS_A_SECOND)
 
-    def _arrive(self, descriptor: int) -> None:
+    def _add_connection(self, descriptor: int) -> None:
         now = monotonic()
-        with Connection(descriptor) as connection:
-            self._visitors[descriptor] = _Visitor(descriptor, connection.peer, now, now)
+        with SocketHandle(descriptor) as handle:
+            self._connections[descriptor] = _TrackedConnection(descriptor, handle.peer, now, now)
 
-    def _leave(self, descriptor: int) -> None:
-        visitor = self._visitors.pop(descriptor, None)
-        if visitor is not None:
-            self._senders.pop(self._route(visitor) or b"", None)
+    def _remove_connection(self, descriptor: int) -> None:
+        connection = self._connections.pop(descriptor, None)
+        if connection is not None:
+            self._senders.pop(self._route_of(connection) or b"", None)
 
-    def _route(self, visitor: _Visitor) -> bytes | None:
+    def _route_of(self, connection: _TrackedConnection) -> bytes | None:
         """By which messages come over a connection, once one has; not that of who had its
         descriptor before, nor of who has it by now."""
-        route = self._routes.get(visitor.descriptor, b"")
+        route = self._routes.get(connection.descriptor, b"")
         sender = self._senders.get(route)
-        return route if sender is not None and sender.peer == visitor.peer else None
+        return route if sender is not None and sender.peer == connection.peer else None
 
-    def _look(self, now: float) -> float:
+    def _check_connections(self, now: float) -> float:
         """Look at everybody; the seconds until the next time."""
         most = came = 0
-        for visitor in self._visitors.values():
-            before = visitor.received
-            under_way = self._measure(visitor, now)
+        for connection in self._connections.values():
+            before = connection.received
+            under_way = self._measure_unframed(connection, now)
             most = max(most, under_way)
-            came = max(came, visitor.received - before)
-            sender = self._senders.get(visitor.route or b"")
-            patience = SILENCE_SECONDS if visitor.route else HANDSHAKE_SECONDS
+            came = max(came, connection.received - before)
+            sender = self._senders.get(connection.route or b"")
+            patience = SILENCE_SECONDS if connection.route else HANDSHAKE_SECONDS
             if sender is not None and sender.fault:
-                self._drop(visitor, sender.fault)
-            elif now > visitor.heard + patience:
-                self._drop(visitor, f"nothing came from it for {patience:g} s")
-            elif under_way <= UNDER_WAY:
-                visitor.drains = None
-            elif visitor.drains is None:  # unless they are whole messages that nobody has read yet
-                visitor.drains = self._drains
+                self._drop(connection, sender.fault)
+            elif now > connection.heard_at + patience:
+                self._drop(connection, f"nothing came from it for {patience:g} s")
+            elif under_way <= UNFRAMED_CAP:
+                connection.drains_when_over = None
+            elif (
+                connection.drains_when_over is None
+            ):  # unless they are whole messages that nobody has read yet
+                connection.drains_when_over = self._drains
                 self.wake()
-            elif self._drains > visitor.drains + 1:
-                self._drop(visitor, f"a message of over {under_way} bytes did not come to its end")
+            elif self._drains > connection.drains_when_over + 1:
+                self._drop(
+                    connection, f"a message of over {under_way} bytes did not come to its end"
+                )
             else:  # a reader that was woken once may have found the socket empty once
                 self.wake()
-        beyond = len(self._visitors) - self._cap
+        beyond = len(self._connections) - self._cap
         if beyond > 0:
-            for visitor in _superfluous(list(self._visitors.values()), beyond, now):
-                self._drop(visitor, f"there are over {self._cap} connections")
-        return min(pause(most), self._busy()) if came > _BUSY_BYTES else pause(most)
+            for connection in _select_surplus(list(self._connections.values()), beyond, now):
+                self._drop(connection, f"there are over {self._cap} connections")
+        return (
+            min(check_interval(most), self._busy_interval())
+            if came > _BUSY_BYTES
+            else check_interval(most)
+        )
 
-    def _measure(self, visitor: _Visitor, now: float) -> int:
+    def _measure_unframed(self, connection: _TrackedConnection, now: float) -> int:
         """The bytes that a connection has under way."""
-        with Connection(visitor.descriptor, visitor.peer) as connection:
-            received = connection.received()
-        visitor.route = self._route(visitor)
+        with SocketHandle(connection.descriptor, connection.peer) as handle:
+            received = handle.bytes_received()
+        connection.route = self._route_of(connection)
         if received is None:  # not told by this system: then ZeroMQ's own time limits have to do
-            visitor.heard = now
+            connection.heard_at = now
             return 0
-        if received != visitor.received:
-            visitor.received, visitor.heard = received, now
-        sender = self._senders.get(visitor.route or b"")
+        if received != connection.received:
+            connection.received, connection.heard_at = received, now
+        sender = self._senders.get(connection.route or b"")
         messages = 0 if sender is None else sender.messages
-        return visitor.inflow.under_way(received, messages, now)
+        return connection.counter.count(received, messages, now)
 
-    def _drop(self, visitor: _Visitor, why: str) -> None:
-        with Connection(visitor.descriptor, visitor.peer) as connection:
-            if connection.shut():
-                _log.tell("connection.dropped", address=_shown(visitor.peer), reason=why)
+    def _drop(self, connection: _TrackedConnection, why: str) -> None:
+        with SocketHandle(connection.descriptor, connection.peer) as handle:
+            if handle.reset():
+                _log.tell("connection.dropped", address=_host_of(connection.peer), reason=why)
 
     def close(self) -> None:
         """Watches no longer; before the socket is closed. Idempotent."""
@@ -302,20 +310,27 @@ class ConnectionLimiter:
             self._monitor.close(linger=0)
 
 
-def _superfluous(visitors: Sequence[_Visitor], beyond: int, now: float) -> list[_Visitor]:
+def _select_surplus(
+    connections: Sequence[_TrackedConnection], beyond: int, now: float
+) -> list[_TrackedConnection]:
     """Those who make room: first who has not said yet who it is, of the host that has the most of
     these, there who said least for longest; then who has no heartbeat any more, and may be here
     anew; then who came last, so that nobody who is served is pushed out by who comes."""
-    unknown = Counter(_shown(each.peer) for each in visitors if each.route is None)
+    unknown = Counter(_host_of(each.peer) for each in connections if each.route is None)
 
-    def rank(visitor: _Visitor) -> tuple[float, ...]:
-        if visitor.route is None:
-            return 0, -unknown[_shown(visitor.peer)], visitor.received, visitor.since
-        if now > visitor.heard + _HEARTBEATS_SECONDS:
-            return 1, visitor.heard
-        return 2, -visitor.since
+    def rank(connection: _TrackedConnection) -> tuple[float, ...]:
+        if connection.route is None:
+            return (
+                0,
+                -unknown[_host_of(connection.peer)],
+                connection.received,
+                connection.accepted_at,
+            )
+        if now > connection.heard_at + _HEARTBEATS_SECONDS:
+            return 1, connection.heard_at
+        return 2, -connection.accepted_at
 
-    return sorted(visitors, key=rank)[:beyond]
+    return sorted(connections, key=rank)[:beyond]
 
 
 def _is_later(route: bytes, other: bytes) -> bool:
@@ -326,6 +341,6 @@ def _is_later(route: bytes, other: bytes) -> bool:
     return 0 < difference % (1 << 32) < 1 << 31
 
 
-def _shown(peer: Any) -> str:
+def _host_of(peer: Any) -> str:
     """The host, not the port: what one host causes is told together."""
     return str(peer[0]) if isinstance(peer, tuple) and peer else "somebody"

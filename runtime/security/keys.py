@@ -32,7 +32,7 @@ workers; a client may ask a worker who it is, no more."""
 _PUBLIC, _SECRET = "graphflow-key-1", "graphflow-secret-1"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{64}")
-_LONGEST = 400  # bytes of a key file
+_FILE_CAP = 400  # bytes of a key file
 _DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _State = tuple[int, ...]  # of a file: another one where it was written, or another file put there
 
@@ -66,7 +66,7 @@ class PublicKey:
         if head != _PUBLIC or len(rest) != 3 or not _KEY.fullmatch(rest[2]):
             raise KeyFileError(f"{where} is no public key: '{_PUBLIC} ROLE NAME KEY' is expected")
         role, name, key = rest
-        return PublicKey(checked_name(name, where), checked_role(role, where), key)
+        return PublicKey(check_name(name, where), check_role(role, where), key)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class KeyPair:
         return f"KeyPair({self.public.name!r}, {self.public.role!r})"
 
 
-def checked_name(name: str, where: str) -> str:
+def check_name(name: str, where: str) -> str:
     """A key's name, which is a file's name, too.
 
     Raises:
@@ -94,7 +94,7 @@ def checked_name(name: str, where: str) -> str:
     return name
 
 
-def checked_role(role: str, where: str) -> str:
+def check_role(role: str, where: str) -> str:
     if role not in ROLES:
         raise KeyFileError(f"{where}: a key's role is one of {', '.join(ROLES)}, not {role!r}")
     return role
@@ -116,7 +116,7 @@ def lacks_descriptors(error: KeyFileError) -> bool:
     return isinstance(cause, OSError) and cause.errno in _DESCRIPTORS
 
 
-def removal(path: Path) -> str:
+def describe_removal(path: Path) -> str:
     """How a file goes that is trusted; for messages."""
     if _NAME.fullmatch(path.stem) and (path.is_symlink() or not path.is_dir()):
         return f"`graphflow keys revoke {path.stem}` removes it"
@@ -133,7 +133,7 @@ class Keyring:
 
     # One's own ------------------------------------------------------------------------------------
 
-    def new(self, name: str, role: str) -> KeyPair:
+    def create_pair(self, name: str, role: str) -> KeyPair:
         """Make a pair, and write both of its files.
 
         Raises:
@@ -142,21 +142,21 @@ class Keyring:
         import zmq
         from zmq.utils import z85
 
-        checked_name(name, "graphflow keys new")
-        checked_role(role, "graphflow keys new")
+        check_name(name, "graphflow keys new")
+        check_role(role, "graphflow keys new")
         public, secret = (z85.decode(half) for half in zmq.curve_keypair())
         pair = KeyPair(PublicKey(name, role, public.hex()), secret)
         text = f"{_SECRET} {role} {name} {pair.public.key} {secret.hex()}"
         kept = self.folder / f"{name}.secret"
-        _write(kept, text, 0o600)
+        _write_new(kept, text, 0o600)
         try:
-            _write(self.folder / f"{name}.public", str(pair.public), 0o644)
+            _write_new(self.folder / f"{name}.public", str(pair.public), 0o644)
         except KeyFileError:
             kept.unlink()  # half a pair would only be in the way of the next try
             raise
         return pair
 
-    def own(self, name: str | None, role: str) -> KeyPair:
+    def own_pair(self, name: str | None, role: str) -> KeyPair:
         """One's own key of a name; None: the only one of the role.
 
         Raises:
@@ -171,9 +171,9 @@ class Keyring:
                     remedy = f"there are {', '.join(names)}: name one"
                 raise KeyFileError(f"which {role}'s key? In {self.folder}: {remedy}")
             name = names[0]
-        path = self.folder / f"{checked_name(name, 'a key')}.secret"
+        path = self.folder / f"{check_name(name, 'a key')}.secret"
         _check_private(path)
-        pair = _pair_in(path)
+        pair = _read_pair(path)
         if pair.public.role != role:
             raise KeyFileError(f"{path} is a {pair.public.role}'s key; a {role}'s is wanted here")
         return pair
@@ -188,7 +188,7 @@ class Keyring:
         own: dict[str, PublicKey | None] = {}
         for path in _files_in(self.folder, ".secret"):
             beside = path.with_suffix(".public")
-            own[path.stem] = _pair_in(path).public if _is_secret(path) else _held_by(beside)
+            own[path.stem] = _read_pair(path).public if _is_secret(path) else _key_in_file(beside)
         return [key for name, key in own.items() if key and name == key.name]  # others are copies
 
     # Others ---------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ class Keyring:
                 another name or role here.
         """
         key = PublicKey.parse(text, where)
-        with _locked(self._trusted):
-            for known in self.trusted():
+        with _folder_lock(self._trusted):
+            for known in self.read_trusted():
                 if known == key:
                     return key
                 if known.name == key.name:
@@ -215,10 +215,10 @@ class Keyring:
                         f"this key is trusted already, as {known.name!r}, a {known.role}'s; revoke "
                         "that first"
                     )
-            _write(self._trusted / f"{key.name}.public", str(key), 0o644)
+            _write_new(self._trusted / f"{key.name}.public", str(key), 0o644)
         return key
 
-    def trusted(self) -> list[PublicKey]:
+    def read_trusted(self) -> list[PublicKey]:
         """The keys that are trusted, by name; none where there is no folder of them.
 
         Raises:
@@ -226,7 +226,7 @@ class Keyring:
                 another name than its key; a key has two names; something cannot be read.
         """
         try:
-            found = self._listed()
+            found = self._read_trusted_files()
         except KeyFileError as error:
             if not lacks_descriptors(error):
                 self._last = {}
@@ -234,30 +234,34 @@ class Keyring:
         self._last = found
         return [key for _, key in found.values()]
 
-    def as_they_were(self) -> list[PublicKey]:
+    def unchanged_keys(self) -> list[PublicKey]:
         """Of the keys that `trusted` has read, those whose files were not touched since: for who
         has no descriptor to read them anew. A look at a file takes none.
 
         Raises:
             KeyFileError: others could change what is trusted.
         """
-        _check_ours(self._trusted)
+        _check_not_writable_by_others(self._trusted)
         kept = self._last.items()
-        return [key for path, (state, key) in kept if state and _check_ours(path) == state]
+        return [
+            key
+            for path, (state, key) in kept
+            if state and _check_not_writable_by_others(path) == state
+        ]
 
-    def _listed(self) -> dict[Path, tuple[_State, PublicKey]]:
-        _check_ours(self._trusted)
+    def _read_trusted_files(self) -> dict[Path, tuple[_State, PublicKey]]:
+        _check_not_writable_by_others(self._trusted)
         found: dict[Path, tuple[_State, PublicKey]] = {}
         names: dict[str, PublicKey] = {}
         for path in _files_in(self._trusted, ".public"):
             try:
-                _, key = found[path] = _check_ours(path), _trusted_in(path)
+                _, key = found[path] = _check_not_writable_by_others(path), _read_trusted_key(path)
             except KeyFileError as error:
                 if _is_gone(path):
                     continue  # it was revoked meanwhile, which is no reason to refuse the others
                 if lacks_descriptors(error):
                     raise
-                raise KeyFileError(f"{error}; {removal(path)}") from error.__cause__
+                raise KeyFileError(f"{error}; {describe_removal(path)}") from error.__cause__
             if (other := names.setdefault(key.key, key)) is not key:
                 raise KeyFileError(
                     f"in {self._trusted} one key is trusted as {other.name!r}, a {other.role}'s, "
@@ -272,11 +276,11 @@ class Keyring:
         Raises:
             KeyFileError: there is no such file, or it cannot be removed.
         """
-        path = self._trusted / f"{checked_name(name, 'graphflow keys revoke')}.public"
+        path = self._trusted / f"{check_name(name, 'graphflow keys revoke')}.public"
         try:
             if stat.S_ISDIR(path.lstat().st_mode):
-                raise KeyFileError(f"{path} is a folder, no key; {removal(path)}")
-            key = _held_by(path)
+                raise KeyFileError(f"{path} is a folder, no key; {describe_removal(path)}")
+            key = _key_in_file(path)
             path.unlink()
         except FileNotFoundError:
             names = ", ".join(each.stem for each in _files_in(self._trusted, ".public")) or "none"
@@ -293,7 +297,7 @@ class Keyring:
         Raises:
             KeyFileError: the folder cannot be read.
         """
-        held = {path: _held_by(path) for path in _files_in(self._trusted, ".public")}
+        held = {path: _key_in_file(path) for path in _files_in(self._trusted, ".public")}
         return [path for path, other in held.items() if other and other.key == key.key]
 
     def key_of(self, name_or_key: str, role: str) -> str:
@@ -304,7 +308,7 @@ class Keyring:
         """
         if _KEY.fullmatch(name_or_key):
             return name_or_key
-        for key in self.trusted():
+        for key in self.read_trusted():
             if key.name == name_or_key:
                 if key.role != role:
                     raise KeyFileError(f"{key.name!r} is a {key.role}'s key, not a {role}'s")
@@ -330,7 +334,7 @@ class Keyring:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _folder_lock(folder: Path) -> Iterator[None]:
     """Let nobody else add to a folder between a look at what is in it and a new file."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -345,7 +349,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _write(path: Path, text: str, mode: int) -> None:
+def _write_new(path: Path, text: str, mode: int) -> None:
     """A new file, whole as soon as it is there: a worker may be looking."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -394,7 +398,7 @@ def _is_secret(path: Path) -> bool:
         return False
 
 
-def _pair_in(path: Path) -> KeyPair:
+def _read_pair(path: Path) -> KeyPair:
     """One's own key of a file, whose halves belong together."""
     import zmq
     from zmq.utils import z85
@@ -411,7 +415,7 @@ def _pair_in(path: Path) -> KeyPair:
     )
 
 
-def _trusted_in(path: Path) -> PublicKey:
+def _read_trusted_key(path: Path) -> PublicKey:
     key = PublicKey.parse(_read(path), str(path))
     if path.stem != key.name:
         raise KeyFileError(f"{path} holds the key of {key.name!r}: its name must be "
@@ -419,7 +423,7 @@ def _trusted_in(path: Path) -> PublicKey:
     return key
 
 
-def _held_by(path: Path) -> PublicKey | None:
+def _key_in_file(path: Path) -> PublicKey | None:
     """The key in a file; None where that holds none."""
     try:
         return PublicKey.parse(_read(path), str(path))
@@ -432,7 +436,7 @@ def _read(path: Path) -> str:
         if not path.is_file() and path.exists():
             raise KeyFileError(f"{path} is not a plain file; put the key itself there")
         with path.open("rb") as file:
-            return file.read(_LONGEST).decode("ascii")
+            return file.read(_FILE_CAP).decode("ascii")
     except FileNotFoundError as error:
         raise KeyFileError(f"{path} is a link to a file that is not there") from error
     except OSError as error:
@@ -462,7 +466,7 @@ def _check_private(path: Path) -> None:
         )
 
 
-def _check_ours(path: Path) -> _State:
+def _check_not_writable_by_others(path: Path) -> _State:
     """Refuse a list of trusted keys, or one of them, that somebody else could change. Its state;
     () where it is not there, and nobody is trusted."""
     try:

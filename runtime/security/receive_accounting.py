@@ -21,23 +21,25 @@ from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 
-UNDER_WAY = 10 << 20
+UNFRAMED_CAP = 10 << 20
 """Bytes of one message that is not whole; a valid one has at most half as many."""
-ENDLESS = f"it sends a message without an end: more than {UNDER_WAY >> 20} MiB are under way"
+ENDLESS_MESSAGE = (
+    f"it sends a message without an end: more than {UNFRAMED_CAP >> 20} MiB are under way"
+)
 """What to say of who has more than UNDER_WAY under way."""
-HEARTBEATS = 128
+HEARTBEAT_RATE = 128
 """Bytes a second that belong to no message: heartbeats of both ends, which encrypted are 82."""
-ANEW = -1
+UNKNOWN_COUNT = -1
 """Messages that were taken from a connection that may have been there for a while: not known."""
 
 _LOOK_SECONDS = 0.2
 _CLOSE_LOOK_SECONDS = 0.005  # while somebody has much under way
-_MUCH = UNDER_WAY // 4
+_MUCH = UNFRAMED_CAP // 4
 _TCP_INFO_BYTES_RECEIVED = 128  # where struct tcp_info of Linux has them: 64 bits
 _NOTHING = bytes(16)  # an address of no family
 
 
-def pause(under_way: int) -> float:
+def check_interval(under_way: int) -> float:
     """Seconds until the next look, when the most that a connection has under way is so much."""
     return _CLOSE_LOOK_SECONDS if under_way > _MUCH else _LOOK_SECONDS
 
@@ -47,10 +49,10 @@ class UnframedByteCounter:
     """What of the bytes of one connection belongs to messages that were taken."""
 
     messages: int = 0  # that had been taken when `whole` was noted
-    whole: float = 0.0  # bytes that belong to them, and heartbeats
-    looked: float = inf  # when, last
+    framed: float = 0.0  # bytes that belong to them, and heartbeats
+    checked_at: float = inf  # when, last
 
-    def under_way(self, received: int, messages: int, now: float) -> int:
+    def count(self, received: int, messages: int, now: float) -> int:
         """Bytes that belong to no message that was taken, at most; what came with the last ones
         since the look before counts as theirs.
 
@@ -59,16 +61,16 @@ class UnframedByteCounter:
             messages: that were taken.
         """
         if messages != self.messages:
-            self.messages, self.whole = messages, received
-        beats = HEARTBEATS * max(0.0, now - self.looked)
-        self.looked = now
-        if received <= self.whole:  # the kernel is asked twice, and more may come in between
+            self.messages, self.framed = messages, received
+        beats = HEARTBEAT_RATE * max(0.0, now - self.checked_at)
+        self.checked_at = now
+        if received <= self.framed:  # the kernel is asked twice, and more may come in between
             return 0
-        self.whole = min(received, self.whole + beats)
-        return int(received - self.whole)
+        self.framed = min(received, self.framed + beats)
+        return int(received - self.framed)
 
 
-class Connection:
+class SocketHandle:
     """A connection of ZeroMQ's, by a descriptor of our own: it stays what it is while we look.
 
     `peer` is None where the descriptor is no connection any more, or not the one that was meant.
@@ -91,7 +93,7 @@ class Connection:
         if peer is None or peer == found:
             self.peer = found
 
-    def received(self) -> int | None:
+    def bytes_received(self) -> int | None:
         """Bytes that ZeroMQ has read of it; None where the system does not tell."""
         if self.peer is None or self._own is None or sys.platform != "linux":
             return None
@@ -104,7 +106,7 @@ class Connection:
             return None
         return int(arrived) - waiting[0]
 
-    def shut(self) -> bool:
+    def reset(self) -> bool:
         """Ends it, as if the other side had; whether it was there."""
         if self.peer is None or self._own is None:
             return False
@@ -116,7 +118,7 @@ class Connection:
         ctypes.CDLL(None).connect(self._own.fileno(), _NOTHING, len(_NOTHING))
         return True
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> SocketHandle:
         return self
 
     def __exit__(self, *_: object) -> None:

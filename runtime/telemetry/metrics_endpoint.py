@@ -29,7 +29,7 @@ from typing import Any
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import AddressInUse, ArgumentError, InsecureAddress, TransportError
-from graphflow.placement.plans.tables import Table
+from graphflow.placement.plans.tables import TextTable
 from graphflow.runtime.polling.wakeup import WakeupFd
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import (
@@ -376,7 +376,7 @@ def html_page(meters: Meters) -> str:
             rows.append(
                 (sample.name, sample.metric.meaning, named, _format_value(sample.name, value))
             )
-    table = Table("", ("metric", "what it is", "of", "now"), tuple(rows), left=3)
+    table = TextTable("", ("metric", "what it is", "of", "now"), tuple(rows), left=3)
     title = "graphflow metrics"
     style = "body{font:14px/1.5 system-ui,sans-serif;margin:2em;color-scheme:light dark}"
     return (

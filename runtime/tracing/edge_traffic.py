@@ -11,7 +11,7 @@ from statistics import median
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.plans.tables import Table
+from graphflow.placement.plans.tables import TextTable
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
 
@@ -79,7 +79,7 @@ class EdgeTable(tuple[EdgeTraffic, ...]):
         )
         return EdgeTable(sorted(found, key=lambda each: (-each.waiting, -each.latency, each.edge)))
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """Return a table with a line for each edge."""
         heads = (
             "tensor", "from", "to", "size", "times", "latency", "95 %", "rate", "wait", "clocks ±",
@@ -92,7 +92,7 @@ class EdgeTable(tuple[EdgeTraffic, ...]):
             )
             for each in self
         )  # fmt: skip
-        return Table("Edges between devices: medians of the traced steps", heads, rows, left=3)
+        return TextTable("Edges between devices: medians of the traced steps", heads, rows, left=3)
 
     def __str__(self) -> str:
         return str(self.table()) if self else "no tensor went from device to device"
@@ -151,7 +151,7 @@ class ExchangeTable(tuple[ExchangeTraffic, ...]):
         found = filter(None, (_summarise_exchange(each) for each in runs.values()))
         return ExchangeTable(sorted(found, key=lambda each: (-each.taking, each.name)))
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """Return a table with a line for each collective."""
         heads = (
             "exchange", "what", "devices", "gives", "times", "takes", "95 %", "rate", "apart",
@@ -165,7 +165,9 @@ class ExchangeTable(tuple[ExchangeTraffic, ...]):
             )
             for each in self
         )  # fmt: skip
-        return Table("Exchanges between devices: medians of the traced steps", heads, rows, left=2)
+        return TextTable(
+            "Exchanges between devices: medians of the traced steps", heads, rows, left=2
+        )
 
     def __str__(self) -> str:
         return str(self.table()) if self else "no collective ran over several devices"

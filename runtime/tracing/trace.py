@@ -1,7 +1,7 @@
 """Traces: the spans that the runtime reports for each traced step -> events, tables and files.
 
     spans ─add_step→ Trace ─save→ a file for Perfetto
-                     Trace ─measured→ Measured, for plans
+                     Trace ─measured→ MeasuredSteps, for plans
 
 A span is (track, name, start_ns, end_ns) on the coordinator's monotonic clock. Its track is a
 device, or "departure" or "arrival" with the key of a cut edge as its name. A departure and an
@@ -36,10 +36,10 @@ from graphflow.runtime.tracing.events import (
     parse_number,
 )
 from graphflow.runtime.tracing.perfetto_export import trace_events
-from graphflow.runtime.wire.messages import EDGE_BITS, SEND, WAIT
+from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 if TYPE_CHECKING:
-    from graphflow.placement.plans.plan_records import Measured
+    from graphflow.placement.plans.plan_records import MeasuredSteps
 
 Span = tuple[str, str, int, int]
 Edge = tuple[str, str, str, int]  # tensor, source device, target device, bytes
@@ -151,7 +151,7 @@ class Trace:
             clocks = f", times of workers on one clock to {bound}"
         return f"{show_count(count, 'traced step')}, median {show_seconds(took)}{clocks}"
 
-    def measured(self, peak_memory: Mapping[str, int] | None = None) -> Measured:
+    def measured(self, peak_memory: Mapping[str, int] | None = None) -> MeasuredSteps:
         """Summarise the traced steps for a plan: the median step, and its timeline from its start.
 
         Args:
@@ -160,7 +160,7 @@ class Trace:
         Raises:
             SessionError: no step was traced.
         """
-        from graphflow.placement.plans.plan_records import Interval, Measured
+        from graphflow.placement.plans.plan_records import Interval, MeasuredSteps
 
         if not self.steps:
             raise SessionError("nothing was measured: no step ran while the trace was on")
@@ -183,7 +183,7 @@ class Trace:
             for event in middle.events
         )
         makespan = (middle.end - middle.start + other.end - other.start) / 2 * 1e-9
-        return Measured(makespan, timeline, peak, len(self.steps))
+        return MeasuredSteps(makespan, timeline, peak, len(self.steps))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trace in the Trace Event Format; times are µs from the first step's start."""
@@ -267,7 +267,13 @@ def _device_event(
     uses: Counter[tuple[str, int]],
 ) -> TraceEvent:
     """Make the event of a device's span; a send or a wait gets its edge."""
-    kind = "wait" if name.startswith(WAIT) else "send" if name.startswith(SEND) else "compute"
+    kind = (
+        "wait"
+        if name.startswith(WAIT_PREFIX)
+        else "send"
+        if name.startswith(SEND_PREFIX)
+        else "compute"
+    )
     edge = parse_number(name.rpartition("/")[2])
     if kind == "compute" or edge not in edges:
         return TraceEvent(track, name, "compute" if kind == "send" else kind, start, end)

@@ -28,30 +28,32 @@ import xxhash
 
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.ops.kernels.jit.array_address import empty_aligned
-from graphflow.runtime.transport.tcp import check
-from graphflow.runtime.transport.unix_socket import Beside
+from graphflow.runtime.transport.tcp import check_address
+from graphflow.runtime.transport.unix_socket import OrderedSideChannel
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP
 
-WORD = "pipe"
+TOKEN_WORD = "pipe"
 """What the token of an offer begins with."""
 
-MOST = 64
+MAX_CHANNELS = 64
 """Pipes that a process reads from: each may hold a message that is not whole."""
 
-_TOKEN = re.compile(WORD + r" (\d{1,5}) ([0-9a-f]{64}) (tcp://\S{1,250})")
-_SECRET = 64  # characters
-_OFFERED = 5.0  # seconds for which an offer stands
-_GREETING = 1.0  # seconds for who connects to show the secret
+_TOKEN = re.compile(TOKEN_WORD + r" (\d{1,5}) ([0-9a-f]{64}) (tcp://\S{1,250})")
+_SECRET_LENGTH = 64  # characters
+_OFFER_SECONDS = 5.0  # seconds for which an offer stands
+_GREETING_SECONDS = 1.0  # seconds for who connects to show the secret
 _HEAD = struct.Struct("<II")  # bytes of the first frame, and of the second; `_ONE`: there is none
-_ONE = 0xFFFFFFFF
-_SEAL = 8  # bytes after the frames, by which damage is seen
-_PIECE = 512 << 10  # bytes that are sent at once: what a second-level cache holds
-_WAIT = struct.pack("@ll", 0, 2000)  # 2 ms, for a connection that takes or brings nothing more
-_TAKEN_WITHIN = 2000  # milliseconds for the other end to take what was sent: as ZeroMQ's silence
-_CLOSED = 1.0  # seconds for the thread that writes to end
+_NO_SECOND_FRAME = 0xFFFFFFFF
+_CHECKSUM_BYTES = 8  # bytes after the frames, by which damage is seen
+_PIECE_BYTES = 512 << 10  # bytes that are sent at once: what a second-level cache holds
+_SOCKET_TIMEOUT = struct.pack(
+    "@ll", 0, 2000
+)  # 2 ms, for a connection that takes or brings nothing more
+_USER_TIMEOUT_MS = 2000  # milliseconds for the other end to take what was sent: as ZeroMQ's silence
+_JOIN_SECONDS = 1.0  # seconds for the thread that writes to end
 
 
-class Pipe(Beside):
+class BulkChannel(OrderedSideChannel):
     """One end of a pipe: the one that `send`s, or the one that `receive`s.
 
     Sending is for one thread at a time; what the connection does not take at once, a thread writes.
@@ -61,9 +63,9 @@ class Pipe(Beside):
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            sock.setsockopt(socket.SOL_SOCKET, way, _WAIT)
+            sock.setsockopt(socket.SOL_SOCKET, way, _SOCKET_TIMEOUT)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TAKEN_WITHIN)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
         self._socket = sock
         self.ended = False
         """Whether it takes nothing any more."""
@@ -71,7 +73,7 @@ class Pipe(Beside):
         self._changed = threading.Condition()
         self._writer: threading.Thread | None = None
         self._head = memoryview(bytearray(_HEAD.size))
-        self._tail = memoryview(bytearray(_SEAL))
+        self._tail = memoryview(bytearray(_CHECKSUM_BYTES))
         self._frames: list[Any] = []  # of the message that comes
         self._pieces: list[list[memoryview]] = []  # of these, that are not whole
         self._seal = xxhash.xxh3_64()  # of those that are
@@ -84,48 +86,48 @@ class Pipe(Beside):
         if it has to go another way. Waits for some milliseconds at most."""
         head = frames[0]
         data = memoryview(frames[1]) if len(frames) > 1 else None
-        sizes = _HEAD.pack(len(head), _ONE if data is None else len(data))
+        sizes = _HEAD.pack(len(head), _NO_SECOND_FRAME if data is None else len(data))
         seal = xxhash.xxh3_64(head)
         if data is None:
-            return self._put(sizes, head, seal.digest())
+            return self._write_parts(sizes, head, seal.digest())
         # Piece by piece, so that each is in the caches when it is looked at, at both ends at once.
         before: tuple[Any, ...] = (sizes, head)
-        last = max(0, len(data) - 1) // _PIECE * _PIECE
-        for start in range(0, last, _PIECE):
-            piece = data[start : start + _PIECE]
+        last = max(0, len(data) - 1) // _PIECE_BYTES * _PIECE_BYTES
+        for start in range(0, last, _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
             seal.update(piece)
-            if not self._put(*before, piece):
+            if not self._write_parts(*before, piece):
                 return False  # a message of which a part has come is none
             before = ()
         seal.update(data[last:])
-        return self._put(*before, data[last:], seal.digest())
+        return self._write_parts(*before, data[last:], seal.digest())
 
-    def _put(self, *given: Any) -> bool:
+    def _write_parts(self, *given: Any) -> bool:
         """Sends some bytes, now or later; False if the pipe has ended."""
         if self.ended:
             return False
         parts = [memoryview(each) for each in given]
         if not self._left:
             try:
-                parts = _rest(parts, self._socket.sendmsg(parts))
+                parts = _drop_bytes(parts, self._socket.sendmsg(parts))
             except BlockingIOError:
                 pass
             except OSError:
                 self.ended = True
                 return False
         if parts:
-            self._write_later(parts)
+            self._queue_parts(parts)
         return True
 
-    def _write_later(self, parts: Sequence[memoryview]) -> None:
+    def _queue_parts(self, parts: Sequence[memoryview]) -> None:
         with self._changed:
             self._left += parts
             if self._writer is None:
-                self._writer = threading.Thread(target=self._write, name="pipe", daemon=True)
+                self._writer = threading.Thread(target=self._run_writer, name="pipe", daemon=True)
                 self._writer.start()
             self._changed.notify()
 
-    def _write(self) -> None:
+    def _run_writer(self) -> None:
         """Writes what the connection did not take at once."""
         while not self.ended:
             with self._changed:
@@ -164,24 +166,24 @@ class Pipe(Beside):
                 raise TransportError(f"the pipe has ended: {error.strerror}") from error
             if not count:
                 raise TransportError("the other process has ended its pipe")
-            self._wanted = _rest(self._wanted, count)
+            self._wanted = _drop_bytes(self._wanted, count)
             if self._wanted:
                 return None
             if not self._frames:
-                self._make_room(*_HEAD.unpack(self._head))
+                self._start_message(*_HEAD.unpack(self._head))
             else:
                 for piece in self._pieces[0]:
                     self._seal.update(piece)
                 del self._pieces[0]
                 if not self._pieces:
-                    return self._whole()
+                    return self._finish_message()
             self._wanted = (
                 self._pieces[0] if len(self._pieces) > 1 else [*self._pieces[0], self._tail]
             )
 
-    def _make_room(self, first: int, second: int) -> None:
+    def _start_message(self, first: int, second: int) -> None:
         """For the frames that follow."""
-        two = second != _ONE
+        two = second != _NO_SECOND_FRAME
         if not 0 < first <= CONTROL_CAP or (two and second > CHUNK_BYTES):
             raise ProtocolError(f"a message of a pipe says that it has {first} and {second} bytes")
         head = bytearray(first)
@@ -190,10 +192,12 @@ class Pipe(Beside):
         if two:
             data = empty_aligned(second).data
             self._frames.append(data)
-            self._pieces[0].append(data[:_PIECE])
-            self._pieces += [[data[at : at + _PIECE]] for at in range(_PIECE, second, _PIECE)]
+            self._pieces[0].append(data[:_PIECE_BYTES])
+            self._pieces += [
+                [data[at : at + _PIECE_BYTES]] for at in range(_PIECE_BYTES, second, _PIECE_BYTES)
+            ]
 
-    def _whole(self) -> list[Any]:
+    def _finish_message(self) -> list[Any]:
         """The message that has come."""
         frames, self._frames, self._wanted = self._frames, [], [self._head]
         if self._tail != self._seal.digest():
@@ -208,11 +212,11 @@ class Pipe(Beside):
         with self._changed:
             self._changed.notify()
         if self._writer is not None:
-            self._writer.join(_CLOSED)
+            self._writer.join(_JOIN_SECONDS)
         self._socket.close()
 
 
-def _rest(parts: Sequence[memoryview], count: int) -> list[memoryview]:
+def _drop_bytes(parts: Sequence[memoryview], count: int) -> list[memoryview]:
     """What is left of some parts after so many bytes."""
     for index, part in enumerate(parts):
         if count < part.nbytes:
@@ -230,12 +234,12 @@ class BulkSender:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._pipe: Pipe | None = None
+        self._pipe: BulkChannel | None = None
         self._offer: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
     @property
-    def pipe(self) -> Pipe | None:
+    def channel(self) -> BulkChannel | None:
         """The pipe, if there is one that has not ended."""
         pipe = self._pipe
         if pipe is not None and pipe.ended:
@@ -249,7 +253,7 @@ class BulkSender:
         can be none."""
         if self._pipe is not None or (self._thread is not None and self._thread.is_alive()):
             return ""
-        host = check(self._address, insecure=True, listening=True).host
+        host = check_address(self._address, insecure=True, listening=True).host
         if host == "*":
             return ""  # whose own address is not known
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -263,17 +267,17 @@ class BulkSender:
         except OSError:
             listening.close()
             return ""
-        secret = secrets.token_hex(_SECRET // 2)
+        secret = secrets.token_hex(_SECRET_LENGTH // 2)
         self._offer = listening
         self._thread = threading.Thread(
-            target=self._await, args=(listening, secret), name="pipe-offer", daemon=True
+            target=self._accept, args=(listening, secret), name="pipe-offer", daemon=True
         )
         self._thread.start()
-        return f"{WORD} {listening.getsockname()[1]} {secret} {self._address}"
+        return f"{TOKEN_WORD} {listening.getsockname()[1]} {secret} {self._address}"
 
-    def _await(self, listening: socket.socket, secret: str) -> None:
+    def _accept(self, listening: socket.socket, secret: str) -> None:
         """Waits for who knows the secret."""
-        until = time.monotonic() + _OFFERED
+        until = time.monotonic() + _OFFER_SECONDS
         with listening:
             while (left := until - time.monotonic()) > 0:
                 try:
@@ -282,8 +286,8 @@ class BulkSender:
                 except OSError:
                     return  # nobody came, or it was closed
                 try:
-                    if compare_digest(_told(sock), secret.encode()):
-                        self._pipe = Pipe(sock)
+                    if compare_digest(_read_secret(sock), secret.encode()):
+                        self._pipe = BulkChannel(sock)
                         return
                 except OSError:
                     pass  # it went away, or said nothing
@@ -295,25 +299,25 @@ class BulkSender:
             with suppress(OSError):
                 self._offer.shutdown(socket.SHUT_RDWR)  # wakes who waits there
         if self._thread is not None:
-            self._thread.join(_GREETING + _CLOSED)
+            self._thread.join(_GREETING_SECONDS + _JOIN_SECONDS)
         if self._pipe is not None:
             self._pipe.close()
 
 
-def _told(sock: socket.socket) -> bytes:
+def _read_secret(sock: socket.socket) -> bytes:
     """What somebody says who has connected."""
-    until = time.monotonic() + _GREETING
+    until = time.monotonic() + _GREETING_SECONDS
     said = b""
-    while len(said) < _SECRET:
+    while len(said) < _SECRET_LENGTH:
         sock.settimeout(max(1e-3, until - time.monotonic()))
-        more = sock.recv(_SECRET - len(said))
+        more = sock.recv(_SECRET_LENGTH - len(said))
         if not more:
             break
         said += more
     return said
 
 
-def join(token: str, known: str, admit: Callable[[Pipe], None]) -> None:
+def accept_offer(token: str, known: str, admit: Callable[[BulkChannel], None]) -> None:
     """Takes an offer, on a thread of its own; nothing happens if that cannot be.
 
     Args:
@@ -323,17 +327,17 @@ def join(token: str, known: str, admit: Callable[[Pipe], None]) -> None:
     parts = _TOKEN.fullmatch(token)
     if parts is None or parts[3] != known:
         return
-    host = check(known, insecure=True, listening=False).host
+    host = check_address(known, insecure=True, listening=False).host
     place, secret = (host, int(parts[1])), parts[2].encode()
 
     def connect() -> None:
         try:
-            sock = socket.create_connection(place, _GREETING)
+            sock = socket.create_connection(place, _GREETING_SECONDS)
         except OSError:
             return  # a firewall, or who offered is gone
         try:
             sock.sendall(secret)
-            admit(Pipe(sock))
+            admit(BulkChannel(sock))
         except OSError:
             sock.close()
 
@@ -344,12 +348,12 @@ class BulkReceivers:
     """The ends that a process reads from, each of a session. For one thread only."""
 
     def __init__(self) -> None:
-        self._pipes: dict[bytes, tuple[str, Pipe]] = {}
+        self._pipes: dict[bytes, tuple[str, BulkChannel]] = {}
         self._count = 0
 
-    def take_in(self, session: str, pipe: Pipe) -> bytes | None:
+    def add(self, session: str, pipe: BulkChannel) -> bytes | None:
         """The route that a pipe has from now on; None if there are as many as can be."""
-        if len(self._pipes) >= MOST:
+        if len(self._pipes) >= MAX_CHANNELS:
             pipe.close()
             return None
         self._count += 1
@@ -357,10 +361,10 @@ class BulkReceivers:
         self._pipes[route] = session, pipe
         return route
 
-    def of(self, session: str) -> list[bytes]:
+    def routes_of(self, session: str) -> list[bytes]:
         """The routes of those of a session."""
         return [route for route, (owner, _) in self._pipes.items() if owner == session]
 
-    def drop(self, route: bytes) -> Pipe | None:
+    def drop(self, route: bytes) -> BulkChannel | None:
         """Forgets the pipe of a route, if it is one, which is to be closed."""
         return self._pipes.pop(route, ("", None))[1]

@@ -34,11 +34,11 @@ _HEADER = struct.Struct("<16sQ32s")  # magic, bytes of memory, nonce
 _HEADER_BYTES = 4096  # one page, so that the memory behind it is aligned
 _MAGIC = b"graphflow-shm-1\0"
 _LARGEST = 1 << 46  # bytes; more is no size of a segment but a mistake
-_SHARE = 0.9  # of the memory that is free, which one segment may take
+_FREE_SHARE = 0.9  # of the memory that is free, which one segment may take
 _TOKEN = re.compile(r"memfd:([0-9a-f-]{36}):(\d{1,20}):(\d{1,10}):(\d{1,10}):([0-9a-f]{64})")
 
 
-class Segment:
+class SharedMemorySegment:
     """Shared memory: made by one process, attached to by others of the same user and host.
 
     Attributes:
@@ -56,12 +56,12 @@ class Segment:
                 f"{nbytes} bytes of shared memory cannot be mapped: {error}"
             ) from error
         self.memory: Array = np.frombuffer(mapped, np.uint8)[_HEADER_BYTES:]
-        self.token = f"memfd:{_boot()}:{_namespace()}:{os.getpid()}:{fd}:{nonce.hex()}"
+        self.token = f"memfd:{_boot_id()}:{_pid_namespace()}:{os.getpid()}:{fd}:{nonce.hex()}"
         self._fd = fd
         self._close = weakref.finalize(self, _close, fd)
 
     @staticmethod
-    def create(nbytes: int, *, empty: bool = False) -> Segment:
+    def create(nbytes: int, *, empty: bool = False) -> SharedMemorySegment:
         """Makes a segment of `nbytes` bytes, all of which are there from the start.
 
         Args:
@@ -72,10 +72,10 @@ class Segment:
         """
         if not 0 < nbytes <= _LARGEST:
             raise TransportError(f"a segment has 1 to {_LARGEST} bytes, not {nbytes}")
-        if not is_possible():
+        if not has_shared_memory():
             raise TransportError("this system has no anonymous shared memory; tcp serves instead")
         if not empty:
-            _check_room(nbytes)
+            _check_available(nbytes)
         try:
             fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
@@ -85,8 +85,8 @@ class Segment:
             os.ftruncate(fd, _HEADER_BYTES + nbytes)
             os.posix_fallocate(fd, 0, _HEADER_BYTES + (0 if empty else nbytes))
             os.pwrite(fd, _HEADER.pack(_MAGIC, nbytes, nonce), 0)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _seals())
-            return Segment(fd, nbytes, nonce, writable=True)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _size_seals())
+            return SharedMemorySegment(fd, nbytes, nonce, writable=True)
         except OSError as error:
             os.close(fd)
             raise TransportError(f"no {nbytes} bytes of shared memory: {error}") from error
@@ -95,20 +95,20 @@ class Segment:
             raise
 
     @staticmethod
-    def attach(token: str, *, writable: bool = True) -> Segment:
+    def attach(token: str, *, writable: bool = True) -> SharedMemorySegment:
         """Maps the segment that a token of another process, or of this one, names.
 
         Raises:
             TransportError: it names none, or one that this process cannot reach.
         """
-        if not shared_memory_possible(token):
+        if not can_attach(token):
             raise TransportError("the token is not of a process that shares memory with this one")
         match = _TOKEN.fullmatch(token)
         assert match is not None
         pid, number, nonce = int(match[3]), int(match[4]), bytes.fromhex(match[5])
-        fd = _open(f"/proc/{pid}/fd/{number}", writable)
+        fd = _open_segment(f"/proc/{pid}/fd/{number}", writable)
         try:
-            return Segment(fd, _checked(fd, nonce), nonce, writable=writable)
+            return SharedMemorySegment(fd, _verify_segment(fd, nonce), nonce, writable=writable)
         except BaseException:
             os.close(fd)
             raise
@@ -120,7 +120,7 @@ class Segment:
         Raises:
             TransportError: there is not as much.
         """
-        _check_room(nbytes)
+        _check_available(nbytes)
         try:
             os.posix_fallocate(self._fd, _HEADER_BYTES + start, nbytes)
         except OSError as error:
@@ -133,33 +133,33 @@ class Segment:
             self.memory = self.memory[:0].copy()
 
 
-def _check_room(nbytes: int) -> None:
-    left = memory_left()
-    if nbytes > left * _SHARE:
+def _check_available(nbytes: int) -> None:
+    left = available_memory()
+    if nbytes > left * _FREE_SHARE:
         raise TransportError(
             f"{nbytes} bytes of shared memory are too many: {left} bytes of memory are free"
         )
 
 
-def is_possible() -> bool:
+def has_shared_memory() -> bool:
     """Whether processes of this system can share memory in this way, and may: unless
     GRAPHFLOW_SHARED_MEMORY=off."""
     if not is_on("GRAPHFLOW_SHARED_MEMORY"):
         return False
-    return sys.platform == "linux" and hasattr(os, "memfd_create") and bool(_namespace())
+    return sys.platform == "linux" and hasattr(os, "memfd_create") and bool(_pid_namespace())
 
 
-def shared_memory_possible(token: str) -> bool:
+def can_attach(token: str) -> bool:
     """Whether a token is of a process that may share memory with this one: of the same start of
     the same host, and of the same namespace of processes. `attach` may still find that it cannot,
     as for another user's process."""
     match = _TOKEN.fullmatch(token)
     return bool(
-        match and is_possible() and (match[1], match[2]) == (_boot(), _namespace())
+        match and has_shared_memory() and (match[1], match[2]) == (_boot_id(), _pid_namespace())
     )  # fmt: skip
 
 
-def memory_left() -> int:
+def available_memory() -> int:
     """Bytes of memory that are free on this host, or in the container around this process."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         (line,) = (s for s in _read("/proc/meminfo").splitlines() if s.startswith("MemAvailable:"))
@@ -175,7 +175,7 @@ def memory_left() -> int:
 # What a token points to ------------------------------------------------------------------------
 
 
-def _open(path: str, writable: bool) -> int:
+def _open_segment(path: str, writable: bool) -> int:
     """The segment at a path, opened once it is known to be one. Opening something else could block
     (a pipe) or have effects (a device), so it is looked at through a handle that opens nothing."""
     try:
@@ -195,7 +195,7 @@ def _open(path: str, writable: bool) -> int:
         os.close(handle)
 
 
-def _checked(fd: int, nonce: bytes) -> int:
+def _verify_segment(fd: int, nonce: bytes) -> int:
     """The size of an open segment's memory, once all that it says of itself has been verified."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -203,7 +203,7 @@ def _checked(fd: int, nonce: bytes) -> int:
         head = os.pread(fd, _HEADER.size, 0)
     except OSError as error:
         raise TransportError(f"the token names what is no shared memory: {error}") from error
-    if seals & _seals() != _seals():
+    if seals & _size_seals() != _size_seals():
         raise TransportError("the size of the shared memory is not sealed: it could be cut short")
     if len(head) != _HEADER.size or not _HEADER_BYTES < size <= _HEADER_BYTES + _LARGEST:
         raise TransportError(f"shared memory of {size} bytes is none of ours")
@@ -215,17 +215,17 @@ def _checked(fd: int, nonce: bytes) -> int:
     return int(nbytes)
 
 
-def _seals() -> int:
+def _size_seals() -> int:
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @cache
-def _boot() -> str:
+def _boot_id() -> str:
     return _read("/proc/sys/kernel/random/boot_id").strip()
 
 
 @cache
-def _namespace() -> str:
+def _pid_namespace() -> str:
     """The inode of the process's namespace; "" where /proc is not of that namespace."""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):

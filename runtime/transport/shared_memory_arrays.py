@@ -24,26 +24,32 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.runtime.polling.wakeup import CROWDED
-from graphflow.runtime.transport.nontemporal_copy import TURN, CopyStrategyTuner, copy, read
-from graphflow.runtime.transport.shared_memory import Segment, is_possible, memory_left
-from graphflow.runtime.wire.frame_codec import SMALL_BYTES, Announce, Borrowed
+from graphflow.runtime.transport.nontemporal_copy import BLOCK_BYTES, CopyStrategyTuner, copy, read
+from graphflow.runtime.transport.shared_memory import (
+    SharedMemorySegment,
+    available_memory,
+    has_shared_memory,
+)
+from graphflow.runtime.wire.frame_codec import SMALL_BYTES, Announce, BorrowedBuffer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-LENT_FROM = SMALL_BYTES  # smaller arrays are quicker in the message
+LEND_MIN_BYTES = SMALL_BYTES  # smaller arrays are quicker in the message
 
-_MOST = 4 << 30  # bytes that one lender may lend
+_POOL_CAP = 4 << 30  # bytes that one lender may lend
 _SHARE = 4  # and at most this part of the memory that was free: 1 / 4
-_HEAD = 64  # bytes in front of a slot, a cache line: two words
+_SLOT_HEADER = 64  # bytes in front of a slot, a cache line: two words
 _RETURNED, _WRITTEN = range(2)  # the last turn that was returned, and that was written
-_LAST = 4 << 20
+_TAIL_BYTES = 4 << 20
 """Bytes that are still to be written when an array is announced: that takes 0.15 to 0.5 ms, and as
 long until a processor that sleeps has taken the message."""
 PATIENCE = 0.02
 """Seconds for an array to become whole that was announced: a hundred times as long as it takes."""
-_MOST_PATIENCE = 1.0  # seconds of the same, for who has announced a copy of such an array: an echo
+_FORWARD_PATIENCE = (
+    1.0  # seconds of the same, for who has announced a copy of such an array: an echo
+)
 _NAP = 1e-4  # seconds between two looks at whether they are, after the first ones
-_BOARD = 64  # bytes at the start; the first word says that the borrower has attached
+_POOL_HEADER = 64  # bytes at the start; the first word says that the borrower has attached
 _GROWTH = 1 << 20  # bytes taken at once for small slots
 
 
@@ -55,20 +61,20 @@ class _Slot:
     is_written_to: bool = False  # the borrower may have returned it before
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         return int(self.words[_RETURNED]) == self.turn and not self.is_written_to
 
 
 class SharedArrayPool:
     """What one process lends to one other. Safe for threads."""
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = _POOL_CAP) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._segment: Segment | None = None
+        self._segment: SharedMemorySegment | None = None
         self._slots: dict[int, list[_Slot]] = {}  # by capacity
         self._paces: dict[int, CopyStrategyTuner] = {}  # by the logarithm of a size
-        self._reserved = self._used = _BOARD
+        self._reserved = self._used = _POOL_HEADER
         self._turn = 0
 
     def offer(self) -> str:
@@ -77,17 +83,19 @@ class SharedArrayPool:
         It costs nothing until something is lent.
         """
         with self._lock:
-            if self._segment is None and is_possible():
-                self._most = min(self._most, memory_left() // _SHARE)
+            if self._segment is None and has_shared_memory():
+                self._most = min(self._most, available_memory() // _SHARE)
                 try:
-                    self._segment = Segment.create(_BOARD + self._most, empty=True)
-                    self._segment.reserve(0, _BOARD)
+                    self._segment = SharedMemorySegment.create(
+                        _POOL_HEADER + self._most, empty=True
+                    )
+                    self._segment.reserve(0, _POOL_HEADER)
                 except TransportError:
                     return ""
             return self._segment.token if self._segment is not None else ""
 
     @property
-    def accepted(self) -> bool:
+    def is_attached(self) -> bool:
         """Whether the other process has attached."""
         return self._segment is not None and bool(self._segment.memory[0])
 
@@ -99,25 +107,25 @@ class SharedArrayPool:
             announce: is told the same, while the last bytes are still to be copied; what it raises
                 takes the slot back.
         """
-        kept = _loan(raw.obj)
-        if isinstance(kept, _Kept) and kept.is_all(self, raw):
-            return kept.handed_on()
-        slot = self._taken(raw.nbytes)
+        kept = _lease_of(raw.obj)
+        if isinstance(kept, _RetainedLease) and kept.covers(self, raw):
+            return kept.hand_over()
+        slot = self._acquire_slot(raw.nbytes)
         if slot is None:
             return None
-        pace = self._pace(raw.nbytes)
-        past, first = pace.past, 0
+        pace = self._tuner_for(raw.nbytes)
+        past, first = pace.nontemporal, 0
         try:
             if announce is not None:
-                first = max(0, raw.nbytes - _LAST) // TURN * TURN
+                first = max(0, raw.nbytes - _TAIL_BYTES) // BLOCK_BYTES * BLOCK_BYTES
                 if first:
                     self._write(slot, raw, past, 0, first)
                 announce(slot.start, slot.turn)
             began = time.perf_counter()
             self._write(slot, raw, past, first)
             copied = time.perf_counter()
-            seconds = self._read(slot, raw.nbytes) if pace.trying else 0.0
-            pace.took(past, (copied - began) / (raw.nbytes - first), seconds / raw.nbytes)
+            seconds = self._time_read(slot, raw.nbytes) if pace.is_trial else 0.0
+            pace.record(past, (copied - began) / (raw.nbytes - first), seconds / raw.nbytes)
         except BaseException:
             slot.words[_RETURNED] = slot.turn
             raise
@@ -134,44 +142,44 @@ class SharedArrayPool:
         found = self.lend(array.reshape(-1).view(np.uint8).data)
         if found is None:
             return None
-        kept = np.asarray(_Kept(self, segment.memory, *found, array.nbytes))
+        kept = np.asarray(_RetainedLease(self, segment.memory, *found, array.nbytes))
         return kept.view(array.dtype).reshape(array.shape)
 
-    def promise(self, raw: memoryview) -> tuple[int, int, Callable[[], None]] | None:
+    def reserve(self, raw: memoryview) -> tuple[int, int, Callable[[], None]] | None:
         """As `lend`, with what does the copying: to be called once the borrower has been told. None
         for what would keep the borrower waiting, too."""
-        slot = self._taken(raw.nbytes) if raw.nbytes <= _LAST else None
+        slot = self._acquire_slot(raw.nbytes) if raw.nbytes <= _TAIL_BYTES else None
         if slot is None:
             return None
-        return slot.start, slot.turn, partial(self._keep, slot, raw)
+        return slot.start, slot.turn, partial(self._write_reserved, slot, raw)
 
-    def _keep(self, slot: _Slot, raw: memoryview) -> None:
+    def _write_reserved(self, slot: _Slot, raw: memoryview) -> None:
         """Copies what was promised."""
         try:
             self._write(slot, raw, past=False)
         finally:
             slot.is_written_to = False
 
-    def _taken(self, nbytes: int) -> _Slot | None:
+    def _acquire_slot(self, nbytes: int) -> _Slot | None:
         """A slot for so many bytes."""
-        if not self.accepted:
+        if not self.is_attached:
             return None
         with self._lock:
             assert self._segment is not None
-            slot = self._slot(_capacity(nbytes))
+            slot = self._find_slot(_slot_capacity(nbytes))
             if slot is not None:
                 self._turn += 1
                 slot.turn, slot.is_written_to = self._turn, True
         return slot
 
-    def _pace(self, nbytes: int) -> CopyStrategyTuner:
+    def _tuner_for(self, nbytes: int) -> CopyStrategyTuner:
         """Of copies of about that size."""
         kind = nbytes.bit_length()
         if (pace := self._paces.get(kind)) is None:
             pace = self._paces[kind] = CopyStrategyTuner(nbytes)
         return pace
 
-    def _read(self, slot: _Slot, nbytes: int) -> float:
+    def _time_read(self, slot: _Slot, nbytes: int) -> float:
         """Seconds that it takes to read a slot."""
         segment = self._segment
         began = time.perf_counter()
@@ -193,11 +201,11 @@ class SharedArrayPool:
             slot.words[_WRITTEN] = slot.turn
 
     @property
-    def lent(self) -> int:
+    def lent_bytes(self) -> int:
         """Bytes of the slots that are not returned."""
         with self._lock:
             return sum(
-                size for size, slots in self._slots.items() for slot in slots if not slot.free
+                size for size, slots in self._slots.items() for slot in slots if not slot.is_free
             )
 
     def close(self) -> None:
@@ -208,33 +216,35 @@ class SharedArrayPool:
                 self._segment = None
                 self._slots.clear()
 
-    def _slot(self, capacity: int) -> _Slot | None:
+    def _find_slot(self, capacity: int) -> _Slot | None:
         kept = self._slots.setdefault(capacity, [])
         for slot in kept:
-            if slot.free:
+            if slot.is_free:
                 return slot
-        if self._used + _HEAD + capacity > self._most and all(s.free for s in self._all()):
+        if self._used + _SLOT_HEADER + capacity > self._most and all(
+            s.is_free for s in self._all_slots()
+        ):
             self._slots = {capacity: (kept := [])}  # sizes have changed: cut it up anew
-            self._used = _BOARD
-        if self._used + _HEAD + capacity > self._most:
+            self._used = _POOL_HEADER
+        if self._used + _SLOT_HEADER + capacity > self._most:
             return None
-        start = self._used + _HEAD
+        start = self._used + _SLOT_HEADER
         try:
-            self._reserve(start + capacity)
+            self._reserve_memory(start + capacity)
         except TransportError:
             return None
         assert self._segment is not None
         self._used = start + capacity
-        slot = _Slot(start, _words(self._segment.memory, start))
+        slot = _Slot(start, _slot_words(self._segment.memory, start))
         slot.words[:] = 0
         kept.append(slot)
         return slot
 
-    def _all(self) -> Iterator[_Slot]:
+    def _all_slots(self) -> Iterator[_Slot]:
         for slots in self._slots.values():
             yield from slots
 
-    def _reserve(self, end: int) -> None:
+    def _reserve_memory(self, end: int) -> None:
         if end <= self._reserved:
             return
         assert self._segment is not None
@@ -251,15 +261,15 @@ class SharedArrayReader:
     """
 
     def __init__(self, token: str) -> None:
-        self._memory = Segment.attach(token).memory
-        if self._memory.nbytes < _BOARD:
+        self._memory = SharedMemorySegment.attach(token).memory
+        if self._memory.nbytes < _POOL_HEADER:
             raise TransportError("the shared memory has no room for anything")
         self._place = address(self._memory)
         self._memory[0] = 1
 
-    def offered(self, start: int, turn: int, nbytes: int) -> Borrowed:
+    def defer_borrow(self, start: int, turn: int, nbytes: int) -> BorrowedBuffer:
         """The bytes of a slot of which a message tells."""
-        return Borrowed(partial(self.borrow, start, turn, nbytes))
+        return BorrowedBuffer(partial(self.borrow, start, turn, nbytes))
 
     def borrow(self, start: int, turn: int, nbytes: int) -> Array:
         """The bytes of a slot, where they lie, for reading once `is_whole`; the slot is returned
@@ -268,14 +278,19 @@ class SharedArrayReader:
         Raises:
             ProtocolError: there is no such slot.
         """
-        if start % _HEAD or not _BOARD + _HEAD <= start <= self._memory.nbytes - nbytes:
+        if (
+            start % _SLOT_HEADER
+            or not _POOL_HEADER + _SLOT_HEADER <= start <= self._memory.nbytes - nbytes
+        ):
             raise ProtocolError(f"no slot of {nbytes} bytes begins at byte {start}")
         if nbytes < 1 or not 0 < turn < 1 << 63:
             raise ProtocolError(f"a slot of {nbytes} bytes has no turn {turn}")
-        return np.asarray(_Loan(_words(self._memory, start), self._place + start, turn, nbytes))
+        return np.asarray(
+            _Lease(_slot_words(self._memory, start), self._place + start, turn, nbytes)
+        )
 
 
-class _Loan:
+class _Lease:
     """What arrays refer to that lie in a slot: its end returns the slot."""
 
     __slots__ = ("__array_interface__", "_turn", "_words")
@@ -310,7 +325,7 @@ class _Loan:
         return True
 
 
-class _Kept(_Loan):
+class _RetainedLease(_Lease):
     """What arrays refer to that their own process keeps in a slot, and may lend."""
 
     __slots__ = ("_bytes", "_lender", "_start", "is_lent")
@@ -320,14 +335,14 @@ class _Kept(_Loan):
     ) -> None:
         place = address(memory) + start
         self._lender, self._start, self._bytes, self.is_lent = lender, start, (place, nbytes), False
-        super().__init__(_words(memory, start), place, turn, nbytes)
+        super().__init__(_slot_words(memory, start), place, turn, nbytes)
 
-    def is_all(self, lender: SharedArrayPool, raw: memoryview) -> bool:
+    def covers(self, lender: SharedArrayPool, raw: memoryview) -> bool:
         """Whether these are its bytes, which that one can lend."""
         is_ours = lender is self._lender and not self.is_lent
         return is_ours and (address(raw.obj), raw.nbytes) == self._bytes
 
-    def handed_on(self) -> tuple[int, int]:
+    def hand_over(self) -> tuple[int, int]:
         """The slot and its turn: from now on the borrower returns it."""
         self.is_lent = True
         return self._start, self._turn
@@ -337,17 +352,17 @@ class _Kept(_Loan):
             super().__del__()
 
 
-def _loan(array: Any) -> _Loan | None:
+def _lease_of(array: Any) -> _Lease | None:
     """What an array refers to, if it lies in a slot."""
     while isinstance(array, np.ndarray):
         array = array.base
-    return array if isinstance(array, _Loan) else None
+    return array if isinstance(array, _Lease) else None
 
 
 def is_whole(array: Any, seconds: float = PATIENCE) -> bool:
     """Whether all of an array is there, after waiting some seconds for the last of it, where it is
     one that another process lends: to be asked before it is read."""
-    loan = _loan(array)
+    loan = _lease_of(array)
     return loan is None or loan.is_whole(seconds)
 
 
@@ -357,16 +372,16 @@ def require_whole(array: Any) -> None:
     Raises:
         TransportError: it does not come.
     """
-    if not is_whole(array, _MOST_PATIENCE):
+    if not is_whole(array, _FORWARD_PATIENCE):
         raise TransportError("an array to be sent on has not come to its end")
 
 
-def _words(memory: Array, start: int) -> Array:
+def _slot_words(memory: Array, start: int) -> Array:
     """What stands in front of a slot."""
-    return memory[start - _HEAD :][:16].view(np.uint64)
+    return memory[start - _SLOT_HEADER :][:16].view(np.uint64)
 
 
-def _capacity(nbytes: int) -> int:
+def _slot_capacity(nbytes: int) -> int:
     """The size of a slot: an eighth of a power of two, so that similar sizes share slots."""
     step = max(4096, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step

@@ -31,16 +31,20 @@ from graphflow.runtime.polling.socket_monitor import read_monitor_event
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.connection_guard import (
     HANDSHAKE_SECONDS,
-    STRANGER,
+    STRAY_WEIGHT,
     STRIKES,
     ConnectionLimiter,
 )
-from graphflow.runtime.security.receive_accounting import ANEW, Connection, UnframedByteCounter
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, DIRECT_BYTES
+from graphflow.runtime.security.receive_accounting import (
+    UNKNOWN_COUNT,
+    SocketHandle,
+    UnframedByteCounter,
+)
+from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, ZERO_COPY_BYTES
 
 Frames = Sequence[bytes | memoryview]
 
-ENDED = (
+HANDSHAKE_ENDED = (
     "took the connection and ended it before a word was said: a worker that asks for a key, or "
     "that has as many connections as it takes (`graphflow worker --max-connections`; its log tells)"
     ", or no graphflow worker"
@@ -48,25 +52,29 @@ ENDED = (
 """What to say of a listener with which no handshake without keys comes to its end."""
 
 _FRAME_CAP = CHUNK_BYTES  # of one frame; control frames have a lower cap of their own
-_SEALED = 64  # more than a frame grows by when it is encrypted: ZeroMQ counts it as it travels
+_ENCRYPTION_BYTES = (
+    64  # more than a frame grows by when it is encrypted: ZeroMQ counts it as it travels
+)
 _FRAMES_KEPT = 4  # one more than any valid message has, so that it is seen to be invalid
 _FRAMES_SKIPPED = 4096  # of a message with more, before anything else has its turn
 _HIGH_WATER = 1000  # messages in a socket's queue
-_NOW = int(zmq.NOBLOCK)  # plain integers: flags as enumerations take longer than small messages
+_NO_WAIT = int(zmq.NOBLOCK)  # plain integers: flags as enumerations take longer than small messages
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS, _POLLIN, _RCVMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
-_BEAT_MS = 1000
+_HEARTBEAT_MS = 1000
 _SILENCE_MS = 2000  # after a beat: a stopped worker is noticed within 3 s
 _CONNECT_MS = 500
 _NO_DETAIL = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 _FAILURES = (
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH), int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL), _NO_DETAIL,
 )  # fmt: skip
-_WATCHED = sum(_FAILURES) + int(
+_MONITORED = sum(_FAILURES) + int(
     zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 )
-_ROOM = 16  # file descriptors that a socket may take, with its context's threads and pyzmq's own
-_LEFT: list[zmq.Context[Any]] = []
+_DESCRIPTORS_NEEDED = (
+    16  # file descriptors that a socket may take, with its context's threads and pyzmq's own
+)
+_ABANDONED: list[zmq.Context[Any]] = []
 _PATIENCE_MS = 30_000  # of a worker towards those who connect to it
 
 
@@ -74,7 +82,7 @@ _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._*-]+):(\d{1,5}|\*)
 
 
 @dataclass(frozen=True)
-class Address:
+class TcpAddress:
     """The parts of a `tcp://host:port`; port 0 lets the system choose one."""
 
     host: str
@@ -95,7 +103,7 @@ class Address:
         return f"tcp://{host}:{self.port or '*'}"
 
 
-def check(address: str, *, insecure: bool, listening: bool) -> Address:
+def check_address(address: str, *, insecure: bool, listening: bool) -> TcpAddress:
     """The parts of an address that may be used.
 
     Args:
@@ -112,7 +120,7 @@ def check(address: str, *, insecure: bool, listening: bool) -> Address:
             raise TransportError(f"{address!r}: port {port} is above 65535, the highest there is")
         example = "tcp://127.0.0.1:7001"
         raise TransportError(f"{address!r} is not of the form tcp://host:port, such as {example}")
-    parts = Address(match[1].strip("[]"), port)
+    parts = TcpAddress(match[1].strip("[]"), port)
     if not parts.loopback and not insecure:
         keyed = "give it a key (graphflow keys new; see docs/security.md)"
         if not listening:
@@ -126,42 +134,42 @@ def check(address: str, *, insecure: bool, listening: bool) -> Address:
     return parts
 
 
-def _options(sock: zmq.Socket[bytes], *, sealed: bool) -> None:
+def _set_socket_options(sock: zmq.Socket[bytes], *, sealed: bool) -> None:
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.SNDHWM, _HIGH_WATER)
     sock.setsockopt(zmq.RCVHWM, _HIGH_WATER)
-    sock.setsockopt(zmq.MAXMSGSIZE, _FRAME_CAP + (_SEALED if sealed else 0))
+    sock.setsockopt(zmq.MAXMSGSIZE, _FRAME_CAP + (_ENCRYPTION_BYTES if sealed else 0))
     sock.setsockopt(zmq.IPV6, 1)
 
 
-def _beats(sock: zmq.Socket[bytes], silence_ms: int) -> None:
+def _enable_heartbeats(sock: zmq.Socket[bytes], silence_ms: int) -> None:
     """Heartbeats, of both ends: while a chunk takes seconds on a slow link, those from the other
     end tell that it is there. A link that is dead in one direction only the protocol finds."""
-    sock.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
+    sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)
 
 
-def _send(sock: zmq.Socket[bytes], frames: Frames) -> None:
+def _send_frames(sock: zmq.Socket[bytes], frames: Frames) -> None:
     # Below this size a copy costs less than the bookkeeping of a frame that is lent.
-    copied = max(map(len, frames)) < DIRECT_BYTES
+    copied = max(map(len, frames)) < ZERO_COPY_BYTES
     for frame in frames[:-1]:
         sock.send(frame, _MORE, copy=copied)
-    sock.send(frames[-1], _NOW, copy=copied)
+    sock.send(frames[-1], _NO_WAIT, copy=copied)
 
 
-def _receive(sock: zmq.Socket[bytes], lent_from: int) -> list[Any] | None:
+def _receive_frames(sock: zmq.Socket[bytes], lent_from: int) -> list[Any] | None:
     """The next message's frames, or None; those from index `lent_from` on without a copy."""
     try:
-        first: Any = sock.recv(_NOW)
+        first: Any = sock.recv(_NO_WAIT)
     except zmq.Again:
         return None
-    frames = _rest(sock, [first], lent_from)
+    frames = _receive_rest(sock, [first], lent_from)
     while len(frames) >= _FRAMES_KEPT and sock.getsockopt(_RCVMORE):
         sock.recv()
     return frames
 
 
-def _rest(sock: zmq.Socket[bytes], frames: list[Any], lent_from: int) -> list[Any]:
+def _receive_rest(sock: zmq.Socket[bytes], frames: list[Any], lent_from: int) -> list[Any]:
     """The frames of a message whose first one was read, up to one more than a valid one has."""
     while len(frames) < _FRAMES_KEPT and sock.getsockopt(_RCVMORE):
         frame: Any = sock.recv(copy=False).buffer if len(frames) >= lent_from else sock.recv()
@@ -169,7 +177,7 @@ def _rest(sock: zmq.Socket[bytes], frames: list[Any], lent_from: int) -> list[An
     return frames
 
 
-class Listener:
+class TcpListener:
     """Where a worker is reached. For one thread only."""
 
     def __init__(
@@ -192,19 +200,19 @@ class Listener:
             AddressInUse: another socket listens there.
             TransportError: the address is malformed, not of this machine, or insecure.
         """
-        parts = check(address, insecure=insecure or guard is not None, listening=True)
+        parts = check_address(address, insecure=insecure or guard is not None, listening=True)
         self._guarded = guard is not None
-        self.socket = _socket(context, zmq.ROUTER)
-        _options(self.socket, sealed=self._guarded)
-        _beats(self.socket, _PATIENCE_MS)
+        self.socket = _create_socket(context, zmq.ROUTER)
+        _set_socket_options(self.socket, sealed=self._guarded)
+        _enable_heartbeats(self.socket, _PATIENCE_MS)
         if guard is not None:
-            guard.listens(self.socket)
+            guard.secure_listener(self.socket)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_SECONDS * 1000))
         self._skipping = False  # the rest of a message with too many frames
-        self.door = ConnectionLimiter(self.socket, most, wake)
+        self.limiter = ConnectionLimiter(self.socket, most, wake)
         try:
-            self.socket.bind(str(_numeric(parts)))
+            self.socket.bind(str(_resolve_host(parts)))
         except zmq.ZMQError as error:
             self.close()
             if error.errno == zmq.EADDRINUSE:
@@ -218,29 +226,31 @@ class Listener:
         endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         bound = endpoint.rstrip(b"\0").decode()
-        self.address = str(Address(parts.host, int(bound.rpartition(":")[2])))
+        self.address = str(TcpAddress(parts.host, int(bound.rpartition(":")[2])))
 
     def receive(self) -> tuple[bytes, list[Any], str] | None:
         """The next message: the connection that it came by, its frames, and, with a guard, the key
         of who sent it; None if there is none now."""
-        if self._skipping and not self._skip():
+        if self._skipping and not self._skip_excess_frames():
             return None
         try:
-            first: Any = self.socket.recv(_NOW, copy=not self._guarded)
+            first: Any = self.socket.recv(_NO_WAIT, copy=not self._guarded)
         except zmq.Again:
-            self.door.drained()
+            self.limiter.note_drained()
             return None
         route: bytes = first.bytes if self._guarded else first
-        if self.door.knows(route):
-            frames = _rest(self.socket, [route, self.socket.recv()], 2)  # a route is never alone
+        if self.limiter.has_route(route):
+            frames = _receive_rest(
+                self.socket, [route, self.socket.recv()], 2
+            )  # a route is never alone
         else:
             head: Any = self.socket.recv(copy=False)
-            self.door.meet(route, _descriptor(head))
-            frames = _rest(self.socket, [route, head.bytes], 2)
+            self.limiter.register(route, _descriptor(head))
+            frames = _receive_rest(self.socket, [route, head.bytes], 2)
         self._skipping = len(frames) >= _FRAMES_KEPT
         return frames[0], frames[1:], str(first.get("User-Id")) if self._guarded else ""
 
-    def _skip(self) -> bool:
+    def _skip_excess_frames(self) -> bool:
         """Goes on with the frames that no valid message has; whether there are no more."""
         for _ in range(_FRAMES_SKIPPED):
             if not self.socket.getsockopt(_RCVMORE):
@@ -255,25 +265,25 @@ class Listener:
         meanwhile."""
         return bool(int(self.socket.getsockopt(_EVENTS)) & _POLLIN)
 
-    def blame(self, route: bytes, error: ProtocolError) -> None:
+    def report_invalid(self, route: bytes, error: ProtocolError) -> None:
         """Notes that a message was not valid; drops the connection of who sent several, or one
         that is too large."""
         at_once = isinstance(error, MessageTooLarge)
-        self.door.blame(route, str(error), STRIKES if at_once else 1.0)
+        self.limiter.report_invalid(route, str(error), STRIKES if at_once else 1.0)
 
-    def doubt(self, route: bytes) -> None:
+    def report_stray(self, route: bytes) -> None:
         """Notes a valid message that belongs to no session; drops who sends very many."""
-        self.door.blame(route, "too many messages of no session", STRANGER)
+        self.limiter.report_invalid(route, "too many messages of no session", STRAY_WEIGHT)
 
-    def abandon(self, route: bytes) -> None:
+    def drop_slow_reader(self, route: bytes) -> None:
         """Drops the connection of who takes no answers."""
-        self.door.blame(route, "it does not read what it asked for", STRIKES)
+        self.limiter.report_invalid(route, "it does not read what it asked for", STRIKES)
 
     def send(self, route: bytes, frames: Frames) -> bool:
         """Sends to a connection; False when its queue is full. For a peer that is gone there is
         nothing to send, which is no failure."""
         try:
-            _send(self.socket, [route, *frames])
+            _send_frames(self.socket, [route, *frames])
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -283,7 +293,7 @@ class Listener:
 
     def close(self, linger: int = 0) -> None:
         """Stops listening; what is queued after so many milliseconds is dropped."""
-        self.door.close()
+        self.limiter.close()
         self.socket.close(linger=linger)
 
 
@@ -296,13 +306,13 @@ def _descriptor(frame: zmq.Frame) -> int:
     return found
 
 
-def leave(context: zmq.Context[Any]) -> None:
+def abandon_context(context: zmq.Context[Any]) -> None:
     """Leaves a context, whose sockets another thread may still use, to the end of the process: who
     collects it would wait for them to be closed."""
-    _LEFT.append(context)
+    _ABANDONED.append(context)
 
 
-def _look_for_room() -> None:
+def _check_descriptors() -> None:
     """Whether there are file descriptors for a socket: where ZeroMQ's own threads find none, it
     ends the process.
 
@@ -311,21 +321,21 @@ def _look_for_room() -> None:
     """
     found: list[int] = []
     try:
-        while len(found) < _ROOM:
+        while len(found) < _DESCRIPTORS_NEEDED:
             found.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     finally:
         for each in found:
             os.close(each)
 
 
-def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
+def _create_socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
     """A socket.
 
     Raises:
         TransportError: the process has no file descriptors for it.
     """
     try:
-        _look_for_room()
+        _check_descriptors()
         # pyzmq begins a thread with sockets of its own at the first of these: not in mid-step.
         zmq.Frame(b"\0", copy=False, copy_threshold=0)
         made: zmq.Socket[bytes] = context.socket(kind)
@@ -337,23 +347,23 @@ def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
     return made
 
 
-def _numeric(parts: Address) -> Address:
+def _resolve_host(parts: TcpAddress) -> TcpAddress:
     """The address with its host as ZeroMQ can bind it: a number or *."""
     if parts.host == "*":
         return parts
     try:
         found = socket.getaddrinfo(parts.host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise TransportError(unknown(parts, error)) from error
-    return Address(str(found[0][4][0]), parts.port)
+        raise TransportError(describe_unknown_host(parts, error)) from error
+    return TcpAddress(str(found[0][4][0]), parts.port)
 
 
-def unknown(address: Address, error: OSError) -> str:
+def describe_unknown_host(address: TcpAddress, error: OSError) -> str:
     """What to say of a host that no name service knows."""
     return f"host {address.host!r} is unknown: {error}; correct its name, or give its number"
 
 
-class Channel:
+class TcpChannel:
     """A connection to a listener. Sending is safe from any thread; all else is for one thread."""
 
     def __init__(
@@ -376,7 +386,7 @@ class Channel:
             TransportError: the address is malformed or insecure.
             KeyFileError: the listener has a key, and we have none to show.
         """
-        parts = check(address, insecure=insecure or bool(key), listening=False)
+        parts = check_address(address, insecure=insecure or bool(key), listening=False)
         if key and guard is None:
             raise KeyFileError(
                 f"{address} asks for a key, and this process has none to show; "
@@ -394,18 +404,18 @@ class Channel:
         self._inflow = UnframedByteCounter()
         self._taken = 0  # messages
         self._lock = threading.Lock()
-        self.socket = _socket(context, zmq.DEALER)
-        _options(self.socket, sealed=bool(key))
-        _beats(self.socket, _SILENCE_MS)
+        self.socket = _create_socket(context, zmq.DEALER)
+        _set_socket_options(self.socket, sealed=bool(key))
+        _enable_heartbeats(self.socket, _SILENCE_MS)
         if guard is not None and key:
-            guard.connects(self.socket, key)
+            guard.secure_channel(self.socket, key)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 250)
         # The system would wait longer each time: a cut of 3 s must not become one of 5 s.
         self.socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self.monitor: zmq.Socket[bytes] | None = None
         if watch:
-            self.monitor = self.socket.get_monitor_socket(_WATCHED)
+            self.monitor = self.socket.get_monitor_socket(_MONITORED)
         self._endpoint = str(parts)
         self.socket.connect(self._endpoint)
 
@@ -422,14 +432,14 @@ class Channel:
     def send_unlocked(self, frames: Frames) -> bool:
         """As `send`, for a thread that holds the lock."""
         try:
-            _send(self.socket, frames)
+            _send_frames(self.socket, frames)
         except zmq.Again:
             return False
         return True
 
     def receive(self) -> list[Any] | None:
         """The next message's frames, or None."""
-        frames = _receive(self.socket, 1)
+        frames = _receive_frames(self.socket, 1)
         if frames is not None:
             self._taken += 1
         return frames
@@ -438,17 +448,17 @@ class Channel:
         """As `Listener.has_message`."""
         return bool(int(self.socket.getsockopt(_EVENTS)) & _POLLIN)
 
-    def changes(self) -> list[bool]:
+    def read_link_changes(self) -> list[bool]:
         """What has happened to the link since the last call: True for up, False for down."""
         found = []
         while self.monitor is not None and self.monitor.poll(0):
             event, detail = read_monitor_event(self.monitor)
             if event == zmq.EVENT_CONNECTED:
-                self._meet(detail)
+                self._note_connection(detail)
                 self.refused |= self._sealed  # until the handshake is done
             elif event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._descriptor = -1  # it may be another's by now
-                self._inflow = UnframedByteCounter(ANEW if self._taken else 0)
+                self._inflow = UnframedByteCounter(UNKNOWN_COUNT if self._taken else 0)
             self.silent = event == zmq.EVENT_CONNECTED and not self._sealed
             if (
                 event in _FAILURES
@@ -460,25 +470,25 @@ class Channel:
                 found.append(up)
         return found
 
-    def _meet(self, descriptor: int) -> None:
-        with Connection(descriptor) as connection:
+    def _note_connection(self, descriptor: int) -> None:
+        with SocketHandle(descriptor) as connection:
             self._peer = connection.peer
         self._descriptor = descriptor if self._peer is not None else -1
 
-    def under_way(self, now: float) -> int:
+    def count_unframed(self, now: float) -> int:
         """Bytes that came over the connection, which is watched, and belong to no message that was
         received, at most; 0 where the system does not tell. Those of messages that wait to be
         received are among them."""
-        with Connection(self._descriptor, self._peer) as connection:
-            received = connection.received()
-        return 0 if received is None else self._inflow.under_way(received, self._taken, now)
+        with SocketHandle(self._descriptor, self._peer) as connection:
+            received = connection.bytes_received()
+        return 0 if received is None else self._inflow.count(received, self._taken, now)
 
-    def drop(self) -> None:
+    def reset(self) -> None:
         """Ends the connection, which is watched, as if the other side had: it is made anew."""
-        with Connection(self._descriptor, self._peer) as connection:
-            connection.shut()
+        with SocketHandle(self._descriptor, self._peer) as connection:
+            connection.reset()
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Ends the connection for good. ZeroMQ lets go of what it has collected by the time that
         somebody asks for messages again, of which there are none."""
         with self._lock, contextlib.suppress(zmq.ZMQError):  # it was left already
@@ -492,3 +502,6 @@ class Channel:
                 self.socket.disable_monitor()
                 self.monitor.close(linger=0)
             self.socket.close(linger=0)
+
+
+Listener, Channel = TcpListener, TcpChannel

@@ -21,22 +21,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ProtocolError, TransportError
-from graphflow.runtime.transport.shared_memory import is_possible
-from graphflow.runtime.wire.frame_codec import is_far
+from graphflow.runtime.transport.shared_memory import has_shared_memory
+from graphflow.runtime.wire.frame_codec import may_be_remote
 
-LANE_BYTES = 64 << 10  # of a message; longer ones gain nothing
-_BUFFER = 1 << 20  # bytes on their way
-_TWO = b"\0"  # the first byte where two frames follow; a control frame never begins with it
-_WORD = _TWO[0]
+MESSAGE_CAP = 64 << 10  # of a message; longer ones gain nothing
+_SEND_BUFFER_BYTES = 1 << 20  # bytes on their way
+_TWO_FRAMES = b"\0"  # the first byte where two frames follow; a control frame never begins with it
+_TWO_FRAMES_BYTE = _TWO_FRAMES[0]
 _HEAD = struct.Struct("<cI")  # that, and the length of the first frame
-_MOST = LANE_BYTES + _HEAD.size
+_PACKET_CAP = MESSAGE_CAP + _HEAD.size
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
-class Beside:
+class OrderedSideChannel:
     """One end of a way beside ZeroMQ, on which nothing overtakes what went there."""
 
-    past = 0
+    last_over_zmq = 0
     """The number of the last message that went by ZeroMQ instead."""
 
     _socket: socket.socket
@@ -45,13 +45,13 @@ class Beside:
         """What to poll."""
         return self._socket.fileno()
 
-    def carries(self, frames: Sequence[Any], number: int, acknowledged: int) -> bool:
+    def send_in_order(self, frames: Sequence[Any], number: int, acknowledged: int) -> bool:
         """Sends a message with a number, unless it has to go by ZeroMQ: this way does not take it,
         or it would overtake one that went there and is not among those that have been
         acknowledged."""
-        if self.past <= acknowledged and self.send(frames):
+        if self.last_over_zmq <= acknowledged and self.send(frames):
             return True
-        self.past = number
+        self.last_over_zmq = number
         return False
 
     def send(self, frames: Sequence[Any]) -> bool:
@@ -59,18 +59,18 @@ class Beside:
         raise NotImplementedError
 
 
-class Lane(Beside):
+class UnixSocketChannel(OrderedSideChannel):
     """One end of a lane. Sending is for one thread at a time, receiving for another."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._socket = sock
 
     @staticmethod
-    def to(address: str) -> Lane | None:
+    def connect(address: str) -> UnixSocketChannel | None:
         """The lane to the worker that listens at an address; None where there is none."""
-        name = _name(address)
+        name = _abstract_name(address)
         if not name:
             return None
         try:
@@ -80,8 +80,8 @@ class Lane(Beside):
         try:
             sock.setblocking(False)
             sock.connect(name)
-            if _is_ours(sock):
-                return Lane(sock)
+            if _is_same_user(sock):
+                return UnixSocketChannel(sock)
         except OSError:
             pass  # nobody listens, or too many wait to be let in
         sock.close()
@@ -91,10 +91,10 @@ class Lane(Beside):
         """Sends the frames of a message; False if it has to go another way."""
         head = frames[0]
         if len(frames) > 1:
-            if len(head) + len(frames[1]) > LANE_BYTES:
+            if len(head) + len(frames[1]) > MESSAGE_CAP:
                 return False
-            head = b"".join((_HEAD.pack(_TWO, len(head)), head, frames[1]))
-        elif len(head) > LANE_BYTES:
+            head = b"".join((_HEAD.pack(_TWO_FRAMES, len(head)), head, frames[1]))
+        elif len(head) > MESSAGE_CAP:
             return False
         try:
             self._socket.send(head)
@@ -110,31 +110,31 @@ class Lane(Beside):
             ProtocolError: what came is no message.
         """
         try:
-            packet = self._socket.recv(_MOST + 1)
+            packet = self._socket.recv(_PACKET_CAP + 1)
         except BlockingIOError:
             return None
         except OSError as error:
             raise TransportError(f"the lane has ended: {error.strerror}") from error
         if not packet:
             raise TransportError("the other process has ended its lane")
-        if packet[0] != _WORD and len(packet) <= _MOST:  # nearly always
+        if packet[0] != _TWO_FRAMES_BYTE and len(packet) <= _PACKET_CAP:  # nearly always
             return [packet]
-        return frames_of(packet)
+        return split_packet(packet)
 
     def close(self) -> None:
         """Ends it."""
         self._socket.close()
 
 
-def frames_of(packet: bytes) -> list[Any]:
+def split_packet(packet: bytes) -> list[Any]:
     """The frames in a packet of a lane.
 
     Raises:
         ProtocolError: it is too long, or ends before its first frame does.
     """
-    if len(packet) > _MOST:
-        raise ProtocolError(f"a message of more than {LANE_BYTES} bytes came over a lane")
-    if packet[:1] != _TWO:
+    if len(packet) > _PACKET_CAP:
+        raise ProtocolError(f"a message of more than {MESSAGE_CAP} bytes came over a lane")
+    if packet[:1] != _TWO_FRAMES:
         return [packet]
     start = _HEAD.size
     end = start + _HEAD.unpack_from(packet)[1] if len(packet) >= start else math.inf
@@ -143,15 +143,15 @@ def frames_of(packet: bytes) -> list[Any]:
     return [packet[start : int(end)], memoryview(packet)[int(end) :]]
 
 
-class Lanes:
+class UnixSocketListener:
     """Where a worker lets lanes in: `most` at a time. For one thread only."""
 
     def __init__(self, address: str, most: int = 512) -> None:
         self._most = most
         self._socket: socket.socket | None = None
-        self._lanes: dict[bytes, Lane] = {}
+        self._lanes: dict[bytes, UnixSocketChannel] = {}
         self._count = 0
-        name = _name(address)
+        name = _abstract_name(address)
         if not name:
             return
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -167,22 +167,22 @@ class Lanes:
         """What to poll for those who knock; -1 if nobody can."""
         return self._socket.fileno() if self._socket is not None else -1
 
-    def admit(self) -> tuple[bytes, Lane] | None:
+    def accept(self) -> tuple[bytes, UnixSocketChannel] | None:
         """Lets the next one in: the route that it has from now on."""
         assert self._socket is not None
         try:
             sock, _ = self._socket.accept()
         except OSError:
             return None
-        if not _is_ours(sock) or len(self._lanes) >= self._most:
+        if not _is_same_user(sock) or len(self._lanes) >= self._most:
             sock.close()
             return None
         self._count += 1
         route = b"lane %d" % self._count
-        self._lanes[route] = lane = Lane(sock)
+        self._lanes[route] = lane = UnixSocketChannel(sock)
         return route, lane
 
-    def get(self, route: bytes) -> Lane | None:
+    def get(self, route: bytes) -> UnixSocketChannel | None:
         """The lane of a route, if it is one."""
         return self._lanes.get(route)
 
@@ -200,13 +200,13 @@ class Lanes:
             self._socket.close()
 
 
-def _name(address: str) -> str:
+def _abstract_name(address: str) -> str:
     """Where a worker at an address listens for lanes: a name without a file, which ends with the
     socket; "" where there are none."""
-    return "" if is_far(address) or not is_possible() else f"\0graphflow {address}"
+    return "" if may_be_remote(address) or not has_shared_memory() else f"\0graphflow {address}"
 
 
-def _is_ours(sock: socket.socket) -> bool:
+def _is_same_user(sock: socket.socket) -> bool:
     """Whether the process at the other end is of this user."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid: int = _CREDENTIALS.unpack(credentials)[1]

@@ -18,7 +18,7 @@ from graphflow.runtime.wire.frame_codec import (
     BUDGET,
     CHUNK_BYTES,
     FAR_CHUNK_BYTES,
-    Borrowed,
+    BorrowedBuffer,
     Buffer,
     dtype_of,
     nbytes_of,
@@ -26,7 +26,7 @@ from graphflow.runtime.wire.frame_codec import (
 from graphflow.runtime.wire.messages import Array, Chunk, Key
 
 _HEADERS = 1024  # of arrays that are remembered
-ENTRIES = 1 << 17  # arrays that one session may have under way to one process
+MAX_ARRAYS = 1 << 17  # arrays that one session may have under way to one process
 
 
 def check_header(chunk: Chunk) -> np.dtype[Any]:
@@ -35,11 +35,13 @@ def check_header(chunk: Chunk) -> np.dtype[Any]:
     Raises:
         ProtocolError: it is not.
     """
-    return _checked(chunk.dtype, tuple(chunk.shape), tuple(chunk.axes), chunk.nbytes)
+    return _validate_header(chunk.dtype, tuple(chunk.shape), tuple(chunk.axes), chunk.nbytes)
 
 
 @lru_cache(_HEADERS)
-def _checked(name: str, shape: tuple[int, ...], axes: tuple[int, ...], told: int) -> np.dtype[Any]:
+def _validate_header(
+    name: str, shape: tuple[int, ...], axes: tuple[int, ...], told: int
+) -> np.dtype[Any]:
     dtype = dtype_of(name)
     nbytes = nbytes_of(shape, dtype)
     if sorted(axes) != list(range(len(shape))):
@@ -58,7 +60,7 @@ def _check_piece(chunk: Chunk, data: Buffer) -> None:
     Raises:
         ProtocolError: they are not those that belong at its place.
     """
-    if isinstance(data, Borrowed):
+    if isinstance(data, BorrowedBuffer):
         if chunk.offset:
             raise ProtocolError(f"an array that is lent starts at byte {chunk.offset}")
         return
@@ -81,10 +83,10 @@ class _Partial:
     filled: int
 
 
-def _given(chunk: Chunk, data: Buffer) -> Array | None:
+def _adopt_buffer(chunk: Chunk, data: Buffer) -> Array | None:
     """The memory of a whole array that comes with its first piece: one that is lent, or the piece
     itself, which is nobody else's, where it begins where a buffer may."""
-    if isinstance(data, Borrowed):
+    if isinstance(data, BorrowedBuffer):
         return data.borrow()
     if len(data) < chunk.nbytes or not isinstance(data, memoryview) or data.readonly:
         return None
@@ -92,7 +94,7 @@ def _given(chunk: Chunk, data: Buffer) -> Array | None:
     return memory if address(memory) % ALIGNMENT == 0 else None
 
 
-def _is_of(header: Chunk, chunk: Chunk) -> bool:
+def _is_same_array(header: Chunk, chunk: Chunk) -> bool:
     """Whether a chunk is of the array that another one is of."""
     return (
         chunk.nbytes == header.nbytes
@@ -118,15 +120,18 @@ class ChunkAssembler:
     Args:
         budget: for each peer that sends.
         entries: arrays, of all peers.
-        purse: what the process's other sessions share.
+        shared_budget: what the process's other sessions share.
     """
 
     def __init__(
-        self, budget: int = BUDGET, entries: int = ENTRIES, purse: ByteBudget | None = None
+        self,
+        budget: int = BUDGET,
+        entries: int = MAX_ARRAYS,
+        shared_budget: ByteBudget | None = None,
     ) -> None:
         self._budget = budget
         self._entries = entries
-        self._purse = purse or ByteBudget(1 << 62)
+        self._shared_budget = shared_budget or ByteBudget(1 << 62)
         self._held: dict[int, int] = {}  # by origin
         self._partial: dict[tuple[int, str, int, Key], _Partial] = {}
         self._whole: dict[tuple[int, str, int, Key], Array] = {}
@@ -143,12 +148,12 @@ class ChunkAssembler:
         partial = self._partial.get(key)
         if partial is None:
             partial = self._start(key, chunk, data)
-        elif not _is_of(partial.header, chunk) or chunk.offset != partial.filled:
+        elif not _is_same_array(partial.header, chunk) or chunk.offset != partial.filled:
             raise ProtocolError(
                 f"a chunk of {chunk.purpose} {chunk.name} does not continue the one before it"
             )
         if partial.filled < chunk.nbytes:
-            assert not isinstance(data, Borrowed)
+            assert not isinstance(data, BorrowedBuffer)
             end = partial.filled + len(data)
             partial.memory[partial.filled : end] = np.frombuffer(data, np.uint8)
             partial.filled = end
@@ -165,18 +170,21 @@ class ChunkAssembler:
         if key in self._whole:
             raise ProtocolError(f"{chunk.purpose} {chunk.name} arrives a second time")
         held = self._held.get(key[0], 0)
-        purse = self._purse
-        if held + chunk.nbytes > self._budget or purse.held + chunk.nbytes > purse.budget:
+        shared_budget = self._shared_budget
+        if (
+            held + chunk.nbytes > self._budget
+            or shared_budget.held + chunk.nbytes > shared_budget.budget
+        ):
             error = GraphLimitError if chunk.purpose == "part" else MessageTooLarge
             raise error(
                 f"{chunk.purpose} {chunk.name} of {chunk.nbytes} bytes exceeds what is left of the "
                 f"budget: {held} of {self._budget} bytes of its sender are under way, and "
-                f"{purse.held} of {purse.budget} of all"
+                f"{shared_budget.held} of {shared_budget.budget} of all"
             )
         if len(self._partial) + len(self._whole) >= self._entries:
             raise MessageTooLarge(f"more than {self._entries} arrays are under way in a session")
         try:
-            memory = _given(chunk, data)
+            memory = _adopt_buffer(chunk, data)
             filled = 0 if memory is None else chunk.nbytes
             memory = empty_aligned(chunk.nbytes) if memory is None else memory
         except MemoryError:
@@ -184,7 +192,7 @@ class ChunkAssembler:
         array = memory.view(dtype).reshape([chunk.shape[axis] for axis in chunk.axes])
         if chunk.axes != sorted(chunk.axes):
             array = array.transpose(np.argsort(chunk.axes))
-        self._hold(key[0], chunk.nbytes)
+        self._charge(key[0], chunk.nbytes)
         self._partial[key] = partial = _Partial(chunk, array, memory, filled)
         return partial
 
@@ -197,12 +205,12 @@ class ChunkAssembler:
         array = self._whole.pop((origin, purpose, number, name), None)
         if array is None:
             raise ProtocolError(f"{purpose} {name} of request {number} was announced but not sent")
-        self._hold(origin, -array.nbytes)
+        self._charge(origin, -array.nbytes)
         return array
 
-    def _hold(self, origin: int, nbytes: int) -> None:
+    def _charge(self, origin: int, nbytes: int) -> None:
         self._held[origin] = self._held.get(origin, 0) + nbytes
-        self._purse.held += nbytes
+        self._shared_budget.held += nbytes
 
     @property
     def is_empty(self) -> bool:
@@ -212,13 +220,13 @@ class ChunkAssembler:
     def forget(self, purpose: str, number: int) -> None:
         """Drops what has arrived for a request or step."""
         for key in [key for key in self._partial if key[1:3] == (purpose, number)]:
-            self._hold(key[0], -self._partial.pop(key).header.nbytes)
+            self._charge(key[0], -self._partial.pop(key).header.nbytes)
         for key in [key for key in self._whole if key[1:3] == (purpose, number)]:
-            self._hold(key[0], -self._whole.pop(key).nbytes)
+            self._charge(key[0], -self._whole.pop(key).nbytes)
 
     def clear(self) -> None:
         """Drops all that has arrived; the session is over."""
         self._partial.clear()
         self._whole.clear()
-        self._purse.held -= sum(self._held.values())
+        self._shared_budget.held -= sum(self._held.values())
         self._held.clear()

@@ -21,7 +21,12 @@ from graphflow.base.argument_checks import format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import MessageTooLarge, ProtocolError
 from graphflow.ops.kernels.jit.array_address import empty_aligned
-from graphflow.runtime.wire.field_checks import END, MessageSchema, check_of, made
+from graphflow.runtime.wire.field_checks import (
+    INT64_END,
+    MessageSchema,
+    construct_unchecked,
+    make_check,
+)
 from graphflow.runtime.wire.messages import (
     KINDS,
     Array,
@@ -32,7 +37,7 @@ from graphflow.runtime.wire.messages import (
     Message,
     Small,
 )
-from graphflow.runtime.wire.msgpack_codec import read, write
+from graphflow.runtime.wire.msgpack_codec import dumps, loads
 from graphflow.runtime.wire.step_frame_codec import MARK, pack, unpack
 
 WIRE_VERSION = 12
@@ -40,8 +45,8 @@ CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 1 << 20  # bytes of an array in one frame
 FAR_CHUNK_BYTES = 256 << 10  # the same, to another host
 SMALL_BYTES = 16 << 10  # arrays below this size go inside messages
-SMALL_TOGETHER = 256 << 10  # of all arrays that go inside one message, about
-DIRECT_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
+SMALL_TOTAL_BYTES = 256 << 10  # of all arrays that go inside one message, about
+ZERO_COPY_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
 BUDGET = 4 << 30  # bytes that one peer may have under way to one process in a session
 SPANS_A_MESSAGE = 2048
 
@@ -52,19 +57,19 @@ _INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64
 _FLOATS = {"float16", "float32", "float64", "complex64", "complex128"}
 _NUMPY_DTYPES = {name: np.dtype(name) for name in {"bool"} | _INTEGERS | _FLOATS}
 
-_HEADERS = 1024  # of arrays inside messages, that are remembered
+_CACHED_HEADERS = 1024  # of arrays inside messages, that are remembered
 
 _UNCHANGED = ("Hello", "Welcome")  # maps in all versions; the bodies of others are lists
 
 _PREFIX = struct.Struct("<QH")  # of an array inside a message: checksum, length of its header
-_SUMMED = 8  # the bytes of the checksum, before those that it is of
-_INSIDE_CAP = SMALL_BYTES + _HEADER_CAP + _PREFIX.size  # bytes of an array inside a message
+_CHECKSUM_BYTES = 8  # the bytes of the checksum, before those that it is of
+_SMALL_CAP = SMALL_BYTES + _HEADER_CAP + _PREFIX.size  # bytes of an array inside a message
 
-_HEAD = MessageSchema(Envelope)
-_check_header = check_of(tuple[Key, str, list[Count]])
+_ENVELOPE = MessageSchema(Envelope)
+_check_header = make_check(tuple[Key, str, list[Count]])
 
 
-class _Known(dict[str, MessageSchema[Message]]):
+class _SchemaTable(dict[str, MessageSchema[Message]]):
     """The fields of each kind of message, made when the first of a kind travels."""
 
     def __missing__(self, kind: str) -> MessageSchema[Message]:
@@ -72,11 +77,11 @@ class _Known(dict[str, MessageSchema[Message]]):
         return self[kind]
 
 
-_FIELDS = _Known()
+_SCHEMAS = _SchemaTable()
 
 
 @dataclass(frozen=True)
-class Borrowed:
+class BorrowedBuffer:
     """The bytes of an array that lies in memory of its sender, to be looked at when it is known
     that the message is to be believed.
 
@@ -91,13 +96,13 @@ class Borrowed:
         return 0  # bytes that came with the message
 
 
-def give_back(data: Buffer | None) -> None:
+def return_borrowed(data: Buffer | None) -> None:
     """Returns what is lent by a message that came in time for nothing."""
-    if isinstance(data, Borrowed):
+    if isinstance(data, BorrowedBuffer):
         data.borrow()
 
 
-Buffer = bytes | memoryview | Borrowed
+Buffer = bytes | memoryview | BorrowedBuffer
 
 
 # Messages --------------------------------------------------------------------------------------
@@ -111,7 +116,7 @@ def encode(envelope: Envelope, message: Message) -> bytes:
         ProtocolError: a field holds what cannot be sent.
     """
     packed = pack(envelope, message)
-    frame = _frame_of(envelope, message) if packed is None else packed
+    frame = _encode_msgpack(envelope, message) if packed is None else packed
     if len(frame) > CONTROL_CAP:
         raise MessageTooLarge(
             f"a {type(message).__name__} message has {len(frame)} bytes, a control frame at most "
@@ -120,13 +125,13 @@ def encode(envelope: Envelope, message: Message) -> bytes:
     return frame
 
 
-def _frame_of(envelope: Envelope, message: Message) -> bytes:
+def _encode_msgpack(envelope: Envelope, message: Message) -> bytes:
     kind = type(message).__name__
-    known = _FIELDS[kind]
-    body: Any = known.of(message)
+    known = _SCHEMAS[kind]
+    body: Any = known.values_of(message)
     if kind in _UNCHANGED:
         body = dict(zip(known.names, body, strict=True))
-    return write((kind, envelope, body), f"a {kind} message")
+    return dumps((kind, envelope, body), f"a {kind} message")
 
 
 def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
@@ -140,42 +145,43 @@ def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
         raise MessageTooLarge(f"a control frame has {len(frame)} bytes, the cap is {CONTROL_CAP}")
     if len(frame) and frame[0] == MARK:
         return unpack(frame)
-    parts = read(frame, _INSIDE_CAP)
+    parts = loads(frame, _SMALL_CAP)
     if type(parts) is not tuple or len(parts) != 3:
         raise ProtocolError("a control frame holds a kind, an envelope and a body")
     kind, head, body = parts
     if type(kind) is not str or kind not in KINDS:
         raise ProtocolError(f"unknown kind of message {format_value(kind, 40)}")
-    known = _FIELDS[kind]
+    known = _SCHEMAS[kind]
     if type(head) is not tuple:
         raise ProtocolError(f"the envelope of a {kind} message is malformed")
     if kind in _UNCHANGED:
         if type(body) is not dict:
             raise ProtocolError(f"the body of a {kind} message is not a map")
-        return _HEAD.build(_fitted(head)), known.from_map(body)
+        return _ENVELOPE.build(_fit_envelope(head)), known.from_map(body)
     if type(body) is not tuple:
         raise ProtocolError(f"the body of a {kind} message is not a list")
-    return _envelope(head), known.build(body)
+    return _read_envelope(head), known.build(body)
 
 
-def _envelope(head: tuple[Any, ...]) -> Envelope:
+def _read_envelope(head: tuple[Any, ...]) -> Envelope:
     """As `_HEAD.build`, for what comes with every message."""
     if len(head) == 7:
         session, epoch, origin, step, sequence, acknowledged, token = head
         if (
             type(epoch) is type(origin) is type(step) is type(sequence) is type(acknowledged) is int
             and type(session) is type(token) is str
-            and 0 <= epoch < END and -END <= origin < END and 0 <= step < END
-            and 0 <= sequence < END and 0 <= acknowledged < END
+            and 0 <= epoch < INT64_END and -INT64_END <= origin < INT64_END
+            and 0 <= step < INT64_END and 0 <= sequence < INT64_END
+            and 0 <= acknowledged < INT64_END
         ):  # fmt: skip
             return tuple.__new__(Envelope, head)
-    return _HEAD.build(head)
+    return _ENVELOPE.build(head)
 
 
-def _fitted(head: tuple[Any, ...]) -> tuple[Any, ...]:
+def _fit_envelope(head: tuple[Any, ...]) -> tuple[Any, ...]:
     """An envelope of another version, so that versions that differ can still tell each other:
     what is added to envelopes comes last, and has a default."""
-    names = _HEAD.names
+    names = _ENVELOPE.names
     defaults = Envelope._field_defaults
     added = [defaults[name] for name in names[len(head) :] if name in defaults]
     return (*head[: len(names)], *added)
@@ -202,7 +208,7 @@ def checksum(data: bytes | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data) >> 1 or 1
 
 
-def chunks(
+def split_array(
     purpose: str,
     number: int,
     name: Key,
@@ -223,8 +229,8 @@ def chunks(
     Raises:
         ProtocolError: the array's dtype has no name on the wire.
     """
-    array, dtype = _named(array)
-    compact, axes = _compact(array)
+    array, dtype = _to_native_order(array)
+    compact, axes = _flatten_order(array)
     raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
     size = min(CHUNK_BYTES, FAR_CHUNK_BYTES) if far else CHUNK_BYTES
     for offset in range(0, max(raw.nbytes, 1), size):
@@ -238,7 +244,7 @@ def chunks(
         )  # fmt: skip
 
 
-def small(name: Key, array: Array) -> Small | None:
+def encode_small(name: Key, array: Array) -> Small | None:
     """An array that goes inside a message: one string of bytes, of which the header (name, dtype,
     shape) is nearly always one that the receiver has seen before. None for an array that is too
     large for that.
@@ -250,22 +256,22 @@ def small(name: Key, array: Array) -> Small | None:
         return None
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    header = _header(name, array.dtype, array.shape)
+    header = _small_header(name, array.dtype, array.shape)
     if len(header) > _HEADER_CAP:
         return None
     body = header + array.tobytes()
-    return checksum(body).to_bytes(_SUMMED, "little") + body
+    return checksum(body).to_bytes(_CHECKSUM_BYTES, "little") + body
 
 
-def intact(sent: Small) -> bool:
+def is_intact(sent: Small) -> bool:
     """Whether an array in a message is what was sent."""
     if len(sent) < _PREFIX.size:
         return False
     sealed: int = _PREFIX.unpack_from(sent)[0]
-    return checksum(memoryview(sent)[_SUMMED:]) == sealed
+    return checksum(memoryview(sent)[_CHECKSUM_BYTES:]) == sealed
 
 
-def array_of(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
+def decode_small(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
     """The array in a message, and its name.
 
     Args:
@@ -278,13 +284,13 @@ def array_of(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
         raise ProtocolError(f"an array in a message has {len(sent)} bytes")
     seal, length = _PREFIX.unpack_from(sent)
     end = _PREFIX.size + length
-    name, shape, dtype, nbytes = _parsed(sent[_PREFIX.size : end])
+    name, shape, dtype, nbytes = _parse_small_header(sent[_PREFIX.size : end])
     if nbytes != len(sent) - end:
         raise ProtocolError(
             f"array {str(name)[:40]} of shape {str(shape)[:80]} and dtype {dtype} has "
             f"{len(sent) - end} bytes"
         )
-    if checksum(sent[_SUMMED:]) != seal:
+    if checksum(sent[_CHECKSUM_BYTES:]) != seal:
         raise ProtocolError(f"array {str(name)[:40]} is not what was sent")
     found: Array = np.ndarray(shape, dtype, sent, end)
     if not aligned:
@@ -294,18 +300,18 @@ def array_of(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
     return name, array
 
 
-@lru_cache(_HEADERS)
-def _header(name: Key, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    header = write((name, _name_of(dtype), shape))
-    return _PREFIX.pack(0, len(header))[_SUMMED:] + header
+@lru_cache(_CACHED_HEADERS)
+def _small_header(name: Key, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    header = dumps((name, _wire_name(dtype), shape))
+    return _PREFIX.pack(0, len(header))[_CHECKSUM_BYTES:] + header
 
 
-@lru_cache(_HEADERS)
-def _parsed(header: bytes) -> tuple[Key, tuple[int, ...], np.dtype[Any], int]:
+@lru_cache(_CACHED_HEADERS)
+def _parse_small_header(header: bytes) -> tuple[Key, tuple[int, ...], np.dtype[Any], int]:
     """Name, shape, dtype and bytes of an array in a message."""
     if len(header) > _HEADER_CAP:
         raise ProtocolError(f"the header of an array in a message has {len(header)} bytes")
-    name, told, shape = _check_header(read(header), "small")
+    name, told, shape = _check_header(loads(header), "small")
     dtype = dtype_of(told)
     return name, tuple(shape), dtype, nbytes_of(shape, dtype)
 
@@ -332,7 +338,7 @@ Lend = Callable[[memoryview, Announce | None], tuple[int, int] | None]
 of these while the last are copied."""
 
 
-def lent(
+def lend_array(
     purpose: str,
     number: int,
     name: Key,
@@ -348,50 +354,50 @@ def lent(
     Raises:
         ProtocolError: the array's dtype has no name on the wire.
     """
-    array, dtype = _named(array)
-    compact, axes = _compact(array)
+    array, dtype = _to_native_order(array)
+    compact, axes = _flatten_order(array)
     raw: memoryview[Any] = compact.reshape(-1).view(np.uint8).data
     header = {
         "purpose": purpose, "number": number, "name": name, "dtype": dtype,
         "shape": list(array.shape), "axes": axes, "nbytes": raw.nbytes, "offset": 0, "checksum": 0,
     }  # fmt: skip
 
-    def at(slot: int, turn: int) -> Chunk:
-        return made(Chunk, header | {"slot": slot, "turn": turn})
+    def chunk_at(slot: int, turn: int) -> Chunk:
+        return construct_unchecked(Chunk, header | {"slot": slot, "turn": turn})
 
-    found = lend(raw, None if announce is None else lambda *place: announce(at(*place)))
-    return None if found is None else at(*found)
+    found = lend(raw, None if announce is None else lambda *place: announce(chunk_at(*place)))
+    return None if found is None else chunk_at(*found)
 
 
-def pieces(
+def message_parts(
     purpose: str, number: int, name: Key, array: Array | Chunk, *, far: bool = False
 ) -> list[tuple[Chunk, memoryview[Any] | None]]:
     """What is sent of an array, or of one that is lent already."""
     if isinstance(array, Chunk):
         return [(array, None)]
-    return list(chunks(purpose, number, name, array, far=far))
+    return list(split_array(purpose, number, name, array, far=far))
 
 
-def is_far(address: str) -> bool:
+def may_be_remote(address: str) -> bool:
     """Whether an address may be on another host."""
     return not address.startswith(("tcp://127.", "tcp://localhost:", "tcp://[::1]:"))
 
 
-def _named(array: Array) -> tuple[Array, str]:
+def _to_native_order(array: Array) -> tuple[Array, str]:
     """An array in this machine's byte order, and the name of its dtype on the wire."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return array, _name_of(array.dtype)
+    return array, _wire_name(array.dtype)
 
 
 @cache
-def _name_of(dtype: np.dtype[Any]) -> str:
+def _wire_name(dtype: np.dtype[Any]) -> str:
     if dtype != dtype_of(dtype.name):
         raise ProtocolError(f"an array of dtype {dtype} cannot be sent")
     return dtype.name
 
 
-def _compact(array: Array) -> tuple[Array, list[int]]:
+def _flatten_order(array: Array) -> tuple[Array, list[int]]:
     axes = list(range(array.ndim))
     if array.flags.c_contiguous:
         return array, axes

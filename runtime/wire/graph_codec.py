@@ -34,7 +34,7 @@ from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.partitioning.check_modes import CHECKS
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
 from graphflow.runtime.wire.frame_codec import BUDGET
-from graphflow.runtime.wire.graph_limits import MOST_ITERATIONS, Limits
+from graphflow.runtime.wire.graph_limits import MAX_ITERATIONS, GraphLimits
 
 MAX_DEPTH = 32  # of bodies in bodies
 MAX_RANK = 64  # numpy's
@@ -48,7 +48,7 @@ _FREE_PARTS = 100_000
 Header = dict[str, Any]
 
 
-LIMITS = Limits()
+LIMITS = GraphLimits()
 
 
 def encode(partitions: Sequence[Partition]) -> tuple[bytes, list[np.ndarray[Any, Any]]]:
@@ -78,7 +78,7 @@ def encode(partitions: Sequence[Partition]) -> tuple[bytes, list[np.ndarray[Any,
 
 def _encode_partition(partition: Partition, buffers: list[np.ndarray[Any, Any]]) -> Header:
     graph = partition.graph
-    reference = _numbered(graph.nodes)
+    reference = _tensor_numbering(graph.nodes)
     return {
         "device": partition.device,
         "nodes": _encode_nodes(graph.nodes, graph.names, reference, buffers),
@@ -90,7 +90,7 @@ def _encode_partition(partition: Partition, buffers: list[np.ndarray[Any, Any]])
     }
 
 
-def _numbered(nodes: Sequence[Node]) -> Callable[[Tensor], list[int]]:
+def _tensor_numbering(nodes: Sequence[Node]) -> Callable[[Tensor], list[int]]:
     """Tensors as pairs of their node's number and their index."""
     number = {node: i for i, node in enumerate(nodes)}
     return lambda tensor: [number[tensor.node], tensor.index]
@@ -106,7 +106,7 @@ def _encode_nodes(
         [
             node.op.name,
             [reference(t) for t in node.inputs],
-            {name: _pack(value, buffers) for name, value in node.attrs.items()},
+            {name: _pack_attribute(value, buffers) for name, value in node.attrs.items()},
             node.name,
             names.get(node, node.name),
             [node.location.file, node.location.line],
@@ -118,7 +118,7 @@ def _encode_nodes(
 def _encode_body(body: Body, buffers: list[np.ndarray[Any, Any]]) -> Header:
     """A body; parameters that its graph does not need are nodes, too."""
     nodes = tuple(dict.fromkeys((*body.inputs, *body.graph.nodes)))
-    reference = _numbered(nodes)
+    reference = _tensor_numbering(nodes)
     return {
         "nodes": _encode_nodes(nodes, body.graph.names, reference, buffers),
         "inputs": [reference(node.outputs[0])[0] for node in body.inputs],
@@ -127,7 +127,7 @@ def _encode_body(body: Body, buffers: list[np.ndarray[Any, Any]]) -> Header:
     }
 
 
-def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
+def _pack_attribute(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, complex):
@@ -138,9 +138,9 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
         buffers.append(value)
         return {"array": len(buffers) - 1}
     if isinstance(value, tuple):
-        return [_pack(v, buffers) for v in value]
+        return [_pack_attribute(v, buffers) for v in value]
     if isinstance(value, Dim):
-        terms = [[[_pack(a, buffers) for a in m], c] for m, c in value.terms.items()]
+        terms = [[[_pack_attribute(a, buffers) for a in m], c] for m, c in value.terms.items()]
         return {"dim": terms}
     if isinstance(value, Initializer):
         return {
@@ -158,7 +158,7 @@ def _pack(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
 
 
 def decode(
-    header: bytes, buffers: Sequence[np.ndarray[Any, Any]], limits: Limits = LIMITS
+    header: bytes, buffers: Sequence[np.ndarray[Any, Any]], limits: GraphLimits = LIMITS
 ) -> list[Partition]:
     """Partitions from the wire.
 
@@ -170,8 +170,8 @@ def decode(
     budget = host_memory() if limits.nbytes is None else limits.nbytes
     try:
         partitions = [
-            _decode_partition(each, _Wire(buffers, budget, limits))
-            for each in _unpacked(header, limits.nodes)
+            _decode_partition(each, _GraphReader(buffers, budget, limits))
+            for each in _unpack_header(header, limits.nodes)
         ]
     except ProtocolError:
         raise
@@ -184,7 +184,7 @@ def decode(
     return partitions
 
 
-def _unpacked(header: bytes, nodes: int) -> Any:
+def _unpack_header(header: bytes, nodes: int) -> Any:
     """The plain data of a header, which takes little memory beyond its own length."""
     if len(header) > nodes * _NODE_BYTES + _FREE_PARTS:
         raise GraphLimitError(
@@ -193,15 +193,15 @@ def _unpacked(header: bytes, nodes: int) -> Any:
         )
     left = nodes * _NODE_PARTS + _FREE_PARTS
 
-    def counted(part: list[Any]) -> Any:
+    def count_part(part: list[Any]) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
             raise GraphLimitError(f"the header of a graph for {nodes} nodes has too many parts")
         return part
 
-    def once(pairs: list[tuple[Any, Any]]) -> Any:
-        made = dict(counted(pairs))
+    def build_map(pairs: list[tuple[Any, Any]]) -> Any:
+        made = dict(count_part(pairs))
         if len(made) != len(pairs):
             raise ProtocolError("a map in a graph from the wire holds a key twice")
         return made
@@ -210,7 +210,7 @@ def _unpacked(header: bytes, nodes: int) -> Any:
         return msgpack.unpackb(
             header, strict_map_key=True, max_ext_len=0, max_bin_len=0,
             max_array_len=max(nodes, _FREE_PARTS), max_map_len=_FREE_PARTS,
-            list_hook=counted, object_pairs_hook=once,
+            list_hook=count_part, object_pairs_hook=build_map,
         )  # fmt: skip
     except ValueError as error:
         too_long = "exceeds max_array_len" in str(error)
@@ -226,13 +226,15 @@ def _check_bytes(what: str, nbytes: Any, budget: int) -> None:
         )
 
 
-def _decode_partition(header: Header, wire: _Wire) -> Partition:
+def _decode_partition(header: Header, wire: _GraphReader) -> Partition:
     device = wire.device = DeviceName.parse(header["device"])
-    nodes, names = wire.nodes(header["nodes"])
-    wire.loops(nodes)
-    outputs = [_tensor(nodes, reference) for reference in header["outputs"]]
-    fetches = {_text(name): _tensor(nodes, r) for name, r in header["fetches"].items()}
-    feeds = tuple(map(_text, header["feeds"]))
+    nodes, names = wire.read_nodes(header["nodes"])
+    wire.count_iterations(nodes)
+    outputs = [_resolve_tensor(nodes, reference) for reference in header["outputs"]]
+    fetches = {
+        _check_text(name): _resolve_tensor(nodes, r) for name, r in header["fetches"].items()
+    }
+    feeds = tuple(map(_check_text, header["feeds"]))
     graph = Graph(outputs, names).verify()
     if not {t.node for t in fetches.values()} <= set(graph.nodes):
         raise ProtocolError("a graph from the wire fetches what its outputs do not need")
@@ -249,28 +251,28 @@ def _decode_partition(header: Header, wire: _Wire) -> Partition:
     return Partition(str(device), graph, feeds, fetches, header["checks"], forms)
 
 
-def _tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:
+def _resolve_tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:
     node, output = reference
-    if _index(node) >= len(nodes):
+    if _check_index(node) >= len(nodes):
         raise GraphLimitError(
             f"a graph from the wire refers to node {node} before it, or without it: a cycle?"
         )
-    return nodes[_index(node)].outputs[_index(output)]
+    return nodes[_check_index(node)].outputs[_check_index(output)]
 
 
 @dataclass
-class _Wire:
+class _GraphReader:
     """What nodes from the wire are made with, and how many there were, at which depth of bodies."""
 
     buffers: Sequence[np.ndarray[Any, Any]]
     budget: int
-    limits: Limits
+    limits: GraphLimits
     device: DeviceName = field(default_factory=DeviceName)
     count: int = 0
     depth: int = 0
     iterations: dict[int, int] = field(default_factory=dict)  # of the loops in a body, by its id
 
-    def nodes(self, entries: Sequence[Any]) -> tuple[list[Node], dict[Node, str]]:
+    def read_nodes(self, entries: Sequence[Any]) -> tuple[list[Node], dict[Node, str]]:
         self.count += len(entries)
         if self.count > self.limits.nodes or self.depth > MAX_DEPTH:
             raise GraphLimitError(
@@ -280,15 +282,15 @@ class _Wire:
         nodes: list[Node] = []
         names: dict[Node, str] = {}
         for entry in entries:
-            node = self._node(entry, nodes)
+            node = self._read_node(entry, nodes)
             _check_node(node, self.budget)
-            names[node] = _text(entry[4])
+            names[node] = _check_text(entry[4])
             nodes.append(node)
         return nodes, names
 
-    def _node(self, entry: Sequence[Any], nodes: Sequence[Node]) -> Node:
+    def _read_node(self, entry: Sequence[Any], nodes: Sequence[Node]) -> Node:
         op_name, references, attrs, name, _, (file, line) = entry
-        if "\0" in _text(file):  # it becomes part of the name of a program's text
+        if "\0" in _check_text(file):  # it becomes part of the name of a program's text
             raise ProtocolError("a place in a graph from the wire is no file's name")
         if op_name not in REGISTRY:
             raise GraphLimitError(
@@ -296,32 +298,32 @@ class _Wire:
                 "own, give its module to the session, gf.Session(cluster, ops=[...])"
             )
         op = REGISTRY[op_name]
-        inputs = tuple(_tensor(nodes, reference) for reference in references)
-        values = {_text(key): self._attribute(value) for key, value in attrs.items()}
+        inputs = tuple(_resolve_tensor(nodes, reference) for reference in references)
+        values = {_check_text(key): self._read_attribute(value) for key, value in attrs.items()}
         specs = op.infer(*(t.spec for t in inputs), **values)
         return Node(
             op,
             inputs,
             values,
             (specs,) if isinstance(specs, TensorSpec) else specs,
-            name=_text(name),
+            name=_check_text(name),
             device=self.device,
-            location=Location(_text(file), int(line)),
+            location=Location(_check_text(file), int(line)),
         )
 
-    def _attribute(self, value: Any) -> Any:
+    def _read_attribute(self, value: Any) -> Any:
         if isinstance(value, Mapping) and tuple(value) == ("body",):
-            return self._body(value["body"])
-        return _unpack(value, self.buffers)
+            return self._read_body(value["body"])
+        return _unpack_attribute(value, self.buffers)
 
-    def _body(self, header: Header) -> Body:
+    def _read_body(self, header: Header) -> Body:
         """A graph of parameters; state is no part of it."""
         self.depth += 1
-        nodes, names = self.nodes(header["nodes"])
+        nodes, names = self.read_nodes(header["nodes"])
         self.depth -= 1
-        graph = Graph([_tensor(nodes, reference) for reference in header["outputs"]], names)
-        inputs = tuple(nodes[_index(number)] for number in header["inputs"])
-        results = _index(header["results"])
+        graph = Graph([_resolve_tensor(nodes, reference) for reference in header["outputs"]], names)
+        inputs = tuple(nodes[_check_index(number)] for number in header["inputs"])
+        results = _check_index(header["results"])
         stateful = [n for n in nodes if n.op.name in ("variable", "assign", "group")]
         if stateful or results > len(graph.outputs):
             raise ProtocolError("a body from the wire holds state, or lacks results")
@@ -330,10 +332,10 @@ class _Wire:
         if any(node.op.name != "placeholder" for node in inputs):
             raise ProtocolError("a parameter of a body from the wire is no placeholder")
         body = Body(inputs, graph.verify(), results)
-        self.iterations[id(body)] = self.loops(nodes)
+        self.iterations[id(body)] = self.count_iterations(nodes)
         return body
 
-    def loops(self, nodes: Sequence[Node]) -> int:
+    def count_iterations(self, nodes: Sequence[Node]) -> int:
         """How often the loops among some nodes run a body, at most; those without a bound once.
 
         Raises:
@@ -346,11 +348,11 @@ class _Wire:
                 continue
             times = node.attrs.get("length", node.attrs.get("limit"))
             if node.op.name == "while_loop" and times is None:
-                self._check_end(node)
+                self._check_termination(node)
             once = node.op.name not in ("scan", "while_loop") or not isinstance(times, int)
             inner = sum(self.iterations[id(body)] for body in held)
             total += inner if once else max(0, times) * (1 + inner)
-            most = self.limits.iterations or MOST_ITERATIONS
+            most = self.limits.iterations or MAX_ITERATIONS
             if total > most:
                 raise GraphLimitError(
                     f"{node} at {node.location} and the loops before it run {total:,} times in "
@@ -358,20 +360,20 @@ class _Wire:
                 )
         return total
 
-    def _check_end(self, loop: Node) -> None:
+    def _check_termination(self, loop: Node) -> None:
         if self.limits.iterations is not None:
             raise GraphLimitError(
                 f"{loop} at {loop.location} has no bound, and this worker wants one: give it "
                 "max_iterations"
             )
-        if _never_changes(loop.attrs["test"], loop.attrs["body"], loop.attrs["states"]):
+        if _is_loop_invariant(loop.attrs["test"], loop.attrs["body"], loop.attrs["states"]):
             raise GraphLimitError(
                 f"{loop} at {loop.location} cannot end: its condition depends on nothing that its "
                 "body changes"
             )
 
 
-def _never_changes(test: Body, body: Body, states: int) -> bool:
+def _is_loop_invariant(test: Body, body: Body, states: int) -> bool:
     """Whether a loop's condition has the same value before each iteration."""
     nodes = test.graph.nodes
     if not all(node.op.pure or node.op.name == "placeholder" for node in nodes):
@@ -401,14 +403,14 @@ def _check_node(node: Node, budget: int) -> None:
                 raise ProtocolError(f"{node} from the wire assigns to what is no variable")
         case "send" | "recv":
             DeviceName.parse(node.attrs["target" if node.op.name == "send" else "source"])
-            _index(node.attrs["edge"])
+            _check_index(node.attrs["edge"])
 
 
 def _check_shape(shape: Sequence[Any]) -> None:
     """Refuse what is no shape, or one whose elements would take long to count."""
     for size in shape:
         if not isinstance(size, Dim):
-            _index(size.item() if isinstance(size, np.integer) else size)
+            _check_index(size.item() if isinstance(size, np.integer) else size)
     terms = math.prod(len(size.terms) for size in shape if isinstance(size, Dim))
     if len(shape) > MAX_RANK or terms > MAX_TERMS:
         raise GraphLimitError(
@@ -417,11 +419,11 @@ def _check_shape(shape: Sequence[Any]) -> None:
         )
 
 
-def _unpack(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
+def _unpack_attribute(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
     if isinstance(value, list):
         if len(value) > MAX_LENGTH:
             raise GraphLimitError(f"an attribute from the wire has {len(value)} entries")
-        values = tuple(_unpack(v, buffers) for v in value)
+        values = tuple(_unpack_attribute(v, buffers) for v in value)
         _check_shape([v for v in values if isinstance(v, Dim)])
         return values
     if not isinstance(value, Mapping):
@@ -429,28 +431,30 @@ def _unpack(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
     ((kind, content),) = value.items()
     match kind:
         case "array":
-            array = buffers[_index(content)]
+            array = buffers[_check_index(content)]
             as_dtype(array.dtype)
             return array
         case "dim":
-            return _dim(content)
+            return _read_dim(content)
         case "init":
-            return _initializer(*content)
+            return _read_initializer(*content)
         case "host":
-            return HostFunction(allowed_function(_text(content)), content)
+            return HostFunction(allowed_function(_check_text(content)), content)
         case "complex":
             return complex(*map(float, content))
     raise ProtocolError(f"an attribute from the wire is of an unknown kind {kind!r}")
 
 
-def _dim(content: Any) -> Dim:
-    terms = {tuple(map(_atom, monomial)): _integer(factor) for monomial, factor in content}
+def _read_dim(content: Any) -> Dim:
+    terms = {
+        tuple(map(_read_atom, monomial)): _check_integer(factor) for monomial, factor in content
+    }
     if len(terms) > MAX_TERMS or any(len(monomial) > MAX_RANK for monomial in terms):
         raise GraphLimitError(f"a size from the wire has {len(terms)} terms")
     return Dim(terms)
 
 
-def _atom(content: Any) -> Any:
+def _read_atom(content: Any) -> Any:
     if isinstance(content, str):
         return content
     function, *operands = content
@@ -458,33 +462,33 @@ def _atom(content: Any) -> Any:
         raise ProtocolError(f"a size from the wire is made with {function!r}")
     return (
         function,
-        *(_dim(o["dim"]) if isinstance(o, Mapping) else _integer(o) for o in operands),
+        *(_read_dim(o["dim"]) if isinstance(o, Mapping) else _check_integer(o) for o in operands),
     )
 
 
-def _initializer(
+def _read_initializer(
     kind: str, shape: Sequence[int], dtype: str, a: float, b: float, stream: Sequence[int]
 ) -> Initializer:
-    seed, number = map(_index, stream)
+    seed, number = map(_check_index, stream)
     if kind not in ("constant", "uniform", "normal") or not math.isfinite(b - a):
         raise ProtocolError(f"an initializer from the wire is {kind!r} of {a!r} and {b!r}")
-    sizes = tuple(map(_index, shape))
+    sizes = tuple(map(_check_index, shape))
     return Initializer(kind, sizes, as_dtype(dtype).name, float(a), float(b), (seed, number))
 
 
-def _integer(value: Any) -> int:
+def _check_integer(value: Any) -> int:
     if type(value) is not int:
         raise ProtocolError(f"a number in a graph from the wire is no integer: {value!r}")
     return value
 
 
-def _index(value: Any) -> int:
-    if _integer(value) < 0:
+def _check_index(value: Any) -> int:
+    if _check_integer(value) < 0:
         raise ProtocolError(f"a number in a graph from the wire is negative: {value}")
     return value  # type: ignore[no-any-return]
 
 
-def _text(value: Any) -> str:
+def _check_text(value: Any) -> str:
     if not isinstance(value, str):
         raise ProtocolError(f"a name in a graph from the wire is no text: {value!r}")
     return value

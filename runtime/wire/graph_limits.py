@@ -5,11 +5,11 @@ from __future__ import annotations
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 
-MOST_ITERATIONS = 10**12
+MAX_ITERATIONS = 10**12
 
 
 @dataclass(frozen=True)
-class Limits:
+class GraphLimits:
     """Bounds on each device's part of a graph.
 
     Attributes:

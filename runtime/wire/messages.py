@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.runtime.wire.field_checks import made
+from graphflow.runtime.wire.field_checks import construct_unchecked
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Span = tuple[str, str, int, int]  # track, name, start and end in ns (monotonic)
@@ -31,14 +31,14 @@ STEP_BITS = 36
 """Of the number that a step has on the wire: the session's own number of it. Above them is how
 often that number did not grow from one step to the next, as after a failure or a recovery, so that
 numbers on the wire always grow. The lowest is 1 << STEP_BITS."""
-TAKEN = "taken/"
+CREDIT_PREFIX = "taken/"
 """What keys begin with that tell how much of an edge in a loop was received."""
-EXCHANGE = "collective/"
+EXCHANGE_PREFIX = "collective/"
 """What keys begin with of what ranks tell each other; then come the program, "/", and the number of
 the group."""
 Small = bytes
 """A small array in a message, with its name and their checksum: see `wire.small`."""
-WAIT, SEND = "recv/", "send/"
+WAIT_PREFIX, SEND_PREFIX = "recv/", "send/"
 """How spans of edges begin; then comes the tensor's name, "/", and the number of the edge. Of those
 in loops, whose lines know no names, the number alone."""
 
@@ -48,7 +48,7 @@ def step_of(number: int) -> int:
     return number & ((1 << STEP_BITS) - 1)
 
 
-class Parcel(NamedTuple):
+class TensorParcel(NamedTuple):
     """A tensor on its way to another worker, over the cut edge `edge` of one step.
 
     `owned` says that nobody writes to the array again, so that it is sent without a copy;
@@ -73,7 +73,7 @@ class Computed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Usage:
+class HostUsage:
     """What a session takes of one host: bytes a device of its programs' arenas and of its
     variables, and for each tensor that is being waited for since how many seconds."""
 
@@ -124,9 +124,9 @@ class Message:
 M = TypeVar("M", bound=Message)
 
 
-def changed(message: M, **fields: Any) -> M:
+def replace_fields(message: M, **fields: Any) -> M:
     """A message with other values in some fields."""
-    return made(type(message), message.__dict__ | fields)
+    return construct_unchecked(type(message), message.__dict__ | fields)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _LENGTH_CAP = 1 << 16  # entries of a list or dict
 _MAPS_CAP = 1 << 12  # dicts in one frame
 
 
-def write(data: Any, what: str = "a message") -> bytes:
+def dumps(data: Any, what: str = "a message") -> bytes:
     """The bytes of plain data; numpy's scalars count as Python's.
 
     Args:
@@ -41,7 +41,7 @@ def _plain_scalar(value: object) -> object:
     raise ProtocolError(f"{type(value).__name__} is not plain data")
 
 
-def read(data: bytes | memoryview, bytes_cap: int = 0) -> Any:
+def loads(data: bytes | memoryview, bytes_cap: int = 0) -> Any:
     """The plain data in bytes from the wire.
 
     Args:
@@ -50,7 +50,7 @@ def read(data: bytes | memoryview, bytes_cap: int = 0) -> Any:
     Raises:
         ProtocolError: they hold none, or more than the caps.
     """
-    dict_of = _dict_of if len(data) <= _MAPS_CAP else _few_dicts()
+    dict_of = _build_dict if len(data) <= _MAPS_CAP else _limit_dicts()
     try:
         return msgpack.unpackb(
             data, raw=False, use_list=False, strict_map_key=True, object_pairs_hook=dict_of,
@@ -67,7 +67,7 @@ def read(data: bytes | memoryview, bytes_cap: int = 0) -> Any:
         ) from error
 
 
-def _dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+def _build_dict(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ProtocolError("a map of a control frame holds a key twice")
@@ -76,18 +76,18 @@ def _dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     return result
 
 
-def _few_dicts() -> Callable[[list[tuple[Any, Any]]], dict[str, Any]]:
+def _limit_dicts() -> Callable[[list[tuple[Any, Any]]], dict[str, Any]]:
     """As `_dict_of`, for the maps of one frame that might hold very many."""
     left = _MAPS_CAP
 
-    def dict_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    def build_dict(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
         nonlocal left
         left -= 1
         if left < 0:
             raise ProtocolError(f"a control frame holds more than {_MAPS_CAP} maps")
-        return _dict_of(pairs)
+        return _build_dict(pairs)
 
-    return dict_of
+    return build_dict
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:

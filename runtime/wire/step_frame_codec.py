@@ -17,7 +17,7 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from graphflow.errors import ProtocolError
-from graphflow.runtime.wire.field_checks import check_of, made
+from graphflow.runtime.wire.field_checks import construct_unchecked, make_check
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Chunk,
@@ -30,7 +30,7 @@ from graphflow.runtime.wire.messages import (
     Small,
     Tensor,
 )
-from graphflow.runtime.wire.msgpack_codec import read, write
+from graphflow.runtime.wire.msgpack_codec import dumps, loads
 
 MARK = 0xC1
 """The first byte of these frames; no msgpack begins with it."""
@@ -45,12 +45,12 @@ _NONE = _COUNT.pack(0)
 _SIZE = struct.Struct("<I")  # of each, before its bytes
 _ONE = struct.Struct("<HI")
 _TRACE, _FREE = 1, 2  # flags of a step
-_SAME_CAP = 1 << 10  # bytes of what is the same in all steps
-_KNOWN = 1024  # of these that are remembered
+_SHARED_CAP = 1 << 10  # bytes of what is the same in all steps
+_CACHED = 1024  # of these that are remembered
 
-_check_sender = check_of(tuple[str, Count, int, str])
-_check_template = check_of(tuple[str, list[str], list[str]])
-_check_whole = check_of(tuple[str, Key, str, list[Count], list[Count], Count])
+_check_sender = make_check(tuple[str, Count, int, str])
+_check_template = make_check(tuple[str, list[str], list[str]])
+_check_array_header = make_check(tuple[str, Key, str, list[Count], list[Count], Count])
 
 
 def pack(envelope: Envelope, message: Message) -> bytes | None:
@@ -62,7 +62,7 @@ def pack(envelope: Envelope, message: Message) -> bytes | None:
     session, epoch, origin, step, sequence, acknowledged, token = envelope
     try:
         sender = _sender_bytes(session, epoch, origin, token)
-        if len(sender) > _SAME_CAP:
+        if len(sender) > _SHARED_CAP:
             return None
         kind = _KINDS[type(message)]
         head = _HEAD.pack(MARK, kind, len(sender), step, sequence, acknowledged)
@@ -82,7 +82,7 @@ def unpack(frame: bytes | memoryview) -> tuple[Envelope, Message]:
     try:
         _, kind, size, step, sequence, acknowledged = _HEAD.unpack_from(frame)
         start = _HEAD.size + size
-        session, epoch, origin, token = _sender(frame[_HEAD.size : start])
+        session, epoch, origin, token = _read_sender(frame[_HEAD.size : start])
         if kind >= len(_READERS) or step < 0 or sequence < 0 or acknowledged < 0:
             raise ProtocolError(f"a packed frame of kind {kind} is none of this protocol")
         said = (session, epoch, origin, step, sequence, acknowledged, token)
@@ -94,41 +94,41 @@ def unpack(frame: bytes | memoryview) -> tuple[Envelope, Message]:
 # Who sends ---------------------------------------------------------------------------------------
 
 
-@lru_cache(_KNOWN)
+@lru_cache(_CACHED)
 def _sender_bytes(session: str, epoch: int, origin: int, token: str) -> bytes:
-    return write((session, epoch, origin, token))
+    return dumps((session, epoch, origin, token))
 
 
-@lru_cache(_KNOWN)
-def _sender(packed: bytes) -> tuple[str, int, int, str]:
-    session, epoch, origin, token = _check_sender(_plain(packed), "sender")
+@lru_cache(_CACHED)
+def _read_sender(packed: bytes) -> tuple[str, int, int, str]:
+    session, epoch, origin, token = _check_sender(_read_shared(packed), "sender")
     return session, epoch, origin, intern(token)  # that its receiver knows by sight
 
 
-def _plain(packed: bytes) -> Any:
-    if len(packed) > _SAME_CAP:
+def _read_shared(packed: bytes) -> Any:
+    if len(packed) > _SHARED_CAP:
         raise ProtocolError(f"what steps have in common takes {len(packed)} bytes of a frame")
-    return read(packed)
+    return loads(packed)
 
 
 # Compute -----------------------------------------------------------------------------------------
 
 
-@lru_cache(_KNOWN)
+@lru_cache(_CACHED)
 def _template_bytes(program: str, sizes: tuple[str, ...], feeds: tuple[str, ...]) -> bytes:
-    return write((program, sizes, feeds))
+    return dumps((program, sizes, feeds))
 
 
-@lru_cache(_KNOWN)
-def _template(packed: bytes) -> tuple[str, list[str], list[str]]:
-    template: tuple[str, list[str], list[str]] = _check_template(_plain(packed), "template")
+@lru_cache(_CACHED)
+def _read_template(packed: bytes) -> tuple[str, list[str], list[str]]:
+    template: tuple[str, list[str], list[str]] = _check_template(_read_shared(packed), "template")
     if len({*template[1]}) != len(template[1]):
         raise ProtocolError("a step has a size twice")
     return template
 
 
-@lru_cache(_KNOWN)
-def _integers(count: int) -> struct.Struct:
+@lru_cache(_CACHED)
+def _int64_struct(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}q")
 
 
@@ -136,15 +136,15 @@ def _write_compute(message: Compute) -> bytes | None:
     sizes = message.bindings
     try:
         template = _template_bytes(message.program, tuple(sizes), tuple(message.feeds))
-        if len(template) > _SAME_CAP:
+        if len(template) > _SHARED_CAP:
             return None
         flags = (_TRACE if message.trace else 0) | (_FREE if message.free else 0)
         numbers = _COMPUTE.pack(
             message.request, message.commits, message.follows, message.deadline, flags, len(sizes),
             len(template),
         )  # fmt: skip
-        values = _integers(len(sizes)).pack(*sizes.values())
-        return b"".join((numbers, template, values, _joined(message.small)))
+        values = _int64_struct(len(sizes)).pack(*sizes.values())
+        return b"".join((numbers, template, values, _join_small(message.small)))
     except (struct.error, OverflowError, TypeError, ValueError):
         return None
 
@@ -153,14 +153,14 @@ def _read_compute(frame: bytes, start: int) -> Compute:
     request, commits, follows, deadline, flags, count, size = _COMPUTE.unpack_from(frame, start)
     start += _COMPUTE.size
     end = start + size
-    program, names, feeds = _template(frame[start:end])
-    values = _integers(count).unpack_from(frame, end)
+    program, names, feeds = _read_template(frame[start:end])
+    values = _int64_struct(count).unpack_from(frame, end)
     if request < 0 or len(names) != count or flags > _TRACE | _FREE or not isfinite(deadline):
         raise ProtocolError("a packed order contradicts itself")
-    return made(Compute, {
+    return construct_unchecked(Compute, {
         "request": request, "program": program, "feeds": feeds, "deadline": deadline,
         "bindings": dict(zip(names, values, strict=True)), "trace": bool(flags & _TRACE),
-        "commits": commits, "small": _parted(frame, end + 8 * count),
+        "commits": commits, "small": _split_small(frame, end + 8 * count),
         "follows": follows, "free": bool(flags & _FREE),
     })  # fmt: skip
 
@@ -172,7 +172,7 @@ def _write_done(message: Done) -> bytes | None:
     if message.fetches or message.peak:
         return None
     try:
-        return _REQUEST.pack(message.request) + _joined(message.small)
+        return _REQUEST.pack(message.request) + _join_small(message.small)
     except (struct.error, TypeError):
         return None
 
@@ -181,8 +181,10 @@ def _read_done(frame: bytes, start: int) -> Done:
     (request,) = _REQUEST.unpack_from(frame, start)
     if request < 0:
         raise ProtocolError(f"a packed answer is to request {request}")
-    small = _parted(frame, start + _REQUEST.size)
-    return made(Done, {"request": request, "fetches": [], "peak": {}, "small": small})
+    small = _split_small(frame, start + _REQUEST.size)
+    return construct_unchecked(
+        Done, {"request": request, "fetches": [], "peak": {}, "small": small}
+    )
 
 
 def _write_tensor(message: Tensor) -> bytes:
@@ -190,34 +192,34 @@ def _write_tensor(message: Tensor) -> bytes:
 
 
 def _read_tensor(frame: bytes, start: int) -> Tensor:
-    return made(Tensor, {"array": frame[start:]})
+    return construct_unchecked(Tensor, {"array": frame[start:]})
 
 
 # Chunk -------------------------------------------------------------------------------------------
 
 
-@lru_cache(_KNOWN)
-def _whole_bytes(
+@lru_cache(_CACHED)
+def _array_header_bytes(
     purpose: str, name: Key, dtype: str, shape: tuple[int, ...], axes: tuple[int, ...], nbytes: int
 ) -> bytes:
-    return write((purpose, name, dtype, shape, axes, nbytes))
+    return dumps((purpose, name, dtype, shape, axes, nbytes))
 
 
-@lru_cache(_KNOWN)
-def _whole(packed: bytes) -> tuple[str, Key, str, list[int], list[int], int]:
+@lru_cache(_CACHED)
+def _read_array_header(packed: bytes) -> tuple[str, Key, str, list[int], list[int], int]:
     """The array that a chunk is a piece of."""
     whole: tuple[str, Key, str, list[int], list[int], int]
-    whole = _check_whole(_plain(packed), "chunk")
+    whole = _check_array_header(_read_shared(packed), "chunk")
     return whole
 
 
 def _write_chunk(message: Chunk) -> bytes | None:
     try:
-        whole = _whole_bytes(
+        whole = _array_header_bytes(
             message.purpose, message.name, message.dtype, tuple(message.shape),
             tuple(message.axes), message.nbytes,
         )  # fmt: skip
-        if len(whole) > _SAME_CAP:
+        if len(whole) > _SHARED_CAP:
             return None
         numbers = _CHUNK.pack(
             message.number, message.offset, message.checksum, message.slot, message.turn
@@ -231,8 +233,8 @@ def _read_chunk(frame: bytes, start: int) -> Chunk:
     number, offset, checksum, slot, turn = _CHUNK.unpack_from(frame, start)
     if number < 0 or offset < 0 or checksum < 0 or slot < 0 or turn < 0:
         raise ProtocolError("a packed piece of an array has a number below 0")
-    purpose, name, dtype, shape, axes, nbytes = _whole(frame[start + _CHUNK.size :])
-    return made(Chunk, {
+    purpose, name, dtype, shape, axes, nbytes = _read_array_header(frame[start + _CHUNK.size :])
+    return construct_unchecked(Chunk, {
         "purpose": purpose, "number": number, "name": name, "dtype": dtype, "shape": shape,
         "axes": axes, "nbytes": nbytes, "offset": offset, "checksum": checksum, "slot": slot,
         "turn": turn,
@@ -242,7 +244,7 @@ def _read_chunk(frame: bytes, start: int) -> Chunk:
 # Small arrays ------------------------------------------------------------------------------------
 
 
-def _joined(small: list[Small]) -> bytes:
+def _join_small(small: list[Small]) -> bytes:
     if len(small) == 1:  # nearly always
         return _ONE.pack(1, len(small[0])) + small[0]
     parts = [_COUNT.pack(len(small))]
@@ -251,7 +253,7 @@ def _joined(small: list[Small]) -> bytes:
     return b"".join(parts)
 
 
-def _parted(frame: bytes, start: int) -> list[Small]:
+def _split_small(frame: bytes, start: int) -> list[Small]:
     (count,) = _COUNT.unpack_from(frame, start)
     start += _COUNT.size
     small = []
@@ -284,14 +286,14 @@ class StepCodec:
         self._answer = struct.Struct(f"<4sqqq{len(self._answers)}s{_REQUEST.format[1:]}")
 
     @staticmethod
-    def between(session: str, epoch: int, worker: int, token: str) -> StepCodec | None:
+    def for_worker(session: str, epoch: int, worker: int, token: str) -> StepCodec | None:
         """The one of a session's coordinator and a worker; None if what tells them from others is
         too long for packed frames."""
         asks = _sender_bytes(session, epoch, COORDINATOR, token)
         answers = _sender_bytes(session, epoch, worker, token)
-        return StepCodec(asks, answers) if max(len(asks), len(answers)) <= _SAME_CAP else None
+        return StepCodec(asks, answers) if max(len(asks), len(answers)) <= _SHARED_CAP else None
 
-    def order(
+    def write_order(
         self,
         step: int,
         sequence: int,
@@ -299,7 +301,7 @@ class StepCodec:
         request: int,
         commits: int,
         small: list[Small],
-        same: SameOrder,
+        same: SharedOrder,
     ) -> bytes:
         """The frame of an order. `same` is what it has in common with those to other workers."""
         deadline, sizes, template, body = same
@@ -307,7 +309,7 @@ class StepCodec:
             self._asked, step, sequence, acknowledged, self._asks,
             request, commits, -1, deadline, 0, sizes, template,
         )  # fmt: skip
-        return b"".join((head, body, _joined(small) if small else _NONE))
+        return b"".join((head, body, _join_small(small) if small else _NONE))
 
     def read_order(self, frame: bytes) -> tuple[int, int, int, Compute] | None:
         """Step, number, the number that is acknowledged, and the order."""
@@ -321,29 +323,29 @@ class StepCodec:
                 return None
             start = order.size
             end = start + size
-            program, names, feeds = _template(frame[start:end])
-            values = _integers(count).unpack_from(frame, end)
-            small = _parted(frame, end + 8 * count)
+            program, names, feeds = _read_template(frame[start:end])
+            values = _int64_struct(count).unpack_from(frame, end)
+            small = _split_small(frame, end + 8 * count)
         except (struct.error, ProtocolError):
             return None
         if feeds or len(names) != count or not isfinite(deadline):
             return None
         if step < 0 or sequence < 0 or acknowledged < 0 or request < 0:
             return None
-        return step, sequence, acknowledged, made(Compute, {
+        return step, sequence, acknowledged, construct_unchecked(Compute, {
             "request": request, "program": program, "feeds": [], "deadline": deadline,
             "bindings": dict(zip(names, values, strict=True)), "trace": False, "commits": commits,
             "small": small, "follows": -1, "free": False,
         })  # fmt: skip
 
-    def answer(
+    def write_answer(
         self, step: int, sequence: int, acknowledged: int, request: int, small: list[Small]
     ) -> bytes:
         """The frame of an answer."""
         head = self._answer.pack(
             self._answered, step, sequence, acknowledged, self._answers, request
         )
-        return head + (_joined(small) if small else _NONE)
+        return head + (_join_small(small) if small else _NONE)
 
     def read_answer(self, frame: bytes) -> tuple[int, int, int, int, list[Small]] | None:
         """Step, number, the number that is acknowledged, the request, and the arrays."""
@@ -352,7 +354,7 @@ class StepCodec:
             first, step, sequence, acknowledged, sender, request = answer.unpack_from(frame)
             if first != self._answered or sender != self._answers:
                 return None
-            small = _parted(frame, answer.size)
+            small = _split_small(frame, answer.size)
         except (struct.error, ProtocolError):
             return None
         if step < 0 or sequence < 0 or acknowledged < 0 or request < 0:
@@ -360,7 +362,7 @@ class StepCodec:
         return step, sequence, acknowledged, request, small
 
 
-class SameOrder(NamedTuple):
+class SharedOrder(NamedTuple):
     """What is the same in the orders of a step to all workers."""
 
     deadline: float
@@ -369,18 +371,18 @@ class SameOrder(NamedTuple):
     body: bytes
 
     @staticmethod
-    def of(message: Compute) -> SameOrder | None:
+    def from_compute(message: Compute) -> SharedOrder | None:
         """What is the same in orders like this one; None if they go as others do."""
         sizes = message.bindings
         try:
             template = _template_bytes(message.program, tuple(sizes), ())
-            values = _integers(len(sizes)).pack(*sizes.values())
+            values = _int64_struct(len(sizes)).pack(*sizes.values())
         except (struct.error, OverflowError, TypeError, ValueError):
             return None
-        if len(template) > _SAME_CAP or message.feeds or not isfinite(message.deadline):
+        if len(template) > _SHARED_CAP or message.feeds or not isfinite(message.deadline):
             return None
         said = (message.deadline, len(sizes), len(template), template + values)
-        return tuple.__new__(SameOrder, said)
+        return tuple.__new__(SharedOrder, said)
 
 
 _Writer = Callable[[Any], bytes | None]

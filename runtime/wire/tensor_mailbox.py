@@ -12,11 +12,11 @@ from graphflow.errors import GraphflowError, StepTimeout
 from graphflow.runtime.transport.shared_memory_arrays import PATIENCE, is_whole
 from graphflow.runtime.wire.messages import Key, step_of
 
-_SLICE = 0.002
+_WAIT_SLICE = 0.002
 """Seconds between two looks of a thread at whether anybody receives what it waits for."""
 
 
-Carried = Callable[[str, int, int, int], None]
+TransferObserver = Callable[[str, int, int, int], None]
 """Hears of a tensor that went to, or came from, another worker without a message: "sent" or
 "received", the worker, the edge, and its bytes."""
 
@@ -59,7 +59,7 @@ class TensorMailbox:
         passed; False: at once, for another thread does."""
         self.wake: Callable[[], None] = lambda: None
         """Has the thread that receives look at whether what it waits for has come otherwise."""
-        self.carried: Carried | None = None
+        self.on_transfer: TransferObserver | None = None
         """Hears of tensors that need no message; without it, all need one."""
         self._receiving: set[int] = set()  # threads
         self._waiting = 0  # threads, for whom nobody receives but others
@@ -74,7 +74,7 @@ class TensorMailbox:
         self._arrays[step, edge] = (array, monotonic_ns())
         if step <= self._finished:  # just now
             self._arrays.pop((step, edge), None)
-        self._tell()
+        self._wake_waiters()
 
     def take(self, step: int, edge: Key, awaited: Awaited) -> Any:
         """The tensor of an edge.
@@ -85,39 +85,39 @@ class TensorMailbox:
         """
         key = (step, edge)
         if key not in self._arrays:
-            self._await(key, awaited)
+            self._wait_for_tensor(key, awaited)
         array, arrived = self._arrays.pop(key)
         if not is_whole(array, 0.0):  # its message came before
-            self.until(step, awaited, lambda seconds: is_whole(array, min(seconds, PATIENCE)))
+            self.wait_until(step, awaited, lambda seconds: is_whole(array, min(seconds, PATIENCE)))
             arrived = monotonic_ns()
         # Noted here, for it may come before its step begins.
         if self.arrivals is not None and isinstance(edge, int):
             self.arrivals.append((edge, arrived))
         return array
 
-    def _await(self, key: tuple[int, Key], awaited: Awaited) -> None:
-        def over() -> bool:
-            return key in self._arrays or self.given_up(key[0]) is not None
+    def _wait_for_tensor(self, key: tuple[int, Key], awaited: Awaited) -> None:
+        def is_over() -> bool:
+            return key in self._arrays or self.cancel_reason(key[0]) is not None
 
         def look(seconds: float) -> bool:
-            if over() or seconds <= 0:
+            if is_over() or seconds <= 0:
                 return key in self._arrays
-            if self._receives(over, seconds):
+            if self._receive_here(is_over, seconds):
                 if self._waiting:  # another device's thread may go on receiving
                     self._notify()
                 return key in self._arrays
             with self._lock:
                 self._waiting += 1
                 try:
-                    if not over():  # and whoever drives may be about to stop
-                        self._changed.wait(min(seconds, _SLICE))
+                    if not is_over():  # and whoever drives may be about to stop
+                        self._changed.wait(min(seconds, _WAIT_SLICE))
                 finally:
                     self._waiting -= 1
             return key in self._arrays
 
-        self.until(key[0], awaited, look)
+        self.wait_until(key[0], awaited, look)
 
-    def until(self, step: int, awaited: Awaited, look: Callable[[float], bool]) -> None:
+    def wait_until(self, step: int, awaited: Awaited, look: Callable[[float], bool]) -> None:
         """Return when something is there; meanwhile it is told that it is waited for.
 
         Args:
@@ -131,29 +131,29 @@ class TensorMailbox:
         self.waits[thread] = Wait(step, awaited, monotonic())
         try:
             while not look(self.deadline - monotonic()):
-                self.go_on(step, awaited)
+                self.check_cancelled(step, awaited)
         finally:
             del self.waits[thread]
 
-    def go_on(self, step: int, awaited: Awaited) -> None:
+    def check_cancelled(self, step: int, awaited: Awaited) -> None:
         """Return if the step goes on.
 
         Raises:
             StepTimeout: its deadline has passed; something is still waited for.
             GraphflowError: what it was cancelled with.
         """
-        reason = self.given_up(step)
+        reason = self.cancel_reason(step)
         if reason is not None:
             raise reason
         if monotonic() > self.deadline:
-            what, worker = self._blame(step, awaited)
+            what, worker = self._find_blocker(step, awaited)
             raise StepTimeout(
                 f"step {step_of(step)}: {what} did not come before the deadline; is that worker "
                 "slow or stuck? give Session a longer deadline",
                 worker=worker,
             )
 
-    def _blame(self, step: int, awaited: Awaited) -> Awaited:
+    def _find_blocker(self, step: int, awaited: Awaited) -> Awaited:
         """What a step waits for beyond this worker: what a thread waits for of another thread here,
         that one may await of another worker, or has given up to await just now."""
         others = [
@@ -168,7 +168,7 @@ class TensorMailbox:
                 return each
         return awaited
 
-    def _tell(self) -> None:
+    def _wake_waiters(self) -> None:
         if self._waiting:
             self._notify()
         if self._receiving - {get_ident()}:  # this is another device's thread, and no socket's
@@ -178,7 +178,7 @@ class TensorMailbox:
         with self._lock:
             self._changed.notify_all()
 
-    def _receives(self, over: Callable[[], bool], seconds: float) -> bool:
+    def _receive_here(self, over: Callable[[], bool], seconds: float) -> bool:
         """Whether this thread was the one that receives, until something was over."""
         if self.attend is None:
             return False
@@ -188,13 +188,13 @@ class TensorMailbox:
         finally:
             self._receiving.discard(get_ident())
 
-    def given_up(self, step: int) -> GraphflowError | None:
+    def cancel_reason(self, step: int) -> GraphflowError | None:
         """What a step was cancelled with, if it was."""
         if self._cancelled is not None and self._cancelled[0] >= step:
             return self._cancelled[1]
         return None
 
-    def check(self, step: int, loop: str, done: int, of: str) -> None:
+    def check_loop(self, step: int, loop: str, done: int, of: str) -> None:
         """Go on, unless the step is cancelled or its deadline has passed. Each iteration of a loop
         asks, so the message is made of its parts only when there is one.
 
@@ -216,7 +216,7 @@ class TensorMailbox:
         with self._lock:
             if self._cancelled is None or step > self._cancelled[0]:
                 self._cancelled = (step, reason)
-        self._tell()
+        self._wake_waiters()
 
     def finish(self, step: int) -> None:
         """Drop what is left of a step that is over."""

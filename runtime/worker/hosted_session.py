@@ -20,19 +20,31 @@ import numpy as np
 from graphflow.base.user_modules import import_allowed
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, TransportError
 from graphflow.runtime.checkpoint.remote import write_under
-from graphflow.runtime.diagnostics.crash_recorder import computing
+from graphflow.runtime.diagnostics.crash_recorder import computing_session
 from graphflow.runtime.polling.io_driver import LINGER
 from graphflow.runtime.protocol.reliable_stream import Outbound
-from graphflow.runtime.protocol.worker_events import Beat, Cut, Finished, Heard, Offer, Outcome, Run
+from graphflow.runtime.protocol.worker_events import (
+    BeatPeerLinks,
+    JobFinished,
+    OfferMemoryToCoordinator,
+    Outcome,
+    PeerUnreached,
+    RunJob,
+    UpdatePeerLink,
+)
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.array_lending import PeerSharedMemory
-from graphflow.runtime.transport.bulk_tcp import WORD, BulkSender, Pipe, join
-from graphflow.runtime.transport.shared_memory_arrays import LENT_FROM, SharedArrayReader, is_whole
-from graphflow.runtime.transport.unix_socket import Lane
-from graphflow.runtime.wire.frame_codec import Borrowed
-from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.transport.bulk_tcp import TOKEN_WORD, BulkChannel, BulkSender, accept_offer
+from graphflow.runtime.transport.shared_memory_arrays import (
+    LEND_MIN_BYTES,
+    SharedArrayReader,
+    is_whole,
+)
+from graphflow.runtime.transport.unix_socket import UnixSocketChannel
+from graphflow.runtime.wire.frame_codec import BorrowedBuffer
+from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.wire.messages import (
     Abort,
     Array,
@@ -42,30 +54,30 @@ from graphflow.runtime.wire.messages import (
     Compute,
     Computed,
     Forget,
+    HostUsage,
     Key,
     Load,
     Measure,
     Meet,
     Open,
-    Parcel,
     Prepare,
     Probe,
     Read,
     Save,
     Saved,
-    Usage,
+    TensorParcel,
     Write,
     step_of,
 )
-from graphflow.runtime.wire.tensor_mailbox import Carried
-from graphflow.runtime.worker.link_probe import Attend, LinkProber
-from graphflow.runtime.worker.peer_link import Link
+from graphflow.runtime.wire.tensor_mailbox import TransferObserver
+from graphflow.runtime.worker.link_probe import DriveUntil, LinkProber
+from graphflow.runtime.worker.peer_link import PeerLink
 from graphflow.runtime.worker.worker_activity import WorkerActivity
 
-_SILENT = frozenset((Commit, Abort, Save))
+_UNREPORTED = frozenset((Commit, Abort, Save))
 
 
-class HostLike(Protocol):
+class HostProtocol(Protocol):
     """What a session needs of a `Host`: it runs the partitions of one worker's devices.
 
     `cancel` and `deliver` come from other threads, and may come before the step's `compute`, or,
@@ -89,12 +101,12 @@ class HostLike(Protocol):
     def commit(self, session: str, step: int) -> None: ...
     def abort(self, session: str, step: int) -> None: ...
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None: ...
-    def attend(
+    def connect_mail(
         self,
         session: str,
-        attend: Attend,
+        attend: DriveUntil,
         wake: Callable[[], None],
-        carried: Carried,
+        carried: TransferObserver,
         keep: Callable[[Array], Array | None],
     ) -> None: ...
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
@@ -102,11 +114,13 @@ class HostLike(Protocol):
     def snapshot(self, session: str) -> dict[str, Array]: ...
     def write(self, session: str, variable: str, value: Array) -> None: ...
     def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None: ...
-    def usage(self, session: str) -> Usage: ...
+    def usage(self, session: str) -> HostUsage: ...
     def measure(self) -> dict[str, Any]: ...
 
 
-HostFactory = Callable[[int, Sequence[str], int | None, Callable[[Parcel], None]], HostLike]
+HostFactory = Callable[
+    [int, Sequence[str], int | None, Callable[[TensorParcel], None]], HostProtocol
+]
 
 
 class HostedSession:
@@ -114,7 +128,7 @@ class HostedSession:
 
     def __init__(
         self,
-        opening: Run,
+        opening: RunJob,
         *,
         context: Any,
         devices: Sequence[str],
@@ -123,13 +137,13 @@ class HostedSession:
         guard: ZapAuthenticator | None,
         factory: HostFactory,
         allow_ops: Collection[str],
-        report: Callable[[Finished | Offer | Cut], None],
-        attend: Attend,
+        report: Callable[[JobFinished | OfferMemoryToCoordinator | PeerUnreached], None],
+        drive_until: DriveUntil,
         wake: Callable[[], None] = lambda: None,
         meters: Meters | None = None,
         checkpoints: str | None = None,
-        listens: str = "",
-        admit: Callable[[Pipe], None] = Pipe.close,
+        listen_address: str = "",
+        admit_pipe: Callable[[BulkChannel], None] = BulkChannel.close,
     ) -> None:
         message = opening.job
         assert isinstance(message, Open)
@@ -143,8 +157,8 @@ class HostedSession:
         self.activity = WorkerActivity(
             self._session, self._epoch, self._index, self.meters, self._addresses
         )
-        self._listens = listens  # where, as this process knows it
-        self._admit = admit
+        self._listen_address = listen_address  # where, as this process knows it
+        self._admit_pipe = admit_pipe
         self._context = context
         self._devices = [f"/worker:{message.worker}/{name}" for name in devices]
         self._threads = threads
@@ -154,45 +168,50 @@ class HostedSession:
         self._factory = factory
         self._ops = message.ops
         self._allowed = allow_ops
-        self._report = report
-        self._attend = attend
+        self._report_event = report
+        self._drive_until = drive_until
         self._wake = wake
         self._checkpoints = checkpoints
-        self._host: HostLike | None = None
-        self._links: dict[int, Link] = {}
+        self._host: HostProtocol | None = None
+        self._links: dict[int, PeerLink] = {}
         session = opening.session  # and not self: what is lent would go with a cycle, late
-        self._loans = PeerSharedMemory(
-            lambda token: report(Offer(session, token))
+        self._coordinator_memory = PeerSharedMemory(
+            lambda token: report(OfferMemoryToCoordinator(session, token))
         )  # to the coordinator
-        self._borrowers: dict[int, SharedArrayReader] = {}
+        self._borrowed_memory: dict[int, SharedArrayReader] = {}
         self._idle = False  # its thread has no job, and drives the sockets
-        self._given, self._done = 1, 0  # jobs; while they are as many, its thread sends nothing
-        self._uncounted: int | None = None  # a step that has committed: nobody waits for that
-        self._cancelled = -1  # every step up to this one
-        self._until = 0.0  # when the step's deadline passes
-        self._lasts = True  # what it sends is not written to before the step is decided
+        self._jobs_given, self._jobs_done = (
+            1,
+            0,
+        )  # jobs; while they are as many, its thread sends nothing
+        self._uncounted_commit: int | None = (
+            None  # a step that has committed: nobody waits for that
+        )
+        self._cancelled_up_to = -1  # every step up to this one
+        self._deadline = 0.0  # when the step's deadline passes
+        self._arrays_last = True  # what it sends is not written to before the step is decided
         self._closing = threading.Event()
-        self._jobs: queue.SimpleQueue[Run] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[RunJob] = queue.SimpleQueue()
         name = f"session-{opening.session[:8]}"
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._echoes = LinkProber(
-            self._index, self._addresses, self._links, attend, self._closing, f"{name}-echo"
+        self._thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
+        self._prober = LinkProber(
+            self._index, self._addresses, self._links, drive_until, self._closing, f"{name}-echo"
         )
         self._thread.start()
         self._jobs.put(opening)
 
     # From the I/O thread: none of these waits ----------------------------------------------------
 
-    def submit(self, run: Run) -> None:
+    def submit(self, run: RunJob) -> None:
         """Queues a job."""
         kind = type(run.job)
         if kind is Close:
             self._closing.set()
         if kind is not Chunk or (self._idle and threading.get_ident() == self._thread.ident):
-            self._given += 1
+            self._jobs_given += 1
             self._jobs.put(run)
-        elif self._given > self._done or not self._echoes.goes_at_once(run):
-            self._echoes.queue(run)
+        elif self._jobs_given > self._jobs_done or not self._prober.try_send_back(run):
+            self._prober.queue_echo(run)
 
     def deliver(self, step: int, edge: Key, array: Array, origin: int) -> None:
         """Hands a tensor of another worker, `origin`, to the host."""
@@ -201,58 +220,58 @@ class HostedSession:
         self.activity.count_tensor("received", origin, edge, array.nbytes)
 
     @property
-    def queued(self) -> int:
+    def queued_jobs(self) -> int:
         """Orders that wait for those before them."""
         return self._jobs.qsize()
 
-    def usage(self) -> Usage:
+    def usage(self) -> HostUsage:
         """What the session takes, and waits for; from any thread."""
         host = self._host
-        return host.usage(self._session) if host is not None else Usage()
+        return host.usage(self._session) if host is not None else HostUsage()
 
     def attach(self, origin: int, token: str) -> None:
         """Makes use of memory that the coordinator or another worker shares, if it is of this
         host; whoever shares it sees that. Or takes the pipe that another worker offers."""
-        if token.startswith(WORD):
+        if token.startswith(TOKEN_WORD):
             if origin >= 0 and not self._keys:
-                join(token, self._addresses[origin], self._admit)
+                accept_offer(token, self._addresses[origin], self._admit_pipe)
             return
         with contextlib.suppress(TransportError):
-            self._borrowers[origin] = SharedArrayReader(token)
+            self._borrowed_memory[origin] = SharedArrayReader(token)
 
-    def borrowed(self, origin: int, chunk: Chunk) -> Borrowed | None:
+    def read_borrowed(self, origin: int, chunk: Chunk) -> BorrowedBuffer | None:
         """The bytes of an array that somebody lends; None for one of whom nothing is known."""
-        borrower = self._borrowers.get(origin)
+        borrower = self._borrowed_memory.get(origin)
         if borrower is None:
             return None
-        return borrower.offered(chunk.slot, chunk.turn, chunk.nbytes)
+        return borrower.defer_borrow(chunk.slot, chunk.turn, chunk.nbytes)
 
-    def heard(self, heard: Heard) -> None:
+    def update_link(self, heard: UpdatePeerLink) -> None:
         """Another worker said what it has of ours, or of its own."""
         link = self._links.get(heard.worker)
         if link is not None:
-            before = link.repeats
-            link.heed(heard)
-            if again := link.repeats - before:
+            before = link.resent_count
+            link.apply_update(heard)
+            if again := link.resent_count - before:
                 peer = self._addresses[heard.worker]
                 self.meters.add("graphflow_resent_messages_total", again, peer)
 
-    def beat(self, beat: Beat) -> None:
+    def beat_links(self, beat: BeatPeerLinks) -> None:
         """Time for the links to say what they have sent and received."""
         for worker, link in list(self._links.items()):
-            link.beat(owed=worker in beat.owed)
-            link.look()
-            if (untaken := link.untaken()) is not None:
+            link.heartbeat(owed=worker in beat.owed)
+            link.check_inflow()
+            if (untaken := link.find_unacknowledged()) is not None:
                 asked, (step, edge) = untaken
-                self._report(Cut(self._session, worker, step, edge, asked))
+                self._report_event(PeerUnreached(self._session, worker, step, edge, asked))
 
-    def echoed(self, request: int, origin: int, array: Array) -> None:
+    def accept_echo(self, request: int, origin: int, array: Array) -> None:
         """An echo has come back from another worker."""
-        self._echoes.came(request, origin, array)
+        self._prober.accept_echo(request, origin, array)
 
-    def wake(self, step: int, error: GraphflowError) -> None:
+    def cancel_step(self, step: int, error: GraphflowError) -> None:
         """Cancels a step, whether it runs or is still queued."""
-        self._cancelled = step
+        self._cancelled_up_to = step
         host = self._host
         if host is not None:
             host.cancel(self._session, step, error)
@@ -264,42 +283,42 @@ class HostedSession:
 
     # On the session's thread ---------------------------------------------------------------------
 
-    def _work(self) -> None:
-        computing.set(self._session)
+    def _run_jobs(self) -> None:
+        computing_session.set(self._session)
         while True:
-            run = self._next()
+            run = self._next_job()
             job, step = run.job, run.step
             self.activity.begin(job, step)
             cancelled = False
             try:
-                outcome = self._do(run)
+                outcome = self._run_job(run)
             except BaseException as error:  # the coordinator is told, whatever it was
-                outcome, cancelled = error, step <= self._cancelled
+                outcome, cancelled = error, step <= self._cancelled_up_to
             # Nobody waits for these, and waking the I/O thread costs more than most commits. What
             # writes a file reports from a thread of its own.
-            if outcome is not None or type(job) not in _SILENT:
-                self._report(Finished(self._session, job, step, self._epoch, outcome))
-            if self._uncounted is not None:
-                self.activity.on_commit(self._uncounted)
-                self._uncounted = None
+            if outcome is not None or type(job) not in _UNREPORTED:
+                self._report_event(JobFinished(self._session, job, step, self._epoch, outcome))
+            if self._uncounted_commit is not None:
+                self.activity.on_commit(self._uncounted_commit)
+                self._uncounted_commit = None
             self.activity.end(job, step, outcome, cancelled=cancelled)
-            self._done += 1
+            self._jobs_done += 1
             if type(job) is Close:
                 return
 
-    def _next(self) -> Run:
+    def _next_job(self) -> RunJob:
         """The next job. This thread drives the worker's sockets for a while, so that an order that
         follows soon needs no other thread."""
         if self._jobs.empty() and not self._closing.is_set():
             self._idle = True
-            self._attend(self._has_job, LINGER)
+            self._drive_until(self._has_job, LINGER)
             self._idle = False
         return self._jobs.get()
 
     def _has_job(self) -> bool:
         return not self._jobs.empty()
 
-    def _do(self, run: Run) -> Outcome:
+    def _run_job(self, run: RunJob) -> Outcome:
         job, session, host = run.job, self._session, self._host
         if type(job) is Compute and host is not None:  # these two nearly always
             if run.commits >= 0:
@@ -326,7 +345,7 @@ class HostedSession:
                 host.abort(session, run.step)
             case Read():
                 value = np.asarray(host.read(session, job.variable))
-                return Computed({job.variable: self._handed(job.request, job.variable, value)})
+                return Computed({job.variable: self._lend_result(job.request, job.variable, value)})
             case Write():
                 host.write(session, job.variable, run.arrays[job.variable])
             case Save():
@@ -336,11 +355,11 @@ class HostedSession:
             case Measure():
                 return host.measure()
             case Meet():
-                return self._echoes.meet(job)
+                return self._prober.check_reachability(job)
             case Chunk():
-                self._echoes.send_back(run)
+                self._prober.send_back(run)
             case Probe():
-                return self._echoes.probe(job)
+                return self._prober.measure_latency(job)
         return None
 
     def _open(self) -> None:
@@ -352,43 +371,49 @@ class HostedSession:
                     key=self._keys[worker] if self._keys else "",
                 )  # fmt: skip
                 outbound = Outbound(self._session, self._epoch, self._index, self._token)
-                lane = None if self._keys else Lane.to(address)
-                outlet = BulkSender(self._listens) if self._listens and not self._keys else None
+                lane = None if self._keys else UnixSocketChannel.connect(address)
+                outlet = (
+                    BulkSender(self._listen_address)
+                    if self._listen_address and not self._keys
+                    else None
+                )
                 sealed = bool(self._keys)
-                self._links[worker] = Link(channel, outbound, lane, outlet, sealed=sealed)
+                self._links[worker] = PeerLink(channel, outbound, lane, outlet, sealed=sealed)
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
-        keep = self._loans.keep
-        self._host.attend(self._session, self._attend, self._wake, self.activity.count_tensor, keep)
+        keep = self._coordinator_memory.keep
+        self._host.connect_mail(
+            self._session, self._drive_until, self._wake, self.activity.count_tensor, keep
+        )
 
     def _close(self) -> None:
-        self._echoes.close()
+        self._prober.close()
         try:
             if self._host is not None:
                 self._host.close(self._session)
         finally:
             for link in self._links.values():
                 link.close()
-            self._loans.close()
+            self._coordinator_memory.close()
             # A worker has little reason to look for cycles: what is large goes at once.
             self._host = None
-            self._borrowers.clear()
+            self._borrowed_memory.clear()
 
-    def _commit(self, host: HostLike, step: int) -> None:
+    def _commit(self, host: HostProtocol, step: int) -> None:
         """Commits a step of which the order of the next one told."""
         try:
             host.commit(self._session, step)
-            self._uncounted = step
+            self._uncounted_commit = step
         except BaseException as error:  # that ends the session here, the next step with it
-            self._report(Finished(self._session, Commit(), step, self._epoch, error))
+            self._report_event(JobFinished(self._session, Commit(), step, self._epoch, error))
             raise
 
-    def _compute(self, host: HostLike, run: Run, job: Compute) -> Computed:
-        if run.step <= self._cancelled:
+    def _compute(self, host: HostProtocol, run: RunJob, job: Compute) -> Computed:
+        if run.step <= self._cancelled_up_to:
             raise StepTimeout(f"step {step_of(run.step)} was cancelled before it started here")
         feeds: Any = run.arrays  # by name
-        self._lasts = not job.free
-        self._until = time.monotonic() + job.deadline
+        self._arrays_last = not job.free
+        self._deadline = time.monotonic() + job.deadline
         for name in job.feeds:  # what came before the order may be lent
             self._await_feed(run.step, name, feeds[name])
         computed = host.compute(
@@ -397,24 +422,26 @@ class HostedSession:
         if feeds:  # what is lent goes back before anybody hears of the end, who may need it next
             feeds.clear()
         for array in computed.fetches.values():
-            if array.nbytes >= LENT_FROM:
+            if array.nbytes >= LEND_MIN_BYTES:
                 break
         else:
             return computed
-        handed = {n: self._handed(job.request, n, each) for n, each in computed.fetches.items()}
+        handed = {
+            n: self._lend_result(job.request, n, each) for n, each in computed.fetches.items()
+        }
         return computed._replace(fetches=handed)
 
     def _await_feed(self, step: int, name: Key, array: Array) -> None:
         """Waits for the last of a feed that the session was still copying when it told of it."""
         while not is_whole(array):
-            if step <= self._cancelled or time.monotonic() > self._until:
+            if step <= self._cancelled_up_to or time.monotonic() > self._deadline:
                 late = f"step {step_of(step)}: feed {name} did not come before the deadline"
                 raise StepTimeout(late)
 
-    def _handed(self, request: int, name: str, array: Array) -> Array | Chunk:
-        return self._loans.lend("fetch", request, name, array)
+    def _lend_result(self, request: int, name: str, array: Array) -> Array | Chunk:
+        return self._coordinator_memory.lend("fetch", request, name, array)
 
-    def _save(self, run: Run, job: Save, copies: dict[str, Array]) -> None:
+    def _save(self, run: RunJob, job: Save, copies: dict[str, Array]) -> None:
         """Writes copies of all variables while other jobs go on."""
 
         def write() -> None:
@@ -425,26 +452,26 @@ class HostedSession:
                     outcome = Saved(job.request, shard.sha256, shard.nbytes or 0, [])
             except BaseException as error:  # the coordinator is told, whatever it was
                 outcome = error
-            self._report(Finished(self._session, job, run.step, self._epoch, outcome))
+            self._report_event(JobFinished(self._session, job, run.step, self._epoch, outcome))
 
         threading.Thread(target=write, name=f"{self._thread.name}-save", daemon=True).start()
 
     # Between workers -----------------------------------------------------------------------------
 
-    def _outbox(self, parcel: Parcel) -> None:
+    def _outbox(self, parcel: TensorParcel) -> None:
         """Sends a tensor of a step; called by the threads of the host's devices."""
         if parcel.target_worker == self._index:
             if self._host is not None:
                 self._host.deliver(self._session, parcel.step, parcel.edge, parcel.array)
             return
         target = parcel.target_worker
-        self._echoes.link(target).send(
-            "edge", parcel.step, parcel.edge, parcel.array, parcel.owned and self._lasts,
-            partial(self._still_computes, parcel, self._until),
+        self._prober.link_to(target).send(
+            "edge", parcel.step, parcel.edge, parcel.array, parcel.owned and self._arrays_last,
+            partial(self._should_keep_sending, parcel, self._deadline),
         )  # fmt: skip
         self.activity.count_tensor("sent", target, parcel.edge, parcel.array.nbytes)
 
-    def _still_computes(self, parcel: Parcel, until: float) -> bool:
+    def _should_keep_sending(self, parcel: TensorParcel, until: float) -> bool:
         """Whether a tensor that another worker has no room for is still to be sent."""
         if time.monotonic() > until:
             target = parcel.target_worker
@@ -453,19 +480,19 @@ class HostedSession:
                 f"not take edge {parcel.edge} before the deadline; can it be reached from there?",
                 worker=target,
             )
-        return parcel.step > self._cancelled and not self._closing.is_set()
+        return parcel.step > self._cancelled_up_to and not self._closing.is_set()
 
 
 def default_factory(
     worker: int,
     devices: Sequence[str],
     threads: int | None,
-    outbox: Callable[[Parcel], None],
+    outbox: Callable[[TensorParcel], None],
     *,
-    limits: Limits | None = None,
-) -> HostLike:
+    limits: GraphLimits | None = None,
+) -> HostProtocol:
     """A real `Host`; its libraries load with the first session."""
-    from graphflow.runtime.host.host import Host
+    from graphflow.runtime.host.host import DeviceHost
 
-    host: HostLike = Host(worker, devices, threads, outbox, limits, alone=True)
+    host: HostProtocol = DeviceHost(worker, devices, threads, outbox, limits, alone=True)
     return host

@@ -29,37 +29,37 @@ from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.memory.malloc_tuning import trim_heap
 from graphflow.runtime.polling.io_driver import SLICE, SocketDriverLock
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
-from graphflow.runtime.protocol.clock_sync import identity
+from graphflow.runtime.protocol.clock_sync import clock_identity
 from graphflow.runtime.protocol.fast_path import FastPathWorker
-from graphflow.runtime.protocol.remote_errors import failed
+from graphflow.runtime.protocol.remote_errors import failure_message
 from graphflow.runtime.protocol.worker import ExitReport
 from graphflow.runtime.protocol.worker_events import (
-    Attach,
-    Beat,
-    Cut,
-    Deliver,
-    Drain,
-    Finished,
-    Heard,
-    Leave,
-    Offer,
-    Received,
-    Run,
-    Send,
-    Shut,
-    Tick,
-    Wake,
+    AttachPeerMemory,
+    BeatPeerLinks,
+    CancelStep,
+    DeliverTensor,
+    DrainWorker,
+    EndSession,
+    EndWorker,
+    JobFinished,
+    MessageReceived,
+    OfferMemoryToCoordinator,
+    PeerUnreached,
+    RunJob,
+    SendMessage,
+    UpdatePeerLink,
     WorkerAction,
     WorkerEvent,
+    WorkerTick,
 )
 from graphflow.runtime.security.authenticator import UNTRUSTED, ZapAuthenticator
 from graphflow.runtime.security.keys import COORDINATOR, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.bulk_tcp import BulkReceivers, Pipe
-from graphflow.runtime.transport.tcp import leave
-from graphflow.runtime.transport.unix_socket import Lane, Lanes
+from graphflow.runtime.transport.bulk_tcp import BulkChannel, BulkReceivers
+from graphflow.runtime.transport.tcp import abandon_context
+from graphflow.runtime.transport.unix_socket import UnixSocketChannel, UnixSocketListener
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     Broken,
@@ -72,16 +72,18 @@ from graphflow.runtime.wire.messages import (
     StatusReport,
 )
 from graphflow.runtime.worker.hosted_session import HostedSession, HostFactory
-from graphflow.runtime.worker.watched import watch_worker
-from graphflow.runtime.worker.worker_status import report
+from graphflow.runtime.worker.worker_gauges import register_worker_gauges
+from graphflow.runtime.worker.worker_status import make_report
 
 _TICK = 0.5  # seconds
-_WAKEUP, _LISTENER, _PARENT, _LANES, _FIRST = range(5)  # what wakes who drives the sockets
+_WAKEUP, _LISTENER, _PARENT, _FAST_LISTENER, _FIRST_CHANNEL = range(
+    5
+)  # what wakes who drives the sockets
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages taken from the socket before anything else has its turn
-_UNSENT = 4096  # answers that a connection does not take: more than any session has under way
-_LEAVE_SECONDS = 1.0  # for sessions to end when the worker does
-_LAST_WORDS = 100  # milliseconds in which what they are told may still leave
+_MAX_UNSENT = 4096  # answers that a connection does not take: more than any session has under way
+_END_SECONDS = 1.0  # for sessions to end when the worker does
+_LINGER_MS = 100  # milliseconds in which what they are told may still leave
 
 _log = Log("graphflow.worker")
 
@@ -106,7 +108,7 @@ class WorkerProcess:
         ring: Keyring | None = None,
         connections: int | None = None,
         checkpoints: str | None = None,
-        epitaph: ExitReport | None = None,
+        exit_report: ExitReport | None = None,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._wakeup = WakeupFd()
@@ -116,7 +118,7 @@ class WorkerProcess:
                 self._guard = ZapAuthenticator(self._context, key, ring or Keyring())
             self._listener = transport_of(listen).Listener(
                 self._context, listen, insecure=insecure, guard=self._guard,
-                most=connections, wake=self._look_again,
+                most=connections, wake=self._recheck_listener,
             )  # fmt: skip
         except BaseException:
             if self._guard is not None:
@@ -133,45 +135,49 @@ class WorkerProcess:
         self._allow_ops = frozenset(allow_ops)
         self._checkpoints = checkpoints
         self._machine = FastPathWorker(
-            devices, identity(), host_memory() // 2, epitaph, secrets.randbits(62)
+            devices, clock_identity(), host_memory() // 2, exit_report, secrets.randbits(62)
         )
         self._sessions: dict[str, HostedSession] = {}
-        self._ending: dict[str, HostedSession] = {}  # told to close, but still at something
-        self._finished: deque[Finished | Offer | Cut] = deque()
+        self._closing_sessions: dict[
+            str, HostedSession
+        ] = {}  # told to close, but still at something
+        self._reported: deque[JobFinished | OfferMemoryToCoordinator | PeerUnreached] = deque()
         self._unsent: dict[bytes, deque[list[Any]]] = {}
         self._driver = SocketDriverLock(self._wakeup)
         self._waiter = EpollWaiter()
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
         self._waiter.add(self._listener.socket.getsockopt(zmq.FD), _LISTENER)
         # A socket tells of what comes only once it has been found empty.
-        self._unread = True
-        self._lanes = Lanes(self.address if self._guard is None else "")
+        self._has_unread = True
+        self._lanes = UnixSocketListener(self.address if self._guard is None else "")
         self._pipes = BulkReceivers()
-        self._entering: deque[tuple[str, Pipe]] = deque()
+        self._new_pipes: deque[tuple[str, BulkChannel]] = deque()
         # Lanes and pipes, by what wakes us for them.
-        self._heard: dict[int, tuple[bytes, Lane | Pipe]] = {}
+        self._fast_channels: dict[int, tuple[bytes, UnixSocketChannel | BulkChannel]] = {}
         if self._lanes.fileno() >= 0:
-            self._waiter.add(self._lanes.fileno(), _LANES)
-        self._due = time.monotonic() + _TICK
+            self._waiter.add(self._lanes.fileno(), _FAST_LISTENER)
+        self._tick_at = time.monotonic() + _TICK
         self._stopping = False
-        self._leaving = 0.0  # seconds that sessions have to go, once it was asked to end
-        self._left_by = math.inf  # when that time is over
+        self._drain_seconds = 0.0  # seconds that sessions have to go, once it was asked to end
+        self._drain_deadline = math.inf  # when that time is over
         self._failure: BaseException | None = None
-        self._why = "it was asked to end"
+        self._end_reason = "it was asked to end"
         self._started = time.monotonic()
-        watch_worker(self.meters, self.address, self._sessions, self._unsent, self._listener.door)
+        register_worker_gauges(
+            self.meters, self.address, self._sessions, self._unsent, self._listener.limiter
+        )
 
     def stop(self) -> None:
         """Ends `run` soon; for signal handlers and other threads."""
         self._stopping = True
         self._wakeup.wake()
 
-    def leave(self, seconds: float) -> None:
+    def drain(self, seconds: float) -> None:
         """Has sessions write checkpoints and go elsewhere; ends `run` when all have gone, or their
         coordinators are silent, or after some seconds. At once when asked again."""
-        if self._leaving:
+        if self._drain_seconds:
             self._stopping = True
-        self._leaving = seconds
+        self._drain_seconds = seconds
         self._wakeup.wake()
 
     def run(self, parent_pid: int | None = None) -> None:
@@ -181,11 +187,11 @@ class WorkerProcess:
         if parent_pid is not None:
             for waiter in (parent, self._waiter):
                 waiter.add(sys.stdin.fileno(), _PARENT)  # the parent holds the other end
-        while not (self._stopping or self._is_left()):
+        while not (self._stopping or self._has_drained()):
             due = time.monotonic() + _TICK
             if self._driver.acquire_as_background(SLICE):
                 try:
-                    self._drive(lambda: self._driver.wanted or self._is_left(), due)
+                    self._drive(lambda: self._driver.wanted or self._has_drained(), due)
                 finally:
                     self._driver.release()
             elif not self._stopping:
@@ -193,21 +199,21 @@ class WorkerProcess:
             if parent.wait(0.0):
                 break
             if parent_pid is not None and os.getppid() != parent_pid:
-                self._why = "the process that it was started from has ended"
+                self._end_reason = "the process that it was started from has ended"
                 break
         parent.close()
         if self._failure is not None:
             raise self._failure
 
-    def _is_left(self) -> bool:
+    def _has_drained(self) -> bool:
         """Whether it was asked to end, and no session is left that could still go."""
-        if self._left_by == math.inf:
+        if self._drain_deadline == math.inf:
             return False
         now = time.monotonic()
-        here = set(self._machine.sessions) - set(self._machine.parked(now))
-        return now >= self._left_by or not (here or self._ending or self._unsent)
+        here = set(self._machine.sessions) - set(self._machine.parked_sessions(now))
+        return now >= self._drain_deadline or not (here or self._closing_sessions or self._unsent)
 
-    def attend(self, done: Callable[[], bool], seconds: float) -> bool:
+    def drive_until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Drives the sockets until `done`, for a thread of a session that would wait otherwise;
         False: at once, for another one drives."""
         if self._stopping or not self._driver.acquire(SLICE):
@@ -224,18 +230,19 @@ class WorkerProcess:
     def close(self) -> None:
         """Ends all sessions, which are told so, and frees the address."""
         self._stopping = True
-        self._driver.preempt(_LEAVE_SECONDS)
-        words = _LAST_WORDS if self._machine.sessions else 0
-        self._handle(Leave(self._why))
-        until = time.monotonic() + _LEAVE_SECONDS
+        self._driver.preempt(_END_SECONDS)
+        words = _LINGER_MS if self._machine.sessions else 0
+        self._handle(EndWorker(self._end_reason))
+        until = time.monotonic() + _END_SECONDS
         ended = [
-            session.join(max(0.0, until - time.monotonic())) for session in self._ending.values()
+            session.join(max(0.0, until - time.monotonic()))
+            for session in self._closing_sessions.values()
         ]
         self._listener.close(words)
-        for route, _ in list(self._heard.values()):
-            self._drop(route)
-        while self._entering:
-            self._entering.popleft()[1].close()
+        for route, _ in list(self._fast_channels.values()):
+            self._drop_fast_channel(route)
+        while self._new_pipes:
+            self._new_pipes.popleft()[1].close()
         self._lanes.close()
         if self._guard is not None:
             self._guard.close()
@@ -244,7 +251,7 @@ class WorkerProcess:
         if all(ended):
             self._context.destroy(linger=0)
         else:  # an op that does not return may still want to send
-            leave(self._context)
+            abandon_context(self._context)
 
     # One turn of the loop ------------------------------------------------------------------------
 
@@ -256,182 +263,184 @@ class WorkerProcess:
 
     def _turn(self, until: float, awake: float) -> None:
         """Handles what has come, after waiting for it if there is nothing yet."""
-        if self._finished:
-            self._finish()
-        while self._entering:
-            self._adopt(*self._entering.popleft())
+        if self._reported:
+            self._handle_reported()
+        while self._new_pipes:
+            self._add_pipe(*self._new_pipes.popleft())
         now = time.monotonic()
-        if now >= self._due:
-            self._due = now + _TICK
-            self._handle(Tick())
-            for session in self._guard.revoked() if self._guard is not None else ():
-                self._handle(Shut(session, f"it is of {UNTRUSTED}"))
-        if self._leaving and self._left_by == math.inf:
-            self._left_by = now + self._leaving
-            self._handle(Drain(self._leaving))
+        if now >= self._tick_at:
+            self._tick_at = now + _TICK
+            self._handle(WorkerTick())
+            for session in self._guard.revoked_sessions() if self._guard is not None else ():
+                self._handle(EndSession(session, f"it is of {UNTRUSTED}"))
+        if self._drain_seconds and self._drain_deadline == math.inf:
+            self._drain_deadline = now + self._drain_seconds
+            self._handle(DrainWorker(self._drain_seconds))
         for route in list(self._unsent) if self._unsent else ():
             self._flush(route)
-        if self._unread and not self._listener.has_message():
-            self._listener.door.drained()
-            self._unread = False
-        soon = now + _RETRY if self._unsent else self._due
-        if self._unread or self._is_left():
+        if self._has_unread and not self._listener.has_message():
+            self._listener.limiter.note_drained()
+            self._has_unread = False
+        soon = now + _RETRY if self._unsent else self._tick_at
+        if self._has_unread or self._has_drained():
             soon = now
         for tag in self._waiter.wait(min(until, soon) - now, awake):
-            if tag >= _FIRST:
-                self._hear(tag)
+            if tag >= _FIRST_CHANNEL:
+                self._receive_fast(tag)
             elif tag == _WAKEUP:
                 self._wakeup.drain()
             elif tag == _LISTENER:
-                self._unread = True
-            elif tag == _LANES:
-                self._admit()
+                self._has_unread = True
+            elif tag == _FAST_LISTENER:
+                self._accept_fast_channel()
             else:
                 self._stopping = True
-        if self._unread:
-            self._listen()
+        if self._has_unread:
+            self._receive_batch()
 
-    def _look_again(self) -> None:
+    def _recheck_listener(self) -> None:
         """Has whoever drives the sockets look at the listener; from the door's thread."""
-        self._unread = True
+        self._has_unread = True
         self._wakeup.wake()
 
-    def _listen(self) -> None:
+    def _receive_batch(self) -> None:
         for _ in range(_BATCH):
             arrived = self._listener.receive() if self._listener.has_message() else None
             if arrived is None:
                 break
-            self._take(*arrived)
+            self._handle_frames(*arrived)
 
-    def _admit(self) -> None:
-        admitted = self._lanes.admit()
+    def _accept_fast_channel(self) -> None:
+        admitted = self._lanes.accept()
         if admitted is not None:
-            tag = _FIRST + admitted[1].fileno()
-            self._heard[tag] = admitted
+            tag = _FIRST_CHANNEL + admitted[1].fileno()
+            self._fast_channels[tag] = admitted
             self._waiter.add(admitted[1].fileno(), tag)
 
-    def _enter(self, session: str, pipe: Pipe) -> None:
+    def _queue_pipe(self, session: str, pipe: BulkChannel) -> None:
         """Lets a pipe in; from any thread."""
-        self._entering.append((session, pipe))
+        self._new_pipes.append((session, pipe))
         self._wakeup.wake()
 
-    def _adopt(self, session: str, pipe: Pipe) -> None:
+    def _add_pipe(self, session: str, pipe: BulkChannel) -> None:
         if session not in self._sessions:
             pipe.close()
-        elif (route := self._pipes.take_in(session, pipe)) is not None:
-            tag = _FIRST + pipe.fileno()
-            self._heard[tag] = route, pipe
+        elif (route := self._pipes.add(session, pipe)) is not None:
+            tag = _FIRST_CHANNEL + pipe.fileno()
+            self._fast_channels[tag] = route, pipe
             self._waiter.add(pipe.fileno(), tag)
 
-    def _hear(self, tag: int) -> None:
+    def _receive_fast(self, tag: int) -> None:
         """Takes the next message of a lane or a pipe."""
-        if tag not in self._heard:
+        if tag not in self._fast_channels:
             return  # it has just been dropped
-        route, lane = self._heard[tag]
+        route, lane = self._fast_channels[tag]
         try:
             frames = lane.receive()
         except (TransportError, ProtocolError) as error:
             if isinstance(error, ProtocolError):
-                self._refuse(route, "", error)
-            self._drop(route)
+                self._count_refused(route, "", error)
+            self._drop_fast_channel(route)
             return
         if frames is None:
             return
-        run = self._machine.repeated(route, frames[0], time.monotonic())
+        run = self._machine.accept_order(route, frames[0], time.monotonic())
         if run is None:
-            self._take(route, frames, "", True)
+            self._handle_frames(route, frames, "", True)
         else:
             self._sessions[run.session].submit(run)
 
-    def _refuse(self, route: bytes, key: str, error: ProtocolError) -> None:
+    def _count_refused(self, route: bytes, key: str, error: ProtocolError) -> None:
         self.meters.add("graphflow_refused_messages_total")
         _log.tell("message.refused", peer=key or route.hex(), reason=str(error))
 
-    def _drop(self, route: bytes) -> None:
+    def _drop_fast_channel(self, route: bytes) -> None:
         """Ends a lane or a pipe; what its peer says from now on comes by ZeroMQ."""
         lane = self._lanes.get(route)
         if lane is not None:
-            del self._heard[_FIRST + lane.fileno()]
+            del self._fast_channels[_FIRST_CHANNEL + lane.fileno()]
             self._lanes.drop(route)
         elif (pipe := self._pipes.drop(route)) is not None:
-            del self._heard[_FIRST + pipe.fileno()]
+            del self._fast_channels[_FIRST_CHANNEL + pipe.fileno()]
             pipe.close()
 
-    def _finish(self) -> None:
-        while self._finished:
-            finished = self._finished.popleft()
-            if type(finished) is Finished and isinstance(finished.outcome, DeviceLost):
-                self._fail(finished.outcome)
+    def _handle_reported(self) -> None:
+        while self._reported:
+            finished = self._reported.popleft()
+            if type(finished) is JobFinished and isinstance(finished.outcome, DeviceLost):
+                self._fail_process(finished.outcome)
                 continue
-            if type(finished) is Finished and self._answer(finished):
+            if type(finished) is JobFinished and self._try_fast_answer(finished):
                 continue
-            is_over = isinstance(finished, Finished) and isinstance(finished.job, Close)
+            is_over = isinstance(finished, JobFinished) and isinstance(finished.job, Close)
             if is_over:
-                self._ending.pop(finished.session, None)
+                self._closing_sessions.pop(finished.session, None)
             self._handle(finished)
             if is_over:
                 trim_heap()
 
-    def _fail(self, lost: DeviceLost) -> None:
+    def _fail_process(self, lost: DeviceLost) -> None:
         """Ends the process: no later step could be computed here. That is all the answer that the
         order gets, for a worker that is lost can be replaced, and the step done again."""
-        self._failure, self._why = lost, str(lost)
+        self._failure, self._end_reason = lost, str(lost)
         self.stop()
 
-    def _answer(self, finished: Finished) -> bool:
+    def _try_fast_answer(self, finished: JobFinished) -> bool:
         """Answers by the short way, if that is possible."""
-        answer = self._machine.answer(finished)
+        answer = self._machine.encode_answer(finished)
         if answer is None:
             return False
         lane, back, (frame, number, acknowledged) = answer
-        self._carry([frame], lane, back, number, acknowledged)
+        self._send_frames([frame], lane, back, number, acknowledged)
         return True
 
-    def _take(self, route: bytes, frames: list[Any], key: str, lane: bool = False) -> None:
+    def _handle_frames(self, route: bytes, frames: list[Any], key: str, lane: bool = False) -> None:
         role = COORDINATOR
         try:
             envelope, message, data = decode_frames(frames)
             if self._guard is not None:
-                role = self._guard.check(key, envelope, message)
+                role = self._guard.authorise(key, envelope, message)
         except NotAuthorised as error:
             self.meters.add("graphflow_forbidden_messages_total")
             _log.tell("key.forbidden", key=key, reason=str(error))
-            self._listener.blame(route, error)
-            answer: Message = failed(getattr(message, "request", 0), error)
+            self._listener.report_invalid(route, error)
+            answer: Message = failure_message(getattr(message, "request", 0), error)
             if envelope.session in self._sessions:  # its key was revoked meanwhile
                 answer = Broken(str(error))
             said = (envelope.session, envelope.epoch, envelope.origin, envelope.step)
-            self._send(Send(route, Envelope(*said, 0, 0, envelope.token), answer))
+            self._send(SendMessage(route, Envelope(*said, 0, 0, envelope.token), answer))
             return
         except ProtocolError as error:
-            self._refuse(route, key, error)
+            self._count_refused(route, key, error)
             if lane:
-                self._drop(route)
+                self._drop_fast_channel(route)
             else:
-                self._listener.blame(route, error)
+                self._listener.report_invalid(route, error)
             return
         hosted = self._sessions.get(envelope.session)
         if hosted is None:
             if not lane:
-                self._listener.doubt(route)
+                self._listener.report_stray(route)
         elif type(message) is Chunk and message.slot:
-            data = hosted.borrowed(envelope.origin, message)
+            data = hosted.read_borrowed(envelope.origin, message)
         if type(message) is Status:
             back = Envelope(envelope.session, envelope.epoch, 0, 0, 1)
-            self._send(Send(route, back, StatusReport(message.request, self._report_to(role))))
+            self._send(
+                SendMessage(route, back, StatusReport(message.request, self._status_report(role)))
+            )
             return
-        self._handle(Received(route, envelope, message, data, lane))
+        self._handle(MessageReceived(route, envelope, message, data, lane))
         opened = self._sessions.get(envelope.session)
         if self._guard is not None and type(message) is Open and opened not in (None, hosted):
-            self._guard.vouch(envelope.session, key, message.keys)
+            self._guard.allow_session_keys(envelope.session, key, message.keys)
 
-    def _report_to(self, role: str) -> dict[str, Any]:
+    def _status_report(self, role: str) -> dict[str, Any]:
         """What this worker does, for who may act so."""
         names = role == COORDINATOR
-        return report(
+        return make_report(
             started=self._started, devices=self._devices,
             sessions=[each for each in list(self._sessions.values()) if not each.is_trial],
-            parked=self._machine.parked(time.monotonic()), meters=self.meters, names=names,
+            parked=self._machine.parked_sessions(time.monotonic()), meters=self.meters, names=names,
         )  # fmt: skip
 
     def _handle(self, event: WorkerEvent) -> None:
@@ -439,34 +448,34 @@ class WorkerProcess:
             self._act(action)
 
     def _act(self, action: WorkerAction) -> None:
-        if isinstance(action, Deliver):  # these three nearly always
+        if isinstance(action, DeliverTensor):  # these three nearly always
             self._deliver(action)
             return
-        if isinstance(action, Run):
+        if isinstance(action, RunJob):
             self._run(action)
             return
-        if isinstance(action, Send):
+        if isinstance(action, SendMessage):
             self._send(action)
             return
         match action:
-            case Attach(session, origin, token):
+            case AttachPeerMemory(session, origin, token):
                 self._sessions[session].attach(origin, token)
-            case Heard(session):
-                self._sessions[session].heard(action)
-            case Beat(session):
-                self._sessions[session].beat(action)
-            case Wake(session, step, error):
-                self._sessions[session].wake(step, error)
+            case UpdatePeerLink(session):
+                self._sessions[session].update_link(action)
+            case BeatPeerLinks(session):
+                self._sessions[session].beat_links(action)
+            case CancelStep(session, step, error):
+                self._sessions[session].cancel_step(step, error)
 
-    def _deliver(self, action: Deliver) -> None:
+    def _deliver(self, action: DeliverTensor) -> None:
         session, step, edge, array, origin, echo = action
         hosted = self._sessions[session]
         if echo:
-            hosted.echoed(step, origin, array)
+            hosted.accept_echo(step, origin, array)
         else:
             hosted.deliver(step, edge, array, origin)
 
-    def _run(self, action: Run) -> None:
+    def _run(self, action: RunJob) -> None:
         if isinstance(action.job, Open):
             self._sessions[action.session] = HostedSession(
                 action,
@@ -477,13 +486,13 @@ class WorkerProcess:
                 guard=self._guard,
                 factory=self._factory,
                 allow_ops=self._allow_ops,
-                report=self._report,
-                attend=self.attend,
+                report=self._report_event,
+                drive_until=self.drive_until,
                 wake=self._wakeup.wake,
                 meters=self.meters,
                 checkpoints=self._checkpoints,
-                listens=self.address,
-                admit=partial(self._enter, action.session),
+                listen_address=self.address,
+                admit_pipe=partial(self._queue_pipe, action.session),
             )
             _log.tell(
                 "session.opened", session=action.session, epoch=action.epoch,
@@ -493,29 +502,31 @@ class WorkerProcess:
         self._sessions[action.session].submit(action)
         if isinstance(action.job, Close):
             if self._guard is not None:
-                self._guard.forget(action.session)
-            self._ending[action.session] = closed = self._sessions.pop(action.session)
-            for route in self._pipes.of(action.session):
-                self._drop(route)
+                self._guard.forget_session(action.session)
+            self._closing_sessions[action.session] = closed = self._sessions.pop(action.session)
+            for route in self._pipes.routes_of(action.session):
+                self._drop_fast_channel(route)
             told = closed.activity.report()
             _log.tell(
                 "session.closed", session=action.session, seconds=told["age"],
                 steps=told["committed"],
             )  # fmt: skip
 
-    def _report(self, finished: Finished | Offer | Cut) -> None:
-        self._finished.append(finished)
+    def _report_event(
+        self, finished: JobFinished | OfferMemoryToCoordinator | PeerUnreached
+    ) -> None:
+        self._reported.append(finished)
         if not self._driver.try_acquire():
             self._wakeup.wake()
             return
         try:
-            self._finish()
+            self._handle_reported()
         finally:
             self._driver.release()
 
     # Sending never waits: what a connection does not take is kept, and tried again ----------------
 
-    def _send(self, action: Send) -> None:
+    def _send(self, action: SendMessage) -> None:
         if isinstance(action.message, Broken):
             _log.tell(
                 "session.broken", session=action.envelope.session, reason=action.message.reason
@@ -525,30 +536,30 @@ class WorkerProcess:
         except (ProtocolError, MessageTooLarge) as error:
             _log.tell("answer.unsent", session=action.envelope.session, reason=str(error))
             request = getattr(action.message, "request", 0)
-            head = encode(action.envelope, failed(request, error))
+            head = encode(action.envelope, failure_message(request, error))
         frames: list[Any] = [head] if action.data is None else [head, action.data]
         number = action.envelope.sequence
-        self._carry(frames, action.lane, action.route, number, action.acknowledged)
+        self._send_frames(frames, action.fast_route, action.route, number, action.acknowledged)
 
-    def _carry(
+    def _send_frames(
         self, frames: list[Any], beside: bytes, route: bytes, number: int, acknowledged: int
     ) -> None:
         """Sends a message with a number over the lane `beside` a connection, or over that."""
         lane = self._lanes.get(beside or route)
         if lane is not None:
-            if lane.carries(frames, number, acknowledged):
+            if lane.send_in_order(frames, number, acknowledged):
                 return
             if not beside:
                 return  # no other way leads there
         waiting = self._unsent.setdefault(route, deque())
-        if len(waiting) >= _UNSENT:
-            self._listener.abandon(route)
+        if len(waiting) >= _MAX_UNSENT:
+            self._listener.drop_slow_reader(route)
             return
         waiting.append(frames)
         self._flush(route)
 
     def _flush(self, route: bytes) -> None:
-        self._unread = True  # sending may take in what has arrived
+        self._has_unread = True  # sending may take in what has arrived
         waiting = self._unsent[route]
         while waiting:
             if not self._listener.send(route, waiting[0]):

@@ -19,19 +19,21 @@ from typing import TextIO
 
 from graphflow import _version
 from graphflow.errors import AddressInUse, GraphflowError, TransportError
-from graphflow.placement.clusters.host_facts import keep_to
-from graphflow.runtime.diagnostics.crash_recorder import record
+from graphflow.placement.clusters.host_facts import pin_to_cores
+from graphflow.runtime.diagnostics.crash_recorder import start_recording
 from graphflow.runtime.memory.malloc_tuning import raise_trim_threshold
 from graphflow.runtime.protocol.worker import ExitReport
 from graphflow.runtime.security.keys import WORKER, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.worker.hosted_session import HostFactory, default_factory
 from graphflow.runtime.worker.process import WorkerProcess
 
-_MOURNING = 0.7  # seconds in which it is told how a worker ended: connections are made anew by then
+_ANNOUNCE_SECONDS = (
+    0.7  # seconds in which it is told how a worker ended: connections are made anew by then
+)
 _BIND_SECONDS = 0.8  # in which an address may become free where that is told
 _BIND_RETRY = 0.005  # seconds between two tries
 _DRAIN_SECONDS = 30.0  # for sessions to write a checkpoint and go when the worker is asked to end
@@ -53,9 +55,9 @@ def serve(
     keys: str | os.PathLike[str] | None = None,
     metrics: str | None = None,
     connections: int | None = None,
-    limits: Limits | None = None,
+    limits: GraphLimits | None = None,
     checkpoints: str | None = None,
-    told: Callable[[str], None] = lambda address: None,
+    on_address: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread. At SIGTERM, or when
     its terminal is closed, it asks its sessions to write checkpoints and go, and ends when they
@@ -89,21 +91,21 @@ def serve(
     raise_trim_threshold()
     started = time.monotonic()
     ring = Keyring(keys)
-    worker = _bound(
+    worker = _bind_worker(
         partial(
             WorkerProcess, listen, devices=devices, threads=threads, insecure=insecure,
             factory=factory, allow_ops=allow_ops, ring=ring, connections=connections,
-            key=_own_key(ring, key, listen, insecure=insecure), checkpoints=checkpoints,
+            key=_worker_key(ring, key, listen, insecure=insecure), checkpoints=checkpoints,
         )
     )  # fmt: skip
-    told(worker.address)
-    interrupt = signal.SIG_IGN if parent_pid is not None else _stopper(worker)
+    on_address(worker.address)
+    interrupt = signal.SIG_IGN if parent_pid is not None else _stop_handler(worker)
     before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, _leaver(worker)),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, _drain_handler(worker)),
         signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
     }
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # no nohup: its terminal was closed
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _leaver(worker))
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _drain_handler(worker))
     out = output or sys.stdout
     where = f"listening on {worker.address} with {', '.join(devices)}"
     server: MetricsServer | None = None
@@ -128,7 +130,7 @@ def serve(
             signal.signal(number, action)
 
 
-def _bound(make: Callable[[], WorkerProcess]) -> WorkerProcess:
+def _bind_worker(make: Callable[[], WorkerProcess]) -> WorkerProcess:
     """A worker at its address, as soon as that one is free."""
     until = time.monotonic() + _BIND_SECONDS
     while True:
@@ -140,7 +142,7 @@ def _bound(make: Callable[[], WorkerProcess]) -> WorkerProcess:
             time.sleep(_BIND_RETRY)
 
 
-def mourn(
+def announce_exit(
     address: str,
     reason: str,
     op: str,
@@ -163,35 +165,37 @@ def mourn(
     try:
         stand_in = WorkerProcess(
             address, devices=[], threads=None, insecure=insecure, factory=default_factory,
-            key=_own_key(ring, key, address, insecure=insecure), ring=ring,
-            epitaph=ExitReport(reason, op, session),
+            key=_worker_key(ring, key, address, insecure=insecure), ring=ring,
+            exit_report=ExitReport(reason, op, session),
         )  # fmt: skip
     except GraphflowError:
         return  # the next worker is there already
-    timer = threading.Timer(_MOURNING, stand_in.stop)
+    timer = threading.Timer(_ANNOUNCE_SECONDS, stand_in.stop)
     timer.start()
     stand_in.run()
     stand_in.close()
     timer.join()
 
 
-def _own_key(ring: Keyring, key: str | None, listen: str, *, insecure: bool) -> KeyPair | None:
+def _worker_key(ring: Keyring, key: str | None, listen: str, *, insecure: bool) -> KeyPair | None:
     if key is None:
-        beyond = not transport_of(listen).check(listen, insecure=True, listening=True).loopback
+        beyond = (
+            not transport_of(listen).check_address(listen, insecure=True, listening=True).loopback
+        )
         if insecure or not beyond or not any(own.role == WORKER for own in ring.pairs()):
             return None
-    return ring.own(key or None, WORKER)
+    return ring.own_pair(key or None, WORKER)
 
 
-def _stopper(worker: WorkerProcess) -> Callable[[int, object], None]:
+def _stop_handler(worker: WorkerProcess) -> Callable[[int, object], None]:
     return lambda number, frame: worker.stop()
 
 
-def _leaver(worker: WorkerProcess) -> Callable[[int, object], None]:
-    return lambda number, frame: worker.leave(_DRAIN_SECONDS)
+def _drain_handler(worker: WorkerProcess) -> Callable[[int, object], None]:
+    return lambda number, frame: worker.drain(_DRAIN_SECONDS)
 
 
-def _factory_of(place: str) -> HostFactory:
+def _load_host_factory(place: str) -> HostFactory:
     """The attribute of a Python file, `path.py:Name`: how tests put another host in."""
     path, _, name = place.rpartition(":")
     spec = importlib.util.spec_from_file_location("graphflow_host", path)
@@ -222,9 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recorder", help=argparse.SUPPRESS)  # two descriptors of a `Recorder`
     parser.add_argument("--core", type=int, action="append", default=[], help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    keep_to(given.core)
+    pin_to_cores(given.core)
     if given.recorder:
-        record(*map(int, given.recorder.split(",")))
+        start_recording(*map(int, given.recorder.split(",")))
     configure_by_environment()
     sys.path += given.ops_path  # at the end: nothing there shadows what this process imports
     try:
@@ -234,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             threads=given.threads,
             insecure=given.insecure,
             parent_pid=given.parent,
-            host_factory=_factory_of(given.host) if given.host else None,
+            host_factory=_load_host_factory(given.host) if given.host else None,
             allow_ops=given.allow_ops,
             key=given.key,
             keys=given.keys,

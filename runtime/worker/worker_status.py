@@ -28,14 +28,14 @@ from graphflow.errors import (
     VersionMismatch,
 )
 from graphflow.runtime.protocol.reliable_stream import Version
-from graphflow.runtime.protocol.remote_errors import raised
+from graphflow.runtime.protocol.remote_errors import error_from_message
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import CLIENT, KeyPair, Keyring
 from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
-from graphflow.runtime.security.receive_accounting import UNDER_WAY
+from graphflow.runtime.security.receive_accounting import UNFRAMED_CAP
 from graphflow.runtime.telemetry.metrics import Meters, peak_resident_bytes, resident_bytes
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.tcp import ENDED, unknown
+from graphflow.runtime.transport.tcp import HANDSHAKE_ENDED, describe_unknown_host
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
@@ -51,10 +51,10 @@ from graphflow.runtime.wire.messages import (
 if TYPE_CHECKING:
     from graphflow.runtime.worker.hosted_session import HostedSession
 
-WAITS = 20
+MAX_WAITS = 20
 """Tensors that a session waits for of which a report tells; of more, only how many."""
-_TEXT = 200  # characters of what is waited for
-_SESSION = 8  # digits of a session's name
+_MAX_TEXT = 200  # characters of what is waited for
+_SESSION_DIGITS = 8  # digits of a session's name
 _LOOK_MS = 50  # between two looks at how much has come
 _BATCH = 64  # messages taken from one worker before the others have their turn, and the deadline
 
@@ -69,7 +69,7 @@ _SESSION_FORM = {
     "doing_seconds": float, "parked": bool, "queued": int, "arenas": {str: int},
     "variables": {str: int}, "waiting": int, "waits": [(str, float)],
 }  # fmt: skip
-_FORM = {
+_REPORT_FORM = {
     "version": str, "wire": int, "python": str, "host": str, "pid": int, "devices": [str],
     "uptime": float, "resident": int, "resident_peak": int, "refused": int, "links": [_LINK],
     "sessions": [_SESSION_FORM],
@@ -79,7 +79,7 @@ _FORM = {
 # The worker's side --------------------------------------------------------------------------------
 
 
-def report(
+def make_report(
     *,
     started: float,
     devices: Sequence[str],
@@ -100,7 +100,7 @@ def report(
         "version": own.version,
         "wire": own.wire,
         "python": platform.python_version(),
-        "host": socket.gethostname()[:_TEXT],
+        "host": socket.gethostname()[:_MAX_TEXT],
         "pid": os.getpid(),
         "devices": list(devices),
         "uptime": time.monotonic() - started,
@@ -121,15 +121,15 @@ def _session(hosted: HostedSession, is_parked: bool, names: bool) -> dict[str, A
     told = hosted.activity.report()
     return {
         **told,
-        "session": told["session"][:_SESSION],
+        "session": told["session"][:_SESSION_DIGITS],
         "parked": is_parked,
-        "queued": hosted.queued,
+        "queued": hosted.queued_jobs,
         "arenas": dict(usage.arenas),
         "variables": dict(usage.variables),
         "waiting": len(waits),
         "waits": [
-            [(what if names else _without_names(what))[:_TEXT], seconds]
-            for what, seconds in waits[:WAITS]
+            [(what if names else _without_names(what))[:_MAX_TEXT], seconds]
+            for what, seconds in waits[:MAX_WAITS]
         ],
     }
 
@@ -149,12 +149,12 @@ def _links(meters: Meters) -> list[dict[str, Any]]:
     return [{"peer": peer, **link} for peer, link in sorted(found.items())]
 
 
-def misfit(told: Any) -> str | None:
+def find_misfit(told: Any) -> str | None:
     """What in a report that came is not as it must be; None where all is."""
-    return _misfit(told, _FORM, "report")
+    return _find_misfit(told, _REPORT_FORM, "report")
 
 
-def _misfit(value: Any, form: Any, where: str) -> str | None:
+def _find_misfit(value: Any, form: Any, where: str) -> str | None:
     """What in a value is not of a form; None where all is."""
     match form:
         case dict() if str in form:
@@ -177,7 +177,7 @@ def _misfit(value: Any, form: Any, where: str) -> str | None:
             number = type(value) in (int, float) and abs(value) < 2**63  # no infinity, no NaN
             fits = number if form is float else type(value) is form and (form is not int or number)
             return None if fits else where
-    found = (_misfit(*part) for part in parts)
+    found = (_find_misfit(*part) for part in parts)
     return next((wrong for wrong in found if wrong is not None), None)
 
 
@@ -185,14 +185,14 @@ def _misfit(value: Any, form: Any, where: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Address:
+class WorkerAddress:
     """Where a worker listens, and its public key; "" where it has none."""
 
     address: str
     key: str = ""
 
 
-def own_pair(ring: Keyring, name: str | None) -> KeyPair:
+def choose_key_pair(ring: Keyring, name: str | None) -> KeyPair:
     """The key to ask with: of a name, else the only one of a client, else of a coordinator.
 
     Raises:
@@ -200,13 +200,13 @@ def own_pair(ring: Keyring, name: str | None) -> KeyPair:
     """
     roles = {key.name: key.role for key in ring.pairs()}
     if name is not None and name in roles:
-        return ring.own(name, roles[name] if roles[name] == COORDINATOR_KEY else CLIENT)
+        return ring.own_pair(name, roles[name] if roles[name] == COORDINATOR_KEY else CLIENT)
     role = CLIENT if CLIENT in roles.values() or COORDINATOR_KEY not in roles.values() else None
-    return ring.own(name, role or COORDINATOR_KEY)
+    return ring.own_pair(name, role or COORDINATOR_KEY)
 
 
-def ask(
-    workers: Sequence[Address],
+def request_reports(
+    workers: Sequence[WorkerAddress],
     *,
     seconds: float,
     insecure: bool = False,
@@ -225,10 +225,10 @@ def ask(
     """
     context: zmq.Context[Any] = zmq.Context()
     guard = None if pair is None else ZapAuthenticator(context, pair, ring or Keyring())
-    asked: list[_Asked] = []
+    asked: list[_StatusRequest] = []
     try:
         for worker in workers:
-            asked.append(_Asked(context, worker, insecure=insecure, guard=guard))
+            asked.append(_StatusRequest(context, worker, insecure=insecure, guard=guard))
         until = time.monotonic() + seconds
         while waiting := [each for each in asked if each.outcome is None]:
             left = until - time.monotonic()
@@ -239,8 +239,8 @@ def ask(
                 poller.register(each.channel.socket, zmq.POLLIN)
             poller.poll(max(1, min(_LOOK_MS, int(left * 1000))))
             for each in waiting:
-                each.look()
-        return [each.outcome or each.silence(seconds) for each in asked]
+                each.receive()
+        return [each.outcome or each.silence_error(seconds) for each in asked]
     finally:
         for each in asked:
             each.channel.close()
@@ -249,18 +249,18 @@ def ask(
         context.destroy(linger=0)
 
 
-class _Asked:
+class _StatusRequest:
     """One worker that was asked."""
 
     def __init__(
-        self, context: Any, worker: Address, *, insecure: bool, guard: ZapAuthenticator | None
+        self, context: Any, worker: WorkerAddress, *, insecure: bool, guard: ZapAuthenticator | None
     ) -> None:
         self._address = worker.address
         self._keyed = bool(worker.key)
-        self._linked = False  # the handshake was done, once
+        self._handshake_done = False  # the handshake was done, once
         self.outcome: Report | GraphflowError | None = None
         transport = transport_of(worker.address)
-        parts = transport.check(
+        parts = transport.check_address(
             worker.address, insecure=insecure or bool(worker.key), listening=False
         )
         self.channel = transport.Channel(
@@ -269,16 +269,16 @@ class _Asked:
         try:
             socket.getaddrinfo(parts.host, parts.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            self.outcome = TransportError(unknown(parts, error))
+            self.outcome = TransportError(describe_unknown_host(parts, error))
             return
         own = Version.own()
         for message in (Hello(1, own.version, own.wire, own.python), Status(2)):
             self.channel.send([encode(Envelope("", 0, COORDINATOR, 0, message.request), message)])
 
-    def look(self) -> None:
+    def receive(self) -> None:
         """Takes in what has come, up to what tells the outcome."""
-        self._watch()
-        if self.channel.under_way(time.monotonic()) > UNDER_WAY:
+        self._note_handshake()
+        if self.channel.count_unframed(time.monotonic()) > UNFRAMED_CAP:
             self.outcome = ProtocolError(
                 f"{self._address} sends a message without an end: it is no graphflow worker"
             )
@@ -292,35 +292,35 @@ class _Asked:
             except ProtocolError as error:
                 self.outcome = ProtocolError(f"{self._address} sent what is not valid: {error}")
                 return
-            self.outcome = self._of(message) or self.outcome
+            self.outcome = self._outcome_of(message) or self.outcome
 
-    def _watch(self) -> None:
-        self._linked |= any(self.channel.changes())
+    def _note_handshake(self) -> None:
+        self._handshake_done |= any(self.channel.read_link_changes())
 
-    def _of(self, message: Message) -> Report | GraphflowError | None:
+    def _outcome_of(self, message: Message) -> Report | GraphflowError | None:
         if isinstance(message, StatusReport):
-            return self._checked(message.report)
+            return self._check_report(message.report)
         if isinstance(message, Failed):
-            return raised(message, f"worker at {self._address}")
-        if isinstance(message, Welcome) and Version.of(message) != Version.own():
+            return error_from_message(message, f"worker at {self._address}")
+        if isinstance(message, Welcome) and Version.from_message(message) != Version.own():
             return VersionMismatch(
-                f"{self._address} runs {Version.of(message)}, this is {Version.own()}; ask with "
-                "the version that it runs"
+                f"{self._address} runs {Version.from_message(message)}, this is {Version.own()}; "
+                "ask with the version that it runs"
             )
         return None
 
-    def _checked(self, told: Any) -> Report | GraphflowError:
-        wrong = misfit(told)
+    def _check_report(self, told: Any) -> Report | GraphflowError:
+        wrong = find_misfit(told)
         if wrong is not None:
             return ProtocolError(f"{self._address} sent a report that is not valid: {wrong}")
         return dict(told)
 
-    def silence(self, seconds: float) -> GraphflowError:
+    def silence_error(self, seconds: float) -> GraphflowError:
         """Why it may not have answered."""
-        self._watch()
+        self._note_handshake()
         if self.channel.refused and not self._keyed:
             return RendezvousTimeout(
-                f"{self._address} {ENDED}; look there, or give its --worker-key"
+                f"{self._address} {HANDSHAKE_ENDED}; look there, or give its --worker-key"
             )
         if self.channel.refused:
             return RendezvousTimeout(
@@ -333,7 +333,7 @@ class _Asked:
                 f"somebody listens at {self._address}, but said nothing within {seconds:g} s: a "
                 "worker that is frozen or overloaded, or no graphflow worker; look there"
             )
-        if self._linked:
+        if self._handshake_done:
             return RendezvousTimeout(
                 f"{self._address} took the connection, but did not answer within {seconds:g} s: an "
                 "op holds its Python interpreter, or it has too much to do; give it a longer "

@@ -353,7 +353,7 @@ def test_local_workers_end_well_where_sigchld_is_ignored(inherited: bool) -> Non
         "with gf.Session(gf.Cluster.local(2)) as s:\n"
         "    print(s.run(gf.constant(2.0) + 1))\n"
         "    os.kill(s._life.hosts.pids[0], signal.SIGKILL)\n"
-        "    print(s._life.hosts._local.ended(0, 10.0))"
+        "    print(s._life.hosts._local.wait_exit(0, 10.0))"
     )
     if inherited:  # as from a shell that says `trap '' CHLD`
         program = f"import os, signal, sys\n{program}"

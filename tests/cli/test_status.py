@@ -20,10 +20,10 @@ from rich.console import Console
 import graphflow as gf
 from graphflow.cli.main import main
 from graphflow.cli.status import render_answers, show_age
-from graphflow.parallel.search import Tried
-from graphflow.parallel.searching.measurement import measured
+from graphflow.parallel.search import CandidateResult
+from graphflow.parallel.searching.measurement import measure_best
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
-from graphflow.runtime.worker.worker_status import Address
+from graphflow.runtime.worker.worker_status import WorkerAddress
 from graphflow.sessions.session import Session
 from tests import loaded
 from tests.house.sources import ROOT
@@ -117,9 +117,9 @@ def test_what_is_only_tried_out_is_not_counted(
         return run(self, *args, **kwargs)
 
     monkeypatch.setattr(Session, "run", looked)
-    trials = [Tried("a", None, 1.0, 0)]
+    trials = [CandidateResult("a", None, 1.0, 0)]
     feeds = {x: np.ones(256, np.float32)}
-    (found,) = measured(trials, 1, lambda strategy: [b], gf.Cluster.load(cluster), feeds)
+    (found,) = measure_best(trials, 1, lambda strategy: [b], gf.Cluster.load(cluster), feeds)
     assert found.measured and found.measured > 0
     assert len(seen) > 4 and all(each == before for each in [*seen, told()])
 
@@ -174,8 +174,8 @@ def test_who_does_not_answer_is_named_within_the_timeout_and_the_others_are_show
     ("arguments", "says"),
     [
         (["tcp://127.0.0.1"], "tcp://host:port"),
-        (["nowhere.toml"], "nor a file"),
-        (["7001"], "nor a file"),
+        (["nowhere.toml"], "nor an existing file"),
+        (["7001"], "nor an existing file"),
         (["tcp://10.0.0.2:7001"], "keys new"),
         (["tcp://127.0.0.1:1", "here.toml"], "one cluster file"),
         (["tcp://127.0.0.1:1", "--watch", "--json"], "one of them"),
@@ -198,7 +198,7 @@ def test_a_host_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str])
     assert code == 1 and "no.such.host.invalid" in out and "unknown" in out
 
 
-def told_by(workers: tuple[str, str], waits: str) -> list[tuple[Address, dict[str, Any]]]:
+def told_by(workers: tuple[str, str], waits: str) -> list[tuple[WorkerAddress, dict[str, Any]]]:
     """Reports of two workers with a session, whose numbers are all different."""
     answers = []
     for index, address in enumerate(workers):
@@ -217,7 +217,7 @@ def told_by(workers: tuple[str, str], waits: str) -> list[tuple[Address, dict[st
             "resident": 811 << 20, "resident_peak": 822 << 20, "refused": 17, "links": [link],
             "sessions": [session],
         }  # fmt: skip
-        answers.append((Address(address), report))
+        answers.append((WorkerAddress(address), report))
     return answers
 
 
@@ -263,7 +263,7 @@ def test_what_a_worker_says_cannot_steer_the_terminal() -> None:
         "uptime": 1.0, "resident": 1, "resident_peak": 1, "refused": 0, "links": [], "sessions": [],
     }  # fmt: skip
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(render_answers([(Address("tcp://127.0.0.1:1"), report)]))
+    console.print(render_answers([(WorkerAddress("tcp://127.0.0.1:1"), report)]))
     text = console.export_text()
     assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text and "[red]h" in text
 
@@ -320,15 +320,15 @@ def keyed(
 ) -> Iterator[tuple[str, dict[str, Keyring], str]]:
     """A worker with a key, and keyrings of who may ask it: its address, they, its public key."""
     there = Keyring(tmp_path / "there")
-    own = there.new("box", WORKER).public
+    own = there.create_pair("box", WORKER).public
     rings = {}
     for role in (CLIENT, COORDINATOR, WORKER):
         rings[role] = Keyring(tmp_path / role)
-        pair = rings[role].new(f"my-{role}", role)
+        pair = rings[role].create_pair(f"my-{role}", role)
         rings[role].add(str(own), "here")
         there.add(str(pair.public), "there")
     rings["stranger"] = Keyring(tmp_path / "stranger")
-    rings["stranger"].new("eve", CLIENT)
+    rings["stranger"].create_pair("eve", CLIENT)
     rings["stranger"].add(str(own), "here")
     folder = {"GRAPHFLOW_KEYS": str(there.folder)}
     with serving("--key", "box", GRAPHFLOW_LOG_LEVEL="error", **folder) as address:
@@ -356,7 +356,7 @@ def test_workers_with_keys_of_their_own_are_asked_by_these(
 ) -> None:
     address, rings, key = keyed
     there, asking = Keyring(tmp_path / "other"), rings[CLIENT]
-    other = there.new("crate", WORKER).public
+    other = there.create_pair("crate", WORKER).public
     there.add(str(asking.pairs()[0]), "there")
     asking.add(str(other), "here")
     monkeypatch.setenv("GRAPHFLOW_KEYS", str(asking.folder))
@@ -378,7 +378,7 @@ def test_a_cluster_file_names_the_key_to_ask_with_for_those_who_have_it(
     file = tmp_path / "keyed.toml"
     worker = f'[[workers]]\naddress = "{address}"\nkey = "{key}"\n{DEVICE}'
     file.write_text(f'key = "my-coordinator"\n{worker}')
-    rings[COORDINATOR].new("another", COORDINATOR)  # which the worker does not trust
+    rings[COORDINATOR].create_pair("another", COORDINATOR)  # which the worker does not trust
     monkeypatch.setenv("GRAPHFLOW_KEYS", str(rings[COORDINATOR].folder))
     assert status(capsys, str(file), "--json")[0] == 0
     code, out, _ = status(capsys, str(file), "--key", "another", "--timeout", "1")

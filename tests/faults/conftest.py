@@ -176,6 +176,6 @@ def keys(tmp_path: Path) -> Mapping[str, str]:
     folder = tmp_path / "keys"
     ring = Keyring(folder)
     for name, role in (("boss", COORDINATOR), ("box", WORKER)):
-        ring.new(name, role)
+        ring.create_pair(name, role)
         ring.add((folder / f"{name}.public").read_text(), name)
     return {"GRAPHFLOW_KEYS": str(folder)}

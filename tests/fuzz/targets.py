@@ -43,22 +43,26 @@ from graphflow.placement.clusters import table_reader
 from graphflow.placement.plans import plan_file
 from graphflow.runtime import checkpoint
 from graphflow.runtime.checkpoint import shard
-from graphflow.runtime.checkpoint.store import Store as CheckpointStore
+from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol import worker_events as w
-from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker, Repeat
+from graphflow.runtime.protocol.fast_path import (
+    FastPathCoordinator,
+    FastPathWorker,
+    SteadyStateStep,
+)
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.security.keys import WORKER, Keyring, PublicKey
 from graphflow.runtime.telemetry import metrics_endpoint as endpoint
 from graphflow.runtime.transport import bulk_tcp as pipe
 from graphflow.runtime.transport import unix_socket as lane
-from graphflow.runtime.transport.shared_memory import Segment
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire import graph_codec as codec
 from graphflow.runtime.wire import step_frame_codec as packed
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
-from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     KINDS,
@@ -87,7 +91,7 @@ from graphflow.runtime.wire.messages import (
 from graphflow.runtime.worker import worker_status as status
 from tests.runtime.programs import CPU, placed
 
-SMALL = Limits(nodes=10_000, nbytes=1 << 20)
+SMALL = GraphLimits(nodes=10_000, nbytes=1 << 20)
 SESSION, TOKEN = "5" * 32, "7" * 32
 
 
@@ -124,7 +128,7 @@ EDGE = Chunk("edge", 1, 7, "float32", [2, 3], [1, 0], 24, 0)
 
 def inside(name: int | str, *shape: int) -> Any:
     """An array that is small enough to go inside a message."""
-    return wire.small(name, np.zeros(shape, "float32"))
+    return wire.encode_small(name, np.zeros(shape, "float32"))
 
 
 SAMPLES: list[Message] = [
@@ -200,7 +204,10 @@ def fields_of(message: Message) -> Any:
 def chunk_seeds() -> tuple[bytes, ...]:
     arrays = [np.arange(6, dtype="f4").reshape(2, 3), np.zeros(0), np.ones((2, 2), "c16").T]
     runs = [
-        [[fields_of(chunk), bytes(piece)] for chunk, piece in wire.chunks("edge", 1, "e", array)]
+        [
+            [fields_of(chunk), bytes(piece)]
+            for chunk, piece in wire.split_array("edge", 1, "e", array)
+        ]
         for array in arrays
     ]
     return tuple(msgpack.packb(run) for run in [*runs, [*runs[0], *runs[2], *runs[0]]])
@@ -239,7 +246,7 @@ def lane_seeds() -> tuple[bytes, ...]:
 
 
 def lane_packet(data: bytes) -> None:
-    wire.decode_frames(lane.frames_of(data))
+    wire.decode_frames(lane.split_packet(data))
 
 
 class Poured:
@@ -270,13 +277,13 @@ def pipe_seeds() -> tuple[bytes, ...]:
     from tests.runtime.transport.test_bulk_tcp import framed
 
     array = np.arange(200_000, dtype="float32")
-    (chunk, data), *_ = wire.chunks("edge", 3, 5, array, checked=False)
+    (chunk, data), *_ = wire.split_array("edge", 3, 5, array, checked=False)
     ping = framed(wire.encode(envelope(), Ping()))
     return ping, framed(wire.encode(envelope(), chunk), bytes(data)), ping * 2
 
 
 def pipe_bytes(data: bytes) -> None:
-    made = pipe.Pipe(Poured(data))  # type: ignore[arg-type]
+    made = pipe.BulkChannel(Poured(data))  # type: ignore[arg-type]
     while (frames := made.receive()) is not None:
         wire.decode_frames(frames)
 
@@ -328,25 +335,27 @@ def worker_machine(data: bytes) -> None:
         match entry:
             case ["message", int(route), kind, head, body, bytes(piece)]:
                 decoded = _decoded(kind, head, body, piece)
-                event = decoded and w.Received(bytes([route % 4]), *decoded, route % 2 > 0)
-                run = decoded and machine.repeated(event.route, wire.encode(*decoded[:2]), now)
+                event = decoded and w.MessageReceived(bytes([route % 4]), *decoded, route % 2 > 0)
+                run = decoded and machine.accept_order(event.route, wire.encode(*decoded[:2]), now)
                 if run:
                     jobs.append(run)
                     continue
             case ["tick", int(seconds) | float(seconds)] if 0 <= seconds < 1e6:
                 now += seconds
-                event = w.Tick()
+                event = w.WorkerTick()
             case ["end", int(which)] if jobs:
                 run = jobs.pop(0)
-                event = w.Finished(run.session, run.job, run.step, run.epoch, _outcome(run, which))
-                if which % 2 and machine.answer(event) is not None:
+                event = w.JobFinished(
+                    run.session, run.job, run.step, run.epoch, _outcome(run, which)
+                )
+                if which % 2 and machine.encode_answer(event) is not None:
                     continue
             case ["leave"]:
-                event = w.Leave("it was asked to end")
+                event = w.EndWorker("it was asked to end")
         for action in machine.handle(event, now) if event else ():
-            if isinstance(action, w.Run):
+            if isinstance(action, w.RunJob):
                 jobs.append(action)
-            elif isinstance(action, w.Send):
+            elif isinstance(action, w.SendMessage):
                 wire.encode(action.envelope, action.message)
 
 
@@ -393,27 +402,30 @@ def coordinator_machine(data: bytes) -> None:
         match entry:
             case ["message", int(route), kind, head, body, bytes(piece)]:
                 decoded = _decoded(kind, head, body, piece)
-                if decoded and machine.answered(route % 2, wire.encode(*decoded[:2]), now) is None:
-                    event = c.Received(route % 2, *decoded)
+                if (
+                    decoded
+                    and machine.accept_answer(route % 2, wire.encode(*decoded[:2]), now) is None
+                ):
+                    event = c.WorkerMessageReceived(route % 2, *decoded)
             case ["tick", int(seconds) | float(seconds)] if 0 <= seconds < 1e6:
                 now += seconds
-                event = c.Tick()
+                event = c.CoordinatorTick()
             case ["begin", int(which)]:
                 message, arrays = ORDERS[which % len(ORDERS)]
                 request = which % len(ORDERS) + 1
                 if request not in used:
                     used.add(request)
                     orders = dict.fromkeys((0, 1), c.Order(message, arrays))
-                    event = c.Begin(request, orders, 5.0, step=request)
-                    repeat = Repeat(request, request, message, [0, 1], {})
-                    if type(message) is Compute and machine.repeat(repeat, now) is not None:
+                    event = c.BeginOperation(request, orders, 5.0, step=request)
+                    repeat = SteadyStateStep(request, request, message, [0, 1], {})
+                    if type(message) is Compute and machine.begin_step(repeat, now) is not None:
                         event = None
             case ["link", int(worker), bool(up)]:
                 event = c.LinkUp(worker % 2) if up else c.LinkDown(worker % 2, "gone")
             case ["cancel"]:
-                event = c.Cancel()
+                event = c.CancelSteps()
         for action in machine.handle(event, now) if event else ():
-            if isinstance(action, c.Send):
+            if isinstance(action, c.SendToWorker):
                 wire.encode(action.envelope, action.message)
 
 
@@ -487,11 +499,11 @@ switches = [{ devices = ["gpu:0", "gpu:1"], uplink = "pcie4" }]
 def cluster(data: bytes) -> None:
     path = folder() / "cluster.toml"
     path.write_bytes(data)
-    most, table_reader.MOST = table_reader.MOST, 32  # the time grows with its square
+    most, table_reader.MAX_DEVICES = table_reader.MAX_DEVICES, 32  # the time grows with its square
     try:
         gf.Cluster.load(path)
     finally:
-        table_reader.MOST = most
+        table_reader.MAX_DEVICES = most
 
 
 @functools.cache
@@ -516,7 +528,7 @@ def secret(data: bytes) -> None:
     path = ring.folder / "box.secret"
     path.touch(0o600)
     path.write_bytes(data)
-    ring.own("box", WORKER)
+    ring.own_pair("box", WORKER)
 
 
 def trusted(data: bytes) -> None:
@@ -524,7 +536,7 @@ def trusted(data: bytes) -> None:
     place = ring.folder / "trusted"
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     (place / "box.public").write_bytes(data)
-    ring.trusted()
+    ring.read_trusted()
 
 
 def session_note(data: bytes) -> None:
@@ -561,9 +573,9 @@ def status_report(data: bytes) -> None:
         told = msgpack.unpackb(data, strict_map_key=False)
     except Exception:  # refused before it comes to this
         return
-    if (wrong := status.misfit(told)) is not None:
+    if (wrong := status.find_misfit(told)) is not None:
         raise ProtocolError(wrong)
-    answers = [(status.Address("tcp://127.0.0.1:1"), told)]
+    answers = [(status.WorkerAddress("tcp://127.0.0.1:1"), told)]
     Console(file=io.StringIO(), width=180).print(cli_status.render_answers(answers))
     json.dumps(told, allow_nan=False)
 
@@ -591,22 +603,22 @@ def manifest(data: bytes) -> None:
 
 
 def tensors(data: bytes) -> None:
-    shard.metadata_of(data)
-    shard.arrays_of(data, {"w": np.dtype("f4"), "z": np.dtype("c8")})
+    shard.read_metadata(data)
+    shard.read_arrays(data, {"w": np.dtype("f4"), "z": np.dtype("c8")})
 
 
 def taught(data: bytes) -> None:
     """What was learned, as it is kept in a file."""
-    path = learned.learned_path(folder())
+    path = learned.corrections_path(folder())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    made = learned.kept({"devices": {}}, folder())
+    made = learned.read_corrections({"devices": {}}, folder())
     bucket = learned.Bucket("|cpu|1", False, "matmul", "matmul", "float32", 3, 4)
     assert made.factor(bucket) > 0
 
 
 def taught_seed() -> bytes:
-    made = learned.Learned(learned.basis_of({"devices": {}}))
+    made = learned.TraceCorrections(learned.basis_of({"devices": {}}))
     bucket = learned.Bucket("|cpu|1", False, "matmul", "matmul", "float32", 3, 4)
     for ratio in (1.0, 2.0, 3.0):
         made.observe(bucket, ratio, 1.0)
@@ -648,12 +660,12 @@ def kernel_seed() -> bytes:
 
 
 def segment(data: bytes) -> None:
-    Segment.attach(data.decode("latin-1")).close()
+    SharedMemorySegment.attach(data.decode("latin-1")).close()
 
 
 def segment_seed() -> bytes:
     try:
-        made = Segment.create(4096)
+        made = SharedMemorySegment.create(4096)
     except TransportError:  # not on this system
         return b"memfd:0:0:0:0:0"
     _KEPT.append(made)
@@ -682,7 +694,7 @@ def http(data: bytes) -> None:
     server: Any = endpoint.MetricsServer.__new__(endpoint.MetricsServer)
     server._names, server._is_open = {"localhost", "127.0.0.1"}, True
     for header in getattr(request, "headers", {}).values():
-        server._is_ours(header)
+        server._is_own_host(header)
 
 
 @functools.cache
@@ -705,7 +717,7 @@ def _frames() -> tuple[bytes, ...]:
 
 
 def _packed_frames() -> tuple[bytes, ...]:
-    array = wire.small("x", np.zeros(2, "float32"))
+    array = wire.encode_small("x", np.zeros(2, "float32"))
     assert array is not None
     step = (
         Compute(4, "p", {"n": 3, "m": 4}, ["y"], False, 2.5, 3, [array, array]),
@@ -724,7 +736,7 @@ def dialogue_frames() -> tuple[bytes, ...]:
 
 def dialogue(data: bytes) -> None:
     """What is read by those who know each other: what everybody reads, or nothing."""
-    known = packed.StepCodec.between(envelope().session, envelope().epoch, 1, envelope().token)
+    known = packed.StepCodec.for_worker(envelope().session, envelope().epoch, 1, envelope().token)
     assert known is not None
     order, answer = known.read_order(data), known.read_answer(data)
     if order is not None or answer is not None:
@@ -734,7 +746,7 @@ def dialogue(data: bytes) -> None:
         small = message.small if isinstance(message, Compute | Done) else []
         assert answer is None or answer == (*numbers, message.request, small), "another answer"
         for each in small:
-            wire.array_of(each, aligned=False)
+            wire.decode_small(each, aligned=False)
 
 
 def targets() -> list[Target]:

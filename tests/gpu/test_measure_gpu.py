@@ -15,7 +15,11 @@ from graphflow.errors import DeviceError
 from graphflow.ir.op import REGISTRY
 from graphflow.ir.spec import spec
 from graphflow.placement.calibration import calibrate, measure, measure_gpu
-from graphflow.placement.calibration.measure_gpu import GpuClock, gpu_product, measure_gpu_link
+from graphflow.placement.calibration.measure_gpu import (
+    GpuKernelTimer,
+    gpu_product,
+    measure_gpu_link,
+)
 from graphflow.placement.calibration.roofline import Rates
 from tests.gpu import fake_cupy
 
@@ -31,14 +35,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> fake_cupy.World:
     monkeypatch.setattr(measure_gpu, "SIDES", (24, 256, 1 << 16))
     monkeypatch.setattr(measure_gpu, "LARGER", (8, 32, 128, 192))
     monkeypatch.setattr(measure_gpu, "STREAMS", (1 << 12, 1 << 14, 1 << 18))
-    monkeypatch.setattr(measure_gpu, "HELD", 1 << 14)
+    monkeypatch.setattr(measure_gpu, "FILLER_ELEMENTS", 1 << 14)
     return fake_cupy.install(monkeypatch)
 
 
 @pytest.fixture
-def clock(world: fake_cupy.World) -> Iterator[GpuClock]:
-    with measure_gpu._alone() as (cupy, stream):
-        yield GpuClock(cupy, stream)
+def clock(world: fake_cupy.World) -> Iterator[GpuKernelTimer]:
+    with measure_gpu._exclusive_stream() as (cupy, stream):
+        yield GpuKernelTimer(cupy, stream)
 
 
 def test_a_gpu_is_measured_in_the_form_of_a_profile_and_its_memory_goes_back(
@@ -57,21 +61,21 @@ def test_a_gpu_is_measured_in_the_form_of_a_profile_and_its_memory_goes_back(
 
 
 def test_what_graphs_start_has_their_launch_and_what_is_called_that_of_a_call(
-    clock: GpuClock, monkeypatch: pytest.MonkeyPatch
+    clock: GpuKernelTimer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ops = clock.ops()
     assert "eig" not in ops
     for name in ("add", "gelu", "softmax", "reshape", "matmul"):
         assert ops[name]["launch"] == clock.launch
     assert ops["cumsum"]["launch"] <= clock.called["cumsum"]
-    monkeypatch.setattr(GpuClock, "_is_captured", lambda self, call: False)
+    monkeypatch.setattr(GpuKernelTimer, "_is_captured", lambda self, call: False)
     ops = clock.ops()
     for name in ("cumsum", "matmul"):
         assert ops[name]["launch"] == clock.called[name]
 
 
 def test_graphs_take_what_neither_waits_nor_copies_from_the_host(
-    clock: GpuClock, monkeypatch: pytest.MonkeyPatch
+    clock: GpuKernelTimer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = clock._xp.ones(8, "float32")
     assert clock._is_captured(lambda: clock._xp.add(few, few, out=few))
@@ -86,7 +90,7 @@ def test_graphs_take_what_neither_waits_nor_copies_from_the_host(
 
 
 def test_an_op_that_is_several_kernels_of_cupys_and_one_of_ours_goes_by_a_single_ones_rate(
-    clock: GpuClock,
+    clock: GpuKernelTimer,
 ) -> None:
     ops = clock.ops()
     single = max(ops[name]["rate"] for name in ("add", "tanh") if "rate" in ops[name])
@@ -102,7 +106,9 @@ def test_products_of_16_bits_are_measured_where_programs_compute_them(
     assert ("float16" in gpu["matmul"]) == has
 
 
-def test_the_hosts_part_of_a_call_is_not_counted(clock: GpuClock, world: fake_cupy.World) -> None:
+def test_the_hosts_part_of_a_call_is_not_counted(
+    clock: GpuKernelTimer, world: fake_cupy.World
+) -> None:
     def call() -> None:
         time.sleep(40e-3)  # the host starts it
         world.enqueue(lambda: time.sleep(1e-3))
@@ -128,8 +134,8 @@ def test_where_no_graph_can_be_made_a_kernel_starts_by_a_call(
         raise fake_cupy.CUDARuntimeError("cudaErrorNotSupported")
 
     monkeypatch.setattr(fake_cupy.Stream, "begin_capture", refused)
-    with measure_gpu._alone() as (cupy, stream):
-        assert GpuClock(cupy, stream).launch > 0
+    with measure_gpu._exclusive_stream() as (cupy, stream):
+        assert GpuKernelTimer(cupy, stream).launch > 0
 
 
 def test_the_way_to_a_gpu_is_timed_both_ways(world: fake_cupy.World) -> None:
@@ -196,7 +202,7 @@ def test_a_real_gpu_takes_what_is_predicted(
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         a, b, out = (cupy.ones((side, side), "float32") for _ in range(3))
-        taken = GpuClock(cupy, stream).busy(partial(getattr(cupy, name), a, b, out=out))
+        taken = GpuKernelTimer(cupy, stream).busy(partial(getattr(cupy, name), a, b, out=out))
     print(f"\n{name} {side}: predicted {predicted:.2e} s, took {taken:.2e} s")
     assert 0.5 < predicted / taken < 2
 

@@ -21,7 +21,6 @@ HEAVY = {
     "multiprocessing",
     "networkx",
     "highspy",
-    "numba",
     "onnx",
     "prometheus_client",
     "rich",

@@ -173,5 +173,5 @@ def test_security_md_says_what_it_must() -> None:
     from graphflow.runtime.security import connection_guard as door
     from graphflow.runtime.wire import frame_codec as wire
 
-    assert f"{wire.CONTROL_CAP >> 20} MiB" in text and f"{door.UNDER_WAY >> 20} MiB" in text
+    assert f"{wire.CONTROL_CAP >> 20} MiB" in text and f"{door.UNFRAMED_CAP >> 20} MiB" in text
     assert f"{door.HANDSHAKE_SECONDS:g} s" in text and f"{door.SILENCE_SECONDS:g} s" in text

@@ -33,7 +33,7 @@ def test_devices_are_those_of_each_replica(strategy: Any, places: list[int]) -> 
     """By mesh: of stages the outermost, of replicas next."""
     cluster = FOUR if len(places) == 4 else EIGHT
     report = strategy.report(mlp(strategy).fetches, cluster)
-    staged = report.division.staged
+    staged = report.division.pipeline
     teams = [report.division.mesh.devices] if staged is None else staged.devices
     found = [device.worker for team in teams for device in team]
     assert found == places
@@ -60,6 +60,6 @@ def test_other_lists_are_refused_with_what_to_write(make: Any, told: str) -> Non
 ], ids=["one", "shares", "tensor"])  # fmt: skip
 def test_accumulation_makes_a_pipeline_of_as_many_times_the_micro_batches(strategy: Any) -> None:
     model = mlp(strategy)
-    staged = strategy.report(model.fetches).division.staged
+    staged = strategy.report(model.fetches).division.pipeline
     assert staged.schedule.microbatches == 3 * strategy.microbatches
     assert difference(model.train(), undivided(mlp)) < 1e-12

@@ -119,7 +119,7 @@ def test_a_loss_over_a_vocabulary_in_pieces_takes_two_exchanges(pipeline: bool) 
     shard = Shard({"model": 2}, VOCABULARY)
     step = Step(Pipeline(2, "1f1b", 3) * shard if pipeline else shard)
     report = step.report(step.loss, cluster=gf.Cluster.local(4))
-    made = [m for m in report.division.moves if "cross_entropy" in m.cause]
+    made = [m for m in report.division.records if "cross_entropy" in m.cause]
     assert [move.kind for move in made] == ["all-reduce"] * 2
     row = 2 * BATCH * 8  # a number of each sample, to each of two places
     assert [move.bytes for move in made] == [row, 2 * row]
@@ -166,7 +166,7 @@ def test_what_the_client_feeds_to_both_is_not_sent_from_one_to_the_other() -> No
     x = gf.placeholder("float64", (4, 6), name="x")
     joined = gf.concat([x, gf.tanh(x)], axis=1)
     strategy = Shard({"model": 2}, {"x": (None, "model")})
-    (halo,) = strategy.report([joined * 2.0]).division.moves[:1]
+    (halo,) = strategy.report([joined * 2.0]).division.records[:1]
     assert halo.kind == "halo" and halo.bytes == 4 * 3 * 8
     left = strategy.report([joined * 2.0]).collectives
     assert [move.tensor for move in left] == ["tanh"]

@@ -10,7 +10,6 @@ import pytest
 
 import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ir.op import REGISTRY
 from graphflow.passes import FoldTransposes, JoinPads, optimize
 
 Tensor = gf.Tensor
@@ -180,57 +179,3 @@ def test_symbolic_sizes_are_left_alone_where_they_are_not_known() -> None:
     assert "concat" in _ops(JoinPads()(gf.Graph([gradient])))
     y = gf.permute_dims(gf.permute_dims(x, (1, 0)), (1, 0))
     assert _ops(FoldTransposes()(gf.Graph([y]))) == ["placeholder"]
-
-
-def _heads(x: Tensor, count: int) -> Tensor:
-    """(B, T, heads·d) as (B, heads, T, d)."""
-    size, t, width = x.shape
-    return gf.permute_dims(gf.reshape(x, (size, t, count, width // count)), (0, 2, 1, 3))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shared", [4, 2])
-@pytest.mark.parametrize(
-    "options", [{}, {"causal": True}, {"softcap": 2.0}, {"window": 2, "mask": True}], ids=str
-)
-def test_heads_are_attended_to_where_they_are(
-    options: dict[str, Any], shared: int, dtype: str
-) -> None:
-    random = np.random.default_rng(shared)
-    widths = (12, 3 * shared, 3 * shared)
-    q, k, v = (gf.placeholder(dtype, (2, 5, width)) for width in widths)
-    feeds = {x: random.normal(size=x.shape).astype(dtype) for x in (q, k, v)}
-    mask = random.random((5, 5)) < 0.7 if "mask" in options else None
-    given = {name: value for name, value in options.items() if name != "mask"}
-    y = gf.nn.attention(_heads(q, 4), _heads(k, shared), _heads(v, shared), mask, **given)
-    side_by_side = gf.reshape(gf.permute_dims(y, (0, 2, 1, 3)), (2, 5, 12))
-    gradients = gf.gradients(gf.sum(gf.tanh(side_by_side)), [q, k, v])
-    ops = _same([side_by_side, *gradients], feeds)
-    assert ops.count("permute_dims") == 1, "the sum along each row alone is moved"
-    assert {"attention_rows", "attention_rows_grad"} <= set(ops)
-    assert not {"attention", "attention_grad"} & set(ops)
-
-
-def test_heads_that_were_not_moved_or_are_of_16_bits_stay_apart() -> None:
-    random = np.random.default_rng(0)
-    x, z = (gf.placeholder(d, (2, 5, 12)) for d in ("float32", "float16"))
-    k = gf.placeholder("float32", (2, 4, 5, 3))
-    feeds = {t: random.normal(size=t.shape).astype(t.dtype) for t in (x, z, k)}
-    mixed = gf.nn.attention(_heads(x, 4), k, k)
-    small = gf.nn.attention(*[_heads(z, 4)] * 3)
-    assert "attention_rows" not in _same([mixed, small], feeds)
-
-
-def test_heads_whose_sums_of_rows_come_otherwise_are_attended_to_in_rows() -> None:
-    """The logarithms of the sums are differentiated, too."""
-    random = np.random.default_rng(0)
-    q, k, v = (gf.placeholder("float32", (2, 5, 12)) for _ in range(3))
-    feeds = {x: random.normal(size=x.shape).astype("float32") for x in (q, k, v)}
-    y, logs = REGISTRY["attention"](
-        *(_heads(x, 4) for x in (q, k, v)),
-        scale=0.5, left=None, right=0, offset=0, softcap=None,
-    )  # fmt: skip
-    loss = gf.sum(gf.tanh(gf.permute_dims(y, (0, 2, 1, 3)))) + gf.sum(gf.tanh(logs))
-    gradients = gf.gradients(loss, [q, k, v])
-    ops = _same([y, *gradients], feeds)
-    assert {"attention_rows", "attention_rows_grad"} <= set(ops)

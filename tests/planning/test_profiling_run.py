@@ -15,10 +15,10 @@ from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
 from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
-from graphflow.placement.calibration.trace_corrections import Learned
-from graphflow.placement.cost_model.trace_observations import lessons
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
+from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.planning.profiling_run import least_times, may_profile, profile_first_steps
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import partition
 
 TWO = gf.Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
@@ -44,18 +44,18 @@ def dims(fetches: list[Any], x: gf.Tensor, rows: int = 32) -> dict[str, int]:
 
 def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None:
     fetches, x = training()
-    learned = Learned("a")
+    learned = TraceCorrections("a")
     made = compiled(fetches)
-    assert profile_first_steps(learned, TWO, Survey(), made, dims(fetches, x)) > 0
+    assert profile_first_steps(learned, TWO, ClusterSurvey(), made, dims(fetches, x)) > 0
     assert len(learned) > 5
-    assert profile_first_steps(learned, TWO, Survey(), made, dims(fetches, x)) == 0
+    assert profile_first_steps(learned, TWO, ClusterSurvey(), made, dims(fetches, x)) == 0
 
 
 def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fetches, x = training()
     many = dims(fetches, x, 4096)  # so that no node is as short as a look at the clock
-    quiet, noisy = Learned("a"), Learned("a")
-    profile_first_steps(quiet, TWO, Survey(), compiled(fetches), many)
+    quiet, noisy = TraceCorrections("a"), TraceCorrections("a")
+    profile_first_steps(quiet, TWO, ClusterSurvey(), compiled(fetches), many)
     random, taken = np.random.default_rng(0), 0
 
     def clock() -> int:
@@ -65,7 +65,7 @@ def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.Monk
         return time.thread_time_ns() + taken
 
     monkeypatch.setattr("graphflow.planning.profiling_run.thread_time_ns", clock)
-    profile_first_steps(noisy, TWO, Survey(), compiled(fetches), many)
+    profile_first_steps(noisy, TWO, ClusterSurvey(), compiled(fetches), many)
     ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in quiet._nodes]
     assert len(ratios) > 5 and np.median(ratios) == pytest.approx(1.0, rel=0.5)
     assert max(ratios) < 10  # a slice is thousands of times what these nodes take
@@ -78,13 +78,15 @@ def test_the_least_of_some_steps_counts_once_for_each_that_agrees() -> None:
 
 def test_beside_a_neighbour_it_learns_of_busy_devices() -> None:
     fetches, x = training()
-    learned = Learned("a")
+    learned = TraceCorrections("a")
     made = compiled(fetches)
-    assert profile_first_steps(learned, TWO, Survey(), made, dims(fetches, x), busy=True) > 0
+    assert profile_first_steps(learned, TWO, ClusterSurvey(), made, dims(fetches, x), busy=True) > 0
     assert len(learned) > 5 and all(bucket.busy for bucket in learned._nodes)
-    assert profile_first_steps(learned, TWO, Survey(), made, dims(fetches, x), busy=True) == 0
     assert (
-        profile_first_steps(learned, TWO, Survey(), made, dims(fetches, x)) == 0
+        profile_first_steps(learned, TWO, ClusterSurvey(), made, dims(fetches, x), busy=True) == 0
+    )
+    assert (
+        profile_first_steps(learned, TWO, ClusterSurvey(), made, dims(fetches, x)) == 0
     )  # which tells of idle ones
 
 
@@ -131,7 +133,7 @@ def test_a_graph_that_fails_on_made_up_feeds_fails_only_in_its_step() -> None:
 
 @pytest.mark.parametrize("trial", ["no", 1, None])
 def test_whether_to_try_out_is_yes_or_no(trial: Any) -> None:
-    with pytest.raises(ArgumentError, match="trial is True or False"):
+    with pytest.raises(ArgumentError, match="trial must be True or False"):
         gf.Session(trial=trial)
 
 
@@ -156,19 +158,19 @@ def test_a_body_that_is_pinned_to_several_devices_is_not_tried_out_and_runs() ->
 
     _, ys = gf.scan(body, x, gf.placeholder("float32", (3, 4), name="xs"))
     made = compiled([ys])
-    assert profile_first_steps(Learned("a"), TWO, Survey(), made, {}) == 0
+    assert profile_first_steps(TraceCorrections("a"), TWO, ClusterSurvey(), made, {}) == 0
 
 
 def test_the_first_plan_of_a_session_rests_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fetches, x = training()
     told: list[float] = []
-    observe = Learned.observe
+    observe = TraceCorrections.observe
 
-    def slower(self: Learned, bucket: Any, measured: float, predicted: float) -> None:
+    def slower(self: TraceCorrections, bucket: Any, measured: float, predicted: float) -> None:
         told.append(measured)
         observe(self, bucket, 1000 * measured, predicted)
 
-    monkeypatch.setattr(Learned, "observe", slower)
+    monkeypatch.setattr(TraceCorrections, "observe", slower)
     with gf.Session(TWO) as session:
         session.run(fetches, {x: np.ones((32, 64), "float32")})
         slow = session.plan(fetches).makespan
@@ -189,10 +191,16 @@ def test_micro_batches_are_tried_out_in_their_turns(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("graphflow.planning.profiling_run.partition", noted)
     fetches, x = training()
     sizes = dims(fetches, x)
-    assert profile_first_steps(Learned("a"), TWO, Survey(), compiled(fetches), sizes) > 0
+    assert (
+        profile_first_steps(TraceCorrections("a"), TWO, ClusterSurvey(), compiled(fetches), sizes)
+        > 0
+    )
     cut = gf.parallel.Pipeline(2, microbatches=4).divide(Graph(fetches), TWO)
     made = CompiledFetches(tuple(cut.graph.outputs), cut.graph, optimize(cut.graph))
-    assert profile_first_steps(Learned("a"), TWO, Survey(), made, cut.bindings(sizes)) > 0
+    assert (
+        profile_first_steps(TraceCorrections("a"), TWO, ClusterSurvey(), made, cut.bindings(sizes))
+        > 0
+    )
     plain, turned = orders
     assert not plain and [t for t in turned if t >= 0] == sorted(t for t in turned if t >= 0)
     assert [n.turn for n in made.graph.nodes if n.turn >= 0] != [t for t in turned if t >= 0]
@@ -201,5 +209,5 @@ def test_micro_batches_are_tried_out_in_their_turns(monkeypatch: pytest.MonkeyPa
 def test_products_that_read_other_operands_across_are_other_lessons() -> None:
     fetches, x = training()
     made = compiled(fetches).graph
-    known = lessons(made, TWO, dims(fetches, x), {}).values()
+    known = trace_observations(made, TWO, dims(fetches, x), {}).values()
     assert {"matmul", "matmul·a"} <= {each.bucket.op for each in known}

@@ -16,14 +16,14 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.passes import optimize
 from graphflow.placement.calibration import calibrate
-from graphflow.placement.calibration.calibrate import seconds_beyond
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.calibrate import step_overhead
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan, devices_of
 from graphflow.placement.plans.planning import plan_graph
 from graphflow.planning.trace_feedback import idle_fetches, learn, span_overhead, step_cost
 from graphflow.runtime.client import cluster_survey as survey
-from graphflow.runtime.client.cluster_survey import Survey
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from tests.placement.speeds import profile
 
 ONE, TWO = Cluster.here(threads=1), Cluster.local(workers=2, threads=1)
@@ -110,7 +110,7 @@ def traced(model: Callable[[], tuple[Tensor, list[Tensor]]], size: int, cluster:
         compiled.trace.add_step(number, 0, round(truth.makespan * 1e9), spans, edges)
         compiled.traced.append(bindings)
 
-    def planned(learned: Learned, profiles: Mapping[int, Any]) -> Plan:
+    def planned(learned: TraceCorrections, profiles: Mapping[int, Any]) -> Plan:
         return plan_graph(
             compiled.graph, cluster, shapes, bindings, profiles=profiles, learned=learned
         )
@@ -126,9 +126,9 @@ def test_a_calibration_wrong_by_three_is_put_right_by_traced_steps(
 ) -> None:
     compiled, truth, planned = traced(model, size, cluster)
     profiles = {worker.index: wrong(factor) for worker in cluster.workers}
-    before = planned(Learned(), profiles).makespan
-    known = Learned()
-    learn(known, cluster, Survey(profiles), compiled)
+    before = planned(TraceCorrections(), profiles).makespan
+    known = TraceCorrections()
+    learn(known, cluster, ClusterSurvey(profiles), compiled)
     after = planned(known, profiles).makespan
     assert abs(after - truth.makespan) < abs(before - truth.makespan)
     assert after == pytest.approx(truth.makespan, rel=0.2)
@@ -136,8 +136,8 @@ def test_a_calibration_wrong_by_three_is_put_right_by_traced_steps(
 
 def test_a_node_with_bodies_is_one_op_with_a_bucket_of_its_own() -> None:
     compiled, _, _ = traced(recurrent, 20, ONE)
-    known = Learned()
-    learn(known, ONE, Survey({0: wrong(3.0)}), compiled)
+    known = TraceCorrections()
+    learn(known, ONE, ClusterSurvey({0: wrong(3.0)}), compiled)
     scans = [b for b in known._nodes if b.op == "scan"]
     assert len(scans) == 1
     assert known.factor(scans[0]) == pytest.approx(3.0, rel=0.1)
@@ -147,7 +147,7 @@ def test_a_node_with_bodies_is_one_op_with_a_bucket_of_its_own() -> None:
 
 
 def test_each_further_worker_costs_what_the_second_did() -> None:
-    assert [seconds_beyond((1.0, 1.5), units) for units in (0, 1, 2, 4)] == [1.0, 1.0, 1.5, 2.5]
+    assert [step_overhead((1.0, 1.5), units) for units in (0, 1, 2, 4)] == [1.0, 1.0, 1.5, 2.5]
 
 
 def test_what_links_take_is_not_counted_again_in_a_steps_own_cost() -> None:
@@ -157,10 +157,10 @@ def test_what_links_take_is_not_counted_again_in_a_steps_own_cost() -> None:
         asked.append(tuple(devices))
         return 1e-3 * len(devices)
 
-    one, two = step_cost(TWO, Survey(), timed)
+    one, two = step_cost(TWO, ClusterSurvey(), timed)
     assert asked == [TWO.devices[:1], TWO.devices]
     assert (one, two) == pytest.approx((1e-3 - 2e-4, 2e-3 - 2e-4))  # twice the client's latency
-    assert step_cost(ONE, Survey(), timed) == pytest.approx((1e-3, 1e-3))
+    assert step_cost(ONE, ClusterSurvey(), timed) == pytest.approx((1e-3, 1e-3))
 
 
 def test_a_steps_own_cost_is_kept_with_the_calibration_of_this_machine(
@@ -169,10 +169,10 @@ def test_a_steps_own_cost_is_kept_with_the_calibration_of_this_machine(
     real = {**profile(), "key": calibrate.machine_key()}
     saved: list[Any] = []
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: saved[-1] if saved else real)
-    monkeypatch.setattr(calibrate, "write_whole", lambda path, made, indent: saved.append(made))
-    cost = step_cost(TWO, Survey(), lambda devices: 1e-3 * len(devices))
+    monkeypatch.setattr(calibrate, "write_json", lambda path, made, indent: saved.append(made))
+    cost = step_cost(TWO, ClusterSurvey(), lambda devices: 1e-3 * len(devices))
     assert saved[-1]["steps"] == {"process": list(cost)}
-    assert step_cost(TWO, Survey(), lambda devices: pytest.fail("measured again")) == cost
+    assert step_cost(TWO, ClusterSurvey(), lambda devices: pytest.fail("measured again")) == cost
 
 
 def test_a_steps_own_cost_is_part_of_the_prediction_and_of_every_baseline() -> None:
@@ -260,12 +260,12 @@ def test_a_plan_without_a_session_knows_what_sessions_learned() -> None:
 def test_calibration_keeps_what_steps_cost_in_this_process_and_over_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graphflow.cli.main import _keep_step_costs
+    from graphflow.cli.machine import _keep_step_costs
 
     state = {**profile(), "key": calibrate.machine_key()}
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: state)
     monkeypatch.setattr(survey, "profile", lambda: state)
-    monkeypatch.setattr(calibrate, "write_whole", lambda path, made, indent: state.update(made))
+    monkeypatch.setattr(calibrate, "write_json", lambda path, made, indent: state.update(made))
     _keep_step_costs()
     assert set(state["steps"]) == {"here", "process"}
     assert all(0 < one <= two < 1 for one, two in state["steps"].values())

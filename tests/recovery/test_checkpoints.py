@@ -30,7 +30,7 @@ from graphflow.errors import (
 )
 from graphflow.execution.variable_store import VariableStore
 from graphflow.recovery import recoverer as recovery_module
-from graphflow.recovery.checkpoint_writer import CheckpointInterval
+from graphflow.recovery.checkpoint_policy import CheckpointInterval
 from graphflow.runtime.checkpoint import load
 from graphflow.runtime.checkpoint.folder import read_manifest
 from graphflow.runtime.host.host_interface import LocalHosts
@@ -625,7 +625,7 @@ class Losing:
 
         monkeypatch.setattr(LocalHosts, "can_be_lost", True)
         monkeypatch.setattr(LocalHosts, "step", lossy)
-        monkeypatch.setattr(LocalHosts, "ready", lambda *_: None)
+        monkeypatch.setattr(LocalHosts, "direct_step", lambda *_: None)
         monkeypatch.setattr(LocalHosts, "reopen", reopen)
 
 

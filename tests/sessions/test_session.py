@@ -27,7 +27,7 @@ from graphflow.errors import (
     SessionError,
     VariableError,
 )
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.host_interface import LocalHosts
 
 TWO = gf.Cluster.here(devices=["cpu:0", "cpu:1"])
@@ -452,17 +452,17 @@ def test_ctrl_c_in_a_commit_waits_until_all_of_it_is_done(monkeypatch: pytest.Mo
     a, b = gf.variable(1.0, name="a"), gf.variable(2.0, name="b")
     noise = gf.random.normal((3,))
     step = [gf.assign(a, b), gf.assign(b, a)]
-    commit = Host.commit
+    commit = DeviceHost.commit
     with gf.Session() as s:
         drawn = s.run(noise)
 
-        def interrupted(host: Host, session: str, number: int) -> None:
+        def interrupted(host: DeviceHost, session: str, number: int) -> None:
             signal.raise_signal(signal.SIGINT)
             commit(host, session, number)
             signal.raise_signal(signal.SIGINT)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Host, "commit", interrupted)
+            patch.setattr(DeviceHost, "commit", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 s.run([step, noise])
         assert (s.get(a), s.get(b)) == (2, 1)

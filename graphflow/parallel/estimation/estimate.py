@@ -15,25 +15,26 @@ from __future__ import annotations
 from functools import lru_cache
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.parallel.estimation.gpt import GPT, Cost, block, head
-from graphflow.parallel.pipelining.schedule import Schedule, run
+from graphflow.parallel.estimation.gpt import GPT, BlockCost, block_cost, head_cost
+from graphflow.parallel.pipelining.schedule import Schedule
 from graphflow.parallel.pipelining.schedules import interleaved, one_f_one_b
+from graphflow.parallel.pipelining.timeline import run
 from graphflow.placement.clusters.hardware_catalog import Wire, product, wire
 
-SLOTS = 12
+SLOT_BYTES = 12
 """Bytes of a weight's float32 copy and Adam's two slots."""
-ADAM = 6 + SLOTS
+BYTES_PER_WEIGHT = 6 + SLOT_BYTES
 """Bytes that a weight takes while it is trained in mixed precision: 2 for itself, 4 for its
 gradient, which micro-batches add up, and its slots."""
-STEADY = 4
+STEADY_ROUNDS = 4
 """Micro-batches a stage after which a pipeline repeats itself: as many more as there are stages
 take as long as those before, so that long ones need not be run to their end."""
-RESERVED = 0.08
+RESERVED_MEMORY = 0.08
 """Of a device's memory: the context, libraries' workspaces, fragments."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelConfig:
     """How a GPT lies on devices, and how its batch goes through them.
 
     Attributes:
@@ -57,11 +58,11 @@ class Layout:
     @property
     def bytes_of_a_weight(self) -> float:
         """That a device keeps of it while it is trained."""
-        return ADAM - SLOTS + SLOTS / (self.data if self.shard_state else 1)
+        return BYTES_PER_WEIGHT - SLOT_BYTES + SLOT_BYTES / (self.data if self.shard_state else 1)
 
 
 @dataclass(frozen=True)
-class Estimate(Layout):
+class Estimate(ParallelConfig):
     """A step of training with one layout.
 
     Attributes:
@@ -90,7 +91,7 @@ class Estimate(Layout):
 
 
 @dataclass(frozen=True)
-class Site:
+class HardwareSite:
     """What devices and links there are."""
 
     hardware: str
@@ -99,7 +100,7 @@ class Site:
 
     @property
     def memory(self) -> float:
-        return product(self.hardware).memory * (1 - RESERVED)
+        return product(self.hardware).memory * (1 - RESERVED_MEMORY)
 
     @property
     def bandwidth(self) -> float:
@@ -125,7 +126,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _DeviceShare:
     """What a device has of a model: bytes of weights and slots, weights, blocks of a stage,
     micro-batches, bytes between stages, and costs."""
 
@@ -133,36 +134,38 @@ class _Parts:
     layers: int
     count: int
     boundary: float
-    block: Cost
-    head: Cost
+    block: BlockCost
+    head: BlockCost
 
 
-def _parts(model: GPT, site: Site, batch: int, layout: Layout) -> _Parts:
+def _device_share(
+    model: GPT, site: HardwareSite, batch: int, layout: ParallelConfig
+) -> _DeviceShare:
     tensor, micro = layout.model, layout.micro
-    return _Parts(
+    return _DeviceShare(
         _weights(model, layout),
         model.layers // layout.stages // layout.chunks,
         batch // layout.data // micro,
         micro * model.sequence * model.width * 2.0,
-        block(model, site.hardware, tensor, micro, layout.sequence),
-        head(model, site.hardware, tensor, micro),
+        block_cost(model, site.hardware, tensor, micro, layout.sequence),
+        head_cost(model, site.hardware, tensor, micro),
     )
 
 
-def _weights(model: GPT, layout: Layout) -> float:
+def _weights(model: GPT, layout: ParallelConfig) -> float:
     """Of the first stage, which has the embeddings."""
     blocks = model.layers * model.weights_of_a_block / layout.stages
     return (blocks + model.weights_of_the_ends) / layout.model
 
 
-def fits(model: GPT, site: Site, batch: int, layout: Layout) -> bool:
+def fits(model: GPT, site: HardwareSite, batch: int, layout: ParallelConfig) -> bool:
     """Whether it fits in memory; the graph of a block is made only where the weights do."""
     if _weights(model, layout) * layout.bytes_of_a_weight > site.memory:
         return False
-    return _memory(_parts(model, site, batch, layout), layout) <= site.memory
+    return _memory(_device_share(model, site, batch, layout), layout) <= site.memory
 
 
-def _memory(parts: _Parts, layout: Layout) -> float:
+def _memory(parts: _DeviceShare, layout: ParallelConfig) -> float:
     """Bytes of the device that needs most: of a pipeline's first one, which stores most
     micro-batches, or of its last one, which has the scores of the vocabulary."""
     stages, chunks = layout.stages, layout.chunks
@@ -171,31 +174,31 @@ def _memory(parts: _Parts, layout: Layout) -> float:
         first = min(parts.count, stages + (stages - 1) / chunks)
     own = parts.layers * chunks
 
-    def kept(stored: float) -> float:
+    def activation_bytes(stored: float) -> float:
         if layout.recompute:
             inputs = parts.boundary / (layout.model if layout.sequence else 1)
-            return stored * own * inputs + parts.block.kept
-        return stored * own * parts.block.kept
+            return stored * own * inputs + parts.block.activations
+        return stored * own * parts.block.activations
 
-    ends = kept(first if stages == 1 else 1.0) + parts.head.kept
-    return parts.weights * layout.bytes_of_a_weight + max(kept(first), ends)
+    ends = activation_bytes(first if stages == 1 else 1.0) + parts.head.activations
+    return parts.weights * layout.bytes_of_a_weight + max(activation_bytes(first), ends)
 
 
-def makespan(
+def pipeline_seconds(
     count: int, chunks: int, forwards: list[float], backwards: list[float], transfer: float
 ) -> float:
     """Seconds of a pipeline of so many micro-batches."""
     total = len(forwards)
     stages = total // chunks
 
-    def of(count: int) -> float:
+    def simulate(count: int) -> float:
         return run(_schedule(total, count, chunks), forwards, backwards, transfer=transfer).makespan
 
-    least = STEADY * stages + count % stages
+    least = STEADY_ROUNDS * stages + count % stages
     if count <= least + stages:
-        return of(count)
-    first = of(least)
-    return first + (count - least) // stages * (of(least + stages) - first)
+        return simulate(count)
+    first = simulate(least)
+    return first + (count - least) // stages * (simulate(least + stages) - first)
 
 
 @lru_cache(maxsize=32)
@@ -206,10 +209,12 @@ def _schedule(stages: int, microbatches: int, chunks: int) -> Schedule:
     return interleaved(stages, microbatches, chunks)
 
 
-def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = True) -> Estimate:
+def estimate(
+    model: GPT, site: HardwareSite, batch: int, layout: ParallelConfig, exact: bool = True
+) -> Estimate:
     """One layout; its pipeline task by task, or by closed forms."""
     data, tensor, stages, chunks = layout.data, layout.model, layout.stages, layout.chunks
-    parts = _parts(model, site, batch, layout)
+    parts = _device_share(model, site, batch, layout)
     block, head, count = parts.block, parts.head, parts.count
     reduce = site.all_reduce(tensor, parts.boundary, 1)
     forward = parts.layers * (block.forward + 2 * reduce)
@@ -221,13 +226,13 @@ def estimate(model: GPT, site: Site, batch: int, layout: Layout, exact: bool = T
         ends = [0.0] * (stages * chunks - 1) + [1.0]
         forwards = [forward + end * head.forward for end in ends]
         backwards = [backward + end * head.backward for end in ends]
-        pipeline = makespan(count, chunks, forwards, backwards, transfer)
+        pipeline = pipeline_seconds(count, chunks, forwards, backwards, transfer)
     else:
         each = forward + backward
         pipeline = count * (chunks * each + last) + (stages - 1) * (each + 2 * transfer)
     reduced = site.all_reduce(data, parts.weights * 2.0, tensor)
     updated = parts.weights / (data if layout.shard_state else 1)
-    seconds = pipeline + reduced + updated * (ADAM + 8) / site.bandwidth
+    seconds = pipeline + reduced + updated * (BYTES_PER_WEIGHT + 8) / site.bandwidth
     busy = count * (chunks * (forward + backward) + last / stages)
     sums = 4 + 2 * layout.recompute + layout.sequence  # what was gathered is so again
     sent = {

@@ -20,7 +20,7 @@ from graphflow.frontend.builders import placeholder, variable
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Tensor, user_location
 from graphflow.ir.spec import nbytes
-from graphflow.parallel.mesh.count_arguments import count_of, settle
+from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.planning import outlook
@@ -49,7 +49,9 @@ class GPT:
     def __post_init__(self) -> None:
         where = f"GPT at {user_location()}"
         for each in fields(self)[:-1]:
-            settle(self, **{each.name: check_count(where, each.name, getattr(self, each.name))})
+            set_frozen_fields(
+                self, **{each.name: check_count(where, each.name, getattr(self, each.name))}
+            )
         if not isinstance(self.fused, bool):
             raise ScheduleError(f"{where}: fused is True or False, not {self.fused!r}")
         if self.width % self.heads:
@@ -87,7 +89,7 @@ def check_count(where: str, what: str, number: object) -> int:
     Raises:
         ScheduleError: see above.
     """
-    count = count_of(number)
+    count = as_count(number)
     if count is None:
         raise ScheduleError(f"{where}: {what} is a number from 1 up, not {number!r}")
     return count
@@ -97,17 +99,19 @@ def check_count(where: str, what: str, number: object) -> int:
 
 
 @dataclass(frozen=True)
-class Cost:
+class BlockCost:
     """Of a part of a network for one micro-batch: seconds forwards and backwards, and bytes that
     the backward pass reads."""
 
     forward: float
     backward: float
-    kept: float
+    activations: float
 
 
 @cache
-def block(model: GPT, hardware: str, tensor: int, micro: int, sequence: bool = False) -> Cost:
+def block_cost(
+    model: GPT, hardware: str, tensor: int, micro: int, sequence: bool = False
+) -> BlockCost:
     """What one block takes, or what one of `tensor` devices has of it.
 
     Args:
@@ -125,42 +129,42 @@ def block(model: GPT, hardware: str, tensor: int, micro: int, sequence: bool = F
         weights.append(variable(init.zeros(shape, "float16")))
         return weights[-1]
 
-    def exchanged(mine: Tensor, tokens: int) -> Tensor:
+    def exchange(mine: Tensor, tokens: int) -> Tensor:
         if not sequence:
             return mine
         made.append(mine)
         got.append(placeholder("float16", (micro, tokens, h), name=f"got{len(got)}"))
         return got[-1]
 
-    def normed(y: Tensor) -> Tensor:
-        return exchanged(FUNCTIONS["layer_norm"](y, weight(h), weight(h)), s)
+    def normalize(y: Tensor) -> Tensor:
+        return exchange(FUNCTIONS["layer_norm"](y, weight(h), weight(h)), s)
 
-    def added(y: Tensor, part: Tensor) -> Tensor:
-        sums: Tensor = y + exchanged(part, int(y.shape[1])) + weight(h)
+    def add_residual(y: Tensor, part: Tensor) -> Tensor:
+        sums: Tensor = y + exchange(part, int(y.shape[1])) + weight(h)
         return sums
 
-    n = normed(x)
-    q, k, v = (_heads(n @ weight(h, own) + weight(own), heads) for _ in range(3))
-    seen = FUNCTIONS["permute_dims"](_attended(model, q, k, v), (0, 2, 1, 3))
+    n = normalize(x)
+    q, k, v = (_split_heads(n @ weight(h, own) + weight(own), heads) for _ in range(3))
+    seen = FUNCTIONS["permute_dims"](_attention(model, q, k, v), (0, 2, 1, 3))
     seen = FUNCTIONS["reshape"](seen, (micro, s, own))
-    y = added(x, seen @ weight(own, h))
-    n = normed(y)
+    y = add_residual(x, seen @ weight(own, h))
+    n = normalize(y)
     up = FUNCTIONS["gelu"](n @ weight(h, 4 * own) + weight(4 * own))
-    y = added(y, up @ weight(4 * own, h))
-    return _cost([y, *made], [x, *got, *weights], hardware, dict.fromkeys(got, tensor))
+    y = add_residual(y, up @ weight(4 * own, h))
+    return _graph_cost([y, *made], [x, *got, *weights], hardware, dict.fromkeys(got, tensor))
 
 
 @cache
-def head(model: GPT, hardware: str, tensor: int, micro: int) -> Cost:
+def head_cost(model: GPT, hardware: str, tensor: int, micro: int) -> BlockCost:
     """What the last product and the loss take: a share of the vocabulary."""
     x = placeholder("float16", (micro * model.sequence, model.width), name="x")
     table = variable(init.zeros((model.width, ceil(model.vocabulary / tensor)), "float16"))
     scores = x @ table
     top = FUNCTIONS["log_softmax"](scores.astype("float32"))
-    return _cost([FUNCTIONS["mean"](top)], [x, table], hardware)
+    return _graph_cost([FUNCTIONS["mean"](top)], [x, table], hardware)
 
 
-def _attended(model: GPT, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attention(model: GPT, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention as one kernel; or by way of its scores."""
     if model.fused:
         fused: Tensor = FUNCTIONS["attention"](q, k, v, causal=True)
@@ -171,16 +175,16 @@ def _attended(model: GPT, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return seen
 
 
-def _heads(x: Tensor, heads: int) -> Tensor:
+def _split_heads(x: Tensor, heads: int) -> Tensor:
     b, s, width = x.shape
     cut = FUNCTIONS["reshape"](x, (b, s, heads, width // heads))
     turned: Tensor = FUNCTIONS["permute_dims"](cut, (0, 2, 1, 3))
     return turned
 
 
-def _cost(
+def _graph_cost(
     ys: list[Tensor], xs: list[Tensor], hardware: str, shares: Mapping[Tensor, int] | None = None
-) -> Cost:
+) -> BlockCost:
     """Of a graph of one device.
 
     Args:
@@ -197,7 +201,7 @@ def _cost(
     ahead = seconds(forward)
     inside = set(Graph(whole.outputs[: len(ys)]).nodes)
     kept = {
-        _source(t)
+        _view_source(t)
         for node in whole.nodes
         if node not in inside
         for t in node.inputs
@@ -208,10 +212,10 @@ def _cost(
         for t in kept
         if t.node.op.name not in ("variable", "constant")
     )
-    return Cost(ahead, seconds(whole) - ahead, float(size))
+    return BlockCost(ahead, seconds(whole) - ahead, float(size))
 
 
-def _source(tensor: Tensor) -> Tensor:
+def _view_source(tensor: Tensor) -> Tensor:
     """What another shape of it is a view of."""
     while tensor.node.op.name == "reshape":
         tensor = tensor.node.inputs[0]

@@ -21,17 +21,24 @@ from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, MemoryLimitError, ScheduleError
 from graphflow.ir.op import user_location
-from graphflow.parallel.estimation.estimate import ADAM, Estimate, Layout, Site, estimate, fits
+from graphflow.parallel.estimation.estimate import (
+    BYTES_PER_WEIGHT,
+    Estimate,
+    HardwareSite,
+    ParallelConfig,
+    estimate,
+    fits,
+)
 from graphflow.parallel.estimation.gpt import GPT, check_count
 from graphflow.placement.clusters.hardware_catalog import wire
 
-SIMULATED = 16
+MAX_SIMULATED = 16
 """Strategies whose pipelines are simulated task by task: those that are best by closed forms."""
 
-SHOWN = 10
+MAX_SHOWN = 10
 """Of these, how many are printed."""
 
-MOST = 10_000_000
+MAX_DEVICES = 10_000_000
 """Devices that a cluster may have: all meshes of them are gone through."""
 
 
@@ -48,7 +55,7 @@ class WhatIf:
         return self.tried[0]
 
     def __str__(self) -> str:
-        shown = self.tried[:SHOWN]
+        shown = self.tried[:MAX_SHOWN]
         head = (
             f"GPT of {self.model.weights / 1e9:.1f} billion weights, the best {len(shown)} of "
             f"{len(self.tried)} simulated (GB: of the fullest device; sends: each device, a step):"
@@ -101,13 +108,13 @@ def what_if(
     for what, flag in flags.items():
         if not isinstance(flag, bool) and (what, flag) != ("recompute", None):
             raise ScheduleError(f"{where}: {what} is True or False, not {flag!r}")
-    if devices > MOST:
-        raise ScheduleError(f"{where}: {devices:,} devices are more than {MOST:,}")
+    if devices > MAX_DEVICES:
+        raise ScheduleError(f"{where}: {devices:,} devices are more than {MAX_DEVICES:,}")
     wire(network)  # of one host, too: who names none that there is meant another
-    site = Site(hardware, hosts_of, network)
+    site = HardwareSite(hardware, hosts_of, network)
     asked = [
         layout
-        for layout in _layouts(model, devices, batch, hosts_of, sequence, shard_state)
+        for layout in _parallel_configs(model, devices, batch, hosts_of, sequence, shard_state)
         if tensor in (None, layout.model) and stages in (None, layout.stages)
         if recompute in (None, layout.recompute)
     ]
@@ -121,10 +128,10 @@ def what_if(
         )
     layouts = [layout for layout in asked if fits(model, site, batch, layout)]
     rough = {layout: estimate(model, site, batch, layout, exact=False) for layout in layouts}
-    close = sorted(layouts, key=lambda layout: rough[layout].seconds)[:SIMULATED]
+    close = sorted(layouts, key=lambda layout: rough[layout].seconds)[:MAX_SIMULATED]
     found = [estimate(model, site, batch, layout) for layout in close]
     if not found:
-        needed = model.weights * ADAM / devices
+        needed = model.weights * BYTES_PER_WEIGHT / devices
         remedy = "more of them" if needed > site.memory else "more of them, or a smaller batch"
         raise MemoryLimitError(
             f"{where}: {model.weights / 1e9:.1f} billion weights take {needed / 1e9:.1f} GB on "
@@ -137,9 +144,9 @@ def what_if(
 # Layouts --------------------------------------------------------------------------------------
 
 
-def _layouts(
+def _parallel_configs(
     model: GPT, devices: int, batch: int, hosts_of: int, sequence: bool, shard_state: bool
-) -> Iterator[Layout]:
+) -> Iterator[ParallelConfig]:
     """All that divide."""
     for tensor in _divisors(min(hosts_of, devices)):
         if model.heads % tensor or model.width % tensor or devices % tensor:
@@ -156,7 +163,7 @@ def _layouts(
                     if chunks > 8 or (chunks > 1 and (stages == 1 or count % stages)):
                         continue
                     for recompute in (False, True):
-                        yield Layout(
+                        yield ParallelConfig(
                             data, tensor, stages, chunks, micro, recompute,
                             sequence and tensor > 1, shard_state and data > 1,
                         )  # fmt: skip

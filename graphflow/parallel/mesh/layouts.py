@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Location, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.parallel.mesh.device_mesh import WHOLE, Split
+from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
 
 Partial = tuple[tuple[str, str], ...]
 """Along which axes of the mesh a value is partial, and how parts are combined."""
@@ -21,7 +21,7 @@ Partial = tuple[tuple[str, str], ...]
 class Layout:
     """How a tensor lies on a mesh."""
 
-    dims: tuple[Split, ...]
+    dims: tuple[AxisSplit, ...]
     partial: Partial = ()
 
     @cached_property
@@ -40,7 +40,7 @@ class Layout:
         """The axes of the mesh in use."""
         return {a for split in self.dims for a in split.axes} | {a for a, _ in self.partial}
 
-    def with_dim(self, d: int, split: Split) -> Layout:
+    def with_dim(self, d: int, split: AxisSplit) -> Layout:
         return replace(self, dims=(*self.dims[:d], split, *self.dims[d + 1 :]))
 
     def __str__(self) -> str:
@@ -56,20 +56,20 @@ def whole(rank: int) -> Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class ShardedTensor:
     """What stands for a tensor: a part at each place."""
 
     spec: TensorSpec
     layout: Layout
-    parts: tuple[Tensor, ...]
+    shards: tuple[Tensor, ...]
 
 
-Sent = tuple[Tensor, Hashable]
+SentTensor = tuple[Tensor, Hashable]
 """A tensor that goes to a place, or a device; or a result of a collective, and None."""
 
 
 @dataclass(frozen=True)
-class Move:
+class CommunicationRecord:
     """A collective that was inserted.
 
     Attributes:
@@ -89,8 +89,8 @@ class Move:
     bytes: int
     cause: str
     location: Location
-    sent: Mapping[Sent, float] = field(default_factory=dict, repr=False, compare=False)
+    sent: Mapping[SentTensor, float] = field(default_factory=dict, repr=False, compare=False)
 
-    def only(self, sent: Mapping[Sent, float]) -> Move:
+    def restrict_to(self, sent: Mapping[SentTensor, float]) -> CommunicationRecord:
         """What is left if only so much is sent."""
         return replace(self, bytes=round(sum(sent.values())), sent=sent)

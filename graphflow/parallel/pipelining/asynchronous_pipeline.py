@@ -30,26 +30,32 @@ from graphflow.ir.spec import (
     substitute,
     symbols,
 )
-from graphflow.parallel.mesh.device_mesh import MICRO, Cuts, Mesh, Piece, Split
+from graphflow.parallel.mesh.axis_split import AxisSplit, ShardExtent
+from graphflow.parallel.mesh.device_mesh import MICRO, Mesh
 from graphflow.parallel.mesh.layouts import whole
-from graphflow.parallel.pipelining.flushing_pipeline import every_stage, phases_of, recomputing
-from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, sequence
-from graphflow.parallel.pipelining.stage_report import Staged
-from graphflow.parallel.pipelining.stages import FREE
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.pipelining.flushing_pipeline import (
+    assign_phases,
+    assign_stages,
+    recompute_forward,
+)
+from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, execution_order
+from graphflow.parallel.pipelining.stage_report import StagedPipeline
+from graphflow.parallel.pipelining.stages import UNSTAGED_OPS
 from graphflow.parallel.sharding.batch_axis import equal_sizes
-from graphflow.parallel.sharding.partitioner import Pieces, Sharded, Share
+from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
 
-_BATCH = Split((MICRO,))
+_BATCH = AxisSplit((MICRO,))
 
 
-def unrolled(
+def unroll_pipeline(
     graph: Graph,
     stages: Mapping[Node, int],
     schedule: Schedule,
     devices: Sequence[DeviceName],
     batch: Sequence[Tensor],
-    known: Mapping[Node, Pieces] | None = None,
-) -> Sharded:
+    known: Mapping[Node, ShardedVariable] | None = None,
+) -> ShardedGraph:
     """A training graph as a pipeline that does not flush.
 
     What is fetched is, for scalars, the mean over the micro-batches (of what updates make, over
@@ -66,10 +72,10 @@ def unrolled(
     Raises:
         ScheduleError: the batch has no symbol, or a fetch is neither scalar nor led by the batch.
     """
-    return _Unrolling(graph, stages, schedule, devices, batch, known or {}).run()
+    return _PipelineUnroller(graph, stages, schedule, devices, batch, known or {}).run()
 
 
-class _Unrolling:
+class _PipelineUnroller:
     """One graph on its way through the micro-batches."""
 
     def __init__(
@@ -79,7 +85,7 @@ class _Unrolling:
         schedule: Schedule,
         devices: Sequence[DeviceName],
         batch: Sequence[Tensor],
-        known: Mapping[Node, Pieces],
+        known: Mapping[Node, ShardedVariable],
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -87,38 +93,39 @@ class _Unrolling:
         self.batch = [t for t in batch if t.node in graph.names]
         self.known = known
         self.stages = stages
-        self.where = every_stage(graph, stages)
+        self.where = assign_stages(graph, stages)
         count = schedule.microbatches
         self.mesh = Mesh({MICRO: count}, [DeviceName()] * count, frozenset({MICRO}))
-        self.cuts = Cuts(self.mesh)
+        self.partitioner = SizePartitioner(self.mesh)
         self.symbols = self._symbols()
         self.used = schedule.versions
-        self.ranks = {task: turn for turn, (_, task) in enumerate(sequence(schedule))}
+        self.ranks = {task: turn for turn, (_, task) in enumerate(execution_order(schedule))}
         self.tasks: dict[Node, Task] = {}
-        self.shares: dict[Node, Share] = {}
+        self.shares: dict[Node, FeedSlice] = {}
         self.variables = {v: self._variable(v) for v in graph.variables}
         self.history = {v: [pieces.nodes[0].outputs[0]] for v, pieces in self.variables.items()}
         self.updated = {node.inputs[0].node for node in graph.of_op("assign")}
-        phases = phases_of(graph, stages, schedule)
-        later = self._goes_on(phases)
+        phases = assign_phases(graph, stages, schedule)
+        later = self._find_running_state(phases)
         self.phases = {n: phase for n, phase in phases.items() if n not in later}
-        self.phases |= dict.fromkeys(self._before(later), "F")
+        self.phases |= dict.fromkeys(self._find_backward_inputs(later), "F")
         self.copies: list[dict[Tensor, Tensor]] = []  # by micro-batch
         self.made: list[dict[Tensor, Tensor]] = []  # by update
 
-    def run(self) -> Sharded:
+    def run(self) -> ShardedGraph:
         group, count = self.schedule.group, self.schedule.microbatches
         for start in range(0, count, group):
             members = range(start, min(start + group, count))
             for i in members:
-                self._pass(i)
-            self._update(members)
-        cut = Graph([self._fetched(t) for t in self.graph.outputs])
+                self._emit_passes(i)
+            self._emit_update(members)
+        cut = Graph([self._fetch(t) for t in self.graph.outputs])
         if self.schedule.recompute:
-            cut = recomputing(cut, self.tasks, self.ranks)
-        return Sharded(
-            self.graph, cut.verify(), self.mesh, self.cuts, self.shares,
-            self.variables, (), (), {}, Staged.of(self.schedule, self.stages, self.devices),
+            cut = recompute_forward(cut, self.tasks, self.ranks)
+        pipeline = StagedPipeline.from_devices(self.schedule, self.stages, self.devices)
+        return ShardedGraph(
+            self.graph, cut.verify(), self.mesh, self.partitioner, self.shares,
+            self.variables, (), (), {}, pipeline,
         )  # fmt: skip
 
     def _symbols(self) -> list[str]:
@@ -141,10 +148,10 @@ class _Unrolling:
             )
         every = dict.fromkeys([*firsts, *(d for d in same if same[d] == first)])
         for size in every:
-            self.cuts.can(size, _BATCH)
+            self.partitioner.can_split(size, _BATCH)
         return [name for size in every if (name := sole_symbol(size))]
 
-    def _variable(self, node: Node) -> Pieces:
+    def _variable(self, node: Node) -> ShardedVariable:
         if node in self.known:
             return self.known[node].check(node, self.mesh)
         with origin_scope(node, "", self._device(node, 0)):
@@ -152,14 +159,16 @@ class _Unrolling:
             twin = make_node(REGISTRY["variable"], (), {**node.attrs, "named": False}, name)
         all_of_it = tuple(Span(0, int(size)) for size in node.specs[0].shape)
         count = self.schedule.microbatches
-        return Pieces((twin,) * count, (all_of_it,) * count, whole(len(all_of_it)), self.mesh.sizes)
+        return ShardedVariable(
+            (twin,) * count, (all_of_it,) * count, whole(len(all_of_it)), self.mesh.sizes
+        )
 
     # Passes -------------------------------------------------------------------------------------
 
-    def _pass(self, i: int) -> None:
+    def _emit_passes(self, i: int) -> None:
         """The forward and backward passes of a micro-batch."""
         mapped: dict[Tensor, Tensor] = {}
-        renaming = _Renaming({name: self._piece(name, i).size for name in self.symbols})
+        renaming = _SymbolSubstitution({name: self._piece(name, i).size for name in self.symbols})
         for node in self.graph.nodes:
             if node.op.name == "placeholder":
                 mapped[node.outputs[0]] = self._placeholder(node, i)
@@ -190,36 +199,36 @@ class _Unrolling:
         if not any(name in self.symbols for name in names):
             return tensor
         pieces = tuple(
-            self._piece(name, i) if name in self.symbols else Piece(0, size, size)
+            self._piece(name, i) if name in self.symbols else ShardExtent(0, size, size)
             for name, size in zip(names, tensor.shape, strict=True)
         )
         with origin_scope(node, f"{MICRO}={i}/", self._device(node, i)):
             own: Tensor = REGISTRY["placeholder"](
                 shape=tuple(p.size for p in pieces), dtype=tensor.dtype.name, name=node.name
             )
-        self.shares[own.node] = Share(node, pieces)
+        self.shares[own.node] = FeedSlice(node, pieces)
         return own
 
-    def _piece(self, symbol: str, i: int) -> Piece:
-        return self.cuts.piece(Dim.symbol(symbol), _BATCH, (i,))
+    def _piece(self, symbol: str, i: int) -> ShardExtent:
+        return self.partitioner.piece(Dim.symbol(symbol), _BATCH, (i,))
 
     def _device(self, node: Node, i: int) -> DeviceName:
         return self.devices[self.schedule.homes[self.where[node], i]]
 
     # Updates ------------------------------------------------------------------------------------
 
-    def _update(self, members: range) -> None:
+    def _emit_update(self, members: range) -> None:
         """The updates that the gradients of some micro-batches make together."""
         mapped: dict[Tensor, Tensor] = {}
         pieces = {name: [self._piece(name, i).size for i in members] for name in self.symbols}
-        renaming = _Renaming({name: reduce(add, sizes) for name, sizes in pieces.items()})
+        renaming = _SymbolSubstitution({name: reduce(add, sizes) for name, sizes in pieces.items()})
         for node in self.graph.nodes:
             if node.op.name == "variable":
                 mapped[node.outputs[0]] = self.history[node][-1]
             elif node.op.name == "assign":
-                mapped[node.outputs[0]] = self._gradient(node.inputs[1], mapped, members, node)
+                mapped[node.outputs[0]] = self._update_input(node.inputs[1], mapped, members, node)
             elif self._is_update(node):
-                inputs = tuple(self._gradient(t, mapped, members, node) for t in node.inputs)
+                inputs = tuple(self._update_input(t, mapped, members, node) for t in node.inputs)
                 with origin_scope(node, f"update={members[-1]}/", self._device(node, 0)):
                     made = renaming.node(node, inputs)
                 mapped.update(zip(node.outputs, made.outputs, strict=True))
@@ -227,7 +236,7 @@ class _Unrolling:
             self.history[node.inputs[0].node].append(mapped[node.outputs[0]])
         self.made.append(mapped)
 
-    def _goes_on(self, phases: Mapping[Node, Phase]) -> set[Node]:
+    def _find_running_state(self, phases: Mapping[Node, Phase]) -> set[Node]:
         """What is computed besides the network from variables that are updated, to update them (a
         mean of weights over steps), and what reads that: it goes on from the newest version."""
         besides = [n for n, phase in phases.items() if phase == "F" and n not in self.stages]
@@ -242,7 +251,7 @@ class _Unrolling:
                 found.add(node)
         return found
 
-    def _before(self, later: Set[Node]) -> set[Node]:
+    def _find_backward_inputs(self, later: Set[Node]) -> set[Node]:
         """What is made of variables, and not in the forward pass, for a backward pass to read: the
         scale of a loss as one of the loss's dtype."""
         found: set[Node] = set()
@@ -254,10 +263,10 @@ class _Unrolling:
 
     def _is_update(self, node: Node) -> bool:
         """Whether an update makes a node: what it reads, and zeros and such of its own size."""
-        made = node.inputs or (node.op.pure and node.op.name not in FREE)
+        made = node.inputs or (node.op.pure and node.op.name not in UNSTAGED_OPS)
         return bool(made) and node not in self.phases and node.op.name != "group"
 
-    def _gradient(
+    def _update_input(
         self, tensor: Tensor, mapped: dict[Tensor, Tensor], members: range, reader: Node
     ) -> Tensor:
         """What an update reads: of what micro-batches have made, the mean; of rows of a table, all
@@ -266,10 +275,10 @@ class _Unrolling:
         if tensor not in mapped:
             parts = list(dict.fromkeys(self.copies[i][tensor] for i in members))
             with origin_scope(tensor.node, "mean/", self._device(reader, 0)):
-                mapped[tensor] = parts[-1] if len(parts) == 1 else self._together(tensor, parts)
+                mapped[tensor] = parts[-1] if len(parts) == 1 else self._average(tensor, parts)
         return mapped[tensor]
 
-    def _together(self, tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    def _average(self, tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
         rows = [d for d, size in enumerate(tensor.shape) if set(self.symbols) & set(symbols(size))]
         counted = is_inexact(tensor.dtype)
         if not rows and not counted:
@@ -279,15 +288,15 @@ class _Unrolling:
 
     # Fetches ------------------------------------------------------------------------------------
 
-    def _fetched(self, tensor: Tensor) -> Tensor:
+    def _fetch(self, tensor: Tensor) -> Tensor:
         node = tensor.node
         if node.op.name == "group":
-            members = [self._fetched_update(t) for t in node.inputs]
+            members = [self._fetch_update(t) for t in node.inputs]
             with origin_scope(node, "", DeviceName()):
                 group: Tensor = REGISTRY["group"](*members, name=node.name)
             return group
         if node.op.name == "assign":
-            return self._fetched_update(tensor)
+            return self._fetch_update(tensor)
         if node.op.name == "variable":
             return self.history[node][0]
         copies = self.copies if tensor in self.copies[0] else self.made
@@ -306,11 +315,11 @@ class _Unrolling:
             "first axis"
         )
 
-    def _fetched_update(self, tensor: Tensor) -> Tensor:
+    def _fetch_update(self, tensor: Tensor) -> Tensor:
         """The last of the updates of a variable, as an assignment."""
         node = tensor.node
         if node.op.name == "group":
-            return self._fetched(tensor)
+            return self._fetch(tensor)
         variable = node.inputs[0].node
         own = self.variables[variable].nodes[0].outputs[0]
         with origin_scope(node, "", self._device(variable, 0)):
@@ -318,7 +327,7 @@ class _Unrolling:
         return assigned
 
 
-class _Renaming:
+class _SymbolSubstitution:
     """Writes nodes once more, with other sizes in place of symbols, in the bodies they hold too."""
 
     def __init__(self, sizes: Mapping[str, Size]) -> None:

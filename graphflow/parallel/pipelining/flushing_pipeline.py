@@ -18,17 +18,25 @@ from math import inf, prod
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.mesh.device_mesh import MICRO, WAY, Homes, Mesh, Place, Split
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import MICRO, PATH, DeviceAssignment, Mesh, Place
 from graphflow.parallel.mesh.layouts import Layout, whole
-from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, refusal, sequence
-from graphflow.parallel.pipelining.stage_report import Staged
-from graphflow.parallel.pipelining.stages import FREE, origin_of, weight_gradients
-from graphflow.parallel.sharding.partitioner import Pieces, Sharded, divided
-from graphflow.parallel.sharding.replica_terms import ALONE, Terms
+from graphflow.parallel.pipelining.schedule import (
+    Phase,
+    Schedule,
+    Task,
+    execution_order,
+    schedule_error,
+)
+from graphflow.parallel.pipelining.stage_report import StagedPipeline
+from graphflow.parallel.pipelining.stages import UNSTAGED_OPS, origin_of, weight_gradients
+from graphflow.parallel.sharding.partitioner import partition_graph
+from graphflow.parallel.sharding.replica_terms import NOT_REPLICATED, ReplicationConfig
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.passes import MergeBodies
 
 
-def pipelined(
+def partition_pipeline(
     graph: Graph,
     stages: Mapping[Node, int],
     schedule: Schedule,
@@ -36,10 +44,10 @@ def pipelined(
     batch: Sequence[Tensor],
     outer: Mapping[str, int] | None = None,
     annotations: Mapping[Tensor, Layout] | None = None,
-    known: Mapping[Node, Pieces] | None = None,
+    known: Mapping[Node, ShardedVariable] | None = None,
     fed: Mapping[str, int] | None = None,
-    terms: Terms = ALONE,
-) -> Sharded:
+    replication: ReplicationConfig = NOT_REPLICATED,
+) -> ShardedGraph:
     """A training graph as a pipeline that flushes.
 
     Args:
@@ -54,9 +62,9 @@ def pipelined(
         terms: on which the devices of a stage go together, where it is on several.
     """
     outer = dict(outer or {})
-    where = every_stage(graph, stages)
-    ways = ways_of(schedule)
-    sizes = {**outer, **({WAY: len(ways)} if len(ways) > 1 else {}), MICRO: len(ways[0])}
+    where = assign_stages(graph, stages)
+    ways = paths_of(schedule)
+    sizes = {**outer, **({PATH: len(ways)} if len(ways) > 1 else {}), MICRO: len(ways[0])}
     beside, first = prod(outer.values()), len(outer)
     homes = schedule.homes
 
@@ -67,7 +75,7 @@ def pipelined(
         number = 0
         for at, size in zip(place, outer.values(), strict=False):
             number = number * size + at
-        return homes[_of(where, node), microbatch(place)] * beside + number
+        return homes[_stage_of(where, node), microbatch(place)] * beside + number
 
     mesh = Mesh(sizes, [DeviceName()] * prod(sizes.values()), frozenset({MICRO}))
     layouts = dict(annotations or {})
@@ -75,18 +83,16 @@ def pipelined(
     for tensor in batch:
         if tensor.node in graph.names:
             layout = layouts.get(tensor, whole(tensor.ndim))
-            layouts[tensor] = layout.with_dim(0, Split((*layout.dims[0].axes, *inner)))
-    found = Homes(home_of, devices)
-    cut = divided(graph, mesh, layouts, known, found, terms, fed)
-    phases = phases_of(graph, stages, schedule)
+            layouts[tensor] = layout.with_dim(0, AxisSplit((*layout.dims[0].axes, *inner)))
+    found = DeviceAssignment(home_of, devices)
+    cut = partition_graph(graph, mesh, layouts, known, found, replication, fed)
+    phases = assign_phases(graph, stages, schedule)
     numbers = [microbatch(place) for place in mesh.places]
-    staged = Staged.of(schedule, stages, devices, beside)
-    return replace(_in_turns(cut, phases, where, schedule, numbers), staged=staged)
+    pipeline = StagedPipeline.from_devices(schedule, stages, devices, beside)
+    return replace(_set_turns(cut, phases, where, schedule, numbers), pipeline=pipeline)
 
 
-def with_merged_bodies(
-    graph: Graph, stages: Mapping[Node, int]
-) -> tuple[Graph, Mapping[Node, int]]:
+def merge_bodies(graph: Graph, stages: Mapping[Node, int]) -> tuple[Graph, Mapping[Node, int]]:
     """The graph in which a loop or branch and its extension by a gradient are one node, and stages
     of its nodes too: what reads such a node is another one then, of the same name."""
     merged = MergeBodies()(graph) if graph.holders else graph
@@ -97,7 +103,7 @@ def with_merged_bodies(
     return merged, {**stages, **{node: stages[old] for node, old in known if old in stages}}
 
 
-def ways_of(schedule: Schedule) -> list[list[int]]:
+def paths_of(schedule: Schedule) -> list[list[int]]:
     """The micro-batches, by the devices that they go through.
 
     Raises:
@@ -110,7 +116,7 @@ def ways_of(schedule: Schedule) -> list[list[int]]:
     ways = list(found.values())
     if len(set(map(len, ways))) > 1:
         few, many = min(ways, key=len), max(ways, key=len)
-        raise refusal(
+        raise schedule_error(
             f"schedule {schedule.name!r}",
             f"micro-batches go over its devices in {len(ways)} ways, {len(few)} in one (such as "
             f"{few[0]}) and {len(many)} in another (such as {many[0]}); send as many in each, as "
@@ -119,18 +125,18 @@ def ways_of(schedule: Schedule) -> list[list[int]]:
     return ways
 
 
-def every_stage(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
+def assign_stages(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
     """A stage for all nodes: gradients and updates are where what they are made for is; what is
     made of gradients (clipped ones), where most is that it reads; and what else is fetched, where
     the last thing is. Variables that the forward pass does not read (a norm's running moments) are
     where they are assigned."""
-    found = _every_stage(graph, stages, {})
+    found = _assign_stages(graph, stages, {})
     assigned = {node.inputs[0].node: found[node] for node in graph.of_op("assign")}
     kept = {v: stage for v, stage in assigned.items() if origin_of(v, stages) not in stages}
-    return _every_stage(graph, stages, kept)
+    return _assign_stages(graph, stages, kept)
 
 
-def _every_stage(
+def _assign_stages(
     graph: Graph, stages: Mapping[Node, int], variables: Mapping[Node, int]
 ) -> dict[Node, int]:
     found: dict[Node, int] = {}
@@ -145,33 +151,35 @@ def _every_stage(
             found[node] = stages[origin]
             late.add(node)
         elif any(t.node in late for t in node.inputs):
-            _, found[node] = max((_many(t), found[t.node]) for t in node.inputs)
+            _, found[node] = max((_element_count(t), found[t.node]) for t in node.inputs)
             late.add(node)
         else:
             found[node] = max((found[t.node] for t in node.inputs), default=0)
     return found
 
 
-def _many(tensor: Tensor) -> float:
+def _element_count(tensor: Tensor) -> float:
     """The elements of a tensor; what the batch is an axis of has more than any other."""
     return tensor.size if isinstance(tensor.size, int) else inf
 
 
-def _of(where: Mapping[Node, int], node: Node) -> int:
+def _stage_of(where: Mapping[Node, int], node: Node) -> int:
     """The stage of a node of the graph, or of one that was made for it."""
     while node not in where and node.origin is not None:
         node = node.origin
     return where.get(node, 0)
 
 
-def phases_of(graph: Graph, stages: Mapping[Node, int], schedule: Schedule) -> dict[Node, Phase]:
+def assign_phases(
+    graph: Graph, stages: Mapping[Node, int], schedule: Schedule
+) -> dict[Node, Phase]:
     """What part of a micro-batch's way each node belongs to; updates to none."""
     late = weight_gradients(graph, stages) if schedule.splits_backward else set[Node]()
     found: dict[Node, Phase] = {}
     seen = {n for n in graph.nodes if n.op.name in ("placeholder", "constant") or n in stages}
     for node in graph.nodes:
         origin = origin_of(node, stages)
-        if node.op.name in ("assign", "group", *FREE) or origin.op.name == "variable":
+        if node.op.name in ("assign", "group", *UNSTAGED_OPS) or origin.op.name == "variable":
             continue
         if node in stages:
             found[node] = "F"
@@ -182,41 +190,41 @@ def phases_of(graph: Graph, stages: Mapping[Node, int], schedule: Schedule) -> d
     return found
 
 
-def _in_turns(
-    cut: Sharded,
+def _set_turns(
+    cut: ShardedGraph,
     phases: Mapping[Node, Phase],
     where: Mapping[Node, int],
     schedule: Schedule,
     numbers: Sequence[int],
-) -> Sharded:
+) -> ShardedGraph:
     """The division with the turn of its task on each node.
 
     Args:
         numbers: the micro-batch of each place.
     """
-    ranks = {task: turn for turn, (_, task) in enumerate(sequence(schedule))}
+    ranks = {task: turn for turn, (_, task) in enumerate(execution_order(schedule))}
     tasks: dict[Node, Task] = {}
     for node, phase in phases.items():
         for tensor in node.outputs:
-            for i, part in zip(numbers, cut.values[tensor].parts, strict=True):
+            for i, part in zip(numbers, cut.values[tensor].shards, strict=True):
                 task = Task(phase, where[node], i)
                 if ranks[task] <= ranks[tasks.get(part.node, task)]:
                     tasks[part.node] = task
-    _add_parts(tasks, cut.graph, phases, where, ranks)
+    _assign_partial_tasks(tasks, cut.graph, phases, where, ranks)
 
-    def turned(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+    def set_turn(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         if node not in tasks:
             return None
         return node.with_inputs(inputs, turn=ranks[tasks[node]]).outputs
 
     def change(graph: Graph) -> Graph:
-        again = recomputing(graph, tasks, ranks) if schedule.recompute else graph
-        return again.rewrite(turned)
+        again = recompute_forward(graph, tasks, ranks) if schedule.recompute else graph
+        return again.rewrite(set_turn)
 
-    return cut.changed(change)
+    return cut.map_graph(change)
 
 
-def _add_parts(
+def _assign_partial_tasks(
     tasks: dict[Node, Task],
     graph: Graph,
     phases: Mapping[Node, Phase],
@@ -227,7 +235,7 @@ def _add_parts(
     product that is still to be added up, or a micro-batch's part of a mean; and of sums over some,
     which grow with each, so that not all parts are kept until the last."""
     for node in graph.nodes:
-        read = [t.node for t in node.inputs if t.node.op.name not in (*FREE, "variable")]
+        read = [t.node for t in node.inputs if t.node.op.name not in (*UNSTAGED_OPS, "variable")]
         if node in tasks or not read:
             continue
         made_for = node.origin
@@ -238,7 +246,7 @@ def _add_parts(
             tasks[node] = max((tasks[n] for n in read), key=ranks.__getitem__)
 
 
-def recomputing(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int]) -> Graph:
+def recompute_forward(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int]) -> Graph:
     """The graph in which each backward pass computes again what its stage's forward pass had made,
     from what came from other stages: nothing else is kept in between.
 

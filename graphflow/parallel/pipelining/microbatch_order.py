@@ -6,21 +6,21 @@ from __future__ import annotations
 
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.sharding.partitioner import Sharded
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 from graphflow.placement.placers.construction.execution_order import by_turns
 
 
-def in_micro_batches(cut: Sharded, axis: str) -> Sharded:
+def order_by_microbatch(cut: ShardedGraph, axis: str) -> ShardedGraph:
     """A division whose places along an axis of the mesh take turns."""
     at = cut.mesh.names.index(axis)
     turns: dict[Node, int] = {}
     for value in cut.values.values():
-        for place, part in zip(cut.mesh.places, value.parts, strict=True):
+        for place, part in zip(cut.mesh.places, value.shards, strict=True):
             turns[part.node] = min(turns.get(part.node, place[at]), place[at])
-    return cut.changed(lambda graph: _reordered(graph, turns))
+    return cut.map_graph(lambda graph: _reorder(graph, turns))
 
 
-def _reordered(graph: Graph, turns: dict[Node, int]) -> Graph:
+def _reorder(graph: Graph, turns: dict[Node, int]) -> Graph:
     """The graph built once more in the order of turns, as far as what nodes read allows."""
     number = {node: i for i, node in enumerate(graph.nodes)}
     readers = [[number[reader] for reader in graph.consumers[node]] for node in graph.nodes]

@@ -12,19 +12,17 @@ and waits for what each one needs; nothing else is decided while they run.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from itertools import chain, islice
-from numbers import Real
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ScheduleError
 from graphflow.ir.op import user_location
-from graphflow.parallel.mesh.count_arguments import count_of, settle
+from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 
 Phase = Literal["F", "B", "W"]
 _PHASES = get_args(Phase)
@@ -46,7 +44,7 @@ class Task(NamedTuple):
         return f"{self.phase} of micro-batch {self.microbatch} at stage {self.stage}"
 
 
-def refusal(what: str, why: str) -> ScheduleError:
+def schedule_error(what: str, why: str) -> ScheduleError:
     """Why something is no schedule, with the line that asked for it."""
     return ScheduleError(f"{what} at {user_location()}: {why}")
 
@@ -84,7 +82,7 @@ class Schedule:
     def __post_init__(self) -> None:
         _check_parts(self)
         _check_complete(self)
-        settle(self, _turns=tuple([device for device, _ in _in_turns(self)]))
+        set_frozen_fields(self, _turns=tuple([device for device, _ in _find_execution_order(self)]))
         if self.updates != "flush":
             _check_updates(self)
 
@@ -151,14 +149,50 @@ class Schedule:
         return found
 
 
-def sequence(schedule: Schedule) -> Iterator[tuple[int, Task]]:
+class ScheduleFunction(Protocol):
+    """What a schedule's file defines: a function from sizes to a `Schedule`."""
+
+    def __call__(self, stages: int, microbatches: int) -> Schedule:
+        """Return the schedule of a network of so many stages and a batch of so many micro-batches.
+
+        Raises:
+            ScheduleError: the schedule does not exist for these sizes.
+        """
+
+
+Function = TypeVar("Function", bound=Callable[..., Schedule])
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {}
+"""The registered schedules, by the names that `Pipeline(schedule=)` takes."""
+STAGES_PER_DEVICE: dict[str, int] = {}
+"""How many stages each registered schedule puts on a device."""
+
+
+def register_schedule(name: str, stages_per_device: int = 1) -> Callable[[Function], Function]:
+    """Register a `ScheduleFunction` under a name, for `Pipeline(schedule=name)`.
+
+    Args:
+        name: the name. A later registration of a name replaces the earlier one.
+        stages_per_device: stages on each device, with which `Pipeline("auto")` finds the number of
+            stages from that of devices.
+    """
+
+    def register(function: Function) -> Function:
+        SCHEDULES[name] = function
+        STAGES_PER_DEVICE[name] = stages_per_device
+        return function
+
+    return register
+
+
+def execution_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
     """All tasks and their devices in an order in which they can run."""
     orders = [iter(order) for order in schedule.orders]
     for device in schedule._turns:
         yield device, next(orders[device])
 
 
-def _in_turns(schedule: Schedule) -> Iterator[tuple[int, Task]]:
+def _find_execution_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
     """As `sequence`, of a schedule that is being made.
 
     Raises:
@@ -178,24 +212,24 @@ def _in_turns(schedule: Schedule) -> Iterator[tuple[int, Task]]:
                 at[device] += 1
                 left -= 1
         if left == before:
-            raise _stuck(schedule, at, done)
+            raise _deadlock_error(schedule, at, done)
 
 
-def _stuck(schedule: Schedule, at: Sequence[int], done: set[Task]) -> ScheduleError:
+def _deadlock_error(schedule: Schedule, at: Sequence[int], done: set[Task]) -> ScheduleError:
     waits = []
     for device, order in enumerate(schedule.orders):
         if at[device] < len(order):
             task = order[at[device]]
             missing = next(need for need in schedule.needs(task) if need not in done)
             waits.append(f"device {device} has {task} next, which needs {missing}")
-    return refusal(
-        _called(schedule),
+    return schedule_error(
+        _describe(schedule),
         f"it would deadlock after {len(done)} tasks: {'; '.join(waits)}; reorder the tasks so that "
         "each one's needs come before it",
     )
 
 
-def _called(schedule: Schedule) -> str:
+def _describe(schedule: Schedule) -> str:
     return f"schedule {schedule.name!r}"
 
 
@@ -205,31 +239,31 @@ def _check_parts(schedule: Schedule) -> None:
     Raises:
         ScheduleError: see above.
     """
-    what = _called(schedule)
+    what = _describe(schedule)
     for name in ("stages", "microbatches", "group"):
         given = getattr(schedule, name)
-        count = count_of(given)
+        count = as_count(given)
         if count is None:
-            raise refusal(what, f"{name} is a number from 1 up, not {given!r}")
-        settle(schedule, **{name: count})
+            raise schedule_error(what, f"{name} is a number from 1 up, not {given!r}")
+        set_frozen_fields(schedule, **{name: count})
     if schedule.updates not in get_args(Updates):
         told = ", ".join(map(repr, get_args(Updates)))
-        raise refusal(what, f"updates is one of {told}, not {schedule.updates!r}")
+        raise schedule_error(what, f"updates is one of {told}, not {schedule.updates!r}")
     if schedule.group != 1 and schedule.updates != "double-buffered":
-        raise refusal(
+        raise schedule_error(
             what,
             f"group={schedule.group} is for updates='double-buffered', not for "
             f"{schedule.updates!r}; leave it out",
         )
     orders = schedule.orders
     if not isinstance(orders, tuple | list) or not orders:
-        raise refusal(what, f"orders is a tuple of tasks for each device, not {orders!r}")
+        raise schedule_error(what, f"orders is a tuple of tasks for each device, not {orders!r}")
     for device, order in enumerate(orders):
         if not isinstance(order, tuple | list) or not order:
-            raise refusal(what, f"device {device} has a tuple of tasks, not {order!r}")
+            raise schedule_error(what, f"device {device} has a tuple of tasks, not {order!r}")
         wrong = next((task for task in order if not _is_task(task)), None)
         if wrong is not None:
-            raise refusal(
+            raise schedule_error(
                 what,
                 f"device {device} has tasks such as gf.parallel.Task('F', stage, microbatch), of "
                 f"phase 'F', 'B' or 'W' and with numbers from 0 up, not {wrong!r}",
@@ -241,19 +275,19 @@ def _is_task(task: Any) -> bool:
     return (
         isinstance(task, Task)
         and task.phase in _PHASES
-        and count_of(task.stage, least=0) is not None
-        and count_of(task.microbatch, least=0) is not None
+        and as_count(task.stage, least=0) is not None
+        and as_count(task.microbatch, least=0) is not None
     )
 
 
-def require(schedule: Any, what: str) -> None:
+def require_schedule(schedule: Any, what: str) -> None:
     """Refuse what is no schedule.
 
     Raises:
         ScheduleError: see above.
     """
     if not isinstance(schedule, Schedule):
-        raise refusal(
+        raise schedule_error(
             what, f"it takes a schedule, such as gf.parallel.one_f_one_b(2, 4), not {schedule!r}"
         )
 
@@ -275,7 +309,7 @@ def _check_complete(schedule: Schedule) -> None:
     )
     lacking = len(phases) * stages * microbatches - len(fitting)
     repeated = {t for t, count in counts.items() if count > 1}
-    what = f"{_called(schedule)} (stages={stages}, microbatches={microbatches})"
+    what = f"{_describe(schedule)} (stages={stages}, microbatches={microbatches})"
     for problem, number, first, remedy in (
         ("it has no place for", len(strange), min(strange, default=None), "leave it out"),
         ("it misses", lacking, next(missing, None), "add it to its device's order"),
@@ -283,7 +317,7 @@ def _check_complete(schedule: Schedule) -> None:
     ):
         if number:
             others = f" and {number - 1:,} other tasks" if number > 1 else ""
-            raise refusal(
+            raise schedule_error(
                 what,
                 f"{problem} {first}{others}; {remedy}: each task of each stage and micro-batch is "
                 "there once",
@@ -293,7 +327,7 @@ def _check_complete(schedule: Schedule) -> None:
         for task in order:
             home = homes.setdefault((task.stage, task.microbatch), device)
             if home != device:
-                raise refusal(
+                raise schedule_error(
                     what,
                     f"it has {task} on device {device}, but another of its tasks on {home}; put "
                     "them on one: a stage has all tasks of a micro-batch on one device",
@@ -307,20 +341,20 @@ def _check_updates(schedule: Schedule) -> None:
     Raises:
         ScheduleError: see above.
     """
-    what, last = _called(schedule), schedule.last
+    what, last = _describe(schedule), schedule.last
     homes: dict[int, int] = {}
     done = Counter[int]()
     for device, order in enumerate(schedule.orders):
         for task in order:
             home = homes.setdefault(task.stage, device)
             if home != device:
-                raise refusal(
+                raise schedule_error(
                     what,
                     f"stage {task.stage} is on devices {home} and {device}, whose weights have to "
                     "change together; updates='flush' lets them",
                 )
             if task.phase == last and task.microbatch != done[task.stage]:
-                raise refusal(
+                raise schedule_error(
                     what,
                     f"it has {task} before {task._replace(microbatch=done[task.stage])}, but each "
                     "of these updates the weights; put them into the order of micro-batches, or "
@@ -332,7 +366,7 @@ def _check_updates(schedule: Schedule) -> None:
         if ahead[stage, microbatch] < used * schedule.group:
             maker = Task(last, stage, used * schedule.group - 1)
             larger = ", or give a larger group" if schedule.updates == "double-buffered" else ""
-            raise refusal(
+            raise schedule_error(
                 what,
                 f"it would deadlock: {Task('F', stage, microbatch)} uses weights that {maker} "
                 f"updates, which comes behind it; put that before it{larger}",
@@ -342,166 +376,4 @@ def _check_updates(schedule: Schedule) -> None:
 # Time ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """When each task of a schedule runs, in seconds.
-
-    Attributes:
-        spans: by device: task, start, end.
-        stored: by device, the most micro-batches (of one of its stages) whose activations it holds.
-    """
-
-    spans: tuple[tuple[tuple[Task, float, float], ...], ...]
-    stored: tuple[int, ...]
-
-    @property
-    def makespan(self) -> float:
-        """Seconds from the first start to the last end."""
-        return max(spans[-1][2] for spans in self.spans)
-
-    @property
-    def period(self) -> float:
-        """Seconds between two batches that follow one another: the longest that a device takes
-        from its first task to its last."""
-        return max(spans[-1][2] - spans[0][1] for spans in self.spans)
-
-    @property
-    def busy(self) -> tuple[float, ...]:
-        """Seconds that each device computes."""
-        return tuple(sum(end - start for _, start, end in spans) for spans in self.spans)
-
-    @property
-    def idle(self) -> tuple[float, ...]:
-        """Seconds of each period in which a device waits."""
-        return tuple(self.period - busy for busy in self.busy)
-
-    @property
-    def bubble(self) -> float:
-        """The share of the devices' time that is idle."""
-        return sum(self.idle) / (self.period * len(self.spans)) if self.period else 0.0
-
-
-@checks_arguments(ScheduleError)
-def run(
-    schedule: Schedule,
-    forward: float | Sequence[float],
-    backward: float | Sequence[float],
-    weight: float | Sequence[float] = 0.0,
-    transfer: float = 0.0,
-) -> Timeline:
-    """The timeline of a schedule.
-
-    Args:
-        forward, backward, weight: seconds a micro-batch, of each stage or the same for all: the
-            forward pass, the gradient of a stage's input, and that of its weights. Where the
-            schedule does not divide them, a backward pass takes both.
-        transfer: seconds between two devices.
-    """
-    require(schedule, "run")
-    if not _is_time(transfer):
-        raise refusal("run", f"transfer is {transfer!r}: give seconds, 0 or more")
-    seconds = _durations(schedule, forward, backward, weight)
-    homes = schedule.homes
-    ends: dict[Task, float] = {}
-    free = [0.0] * schedule.devices
-    spans: list[list[tuple[Task, float, float]]] = [[] for _ in schedule.orders]
-    for device, task in sequence(schedule):
-        start = free[device]
-        for need in schedule.needs(task):
-            away = homes[need.stage, need.microbatch] != device
-            start = max(start, ends[need] + (transfer if away else 0.0))
-        free[device] = ends[task] = start + seconds[task.phase][task.stage]
-        spans[device].append((task, start, free[device]))
-    stored = (_most_stored(order, schedule.last) for order in schedule.orders)
-    return Timeline(tuple(map(tuple, spans)), tuple(stored))
-
-
-def _durations(
-    schedule: Schedule,
-    forward: float | Sequence[float],
-    backward: float | Sequence[float],
-    weight: float | Sequence[float],
-) -> dict[Phase, list[float]]:
-    def of_stages(given: float | Sequence[float], what: str) -> list[float]:
-        found: list[Any]
-        found = list(given) if isinstance(given, Iterable) else [given] * schedule.stages
-        if len(found) != schedule.stages or not all(map(_is_time, found)):
-            raise refusal(
-                "run",
-                f"{what} is {given!r}: give seconds (0 or more), the same for all or one for each "
-                f"of the {schedule.stages} stages",
-            )
-        return found
-
-    f, b, w = (
-        of_stages(given, what)
-        for given, what in ((forward, "forward"), (backward, "backward"), (weight, "weight"))
-    )
-    if schedule.recompute:
-        b = [x + y for x, y in zip(b, f, strict=True)]
-    if not schedule.splits_backward:
-        b = [x + y for x, y in zip(b, w, strict=True)]
-    return {"F": f, "B": b, "W": w}
-
-
-def _is_time(seconds: Any) -> bool:
-    return isinstance(seconds, Real) and 0 <= float(seconds) < math.inf
-
-
-def _most_stored(order: Sequence[Task], last: Phase) -> int:
-    """Activations are held from the forward pass to the last task that reads them."""
-    held = most = 0
-    for task in order:
-        held += (task.phase == "F") - (task.phase == last)
-        most = max(most, held)
-    return most
-
-
 # Drawing --------------------------------------------------------------------------------------
-
-
-WIDEST = 1_000_000
-"""Columns of the widest picture."""
-
-
-@checks_arguments(ScheduleError)
-def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 1) -> str:
-    """A picture in text, one line a device, one column a unit of time; `..` is idle.
-
-    With several stages on a device, a task's stage follows it: F0/4 is of stage 4.
-
-    Args:
-        forward, backward, weight: columns that a task takes.
-
-    Raises:
-        ScheduleError: no schedule; columns that are no whole numbers, or none at all.
-    """
-    require(schedule, "draw")
-    columns = (forward, backward, weight if schedule.splits_backward else 0)
-    if any(count_of(c, least=0) is None for c in columns) or not any(columns):
-        raise refusal(
-            "draw",
-            f"a task takes a whole number of columns, not {forward!r}, {backward!r} and "
-            f"{weight!r}; for times in seconds see gf.parallel.run",
-        )
-    timeline = run(schedule, forward, backward, weight if schedule.splits_backward else 0)
-    if timeline.makespan > WIDEST:
-        raise refusal(
-            "draw",
-            f"{int(timeline.makespan):,} columns are more than can be drawn, which is {WIDEST:,}; "
-            "let tasks take fewer",
-        )
-    cells: list[dict[int, str]] = []
-    for spans in timeline.spans:
-        row: dict[int, str] = {}
-        for task, start, end in spans:
-            where = f"/{task.stage}" if schedule.several else ""
-            for time in range(int(start), int(end)):
-                row[time] = f"{task.phase}{task.microbatch}{where}"
-        cells.append(row)
-    width = max(len(cell) for row in cells for cell in row.values())
-    length = int(timeline.makespan)
-    return "\n".join(
-        " ".join(row.get(time, "." * width).ljust(width) for time in range(length)).rstrip()
-        for row in cells
-    )

@@ -6,16 +6,24 @@ forward pass, of its input's gradient and of its weights' gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.errors import ScheduleError
-from graphflow.parallel.mesh.count_arguments import count_of
-from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, Updates, refusal
+from graphflow.parallel.mesh.count_arguments import as_count
+from graphflow.parallel.pipelining.schedule import (
+    Phase,
+    Schedule,
+    Task,
+    Updates,
+    register_schedule,
+    schedule_error,
+)
 
 _PHASES: tuple[Phase, ...] = ("F", "B", "W")
 
 
+@register_schedule("gpipe")
 @checks_arguments(ScheduleError)
 def gpipe(stages: int, microbatches: int, recompute: bool = True) -> Schedule:
     """All forward passes, then all backward passes. Idle (p-1)(f+b); m micro-batches are stored, or
@@ -23,13 +31,14 @@ def gpipe(stages: int, microbatches: int, recompute: bool = True) -> Schedule:
 
     Source: Huang et al., GPipe, NeurIPS 2019.
     """
-    p, m = _sizes("gpipe", stages, microbatches)
+    p, m = _check_sizes("gpipe", stages, microbatches)
     orders = [
         [Task("F", s, i) for i in range(m)] + [Task("B", s, i) for i in range(m)] for s in range(p)
     ]
-    return Schedule("GPipe", p, m, _frozen(orders), recompute=recompute)
+    return Schedule("GPipe", p, m, _to_tuples(orders), recompute=recompute)
 
 
+@register_schedule("1f1b")
 @checks_arguments(ScheduleError)
 def one_f_one_b(stages: int, microbatches: int, recompute: bool = False) -> Schedule:
     """A backward pass as early as there can be one, then by turns. Idle (p-1)(f+b) as for GPipe,
@@ -37,11 +46,12 @@ def one_f_one_b(stages: int, microbatches: int, recompute: bool = False) -> Sche
 
     Source: Narayanan et al., PipeDream-Flush, ICML 2021; DAPPLE, PPoPP 2021.
     """
-    p, m = _sizes("one_f_one_b", stages, microbatches)
-    orders = [_by_turns(s, m, p - s) for s in range(p)]
-    return Schedule("1F1B", p, m, _frozen(orders), recompute=recompute)
+    p, m = _check_sizes("one_f_one_b", stages, microbatches)
+    orders = [_alternate(s, m, p - s) for s in range(p)]
+    return Schedule("1F1B", p, m, _to_tuples(orders), recompute=recompute)
 
 
+@register_schedule("pipedream")
 @checks_arguments(ScheduleError)
 def pipedream(
     stages: int, microbatches: int, updates: Updates = "stash", group: int | None = None
@@ -53,16 +63,16 @@ def pipedream(
 
     Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
     """
-    p, m = _sizes("pipedream", stages, microbatches)
+    p, m = _check_sizes("pipedream", stages, microbatches)
     if updates not in ("stash", "vertical", "double-buffered"):
-        raise refusal(
+        raise schedule_error(
             "pipedream", f"updates is 'stash', 'vertical' or 'double-buffered', not {updates!r}"
         )
     if group is None:
         group = p if updates == "double-buffered" else 1
-    _sizes("pipedream", p, m, group=group)
+    _check_sizes("pipedream", p, m, group=group)
     if updates == "double-buffered" and group < p:
-        raise refusal(
+        raise schedule_error(
             "pipedream",
             f"with two versions of the weights an update takes at least {p} micro-batches, one for "
             f"each stage, not {group}",
@@ -73,6 +83,7 @@ def pipedream(
     return Schedule(name, p, m, one_f_one_b(p, m).orders, updates, group)
 
 
+@register_schedule("interleaved", stages_per_device=2)
 @checks_arguments(ScheduleError)
 def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     """1F1B in which each device holds several stages, every p-th one. Idle (p-1)(f+b)/v for v of
@@ -86,17 +97,17 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
 
     Source: Narayanan et al., Megatron-LM, SC 2021.
     """
-    total, m = _sizes("interleaved", stages, microbatches)
-    _sizes("interleaved", total, m, chunks=chunks)
+    total, m = _check_sizes("interleaved", stages, microbatches)
+    _check_sizes("interleaved", total, m, chunks=chunks)
     if total % chunks:
-        raise refusal(
+        raise schedule_error(
             "interleaved",
             f"{total} stages do not divide into {chunks} on each device; give "
             f"{total - total % chunks + chunks}, or another multiple of {chunks}",
         )
     p = total // chunks
     if m % p:
-        raise refusal(
+        raise schedule_error(
             "interleaved",
             f"{m} micro-batches are no multiple of {p} devices; give {m - m % p + p}, or use "
             "one_f_one_b",
@@ -109,10 +120,11 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
         # way, and then a task of each sort by turns.
         after = (p - device - 1) * (1 if chunks == 1 else 2)  # of one stage a device: 1F1B
         ahead = min(after + (chunks - 1) * p, m * chunks)
-        orders.append(_merged(forward, backward, ahead + 1 if ahead < m * chunks else ahead))
-    return Schedule(f"interleaved 1F1B ({chunks} stages a device)", total, m, _frozen(orders))
+        orders.append(_merge(forward, backward, ahead + 1 if ahead < m * chunks else ahead))
+    return Schedule(f"interleaved 1F1B ({chunks} stages a device)", total, m, _to_tuples(orders))
 
 
+@register_schedule("zb-h1")
 @checks_arguments(ScheduleError)
 def zb_h1(stages: int, microbatches: int) -> Schedule:
     """1F1B with the gradients of weights put off into what would be idle. Idle (p-1)(f+b-w) for m
@@ -121,11 +133,12 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
     """
-    p, m = _sizes("zb_h1", stages, microbatches)
-    orders = [_put_off(s, m, ahead=p - s, late=s) for s in range(p)]
-    return Schedule("ZB-H1", p, m, _frozen(orders))
+    p, m = _check_sizes("zb_h1", stages, microbatches)
+    orders = [_delay_weight_gradients(s, m, ahead=p - s, late=s) for s in range(p)]
+    return Schedule("ZB-H1", p, m, _to_tuples(orders))
 
 
+@register_schedule("zb-h2")
 @checks_arguments(ScheduleError)
 def zb_h2(stages: int, microbatches: int) -> Schedule:
     """As ZB-H1, with as many forward passes ahead as leave nothing idle where f = b = w. Idle
@@ -134,11 +147,12 @@ def zb_h2(stages: int, microbatches: int) -> Schedule:
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
     """
-    p, m = _sizes("zb_h2", stages, microbatches)
-    orders = [_put_off(s, m, ahead=2 * (p - s) - 1, late=2 * s) for s in range(p)]
-    return Schedule("ZB-H2", p, m, _frozen(orders))
+    p, m = _check_sizes("zb_h2", stages, microbatches)
+    orders = [_delay_weight_gradients(s, m, ahead=2 * (p - s) - 1, late=2 * s) for s in range(p)]
+    return Schedule("ZB-H2", p, m, _to_tuples(orders))
 
 
+@register_schedule("zb-v", stages_per_device=2)
 @checks_arguments(ScheduleError)
 def zb_v(stages: int, microbatches: int) -> Schedule:
     """Two stages on each device, laid out as a V, so that the last stage is where the first one is.
@@ -150,17 +164,18 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (section on memory).
     """
-    total, m = _sizes("zb_v", stages, microbatches)
+    total, m = _check_sizes("zb_v", stages, microbatches)
     if total % 2:
-        raise refusal(
+        raise schedule_error(
             "zb_v",
             f"each device holds two stages, but {total} is odd; give an even number, such as "
             f"{total + 1}",
         )
     orders = [_v_order(device, total // 2, m) for device in range(total // 2)]
-    return Schedule("ZB-V", total, m, _frozen(orders))
+    return Schedule("ZB-V", total, m, _to_tuples(orders))
 
 
+@register_schedule("chimera")
 @checks_arguments(ScheduleError)
 def chimera(stages: int, microbatches: int) -> Schedule:
     """Two pipelines in opposite directions: each device holds two stages' weights, one of each.
@@ -172,26 +187,26 @@ def chimera(stages: int, microbatches: int) -> Schedule:
 
     Source: Li & Hoefler, Chimera, SC 2021.
     """
-    p, m = _sizes("chimera", stages, microbatches)
+    p, m = _check_sizes("chimera", stages, microbatches)
     if p % 2 or m % p:
         even = p + p % 2
-        raise refusal(
+        raise schedule_error(
             "chimera",
             f"{p} stages and {m} micro-batches; give an even number of stages, and a multiple of "
             f"it of micro-batches, such as {even} and {-(-m // even) * even}",
         )
-    return Schedule("Chimera", p, m, _frozen(_two_ways(p, m)))
+    return Schedule("Chimera", p, m, _to_tuples(_bidirectional_orders(p, m)))
 
 
 # Orders ---------------------------------------------------------------------------------------
 
 
-def _by_turns(stage: int, m: int, ahead: int) -> list[Task]:
+def _alternate(stage: int, m: int, ahead: int) -> list[Task]:
     forward = [Task("F", stage, i) for i in range(m)]
-    return _merged(forward, [Task("B", stage, i) for i in range(m)], min(ahead, m))
+    return _merge(forward, [Task("B", stage, i) for i in range(m)], min(ahead, m))
 
 
-def _merged(forward: Sequence[Task], backward: Sequence[Task], ahead: int) -> list[Task]:
+def _merge(forward: Sequence[Task], backward: Sequence[Task], ahead: int) -> list[Task]:
     """`ahead` forward tasks, then one of each by turns, backward first."""
     order = list(forward[:ahead])
     for index, task in enumerate(backward):
@@ -209,11 +224,11 @@ def _chunk_task(phase: Phase, k: int, device: int, p: int, chunks: int) -> Task:
     return Task(phase, chunk * p + device, group * p + place % p)
 
 
-def _put_off(stage: int, m: int, ahead: int, late: int) -> list[Task]:
+def _delay_weight_gradients(stage: int, m: int, ahead: int, late: int) -> list[Task]:
     """1F1B whose W tasks come `late` backward passes after their own."""
     order: list[Task] = []
     waiting: list[Task] = []
-    for task in _by_turns(stage, m, ahead):
+    for task in _alternate(stage, m, ahead):
         if task.phase == "B":
             waiting.append(Task("W", stage, task.microbatch))
             order.append(task)
@@ -254,7 +269,7 @@ def _v_order(device: int, p: int, m: int) -> list[Task]:
     return order
 
 
-def _two_ways(p: int, m: int) -> list[list[Task]]:
+def _bidirectional_orders(p: int, m: int) -> list[list[Task]]:
     """By list scheduling in unit times: of what is ready, the oldest p micro-batches first, a
     backward pass before a forward pass, and the last stage before others."""
     down = [i // (p // 2) % 2 == 0 for i in range(m)]
@@ -289,34 +304,23 @@ def _two_ways(p: int, m: int) -> list[list[Task]]:
     return orders
 
 
-def _frozen(orders: Sequence[Sequence[Task]]) -> tuple[tuple[Task, ...], ...]:
+def _to_tuples(orders: Sequence[Sequence[Task]]) -> tuple[tuple[Task, ...], ...]:
     return tuple(map(tuple, orders))
 
 
-def _sizes(name: str, stages: int, microbatches: int, **others: int) -> tuple[int, int]:
+def _check_sizes(name: str, stages: int, microbatches: int, **others: int) -> tuple[int, int]:
     for what, given in (("stages", stages), ("microbatches", microbatches), *others.items()):
-        if count_of(given) is None:
-            raise refusal(name, f"{what} is a number from 1 up, not {given!r}")
+        if as_count(given) is None:
+            raise schedule_error(name, f"{what} is a number from 1 up, not {given!r}")
     stages, microbatches = int(stages), int(microbatches)
-    if stages * microbatches > TASKS:
-        raise refusal(
+    if stages * microbatches > MAX_TASKS:
+        raise schedule_error(
             name,
             f"{stages:,} stages of {microbatches:,} micro-batches are more tasks than can be "
-            f"written, which is {TASKS:,}; give it fewer of either",
+            f"written, which is {MAX_TASKS:,}; give it fewer of either",
         )
     return stages, microbatches
 
 
-TASKS = 1_000_000
+MAX_TASKS = 1_000_000
 """The micro-batches of all stages that a schedule may have: it is written out."""
-
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "zb-v": zb_v,
-    "pipedream": pipedream,
-    "chimera": chimera,
-}

@@ -15,7 +15,7 @@ from graphflow.ir.op import Node, Tensor, origin_scope
 from graphflow.parallel.pipelining.stages import origin_of
 
 
-def added_where_they_are(graph: Graph, stages: Mapping[Node, int]) -> Graph:
+def sum_within_stages(graph: Graph, stages: Mapping[Node, int]) -> Graph:
     """The graph in which parts of a cotangent are added up before they leave a stage: of an
     activation that several read there, of a variable that several stages share.
 
@@ -33,7 +33,7 @@ def added_where_they_are(graph: Graph, stages: Mapping[Node, int]) -> Graph:
             depth[node] = depth[left] + 1
             last.discard(left)
 
-    def regrouped(node: Node, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+    def regroup(node: Node, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:
         if node not in last:
             return None
         left, right = inputs
@@ -41,9 +41,9 @@ def added_where_they_are(graph: Graph, stages: Mapping[Node, int]) -> Graph:
         for _ in range(depth[node] - 1):
             left, right = left.node.inputs
             parts.append(right)
-        return _in_stages([left, *reversed(parts)], node, stages)
+        return _sum_by_stage([left, *reversed(parts)], node, stages)
 
-    return graph.rewrite(regrouped)
+    return graph.rewrite(regroup)
 
 
 def _adds_parts(node: Node, stages: Mapping[Node, int]) -> bool:
@@ -53,7 +53,9 @@ def _adds_parts(node: Node, stages: Mapping[Node, int]) -> bool:
     return made and alike
 
 
-def _in_stages(parts: list[Tensor], node: Node, stages: Mapping[Node, int]) -> tuple[Tensor] | None:
+def _sum_by_stage(
+    parts: list[Tensor], node: Node, stages: Mapping[Node, int]
+) -> tuple[Tensor] | None:
     """The sum of some parts, stage by stage; None where no other stage has two of them."""
     home = stages[origin_of(node, stages)]
     by_stage: dict[int, list[Tensor]] = {}
@@ -72,4 +74,4 @@ def _in_stages(parts: list[Tensor], node: Node, stages: Mapping[Node, int]) -> t
         return (reduce(add, sums),)
 
 
-__all__ = ["added_where_they_are"]
+__all__ = ["sum_within_stages"]

@@ -15,21 +15,22 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 from graphflow.ir.spec import Dim, product
-from graphflow.parallel.mesh.device_mesh import Cuts
-from graphflow.parallel.mesh.layouts import Sent
-from graphflow.parallel.pipelining.schedule import Schedule, Task, Timeline, run, sequence
+from graphflow.parallel.mesh.layouts import SentTensor
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.pipelining.schedule import Schedule, Task, execution_order
+from graphflow.parallel.pipelining.timeline import ScheduleTimeline, run
 
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
 
-EVERYWHERE = ("placeholder", "constant")
+REPLICATED_OPS = ("placeholder", "constant")
 """What no device sends to another one: the client feeds all that read it, programs hold it."""
-NAMES = 3
+MAX_NAMES = 3
 """Scopes of a stage that are told."""
 
 
 @dataclass(frozen=True, eq=False)
-class Staged:
+class StagedPipeline:
     """A pipeline: its schedule, and where the nodes of the user's graph are.
 
     Attributes:
@@ -42,16 +43,16 @@ class Staged:
     schedule: Schedule
     stages: Mapping[Node, int]
     devices: tuple[tuple[DeviceName, ...], ...]
-    beside: int = 1
+    devices_per_task: int = 1
 
     @classmethod
-    def of(
+    def from_devices(
         cls,
         schedule: Schedule,
         stages: Mapping[Node, int],
         devices: Sequence[DeviceName],
         beside: int = 1,
-    ) -> Staged:
+    ) -> StagedPipeline:
         """A pipeline on the devices of a schedule, `beside` for each of its own."""
         homes: dict[int, dict[int, None]] = {}
         for (stage, _), home in schedule.homes.items():
@@ -67,15 +68,15 @@ class Staged:
         """For each device those that work on its tasks together."""
         found = {}
         for group in self.devices:
-            for start in range(0, len(group), self.beside):
-                team = group[start : start + self.beside]
+            for start in range(0, len(group), self.devices_per_task):
+                team = group[start : start + self.devices_per_task]
                 found.update(dict.fromkeys(team, team))
         return found
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """By turn."""
-        return tuple(task for _, task in sequence(self.schedule))
+        return tuple(task for _, task in execution_order(self.schedule))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -112,22 +113,26 @@ class StageRow:
     backward: int
 
 
-def rows(
-    staged: Staged, source: Graph, cut: Graph, cuts: Cuts, apart: Collection[Sent]
+def stage_rows(
+    pipeline: StagedPipeline,
+    source: Graph,
+    cut: Graph,
+    partitioner: SizePartitioner,
+    apart: Collection[SentTensor],
 ) -> list[StageRow]:
     """What each stage has, of a graph as the user built it and as it was cut."""
-    sent = _sent(staged, cut, cuts, apart)
+    sent = _bytes_by_task(pipeline, cut, partitioner, apart)
     found = []
-    for number in range(staged.schedule.stages):
-        mine = [n for n, stage in staged.stages.items() if stage == number and n in source.names]
+    for number in range(pipeline.schedule.stages):
+        mine = [n for n, stage in pipeline.stages.items() if stage == number and n in source.names]
         computed = [n for n in mine if n.op.name != "variable"]
         variables = [n.specs[0] for n in mine if n.op.name == "variable"]
-        sizes = [cuts.guess(product(spec.shape)) for spec in variables]
+        sizes = [partitioner.guess(product(spec.shape)) for spec in variables]
         found.append(
             StageRow(
                 number,
-                tuple(map(str, staged.devices[number])),
-                _names(computed),
+                tuple(map(str, pipeline.devices[number])),
+                _stage_names(computed),
                 len(computed),
                 sum(sizes),
                 sum(n * v.dtype.itemsize for n, v in zip(sizes, variables, strict=True)),
@@ -138,16 +143,21 @@ def rows(
     return found
 
 
-def between(staged: Staged, cut: Graph, cuts: Cuts, apart: Collection[Sent]) -> int:
+def bytes_between_stages(
+    pipeline: StagedPipeline,
+    cut: Graph,
+    partitioner: SizePartitioner,
+    apart: Collection[SentTensor],
+) -> int:
     """Bytes that stages hand to each other in a step, in all.
 
     Args:
         apart: what is told as part of a collective.
     """
-    return sum(_sent(staged, cut, cuts, apart).values())
+    return sum(_bytes_by_task(pipeline, cut, partitioner, apart).values())
 
 
-def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
+def _stage_names(nodes: Sequence[Node]) -> tuple[str, ...]:
     """The outermost scopes that tell a stage, in order; where there is one, those inside it."""
     parts = [node.name.split("/") for node in nodes]
     while len({p[0] for p in parts}) == 1 and all(len(p) > 2 for p in parts):
@@ -155,23 +165,26 @@ def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(p[0] for p in parts))
 
 
-def told_names(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """Names for people: not too many."""
-    if len(names) <= NAMES:
+    if len(names) <= MAX_NAMES:
         return ", ".join(names)
     return f"{names[0]} … {names[-1]} ({len(names)})"
 
 
-def _sent(
-    staged: Staged, cut: Graph, cuts: Cuts, apart: Collection[Sent]
+def _bytes_by_task(
+    pipeline: StagedPipeline,
+    cut: Graph,
+    partitioner: SizePartitioner,
+    apart: Collection[SentTensor],
 ) -> dict[Task | None, int]:
     """Bytes that each task hands to devices of other stages, a tensor once to each; None stands for
     what is in no task: weights, updates, norms of gradients.
 
     What travels in collectives, and between the devices that share a stage, is told as such.
     """
-    tasks = staged.tasks
-    home = staged.teams
+    tasks = pipeline.tasks
+    home = pipeline.teams
     found: dict[Task | None, int] = {}
     known = set(apart)
     for node in cut.nodes:
@@ -180,36 +193,45 @@ def _sent(
         for tensor in node.inputs:
             maker = tensor.node
             there = home.get(maker.device, home[node.device])
-            stays = maker.op.name in EVERYWHERE or there == home[node.device]
+            stays = maker.op.name in REPLICATED_OPS or there == home[node.device]
             if stays or (tensor, node.device) in known:
                 continue
             known.add((tensor, node.device))
-            size = cuts.guess(product(tensor.shape)) * tensor.spec.dtype.itemsize
+            size = partitioner.guess(product(tensor.shape)) * tensor.spec.dtype.itemsize
             task = tasks[maker.turn] if maker.turn >= 0 else None
             found[task] = found.get(task, 0) + size
     return found
 
 
-def timeline(staged: Staged, cut: Graph, cuts: Cuts, cluster: Cluster) -> Timeline:
+def predict_timeline(
+    pipeline: StagedPipeline, cut: Graph, partitioner: SizePartitioner, cluster: Cluster
+) -> ScheduleTimeline:
     """The schedule with the seconds that a cluster's cost model gives the tasks of each stage;
     transfers take no time."""
     from graphflow.placement.cost_model.problem_builder import build_problems
 
-    bindings = {symbol: cuts.guess(Dim.symbol(symbol)) for symbol in symbols_of(cut.nodes)}
+    bindings = {symbol: partitioner.guess(Dim.symbol(symbol)) for symbol in symbols_of(cut.nodes)}
     problem = build_problems(cut, cluster, bindings)[1]
     index = {name: i for i, name in enumerate(problem.devices)}
     seconds = problem.problem.compute
-    tasks = staged.tasks
-    total = {phase: [0.0] * staged.schedule.stages for phase in ("F", "B", "W")}
+    tasks = pipeline.tasks
+    total = {phase: [0.0] * pipeline.schedule.stages for phase in ("F", "B", "W")}
     for i, node in enumerate(problem.nodes):
         at = index.get(str(node.device))
         if node.turn >= 0 and at is not None:
             task = tasks[node.turn]
             total[task.phase][task.stage] += float(seconds[i, at])
-    each = staged.schedule.microbatches * staged.beside
+    each = pipeline.schedule.microbatches * pipeline.devices_per_task
     means = {phase: [s / each for s in found] for phase, found in total.items()}
-    plain = replace(staged.schedule, recompute=False)  # what is done again is in B
+    plain = replace(pipeline.schedule, recompute=False)  # what is done again is in B
     return run(plain, means["F"], means["B"], means["W"])
 
 
-__all__ = ["StageRow", "Staged", "between", "rows", "timeline", "told_names"]
+__all__ = [
+    "StageRow",
+    "StagedPipeline",
+    "bytes_between_stages",
+    "stage_rows",
+    "predict_timeline",
+    "format_names",
+]

@@ -21,10 +21,10 @@ from graphflow.ir.op import Node, Tensor, user_location
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
 
-FREE = ("constant", "placeholder")
+UNSTAGED_OPS = ("constant", "placeholder")
 NOMINAL = 64
 """Stands for sizes that are known only when a step is fed."""
-SWIFT = 1e18
+FREE_LINK = 1e18
 """Bytes/s of a link that costs nothing."""
 
 
@@ -46,11 +46,11 @@ def stages_of(
             later one, or there are more stages than nodes to divide.
     """
     graph = Graph([loss] if isinstance(loss, Tensor) else loss)
-    nodes = _computing(graph)
+    nodes = _computing_nodes(graph)
     if isinstance(stages, int) and not isinstance(stages, bool):
-        found = _divided(graph, nodes, stages, cluster)
+        found = _plan_stages(graph, nodes, stages, cluster)
     elif isinstance(stages, list | tuple) and stages:
-        found = _listed(graph, nodes, stages)
+        found = _stages_of_list(graph, nodes, stages)
     else:
         raise ScheduleError(
             f"stages at {user_location()} is {stages!r}: give a number, or a list with a name "
@@ -62,19 +62,19 @@ def stages_of(
     return found
 
 
-def check_number(losses: Sequence[Tensor], stages: int) -> None:
+def check_stage_count(losses: Sequence[Tensor], stages: int) -> None:
     """Refuse more stages than a network has nodes.
 
     Raises:
         ScheduleError: see above.
     """
     if losses:
-        _check_count(_computing(Graph(losses)), stages)
+        _check_count(_computing_nodes(Graph(losses)), stages)
 
 
-def _computing(graph: Graph) -> list[Node]:
+def _computing_nodes(graph: Graph) -> list[Node]:
     """The nodes that are in a stage for what they compute."""
-    return [n for n in graph.nodes if n.op.name not in (*FREE, "variable")]
+    return [n for n in graph.nodes if n.op.name not in (*UNSTAGED_OPS, "variable")]
 
 
 def _check_count(nodes: Sequence[Node], stages: int) -> None:
@@ -84,7 +84,7 @@ def _check_count(nodes: Sequence[Node], stages: int) -> None:
         )
 
 
-def _listed(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[Node, int]:
+def _stages_of_list(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[Node, int]:
     found: dict[Node, int] = {}
     for number, given in enumerate(stages):
         if isinstance(given, list | tuple) and not given:
@@ -129,12 +129,13 @@ def _members(graph: Graph, nodes: Sequence[Node], part: Any, stage: int) -> list
     members = [node for node in nodes if node.name.startswith(scope)]
     if not members:
         raise ScheduleError(
-            f"stage {stage}: no node is under the name scope {part!r}; {_scopes(nodes, part)}"
+            f"stage {stage}: no node is under the name scope {part!r}; "
+            f"{_describe_scopes(nodes, part)}"
         )
     return members
 
 
-def _scopes(nodes: Sequence[Node], wanted: str) -> str:
+def _describe_scopes(nodes: Sequence[Node], wanted: str) -> str:
     """The scopes that there are: those with a name like the wanted one, and the outermost."""
     parts = [node.name.split("/")[:-1] for node in nodes]
     every = dict.fromkeys("/".join(p[: k + 1]) for p in parts for k in range(len(p)))
@@ -161,7 +162,7 @@ def _check_direction(graph: Graph, found: Mapping[Node, int]) -> None:
 # By the planner -------------------------------------------------------------------------------
 
 
-def _divided(
+def _plan_stages(
     graph: Graph, nodes: Sequence[Node], count: int, cluster: Cluster | None
 ) -> dict[Node, int]:
     _check_count(nodes, count)
@@ -172,7 +173,7 @@ def _divided(
 
     there = cluster
     if there is None or not is_described(there) or len(there.devices) < 2:
-        there = _usual(cluster)
+        there = _nominal_cluster(cluster)
     bindings = dict.fromkeys(symbols_of(graph.nodes), NOMINAL)
     whole = build_problems(graph, there, bindings)[0]
     problem = whole.problem
@@ -190,15 +191,15 @@ def _divided(
             bandwidth=np.full((count, count), bandwidth),
         )
         split = split_stages(part, count, budget=0, pivots=0)
-        if len(set(split.device.tolist())) == count or bandwidth > SWIFT:
+        if len(set(split.device.tolist())) == count or bandwidth > FREE_LINK:
             break
         bandwidth *= 4  # so slow a link is best not used, but so many stages were asked for
     device = dict(zip(nodes, split.device.tolist(), strict=True))
-    numbers = _in_order(nodes, device)
+    numbers = _number_devices(nodes, device)
     return {node: numbers[device[node]] for node in nodes}
 
 
-def _usual(cluster: Cluster | None) -> Cluster:
+def _nominal_cluster(cluster: Cluster | None) -> Cluster:
     """Two devices of the kind that a cluster has, with speeds and a link that are usual."""
     from graphflow.placement.clusters.cluster import Cluster
 
@@ -209,7 +210,7 @@ def _usual(cluster: Cluster | None) -> Cluster:
     )
 
 
-def _in_order(nodes: Sequence[Node], device: Mapping[Node, int]) -> dict[int, int]:
+def _number_devices(nodes: Sequence[Node], device: Mapping[Node, int]) -> dict[int, int]:
     """Devices numbered so that each reads from those before it only."""
     before: dict[int, set[int]] = {device[node]: set() for node in nodes}
     mine = set(nodes)

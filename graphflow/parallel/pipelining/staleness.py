@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ScheduleError
-from graphflow.parallel.mesh.count_arguments import count_of
-from graphflow.parallel.pipelining.schedule import Schedule, refusal, require
+from graphflow.parallel.mesh.count_arguments import as_count
+from graphflow.parallel.pipelining.schedule import Schedule, require_schedule, schedule_error
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def staleness(schedule: Schedule, stage: int) -> Staleness:
 
     Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
     """
-    require(schedule, "staleness")
-    if count_of(stage, least=0) is None or stage >= schedule.stages:
-        raise refusal(
+    require_schedule(schedule, "staleness")
+    if as_count(stage, least=0) is None or stage >= schedule.stages:
+        raise schedule_error(
             "staleness",
             f"the stages of {schedule.name!r} are 0 to {schedule.stages - 1}, not {stage!r}",
         )
@@ -50,10 +50,10 @@ def staleness(schedule: Schedule, stage: int) -> Staleness:
     used = [every[stage, i] for i in range(schedule.microbatches)]
     made = [i // schedule.group for i in range(schedule.microbatches)]  # updates before its own
     late = [now - then for now, then in zip(made, used, strict=True)]
-    return Staleness(tuple(used), tuple(late), _versions(schedule, stage, used))
+    return Staleness(tuple(used), tuple(late), _most_versions(schedule, stage, used))
 
 
-def _versions(schedule: Schedule, stage: int, used: Sequence[int]) -> int:
+def _most_versions(schedule: Schedule, stage: int, used: Sequence[int]) -> int:
     """Versions are held from when they are made until no micro-batch to come needs them."""
     order = [task for tasks in schedule.orders for task in tasks if task.stage == stage]
     done = most = 0

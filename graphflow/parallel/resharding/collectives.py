@@ -14,10 +14,10 @@ from graphflow.ir.op import Tensor, as_tensor, validate_arguments
 from graphflow.ir.spec import Dim, Size
 from graphflow.ops.base.shape_rules import normalize_axis
 from graphflow.ops.communication import collectives
-from graphflow.ops.communication.collective_rules import alike
+from graphflow.ops.communication.collective_rules import common_shape
 from graphflow.ops.communication.collectives import group
 from graphflow.ops.communication.reduction_order import ALGORITHMS, REDUCTIONS, shares
-from graphflow.parallel.mesh.count_arguments import count_of
+from graphflow.parallel.mesh.count_arguments import as_count
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -120,7 +120,7 @@ def broadcast(tensor: Any, count: int, like: Sequence[Tensor] | None = None) -> 
         ArgumentError: `count` is no positive int, or not the number of tensors in `like`.
     """
     x = as_tensor(tensor)
-    if (number := count_of(count)) is None:
+    if (number := as_count(count)) is None:
         raise ArgumentError(f"count is a positive int, not {count!r}")
     count = number
     if count > REPLICAS:
@@ -147,7 +147,7 @@ def all_to_all(tensors: Sequence[Any], split_axis: int = 0, concat_axis: int = 0
     """
     xs = _tensors(tensors)
     split, concat = (normalize_axis(a, xs[0].ndim) for a in (split_axis, concat_axis))
-    alike([x.spec for x in xs], but=concat if split != concat else None)
+    common_shape([x.spec for x in xs], but=concat if split != concat else None)
     sizes = (_parts(xs[0], split, len(xs), None),) * len(xs)
     attrs = {"split_axis": split, "concat_axis": concat, "sizes": sizes}
     return group(collectives.all_to_all, xs, xs, attrs)

@@ -13,21 +13,21 @@ from dataclasses import replace
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
 from graphflow.ir.spec import product
 from graphflow.parallel.mesh.device_mesh import Place
-from graphflow.parallel.mesh.layouts import Layout, Value
+from graphflow.parallel.mesh.layouts import Layout, ShardedTensor
 from graphflow.parallel.resharding.collectives import all_gather, all_reduce, reduce_scatter
-from graphflow.parallel.resharding.communication_log import Note
-from graphflow.parallel.resharding.local_ops import cut, joined
-from graphflow.parallel.resharding.resharder import Moves
+from graphflow.parallel.resharding.communication_log import CommunicationLog
+from graphflow.parallel.resharding.local_ops import concat_rows, slice_axis
+from graphflow.parallel.resharding.resharder import Resharder
 
 
-def summed(
-    moves: Moves,
-    values: Sequence[Value],
+def fused_all_reduce(
+    resharder: Resharder,
+    values: Sequence[ShardedTensor],
     axes: Sequence[str],
     cause: Node,
     told: str,
     kind: str = "sum",
-) -> list[Value]:
+) -> list[ShardedTensor]:
     """Sums (or means) over groups along some axes of the mesh, of several values: every place has
     them.
 
@@ -38,20 +38,25 @@ def summed(
 
     def exchange(group: Sequence[Place]) -> Sequence[Tensor]:
         rows = [
-            _row(moves, place, cause, [moves.part(v, place) for v in values]) for place in group
+            _pack(resharder, place, cause, [resharder.shard_at(v, place) for v in values])
+            for place in group
         ]
-        with moves.between(cause):
+        with resharder.cross_device(cause):
             return all_reduce(rows, op=kind)
 
-    layouts = [_without(value.layout, axes) for value in values]
-    sums = _taken_apart(moves, values, layouts, axes, cause, exchange)
-    Note(moves, cause, told).exchange("all-reduce", axes, sums[0])
+    layouts = [_without_partial(value.layout, axes) for value in values]
+    sums = _unpack(resharder, values, layouts, axes, cause, exchange)
+    CommunicationLog(resharder, cause, told).exchange("all-reduce", axes, sums[0])
     return sums
 
 
-def scattered(
-    moves: Moves, values: Sequence[Value], layouts: Sequence[Layout], axis: str, cause: Node
-) -> list[Value]:
+def fused_reduce_scatter(
+    resharder: Resharder,
+    values: Sequence[ShardedTensor],
+    layouts: Sequence[Layout],
+    axis: str,
+    cause: Node,
+) -> list[ShardedTensor]:
     """Such sums of which each place of a group has its piece.
 
     Args:
@@ -62,92 +67,99 @@ def scattered(
     def pieces(own: Place, to: Place) -> Iterable[Tensor]:
         """What a place has of another one's pieces."""
         for value, layout in zip(values, layouts, strict=True):
-            part = moves.part(value, own)
+            part = resharder.shard_at(value, own)
             sizes = zip(value.spec.shape, value.layout.dims, layout.dims, strict=True)
             for d, (size, have, want) in enumerate(sizes):
                 if have != want:
-                    piece = moves.cuts.piece(size, want, to)
-                    start = piece.start - moves.cuts.piece(size, have, own).start
-                    part = cut(part, d, start, piece.size)
+                    piece = resharder.partitioner.piece(size, want, to)
+                    start = piece.start - resharder.partitioner.piece(size, have, own).start
+                    part = slice_axis(part, d, start, piece.size)
             yield part
 
     def exchange(group: Sequence[Place]) -> Sequence[Tensor]:
         rows = []
         for own in group:
-            with moves.at(own, cause):
+            with resharder.on_device(own, cause):
                 parts = [part for to in group for part in pieces(own, to)]
-            rows.append(_row(moves, own, cause, parts))
+            rows.append(_pack(resharder, own, cause, parts))
         each = list(zip(values, layouts, strict=True))
-        sizes = [sum(_size(moves, *one, to) for one in each) for to in group]
-        with moves.between(cause):
+        sizes = [sum(_shard_size(resharder, *one, to) for one in each) for to in group]
+        with resharder.cross_device(cause):
             return reduce_scatter(rows, axis=0, sizes=sizes)
 
-    sums = _taken_apart(moves, values, layouts, (axis,), cause, exchange)
-    Note(moves, cause, f"{len(values)} gradients").exchange("reduce-scatter", (axis,), sums[0])
+    sums = _unpack(resharder, values, layouts, (axis,), cause, exchange)
+    CommunicationLog(resharder, cause, f"{len(values)} gradients").exchange(
+        "reduce-scatter", (axis,), sums[0]
+    )
     return sums
 
 
-def gathered(moves: Moves, values: Sequence[Value], axis: str, cause: Node) -> list[Value]:
+def fused_all_gather(
+    resharder: Resharder, values: Sequence[ShardedTensor], axis: str, cause: Node
+) -> list[ShardedTensor]:
     """Several values of which each place of a group has a piece, whole at all of them."""
     dims = [next(d for d, s in enumerate(v.layout.dims) if axis in s.axes) for v in values]
 
     def build(group: Sequence[Place]) -> list[list[Tensor]]:
         rows = [
-            _row(moves, place, cause, [moves.part(v, place) for v in values]) for place in group
+            _pack(resharder, place, cause, [resharder.shard_at(v, place) for v in values])
+            for place in group
         ]
-        with moves.between(cause):
+        with resharder.cross_device(cause):
             wholes = all_gather(rows, axis=0)
-        return [taken(place, group, row) for place, row in zip(group, wholes, strict=True)]
+        return [unpack_pieces(place, group, row) for place, row in zip(group, wholes, strict=True)]
 
-    def taken(place: Place, group: Sequence[Place], row: Tensor) -> list[Tensor]:
+    def unpack_pieces(place: Place, group: Sequence[Place], row: Tensor) -> list[Tensor]:
         pieces: list[list[Tensor]] = [[] for _ in values]
         begin = 0
-        with moves.at(place, cause):
+        with resharder.on_device(place, cause):
             for other in group:
                 for own, value in zip(pieces, values, strict=True):
-                    size = _size(moves, value, value.layout, other)
-                    shape = moves.local_shape(value.spec.shape, value.layout, other)
-                    own.append(FUNCTIONS["reshape"](cut(row, 0, begin, size), shape))
+                    size = _shard_size(resharder, value, value.layout, other)
+                    shape = resharder.local_shape(value.spec.shape, value.layout, other)
+                    own.append(FUNCTIONS["reshape"](slice_axis(row, 0, begin, size), shape))
                     begin += size
             return [
-                joined(own, d, value.layout.dims[d].outer)
+                concat_rows(own, d, value.layout.dims[d].outer)
                 for own, value, d in zip(pieces, values, dims, strict=True)
             ]
 
     layouts = [
-        v.layout.with_dim(d, v.layout.dims[d].without_last())
+        v.layout.with_dim(d, v.layout.dims[d].drop_last())
         for v, d in zip(values, dims, strict=True)
     ]
-    wholes = _by_groups(moves, values, layouts, (axis,), build)
-    Note(moves, cause, f"{len(values)} new values").exchange("all-gather", (axis,), wholes[0])
+    wholes = _map_groups(resharder, values, layouts, (axis,), build)
+    CommunicationLog(resharder, cause, f"{len(values)} new values").exchange(
+        "all-gather", (axis,), wholes[0]
+    )
     return wholes
 
 
-def _size(moves: Moves, value: Value, layout: Layout, place: Place) -> int:
+def _shard_size(resharder: Resharder, value: ShardedTensor, layout: Layout, place: Place) -> int:
     """Elements of the part of a value at a place, by its layout."""
-    return int(product(moves.local_shape(value.spec.shape, layout, place)))
+    return int(product(resharder.local_shape(value.spec.shape, layout, place)))
 
 
-def _without(layout: Layout, axes: Sequence[str]) -> Layout:
+def _without_partial(layout: Layout, axes: Sequence[str]) -> Layout:
     """A layout whose sums along some axes of the mesh are done."""
     return replace(layout, partial=tuple(p for p in layout.partial if p[0] not in axes))
 
 
-def _row(moves: Moves, place: Place, cause: Node, parts: Sequence[Tensor]) -> Tensor:
+def _pack(resharder: Resharder, place: Place, cause: Node, parts: Sequence[Tensor]) -> Tensor:
     """Tensors of a place, flat and one after the other."""
-    with moves.at(place, cause):
+    with resharder.on_device(place, cause):
         row: Tensor = FUNCTIONS["concat"]([FUNCTIONS["reshape"](part, (-1,)) for part in parts])
     return row
 
 
-def _taken_apart(
-    moves: Moves,
-    values: Sequence[Value],
+def _unpack(
+    resharder: Resharder,
+    values: Sequence[ShardedTensor],
     layouts: Sequence[Layout],
     axes: Sequence[str],
     cause: Node,
     exchange: Callable[[Sequence[Place]], Sequence[Tensor]],
-) -> list[Value]:
+) -> list[ShardedTensor]:
     """The parts of what a group gets in one exchange, one after the other."""
 
     def build(group: Sequence[Place]) -> list[list[Tensor]]:
@@ -155,37 +167,37 @@ def _taken_apart(
         for place, row in zip(group, exchange(group), strict=True):
             own, begin = [], 0
             for value, layout in zip(values, layouts, strict=True):
-                size = _size(moves, value, layout, place)
-                shape = moves.local_shape(value.spec.shape, layout, place)
-                with moves.at(place, cause):
-                    own.append(FUNCTIONS["reshape"](cut(row, 0, begin, size), shape))
+                size = _shard_size(resharder, value, layout, place)
+                shape = resharder.local_shape(value.spec.shape, layout, place)
+                with resharder.on_device(place, cause):
+                    own.append(FUNCTIONS["reshape"](slice_axis(row, 0, begin, size), shape))
                 begin += size
             found.append(own)
         return found
 
-    return _by_groups(moves, values, layouts, axes, build)
+    return _map_groups(resharder, values, layouts, axes, build)
 
 
-def _by_groups(
-    moves: Moves,
-    values: Sequence[Value],
+def _map_groups(
+    resharder: Resharder,
+    values: Sequence[ShardedTensor],
     layouts: Sequence[Layout],
     axes: Sequence[str],
     build: Callable[[Sequence[Place]], Sequence[Sequence[Tensor]]],
-) -> list[Value]:
+) -> list[ShardedTensor]:
     """What is built for each place of a group, a part of each value; groups that have the same
     parts at the same devices get the same."""
     found: dict[Place, Sequence[Tensor]] = {}
     known: dict[tuple[Tensor, ...], Sequence[Sequence[Tensor]]] = {}
-    for group in moves.mesh.groups(*axes):
-        own = tuple(moves.part(v, place) for place in group for v in values)
+    for group in resharder.mesh.groups(*axes):
+        own = tuple(resharder.shard_at(v, place) for place in group for v in values)
         if own not in known:
             known[own] = build(group)
         found.update(zip(group, known[own], strict=True))
     return [
-        Value(value.spec, layout, tuple(found[p][i] for p in moves.mesh.places))
+        ShardedTensor(value.spec, layout, tuple(found[p][i] for p in resharder.mesh.places))
         for i, (value, layout) in enumerate(zip(values, layouts, strict=True))
     ]
 
 
-__all__ = ["gathered", "scattered", "summed"]
+__all__ = ["fused_all_gather", "fused_reduce_scatter", "fused_all_reduce"]

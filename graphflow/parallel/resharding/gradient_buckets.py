@@ -15,20 +15,20 @@ from typing import NamedTuple
 from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.mesh.layouts import Layout, Value
-from graphflow.parallel.resharding.communication_log import called, is_gradient
-from graphflow.parallel.resharding.fused_collectives import scattered, summed
-from graphflow.parallel.resharding.resharder import Moves
+from graphflow.parallel.mesh.layouts import Layout, ShardedTensor
+from graphflow.parallel.resharding.communication_log import is_gradient, user_name
+from graphflow.parallel.resharding.fused_collectives import fused_all_reduce, fused_reduce_scatter
+from graphflow.parallel.resharding.resharder import Resharder
 
-BUCKET = 4 << 20
+BUCKET_BYTES = 4 << 20
 """Bytes of gradients that are summed at once, unless told otherwise."""
-SMALL = 16
+SMALL_FRACTION = 16
 """A tensor of more than the sixteenth part of a bucket is exchanged by itself, uncopied."""
-RIDER = 1 << 10
+MAX_FETCHED = 1 << 10
 """Bytes of what is only fetched, up to which it costs a bucket nothing."""
 
 
-class _Across(NamedTuple):
+class _PartialReduction(NamedTuple):
     """Axes of the mesh, and how what is partial over them is combined."""
 
     axes: tuple[str, ...]
@@ -60,7 +60,7 @@ class _Bucket:
     bytes: int = 0
 
 
-class Buckets:
+class GradientBuckets:
     """Sums that wait, by the axes of the mesh and the dtype, for others that are shared out alike.
 
     Args:
@@ -68,8 +68,10 @@ class Buckets:
         limit: bytes of a bucket; 0: nothing waits.
     """
 
-    def __init__(self, moves: Moves, values: dict[Tensor, Value], limit: int) -> None:
-        self._moves = moves
+    def __init__(
+        self, resharder: Resharder, values: dict[Tensor, ShardedTensor], limit: int
+    ) -> None:
+        self._resharder = resharder
         self._values = values
         self._limit = limit
         self._open: dict[_Key, _Bucket] = {}
@@ -84,7 +86,7 @@ class Buckets:
             wanted: how it is read, if not whole: where that is cut along the same axis, each place
                 gets its piece; other sums do not wait.
         """
-        across = self._across(tensor)
+        across = self._reduction_of(tensor)
         if across is None:
             return
         value = self._values[tensor]
@@ -94,15 +96,15 @@ class Buckets:
             if len(along) != 1 or across.kind != "sum" or wanted.partial:
                 return
             (scattered,) = along
-            d = self._moves.scatters(value, wanted, scattered)
+            d = self._resharder.scatter_dim(value, wanted, scattered)
             if d is None:
                 return
             layout = layout.with_dim(d, wanted.dims[d])
-        value = self._without_turns(tensor, across, cause)
+        value = self._reduce_sequential(tensor, across, cause)
         self._wanted[tensor] = layout
-        size = self._moves.nbytes(value.spec, value.layout)
+        size = self._resharder.nbytes(value.spec, value.layout)
         key = self._key(tensor, across, scattered)
-        if size * SMALL > self._limit:
+        if size * SMALL_FRACTION > self._limit:
             self._exchange([tensor], key, cause)
             return
         bucket = self._open.setdefault(key, _Bucket())
@@ -113,44 +115,48 @@ class Buckets:
         if bucket.bytes >= self._limit:
             self._close(key)
 
-    def ride(self, tensor: Tensor, cause: Node) -> None:
+    def add_fetched(self, tensor: Tensor, cause: Node) -> None:
         """Let a small partial sum that is only fetched go with the next bucket; it stays as it is
         if none follows."""
-        across = self._across(tensor)
+        across = self._reduction_of(tensor)
         if across is None:
             return
         value = self._values[tensor]
-        if self._moves.nbytes(value.spec, value.layout) > RIDER or not self._limit:
+        if self._resharder.nbytes(value.spec, value.layout) > MAX_FETCHED or not self._limit:
             return
-        self._without_turns(tensor, across, cause)
+        self._reduce_sequential(tensor, across, cause)
         self._riders.setdefault(self._key(tensor, across), []).append(tensor)
 
-    def _across(self, tensor: Tensor) -> _Across | None:
+    def _reduction_of(self, tensor: Tensor) -> _PartialReduction | None:
         """The axes of several devices over which a tensor of known size is a partial sum (or mean),
         and which of these."""
         value = self._values[tensor]
-        local = self._moves.mesh.local
+        local = self._resharder.mesh.sequential
         across = [(axis, kind) for axis, kind in value.layout.partial if axis not in local]
         kinds = {kind for _, kind in across}
         if len(kinds) != 1 or not kinds <= {"sum", "mean"}:
             return None
-        if not all(part.spec.is_concrete for part in value.parts):
+        if not all(part.spec.is_concrete for part in value.shards):
             return None
-        return _Across(tuple(axis for axis, _ in across), *kinds)
+        return _PartialReduction(tuple(axis for axis, _ in across), *kinds)
 
-    def _without_turns(self, tensor: Tensor, across: _Across, cause: Node) -> Value:
+    def _reduce_sequential(
+        self, tensor: Tensor, across: _PartialReduction, cause: Node
+    ) -> ShardedTensor:
         """The value of a tensor, what takes turns added up."""
         value = self._values[tensor]
         if len(value.layout.partial) > len(across.axes):
             within = Layout(value.layout.dims, tuple((a, across.kind) for a in across.axes))
-            value = self._values[tensor] = self._moves.to(value, within, cause, called(tensor.node))
+            value = self._values[tensor] = self._resharder.convert(
+                value, within, cause, user_name(tensor.node)
+            )
         return value
 
-    def _key(self, tensor: Tensor, across: _Across, scattered: str | None = None) -> _Key:
-        home = self._moves.home(tensor.node, self._moves.mesh.places[0])
+    def _key(self, tensor: Tensor, across: _PartialReduction, scattered: str | None = None) -> _Key:
+        home = self._resharder.device_index(tensor.node, self._resharder.mesh.places[0])
         return _Key(*across, tensor.dtype.name, scattered, home)
 
-    def empty(self, tensor: Tensor) -> None:
+    def flush_tensor(self, tensor: Tensor) -> None:
         """Exchange the bucket that a tensor waits in."""
         key = self._where.get(tensor)
         if key is not None:
@@ -170,17 +176,21 @@ class Buckets:
         together = [*tensors, *riders]
         values = [self._values[t] for t in together]
         if len(values) == 1:
-            sums = [self._moves.to(values[0], layouts[0], cause, called(tensors[0].node))]
+            sums = [
+                self._resharder.convert(values[0], layouts[0], cause, user_name(tensors[0].node))
+            ]
         else:
             late = all(is_gradient(t.node) for t in tensors)
             what = "gradient" if late and key.kind == "sum" else key.kind
-            told = " and ".join([show_count(len(tensors), what), *(called(t.node) for t in riders)])
+            told = " and ".join(
+                [show_count(len(tensors), what), *(user_name(t.node) for t in riders)]
+            )
             sums, axes = values, key.axes
             if key.scattered is not None:
                 axes = tuple(axis for axis in key.axes if axis != key.scattered)
                 rest = tuple((axis, key.kind) for axis in axes)
                 layouts = [replace(layout, partial=rest) for layout in layouts]
-                sums = scattered(self._moves, values, layouts, key.scattered, cause)
+                sums = fused_reduce_scatter(self._resharder, values, layouts, key.scattered, cause)
             if axes:
-                sums = summed(self._moves, sums, axes, cause, told, key.kind)
+                sums = fused_all_reduce(self._resharder, sums, axes, cause, told, key.kind)
         self._values.update(zip(together, sums, strict=True))

@@ -3,60 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Tensor
 from graphflow.parallel.mesh.device_mesh import Place
-from graphflow.parallel.mesh.layouts import Sent, Value
-from graphflow.parallel.resharding.communication_log import Note
-from graphflow.parallel.resharding.local_ops import cut
-
-if TYPE_CHECKING:
-    from graphflow.parallel.resharding.resharder import Moves
+from graphflow.parallel.mesh.layouts import SentTensor, ShardedTensor
+from graphflow.parallel.resharding.communication_log import CommunicationLog
+from graphflow.parallel.resharding.local_ops import slice_axis
+from graphflow.parallel.resharding.shard_builder import ShardBuilder
 
 
-def seen(
-    moves: Moves, value: Value, d: int, ranges: Sequence[tuple[Any, Any]], note: Note, kind: str
+def exchange_halo(
+    builder: ShardBuilder,
+    value: ShardedTensor,
+    d: int,
+    ranges: Sequence[tuple[Any, Any]],
+    note: CommunicationLog,
+    kind: str,
 ) -> tuple[Tensor, ...]:
     """The elements start to stop along `d` for each place, cut out where they are, and sent."""
     split, size = value.layout.dims[d], value.spec.shape[d]
     sent: dict[Any, Tensor] = {}
-    received: dict[Sent, float] = {}
+    received: dict[SentTensor, float] = {}
 
     def neighbours(place: Place) -> list[Place]:
         """The places that have the other pieces, in the order of these."""
         group = [place]
         for axis in split.axes:
-            group = [other for each in group for other in moves.mesh.group(each, axis)]
+            group = [other for each in group for other in builder.mesh.group(each, axis)]
         return group
 
     def pieces(place: Place, start: Any, stop: Any) -> list[Tensor]:
         found = []
         for other in neighbours(place):
-            own = moves.cuts.piece(size, split, other)
+            own = builder.partitioner.piece(size, split, other)
             first, last = max(start, own.start), min(stop, own.stop)
             if first >= last:
                 continue
-            part = moves.part(value, other)
+            part = builder.shard_at(value, other)
             key = (part, first, last)
             if key not in sent:
-                with moves.at(other, note.cause):
-                    sent[key] = cut(part, d, first - own.start, last - first)
-            received.update(moves.sent([(other, sent[key])], place, note.cause))
+                with builder.on_device(other, note.cause):
+                    sent[key] = slice_axis(part, d, first - own.start, last - first)
+            received.update(builder.sent_bytes([(other, sent[key])], place, note.cause))
             found.append(sent[key])
         return found
 
     parts = []
-    for place, (start, stop) in zip(moves.mesh.places, ranges, strict=True):
+    for place, (start, stop) in zip(builder.mesh.places, ranges, strict=True):
         own = pieces(place, start, stop)
-        with moves.at(place, note.cause):
+        with builder.on_device(place, note.cause):
             if not own:
-                own = [cut(moves.part(value, place), d, 0, 0)]
+                own = [slice_axis(builder.shard_at(value, place), d, 0, 0)]
             parts.append(own[0] if len(own) == 1 else FUNCTIONS["concat"](own, axis=d))
-    across = [axis for axis in split.axes if axis not in moves.mesh.local]
+    across = [axis for axis in split.axes if axis not in builder.mesh.sequential]
     if received and across:
         note(kind, across, received)
     return tuple(parts)
 
 
-__all__ = ["seen"]
+__all__ = ["exchange_halo"]

@@ -10,14 +10,14 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.passes.duplicates import key_of
 
 
-class Repeats:
+class ValueNumbering:
     """Numbers nodes by what they make."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, Node] = {}
         self._same: dict[Tensor, Tensor] = {}
 
-    def first(self, node: Node) -> Node:
+    def first_equal(self, node: Node) -> Node:
         """The first node that makes the same; it itself, if none did."""
         if not node.op.pure:
             return node
@@ -28,4 +28,4 @@ class Repeats:
         return found
 
 
-__all__ = ["Repeats"]
+__all__ = ["ValueNumbering"]

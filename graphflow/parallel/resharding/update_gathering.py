@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graphflow.ir.op import Node
-from graphflow.parallel.mesh.layouts import Layout, Value
-from graphflow.parallel.resharding.communication_log import called
-from graphflow.parallel.resharding.fused_collectives import gathered
-from graphflow.parallel.resharding.gradient_buckets import SMALL
-from graphflow.parallel.resharding.resharder import Moves
+from graphflow.parallel.mesh.layouts import Layout, ShardedTensor
+from graphflow.parallel.resharding.communication_log import user_name
+from graphflow.parallel.resharding.fused_collectives import fused_all_gather
+from graphflow.parallel.resharding.gradient_buckets import SMALL_FRACTION
+from graphflow.parallel.resharding.resharder import Resharder
 
 _Key = tuple[str, str, int]
 """The axis of the mesh, the dtype, and where the first place has it: a stage's are apart."""
 
 
-class Updates:
+class UpdateGatherer:
     """New values on their way to variables, by the axis of the mesh and the dtype.
 
     Args:
@@ -27,25 +27,29 @@ class Updates:
         assign: is called with an assignment and its value, as the variable lies.
     """
 
-    def __init__(self, moves: Moves, limit: int, assign: Callable[[Node, Value], None]) -> None:
-        self._moves = moves
+    def __init__(
+        self, resharder: Resharder, limit: int, assign: Callable[[Node, ShardedTensor], None]
+    ) -> None:
+        self._resharder = resharder
         self._limit = limit
         self._assign = assign
-        self._open: dict[_Key, list[tuple[Node, Value]]] = {}
+        self._open: dict[_Key, list[tuple[Node, ShardedTensor]]] = {}
         self._waiting: dict[_Key, int] = {}  # bytes
 
-    def add(self, node: Node, value: Value, layout: Layout) -> None:
+    def add(self, node: Node, value: ShardedTensor, layout: Layout) -> None:
         """Assign a value, now or when its bucket is full.
 
         Args:
             layout: of the variable.
         """
         axis = self._gathered_along(value, layout)
-        size = self._moves.nbytes(value.spec, layout)
-        if axis is None or size * SMALL > self._limit:
-            self._assign(node, self._moves.to(value, layout, node, called(node.inputs[1].node)))
+        size = self._resharder.nbytes(value.spec, layout)
+        if axis is None or size * SMALL_FRACTION > self._limit:
+            self._assign(
+                node, self._resharder.convert(value, layout, node, user_name(node.inputs[1].node))
+            )
             return
-        home = self._moves.home(node, self._moves.mesh.places[0])
+        home = self._resharder.device_index(node, self._resharder.mesh.places[0])
         key = (axis, value.spec.dtype.name, home)
         self._open.setdefault(key, []).append((node, value))
         self._waiting[key] = self._waiting.get(key, 0) + size
@@ -57,29 +61,29 @@ class Updates:
         for key in list(self._open):
             self._close(key)
 
-    def _gathered_along(self, value: Value, layout: Layout) -> str | None:
+    def _gathered_along(self, value: ShardedTensor, layout: Layout) -> str | None:
         """The one axis of the mesh along which a value is to be gathered, and nothing else."""
         pairs = zip(value.layout.dims, layout.dims, strict=True)
         moved = [(have, want) for have, want in pairs if have != want]
         if len(moved) != 1 or value.layout.partial or layout.partial:
             return None
         ((have, want),) = moved
-        if not have or have.without_last() != want or have.axes[-1] in self._moves.mesh.local:
+        if not have or have.drop_last() != want or have.axes[-1] in self._resharder.mesh.sequential:
             return None
-        return have.axes[-1] if all(part.spec.is_concrete for part in value.parts) else None
+        return have.axes[-1] if all(part.spec.is_concrete for part in value.shards) else None
 
     def _close(self, key: _Key) -> None:
         nodes, values = zip(*self._open.pop(key), strict=True)
         del self._waiting[key]
         if len(values) == 1:
-            name, whole = called(nodes[0].inputs[1].node), values[0].layout
+            name, whole = user_name(nodes[0].inputs[1].node), values[0].layout
             d = next(d for d, split in enumerate(whole.dims) if key[0] in split.axes)
-            whole = whole.with_dim(d, whole.dims[d].without_last())
-            found = [self._moves.to(values[0], whole, nodes[0], name)]
+            whole = whole.with_dim(d, whole.dims[d].drop_last())
+            found = [self._resharder.convert(values[0], whole, nodes[0], name)]
         else:
-            found = gathered(self._moves, values, key[0], nodes[-1])
+            found = fused_all_gather(self._resharder, values, key[0], nodes[-1])
         for node, value in zip(nodes, found, strict=True):
             self._assign(node, value)
 
 
-__all__ = ["Updates"]
+__all__ = ["UpdateGatherer"]

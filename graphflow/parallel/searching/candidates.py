@@ -20,14 +20,14 @@ from graphflow.parallel.shard_strategy import Shard
 
 SCHEDULES = ("1f1b", "zb-h1", "interleaved")
 """Schedules that are tried; GPipe stores more than 1F1B and is never sooner done."""
-TURNS = (1, 2, 4)
+MICROBATCHES_PER_STAGE = (1, 2, 4)
 """Micro-batches that are tried, in multiples of the stages."""
 
 Rules = Mapping[Tensor, Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class StrategyCandidate:
     """A strategy in numbers.
 
     Attributes:
@@ -71,7 +71,7 @@ class Candidate:
         """How many nodes there are for one of the user's, at most."""
         return self.data * self.model * self.microbatches
 
-    def takes_as_much_as(self, other: Candidate) -> bool:
+    def takes_as_much_as(self, other: StrategyCandidate) -> bool:
         """Whether it takes about as much memory as another, or more: it has the same stages, and
         they have as few places or fewer, nothing of it is leaner, and its micro-batches are as
         large or larger. Schedules of as many chunks keep as many of these."""
@@ -84,7 +84,7 @@ class Candidate:
         mine, theirs = ((c.stages, c.chunks) for c in (self, other))
         return mine == theirs and self.data <= other.data and self.model <= other.model
 
-    def leaner(self) -> Candidate | None:
+    def leaner(self) -> StrategyCandidate | None:
         """The same with less memory: with the state in shares, with more of the activations cut,
         and then with more to compute."""
         if self.data > 1 and not self.shared:
@@ -103,19 +103,19 @@ class Candidate:
             return None
         named = None if self.devices == tuple(every[: len(self.devices)]) else self.devices
         if not self.schedule:
-            return self._beside(rules, named)
+            return self._inner_strategy(rules, named)
         pipe = Pipeline(
             self.stages * self.chunks, self.schedule, self.microbatches,
             True if self.recompute else None, devices=named,
         )  # fmt: skip
-        beside = self._beside(rules, None)
+        beside = self._inner_strategy(rules, None)
         return pipe if beside is None else pipe * beside
 
-    def _beside(self, rules: Rules, devices: Sequence[str] | None) -> Any:
+    def _inner_strategy(self, rules: Rules, devices: Sequence[str] | None) -> Any:
         if self.model > 1:
             mesh = {"data": self.data} if self.data > 1 else {}
             batch = "data" if self.data > 1 else None
-            own = fitting(rules, self.model)
+            own = fitting_rules(rules, self.model)
             return Shard(
                 {**mesh, "model": self.model}, own, batch, devices=devices,
                 shard_state=self.shared, sequence="model" if self.sequence else None,
@@ -123,38 +123,38 @@ class Candidate:
         return Data(self.data, self.shared, devices=devices) if self.data > 1 else None
 
 
-def candidates(fastest: Sequence[str], rules: Rules) -> Iterator[Candidate]:
+def candidates(fastest: Sequence[str], rules: Rules) -> Iterator[StrategyCandidate]:
     """One device, and each way to divide the fastest devices into data, model and stages.
 
     Args:
         fastest: names of all devices, the fastest first.
         rules: of `tensor_rules`; empty where no product may be cut.
     """
-    yield Candidate(tuple(fastest[:1]), of=len(fastest))
-    for count in _counts(len(fastest)):
+    yield StrategyCandidate(tuple(fastest[:1]), of=len(fastest))
+    for count in _device_counts(len(fastest)):
         used = tuple(fastest[:count])
-        for data, model, stages in _meshes(count):
-            if model > 1 and not fitting(rules, model):
+        for data, model, stages in _mesh_shapes(count):
+            if model > 1 and not fitting_rules(rules, model):
                 continue
-            mesh = Candidate(used, data, model, stages, of=len(fastest))
+            mesh = StrategyCandidate(used, data, model, stages, of=len(fastest))
             if stages == 1:
                 yield mesh
                 continue
             for schedule in SCHEDULES:
                 chunks = 2 if schedule == "interleaved" else 1
-                for turns in TURNS:
+                for turns in MICROBATCHES_PER_STAGE:
                     yield replace(
                         mesh, schedule=schedule, chunks=chunks, microbatches=stages * turns
                     )
 
 
-def _counts(devices: int) -> list[int]:
+def _device_counts(devices: int) -> list[int]:
     """Numbers of devices that are tried: all up to eight, then powers of two, and all there are."""
     powers = {1 << i for i in range(4, devices.bit_length())}
     return sorted({*range(2, min(devices, 8) + 1), *powers, devices} - {1}, reverse=True)
 
 
-def _meshes(count: int) -> Iterator[tuple[int, int, int]]:
+def _mesh_shapes(count: int) -> Iterator[tuple[int, int, int]]:
     for data in range(1, count + 1):
         for model in range(1, count // data + 1):
             if count % (data * model) == 0:
@@ -189,7 +189,7 @@ def tensor_rules(loss: Tensor) -> dict[Tensor, tuple[str | None, ...]]:
     return rules
 
 
-def fitting(rules: Rules, model: int) -> Rules:
+def fitting_rules(rules: Rules, model: int) -> Rules:
     """Those rules whose weights are large enough for so many pieces: ten classes over sixteen
     devices stay whole, and the layers before them are cut all the same."""
 

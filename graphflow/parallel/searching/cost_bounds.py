@@ -16,8 +16,8 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.parallel.pipelining.stages import origin_of
-from graphflow.parallel.resharding.shared_reductions import Repeats
-from graphflow.parallel.searching.candidates import Candidate, Rules, fitting
+from graphflow.parallel.resharding.shared_reductions import ValueNumbering
+from graphflow.parallel.searching.candidates import Rules, StrategyCandidate, fitting_rules
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import GraphProblem
 
@@ -30,7 +30,7 @@ alike."""
 
 
 @dataclass(frozen=True)
-class Rough:
+class StepBounds:
     """What a step takes.
 
     Attributes:
@@ -39,12 +39,12 @@ class Rough:
             what is kept for backward passes.
     """
 
-    least: float
-    about: float
-    held: float
+    min_seconds: float
+    seconds: float
+    min_memory: float
 
 
-class Outline:
+class StepModel:
     """A training step in a few numbers, for closed forms.
 
     Args:
@@ -68,7 +68,7 @@ class Outline:
         compute = made.problem.compute[: len(made.nodes), :-1]
         self._seconds = np.where(np.isfinite(compute), compute, 0.0)
         self._inside = set(Graph([loss]).nodes)
-        updates = [self._updates(node) for node in made.nodes]
+        updates = [self._is_update(node) for node in made.nodes]
         self._late = np.array(updates, dtype=bool)
         self._trained = [
             node
@@ -78,28 +78,28 @@ class Outline:
         self._weights = sum(_bytes(made, node.outputs[0]) for node in self._trained)
         self._slots = self._bytes_of_slots()
         self._gradients = self._bytes_of_gradients()
-        self._kept = self._bytes_kept()
+        self._kept = self._bytes_of_activations()
         self._products = sum(  # what row-parallel products sum up, forwards and backwards
             2 * _bytes(made, node.outputs[0])
             for node in self._inside
             if node.op.name == "matmul" and rules.get(node.inputs[1], (None,))[0] == "model"
         )
 
-    def _updates(self, node: Node) -> bool:
+    def _is_update(self, node: Node) -> bool:
         return node.op.name == "assign" or origin_of(node).op.name == "variable"
 
     def totals(self) -> list[float]:
         """Seconds of the whole step on each device."""
         return [float(column) for column in self._seconds.sum(axis=0)]
 
-    def of(self, candidate: Candidate, stages: Mapping[Node, int] | None) -> Rough:
+    def bounds(self, candidate: StrategyCandidate, stages: Mapping[Node, int] | None) -> StepBounds:
         """What a candidate takes.
 
         Args:
             stages: of the forward pass, where it has any.
         """
         used = [self._number[name] for name in candidate.devices]
-        passes, updates = self._shares(candidate, used, stages)
+        passes, updates = self._stage_seconds(candidate, used, stages)
         p, m = candidate.stages, candidate.microbatches
         slowest, mean = max(passes), sum(passes) / len(passes)
         waits = (p - 1) / m * mean / candidate.chunks
@@ -109,8 +109,10 @@ class Outline:
         more = len(used) - 1
         first, second = self._overhead
         fixed = first + more * max(0.0, second - first)
-        sent = self._sent(candidate, used, stages)
-        return Rough(SLACK * computed, computed + fixed + sent, self._held(candidate, stages))
+        sent = self._communication_seconds(candidate, used, stages)
+        return StepBounds(
+            SLACK * computed, computed + fixed + sent, self._min_memory(candidate, stages)
+        )
 
     def _bytes_of_slots(self) -> dict[Node, float]:
         """Bytes beside each weight that stay: the optimiser's slots."""
@@ -130,12 +132,12 @@ class Outline:
             found[weight] = _bytes(self._made, weight.outputs[0]) if alone else 0.0
         return found
 
-    def _bytes_kept(self) -> dict[Node, float]:
+    def _bytes_of_activations(self) -> dict[Node, float]:
         """Bytes of what forward passes make of the batch and backward passes read. What follows the
         last product may be computed as one kernel with its gradient, and is not counted."""
         nodes, consumers = self._made.graph.nodes, self._made.graph.consumers
-        repeats, fed, early = Repeats(), set[Node](), set[Node]()
-        first = {n: repeats.first(n) for n in nodes if n in self._inside}
+        repeats, fed, early = ValueNumbering(), set[Node](), set[Node]()
+        first = {n: repeats.first_equal(n) for n in nodes if n in self._inside}
         for node in first:
             if node.op.name == "placeholder" or any(t.node in fed for t in node.inputs):
                 fed.add(node)
@@ -145,17 +147,17 @@ class Outline:
         found: dict[Node, float] = {}
         for node in nodes:
             for tensor in () if node in self._inside else node.inputs:
-                source = _source(tensor)
+                source = _view_source(tensor)
                 made = first.get(source.node)
                 if made in fed and made in early and made.op.name != "placeholder":
                     found[made] = sum(_bytes(self._made, t) for t in made.outputs)
         return found
 
-    def _held(self, candidate: Candidate, stages: Mapping[Node, int] | None) -> float:
+    def _min_memory(self, candidate: StrategyCandidate, stages: Mapping[Node, int] | None) -> float:
         """Of the device that has most, were all that there is of a weight cut as that is."""
         cut = {
             weight.node
-            for weight, axes in fitting(self._rules, candidate.model).items()
+            for weight, axes in fitting_rules(self._rules, candidate.model).items()
             if "model" in axes
         }
         p, v = candidate.stages, candidate.chunks
@@ -171,12 +173,12 @@ class Outline:
             chunk, at = divmod(0 if stages is None else stages.get(node, 0), p)
             kept[at][chunk] += size / candidate.places
         return max(
-            max(stays[at] + late[at], stays[at] + _stored(candidate, at, kept[at], late[at]))
+            max(stays[at] + late[at], stays[at] + _stored_bytes(candidate, at, kept[at], late[at]))
             for at in range(p)
         )
 
-    def _shares(
-        self, candidate: Candidate, used: Sequence[int], stages: Mapping[Node, int] | None
+    def _stage_seconds(
+        self, candidate: StrategyCandidate, used: Sequence[int], stages: Mapping[Node, int] | None
     ) -> tuple[list[float], float]:
         """Seconds that each device spends on passes, and the most that one does on updates."""
         beside = candidate.data * candidate.model
@@ -193,8 +195,8 @@ class Outline:
             late.append(float(column[mine & self._late].sum()) / candidate.model)
         return found, max(late)
 
-    def _sent(
-        self, candidate: Candidate, used: Sequence[int], stages: Mapping[Node, int] | None
+    def _communication_seconds(
+        self, candidate: StrategyCandidate, used: Sequence[int], stages: Mapping[Node, int] | None
     ) -> float:
         """Seconds of what devices send each other, nothing of it hidden."""
         problem = self._made.problem
@@ -217,7 +219,9 @@ class Outline:
         return total
 
 
-def _stored(candidate: Candidate, at: int, kept: Sequence[float], gradients: float) -> float:
+def _stored_bytes(
+    candidate: StrategyCandidate, at: int, kept: Sequence[float], gradients: float
+) -> float:
     """Bytes of the micro-batches that a device stores as a backward pass begins: its first one, or
     one by which all gradients are there.
 
@@ -237,7 +241,7 @@ def _is_fused(node: Node) -> bool:
     return node.op.elementwise or node.op.rows is not None or node.op.alias
 
 
-def _source(tensor: Tensor) -> Tensor:
+def _view_source(tensor: Tensor) -> Tensor:
     """What a tensor is only another view of, or may be by the time it is read."""
     while tensor.node.op.alias or tensor.node.op.name == "permute_dims":
         tensor = tensor.node.inputs[0]

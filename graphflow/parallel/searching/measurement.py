@@ -11,16 +11,18 @@ from typing import Any
 
 from graphflow.execution.cluster_connection import is_trial
 from graphflow.ir.op import Tensor
-from graphflow.parallel.searching.search_result import Tried
-from graphflow.placement.calibration.measure import quick
+from graphflow.parallel.searching.search_result import CandidateResult
+from graphflow.placement.calibration.measure import lower_quartile
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.sessions.session import Session
 
-ROUNDS, EACH = 5, 2
-"""Turns that each strategy has, and steps of a turn; the first turn warms up."""
+ROUNDS = 5
+"""Rounds in which the strategies take turns, after one round that warms up."""
+STEPS_PER_ROUND = 2
+"""Steps of each strategy in a round."""
 
 
-def _trying(cluster: Cluster) -> Session:
+def _open_trial_session(cluster: Cluster) -> Session:
     """A session whose steps workers do not count as anybody's."""
     before = is_trial.set(True)
     try:
@@ -29,13 +31,13 @@ def _trying(cluster: Cluster) -> Session:
         is_trial.reset(before)
 
 
-def measured(
-    tried: Sequence[Tried],
+def measure_best(
+    tried: Sequence[CandidateResult],
     count: int,
     trained: Callable[[Any], list[Tensor]],
     cluster: Cluster,
     feeds: Mapping[Tensor, Any],
-) -> list[Tried]:
+) -> list[CandidateResult]:
     """What was tried, the best with what their steps really take.
 
     They take turns, so that what else the machine does is the same for all; the lower quartile
@@ -54,16 +56,16 @@ def measured(
     with ExitStack() as stack:
         steps = {}
         for each in chosen:
-            session = stack.enter_context(_trying(cluster))
+            session = stack.enter_context(_open_trial_session(cluster))
             steps[each.name] = partial(session.run, trained(each.strategy), dict(feeds))
         for turn in range(ROUNDS + 1):
             for name, step in steps.items():
-                for _ in range(EACH):
+                for _ in range(STEPS_PER_ROUND):
                     started = perf_counter()
                     step()
                     if turn:
                         times[name].append(perf_counter() - started)
     return [
-        replace(each, measured=quick(times[each.name])) if each.name in times else each
+        replace(each, measured=lower_quartile(times[each.name])) if each.name in times else each
         for each in tried
     ]

@@ -13,22 +13,22 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, user_location
-from graphflow.parallel.mesh.count_arguments import settle
+from graphflow.parallel.mesh.count_arguments import set_frozen_fields
 from graphflow.parallel.pipeline_strategy import Pipeline
-from graphflow.parallel.report import Report
-from graphflow.parallel.shard_strategy import Shard, report_of
-from graphflow.parallel.sharding.partitioner import Pieces, Sharded
+from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.shard_strategy import Shard
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
-SHOWN = 10
+MAX_SHOWN = 10
 """Strategies that were not simulated, and are printed."""
-ALIKE = 1.03
+SAME_TIME = 1.03
 """Seconds that are apart by less than this factor are the same: predictions of a model's strategies
 are off by more than that from one to the next, and a measured step is from run to run."""
 
 
 @dataclass(frozen=True)
-class Tried:
+class CandidateResult:
     """A strategy, and what the simulator says of it.
 
     Attributes:
@@ -58,15 +58,15 @@ class Tried:
     def key(self) -> tuple[bool, bool, bool, float]:
         """Less is faster: what was measured counts before what was simulated, and that before what
         is roughly known."""
-        return *self.known, self.told
+        return *self.confidence, self.best_seconds
 
     @property
-    def known(self) -> tuple[bool, bool, bool]:
+    def confidence(self) -> tuple[bool, bool, bool]:
         """How well the seconds are known: less is better."""
         return bool(self.why_not), not self.simulated, self.measured is None
 
     @property
-    def told(self) -> float:
+    def best_seconds(self) -> float:
         """Seconds of a step, as well as they are known."""
         return self.seconds if self.measured is None else self.measured
 
@@ -79,19 +79,23 @@ class Search:
         device: what one device would be: the fastest.
     """
 
-    tried: tuple[Tried, ...]
+    tried: tuple[CandidateResult, ...]
     device: str
     line: Location = field(default_factory=user_location, init=False)
 
     @cached_property
-    def best(self) -> Tried:
+    def best(self) -> CandidateResult:
         """What a step takes the least time with; of several that cannot be told apart the simplest,
         over the fewest devices, and then that which sends least."""
         first = self.tried[0]
-        alike = [t for t in self.tried if t.known == first.known and t.told <= first.told * ALIKE]
+        alike = [
+            t
+            for t in self.tried
+            if t.confidence == first.confidence and t.best_seconds <= first.best_seconds * SAME_TIME
+        ]
         return first if first.why_not else min(alike, key=lambda t: (t.devices, t.sent))
 
-    def _chosen(self, cluster: Cluster) -> Shard | Pipeline:
+    def _best_strategy(self, cluster: Cluster) -> Shard | Pipeline:
         """The best strategy; on a cluster of one device, where all is checked, all of it there."""
         found = self.best.strategy
         if found is None:
@@ -99,22 +103,22 @@ class Search:
         if len(cluster.devices) > 1 or found.devices is None:
             return found
         made = replace(found, devices=None)
-        settle(made, line=found.line)
+        set_frozen_fields(made, line=found.line)
         if isinstance(made, Pipeline) and isinstance(found, Pipeline):
-            made.found(found.stages_found)
+            made.set_stages(found.stages_found)
         return made
 
     def divide(
         self,
         graph: Graph,
         cluster: Cluster,
-        known: Mapping[Node, Pieces] | None = None,
+        known: Mapping[Node, ShardedVariable] | None = None,
         fed: Mapping[str, int] | None = None,
-    ) -> Sharded:
+    ) -> ShardedGraph:
         """As the best strategy does."""
-        return self._chosen(cluster).divide(graph, cluster, known, fed)
+        return self._best_strategy(cluster).divide(graph, cluster, known, fed)
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> Report:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """What the best strategy makes of some fetches. Print it."""
         return report_of(self, fetches, cluster)
 
@@ -137,7 +141,7 @@ class Search:
         one = next((t.seconds for t in self.tried if t.strategy is None), inf)
         rough = [each for each in self.tried if not each.simulated and not each.why_not]
         for each in self.tried:
-            if each in rough[SHOWN:]:
+            if each in rough[MAX_SHOWN:]:
                 continue
             name = each.name.ljust(width)
             if each.why_not:
@@ -150,8 +154,8 @@ class Search:
                     f"  {name}  {each.seconds * 1e3:9.2f} ms  {times}  {each.memory / 1e6:9.1f} MB"
                     + (f"  measured {each.measured * 1e3:.2f} ms" if each.measured else "")
                 )
-        if len(rough) > SHOWN:
-            yield f"  … and {len(rough) - SHOWN} more that were not simulated"
+        if len(rough) > MAX_SHOWN:
+            yield f"  … and {len(rough) - MAX_SHOWN} more that were not simulated"
         if not self.best.why_not:
             yield f"chosen: {self.best.name}{self._why()}"
 
@@ -162,7 +166,7 @@ class Search:
             more = f"{first.devices} devices instead of {best.devices}"
             if first.devices == best.devices:
                 more = f"{show_bytes(first.sent)} sent a step instead of {show_bytes(best.sent)}"
-            ratio = best.told / first.told
+            ratio = best.best_seconds / first.best_seconds
             return (
                 f"; {first.name} would be {ratio:.3f} times as fast, less than can be told apart, "
                 f"for {more}"
@@ -171,5 +175,5 @@ class Search:
         if second is None:
             return ", as nothing else is possible"
         both = bool(best.measured and second.measured)
-        ratio = second.told / best.told if both else second.seconds / best.seconds
+        ratio = second.best_seconds / best.best_seconds if both else second.seconds / best.seconds
         return f", {ratio:.2f} times as fast as {second.name}"

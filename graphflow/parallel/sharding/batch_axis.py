@@ -12,7 +12,7 @@ from graphflow.ir.spec import Dim, Size
 from graphflow.strategy import strategy_of
 
 
-def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list[Tensor]:
+def batch_placeholders(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list[Tensor]:
     """The placeholders that hold the batch: those whose first axis has the size that most have,
     where there are symbols the one that most have.
 
@@ -31,7 +31,7 @@ def batch_of(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list
         named = [t if isinstance(t, Tensor) else every.get(t) for t in wanted]
         found = [t for t in named if t is not None and t.node in graph.names]
         if trains and not found:
-            raise _not_there(wanted[0], every)
+            raise _unknown_placeholder_error(wanted[0], every)
         return found
     same = equal_sizes(graph)
     firsts = [(t, same.get(t.shape[0], t.shape[0])) for t in every.values() if t.ndim]
@@ -66,10 +66,10 @@ def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> 
             )
     for name in wanted:
         if strict and isinstance(name, str) and name not in every:
-            raise _not_there(name, every)
+            raise _unknown_placeholder_error(name, every)
 
 
-def _not_there(named: object, every: Mapping[str, Tensor]) -> ShardingError:
+def _unknown_placeholder_error(named: object, every: Mapping[str, Tensor]) -> ShardingError:
     return ShardingError(
         f"batch names {named!r}, but the training step has no such placeholder; there are "
         f"{', '.join(map(repr, every)) or 'none'}"

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from graphflow.ir.op import Node, Sharding, Tensor
 from graphflow.ir.spec import Outer
-from graphflow.ops.sharding.rules import Cut, equation, letters, make
+from graphflow.ops.sharding.rules import ShardView, equation, letters, make
 
 Readers = Mapping[Tensor, Sequence[Node | None]]
-MOST = 64
+MAX_SLICES = 64
 """Stretches of a tensor that are looked at."""
 
 
-class Stretch(NamedTuple):
+class PackedSegment(NamedTuple):
     """One of those that stand side by side along an axis: its number, and the lengths of all."""
 
     axis: int
@@ -34,7 +34,7 @@ class Stretch(NamedTuple):
         return len(self.lengths) if alike else self.lengths
 
 
-def stretch_of(node: Node, readers: Readers) -> Stretch | None:
+def segment_of_slice(node: Node, readers: Readers) -> PackedSegment | None:
     """The stretch that a slice takes, as all slices of the tensor together have it; a pad undoes
     such a slice."""
     if node.op.name == "pad":
@@ -49,7 +49,7 @@ def stretch_of(node: Node, readers: Readers) -> Stretch | None:
         return None
     (x,) = node.inputs
     others = [r for r in readers.get(x, ()) if r is not None and r.op.name == "slice"]
-    if len(others) > MOST:
+    if len(others) > MAX_SLICES:
         return None
     windows = {own} | {w for r in others if (w := _window(r)) is not None and w[0] == own[0]}
     total = int(x.shape[own[0]])
@@ -59,7 +59,7 @@ def stretch_of(node: Node, readers: Readers) -> Stretch | None:
         return None
     sizes = [stop - start for start, stop in stretches]
     each = gcd(*sizes)
-    return Stretch(own[0], stretches.index(own[1:]), tuple(size // each for size in sizes))
+    return PackedSegment(own[0], stretches.index(own[1:]), tuple(size // each for size in sizes))
 
 
 def _window(node: Node) -> tuple[int, int, int] | None:
@@ -78,7 +78,7 @@ def _window(node: Node) -> tuple[int, int, int] | None:
     return cut[0] if known and attrs["step"][axis] == 1 and stop > start else None
 
 
-def along(node: Node, stretch: Stretch, windows: Sharding) -> Sharding:
+def segment_rule(node: Node, stretch: PackedSegment, windows: Sharding) -> Sharding:
     """The rule by which a slice or pad goes along with pieces of all stretches.
 
     Args:
@@ -91,7 +91,7 @@ def along(node: Node, stretch: Stretch, windows: Sharding) -> Sharding:
     own = [c if c in windows.equation and c not in windows.windows else "." for c in names]
     own[axis] = names[axis]
 
-    def build(op: Any, cut: Cut, x: Tensor, start: Any, **attrs: Any) -> Any:
+    def build(op: Any, cut: ShardView, x: Tensor, start: Any, **attrs: Any) -> Any:
         begin = list(start)
         begin[axis] = before * cut.size[names[axis]]
         attrs["shape" if whole else "size"] = cut.shapes[0]
@@ -106,4 +106,4 @@ def along(node: Node, stretch: Stretch, windows: Sharding) -> Sharding:
     )  # fmt: skip
 
 
-__all__ = ["Readers", "along", "stretch_of"]
+__all__ = ["Readers", "segment_rule", "segment_of_slice"]

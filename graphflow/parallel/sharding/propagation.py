@@ -10,18 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.mesh.device_mesh import WHOLE, Cuts, Split
+from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
 from graphflow.parallel.mesh.layouts import Layout, whole
-from graphflow.parallel.sharding.rules import Rule, rule_of, rules_of
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.sharding.rules import ShardingRule, rule_of, rules_of
 
-ROUNDS = 20
+MAX_ROUNDS = 20
 """Times that a graph is gone through, there and back, at most."""
 
 
 def propagate(
     nodes: Sequence[Node],
     given: Mapping[Tensor, Layout],
-    cuts: Cuts,
+    partitioner: SizePartitioner,
     gathered: str | None = None,
 ) -> dict[Tensor, Layout]:
     """Layouts for the tensors of some nodes, which are in order.
@@ -35,14 +36,14 @@ def propagate(
     for node in nodes:
         for tensor in node.inputs:
             readers.setdefault(tensor, []).append(node)
-    spread = _Spread(nodes, readers, given, cuts, gathered)
-    spread.everywhere()
-    spread.turn()
+    spread = _Propagation(nodes, readers, given, partitioner, gathered)
+    spread.run()
+    spread.switch_axes()
     return spread.layouts
 
 
-def by_heads(
-    nodes: Sequence[Node], given: Mapping[Tensor, Layout], cuts: Cuts
+def split_by_heads(
+    nodes: Sequence[Node], given: Mapping[Tensor, Layout], partitioner: SizePartitioner
 ) -> dict[Tensor, Layout]:
     """Annotations, in which variables that map to queries, keys and values at once are cut by the
     heads of each, and not in stretches of all."""
@@ -52,11 +53,11 @@ def by_heads(
         for tensor, layout in given.items()
         if tensor.node.op.name == "variable"
         for split in layout.dims
-        if split and split == Split(split.axes)
+        if split and split == AxisSplit(split.axes)
     }
     found = dict(given)
     for split in cut if starts else ():
-        layouts = propagate(nodes, _fused(starts, split, cuts), cuts)
+        layouts = propagate(nodes, _head_layouts(starts, split, partitioner), partitioner)
         for tensor, layout in given.items():
             for d, own in enumerate(layout.dims):
                 better = layouts[tensor].dims[d] if tensor in layouts else WHOLE
@@ -65,7 +66,9 @@ def by_heads(
     return found
 
 
-def _fused(nodes: Sequence[Node], split: Split, cuts: Cuts) -> dict[Tensor, Layout]:
+def _head_layouts(
+    nodes: Sequence[Node], split: AxisSplit, partitioner: SizePartitioner
+) -> dict[Tensor, Layout]:
     """Layouts by heads of what attention reads, side by side or each by itself."""
     found = {}
     for node in nodes:
@@ -77,7 +80,7 @@ def _fused(nodes: Sequence[Node], split: Split, cuts: Cuts) -> dict[Tensor, Layo
                 continue
             d = names.index(letter)
             own = rule.split(split, i, d)
-            if cuts.can(tensor.shape[d], own):
+            if partitioner.can_split(tensor.shape[d], own):
                 found[tensor] = whole(tensor.ndim).with_dim(d, own)
     return found
 
@@ -90,11 +93,11 @@ def is_slot(node: Node) -> bool:
     return owner.specs[0].shape == node.specs[0].shape  # those of 16-bit weights have 32 bits
 
 
-_Place = tuple[Tensor, int, Rule | None, int]
+_AxisRef = tuple[Tensor, int, ShardingRule | None, int]
 """An axis of a tensor, and the rule by which it goes along with others, as which of its tensors."""
 
 
-class _Spread:
+class _Propagation:
     """Layouts as they become known.
 
     A node is open where the layout of a tensor that it has to do with cuts something, until it has
@@ -110,16 +113,16 @@ class _Spread:
         nodes: Sequence[Node],
         readers: Mapping[Tensor, Sequence[Node | None]],
         given: Mapping[Tensor, Layout],
-        cuts: Cuts,
+        partitioner: SizePartitioner,
         gathered: str | None = None,
     ) -> None:
         self.gathered = frozenset[str]() if gathered is None else {gathered}
         self.layouts = dict(given)
         self.fixed = set(given)
-        self.cuts = cuts
+        self.partitioner = partitioner
         self._nodes, self._readers = nodes, readers
         self._own = set(nodes)
-        self._joins: dict[Node, list[list[_Place]]] = {}
+        self._joins: dict[Node, list[list[_AxisRef]]] = {}
         self._slots: dict[Tensor, list[Node]] = {}
         for node in nodes:
             if node.op.name == "variable" and is_slot(node):
@@ -128,49 +131,51 @@ class _Spread:
         self._open: set[Node] = set()
         for tensor, layout in self.layouts.items():
             if any(layout.dims):
-                self._reopen(tensor)
+                self._reopen_neighbours(tensor)
 
-    def _reopen(self, tensor: Tensor) -> None:
+    def _reopen_neighbours(self, tensor: Tensor) -> None:
         """Go again through the nodes that have to do with a tensor."""
         if tensor.node in self._own:
             self._open.add(tensor.node)
         self._open.update(self._readers.get(tensor, ()))  # type: ignore[arg-type]
         self._open.update(self._slots.get(tensor, ()))
 
-    def _rules(self, node: Node) -> Sequence[Rule]:
+    def _rules(self, node: Node) -> Sequence[ShardingRule]:
         """The rules by which a node's axes go together."""
         if node.op.name == "assign" or not (node.inputs or node.op.sharding is not None):
             return ()
         return rules_of(node, self._readers)
 
-    def everywhere(self) -> None:
+    def run(self) -> None:
         """Through all nodes, there and back, until nothing changes."""
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             if not self._open:
                 break
             for node in self._nodes:
-                self.through(node)
+                self.visit(node)
             for node in reversed(self._nodes):
-                self.through(node)
+                self.visit(node)
 
-    def turn(self) -> None:
+    def switch_axes(self) -> None:
         """Where nodes need an axis whole that is cut, cut another one, along which they go row by
         row: everyone sends a part to everyone, 1/n of what gathering takes."""
         turned = False
         for node in self._nodes:
             cut = any(any(self.layouts[t].dims) for t in node.inputs if t in self.layouts)
             own = self._rules(node) if cut else ()
-            if own and self._turned(node, own[0]):
+            if own and self._switch_axis(node, own[0]):
                 turned = True
             if turned:
-                self.through(node)
+                self.visit(node)
         if turned:
-            self.everywhere()
+            self.run()
 
-    def _turned(self, node: Node, rule: Rule) -> bool:
+    def _switch_axis(self, node: Node, rule: ShardingRule) -> bool:
         """Let outputs be cut along an axis of the mesh that cuts what a node needs whole."""
         used = {a for t in node.outputs if t in self.layouts for a in self.layouts[t].axes()}
-        used |= self.cuts.mesh.local | self.gathered  # what takes turns there gathers for nothing
+        used |= (
+            self.partitioner.mesh.sequential | self.gathered
+        )  # what takes turns there gathers for nothing
         found = False
         for tensor, names in zip(node.inputs, rule.inputs, strict=True):
             layout = self.layouts.get(tensor) or whole(tensor.ndim)
@@ -178,55 +183,58 @@ class _Spread:
                 if letter != "." or not split or used & set(split.axes):
                     continue
                 used.update(split.axes)
-                free = self._row(rule, names, layout, split)
+                free = self._longest_free_axis(rule, names, layout, split)
                 for o, (output, letters) in enumerate(zip(node.outputs, rule.outputs, strict=True)):
                     if free is not None and free in letters:
                         at, number = letters.index(free), len(node.inputs) + o
-                        self._cut(output, at, rule.split(Split(split.axes), number, at))
+                        self._set_split(output, at, rule.split(AxisSplit(split.axes), number, at))
                         found = True
         return found
 
-    def _row(self, rule: Rule, names: str, layout: Layout, split: Split) -> str | None:
+    def _longest_free_axis(
+        self, rule: ShardingRule, names: str, layout: Layout, split: AxisSplit
+    ) -> str | None:
         """The longest axis of an input along which a node goes row by row and which can be cut."""
         sizes = {
             letter: size
             for letter, own in zip(names, layout.dims, strict=True)
-            if letter.islower() and not own and not rule.in_order(letter)
+            if letter.islower() and not own and not rule.is_ordered(letter)
             if isinstance(size := rule.sizes.get(letter), int)
-            if letter in "".join(rule.outputs) and self.cuts.can(size, Split(split.axes))
+            if letter in "".join(rule.outputs)
+            and self.partitioner.can_split(size, AxisSplit(split.axes))
         }
         return max(sizes, key=sizes.__getitem__) if sizes else None
 
-    def through(self, node: Node) -> None:
+    def visit(self, node: Node) -> None:
         """Let the axes of a node's inputs and outputs that go together be cut together."""
         if node in self._open:
             self._open.remove(node)
             joins = self._joins.get(node)
             if joins is None:
-                joins = self._joins[node] = _joins(node, self._rules(node))
+                joins = self._joins[node] = _axis_groups(node, self._rules(node))
             for places in joins:
-                self._join(places)
+                self._unify(places)
 
-    def _join(self, places: Sequence[_Place]) -> None:
+    def _unify(self, places: Sequence[_AxisRef]) -> None:
         """Cut as the largest of some axes that is cut already."""
-        best: tuple[int, Split] | None = None
+        best: tuple[int, AxisSplit] | None = None
         for tensor, axis, rule, number in places:
             layout = self.layouts.get(tensor)
             if layout is None or not layout.dims[axis]:
                 continue
-            own: Split | None = layout.dims[axis]
+            own: AxisSplit | None = layout.dims[axis]
             if rule is not None:
-                own = rule.letters_split(layout.dims[axis], number, axis)
-            size = self.cuts.guess(tensor.size) * len(layout.dims[axis].axes)
+                own = rule.letter_split(layout.dims[axis], number, axis)
+            size = self.partitioner.guess(tensor.size) * len(layout.dims[axis].axes)
             if own is not None and (best is None or size > best[0]):
                 best = (size, own)
         if best is None:
             return
         for tensor, axis, rule, number in places:
             split = best[1] if rule is None else rule.split(best[1], number, axis)
-            self._cut(tensor, axis, split)
+            self._set_split(tensor, axis, split)
 
-    def _cut(self, tensor: Tensor, axis: int, split: Split) -> None:
+    def _set_split(self, tensor: Tensor, axis: int, split: AxisSplit) -> None:
         """Cut an axis, if nothing is said of it and the axes of the mesh are free."""
         if tensor in self.fixed or (split.outer != 1 and tensor.node.op.name == "placeholder"):
             return
@@ -236,7 +244,7 @@ class _Spread:
             return  # one axis of a variable may be in rows
         have = layout.dims[axis]
         if tensor.node.op.name != "variable":
-            split = have.beside(split, tensor.shape[axis]) or split
+            split = have.combine_with(split, tensor.shape[axis]) or split
         if have == split or (have and len(have.axes) >= len(split.axes)):
             return
         others = {a for d, s in enumerate(layout.dims) if d != axis for a in s.axes}
@@ -244,25 +252,25 @@ class _Spread:
         if have and free[: len(have.axes)] != have.axes:
             return
         if free != split.axes:
-            split = split.first(0) if split.over else replace(split, axes=free)
+            split = split.keep_first(0) if split.over else replace(split, axes=free)
         wanted = split if free else WHOLE
         if not wanted or wanted == have:
             return
-        symbols = len(self.cuts.symbols)
-        can = self.cuts.can(tensor.shape[axis], wanted)
-        if len(self.cuts.symbols) > symbols:
+        symbols = len(self.partitioner.symbols)
+        can = self.partitioner.can_split(tensor.shape[axis], wanted)
+        if len(self.partitioner.symbols) > symbols:
             self._open.update(self._nodes)  # what symbols are guessed to be may be another number
         if can:
             self.layouts[tensor] = layout.with_dim(axis, wanted)
-            self._reopen(tensor)
+            self._reopen_neighbours(tensor)
 
 
-def _joins(node: Node, rules: Sequence[Rule]) -> list[list[_Place]]:
+def _axis_groups(node: Node, rules: Sequence[ShardingRule]) -> list[list[_AxisRef]]:
     """The axes of a node's inputs and outputs that go together."""
     if node.op.name == "assign":
         variable, value = node.inputs
         tensors = (variable, value, node.outputs[0])
-        joins: list[list[_Place]] = [
+        joins: list[list[_AxisRef]] = [
             [(t, d, None, 0) for t in tensors] for d in range(variable.ndim)
         ]
     elif node.op.name == "variable" and is_slot(node):
@@ -273,7 +281,7 @@ def _joins(node: Node, rules: Sequence[Rule]) -> list[list[_Place]]:
     else:
         joins = []
     for rule in rules:
-        places: dict[str, list[_Place]] = {}
+        places: dict[str, list[_AxisRef]] = {}
         for number, (tensor, names) in enumerate(
             zip((*node.inputs, *node.outputs), (*rule.inputs, *rule.outputs), strict=True)
         ):

@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
-from graphflow.parallel.mesh.device_mesh import Cuts, Mesh, Split, too_small
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
-from graphflow.parallel.sharding.batch_axis import batch_of
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner, batch_too_small_error
+from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.propagation import is_slot, propagate
 
 
 @dataclass(frozen=True)
-class Terms:
+class ReplicationConfig:
     """What places agree on.
 
     Attributes:
@@ -29,17 +31,17 @@ class Terms:
     """
 
     bucket: int = 0
-    apart: frozenset[str] = frozenset()
-    shared: str | None = None
-    sequence: str | None = None
+    unsynchronised: frozenset[str] = frozenset()
+    state_axis: str | None = None
+    sequence_axis: str | None = None
     examples: Sequence[Tensor | str] | None = None
 
 
-ALONE = Terms()
+NOT_REPLICATED = ReplicationConfig()
 """Of a place that shares the model with no other."""
 
 
-def with_batch(
+def split_batch(
     graph: Graph,
     batch: Sequence[Tensor],
     given: Mapping[Tensor, Layout],
@@ -63,19 +65,22 @@ def with_batch(
         axes = layout.dims[0].axes
         if axis is not None and not axes and axis not in layout.axes():
             axes = (axis,)
-        split = Split((*axes, *mesh.local))
+        split = AxisSplit((*axes, *mesh.sequential))
         if not split:
             continue
-        if strict and not Cuts(mesh).can(tensor.shape[0], split):
+        if strict and not SizePartitioner(mesh).can_split(tensor.shape[0], split):
             name = graph.names[tensor.node]
             told = f"{tensor.shape[0]} (of {name!r}, made at {tensor.node.location})"
-            raise too_small(told, split.axes, mesh)
+            raise batch_too_small_error(told, split.axes, mesh)
         found[tensor] = layout.with_dim(0, split)
     return found
 
 
-def in_sequence(
-    graph: Graph, given: Mapping[Tensor, Layout], cuts: Cuts, terms: Terms
+def split_sequence(
+    graph: Graph,
+    given: Mapping[Tensor, Layout],
+    partitioner: SizePartitioner,
+    replication: ReplicationConfig,
 ) -> dict[Tensor, Layout]:
     """Layouts, in which what is whole along an axis of the mesh, such as norms and sums between
     layers that are cut along it, is cut along the second axis of the batch, and variables are not.
@@ -83,25 +88,27 @@ def in_sequence(
     Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
         MLSys 2023.
     """
-    axis = terms.sequence
+    axis = replication.sequence_axis
     assert axis is not None
-    found = propagate(graph.nodes, given, cuts, axis)
+    found = propagate(graph.nodes, given, partitioner, axis)
     kept = {tensor: layout for tensor, layout in found.items() if axis in layout.axes()}
     for node in graph.variables:
         (tensor,) = node.outputs
         kept[tensor] = found.get(tensor) or whole(tensor.ndim)
-    for tensor in batch_of(graph, terms.examples):
+    for tensor in batch_placeholders(graph, replication.examples):
         layout = kept.get(tensor) or found.get(tensor) or whole(tensor.ndim)
-        split = Split((axis,))
+        split = AxisSplit((axis,))
         free = tensor.ndim > 1 and axis not in layout.axes() and not layout.dims[1]
         kept[tensor] = (
-            layout.with_dim(1, split) if free and cuts.can(tensor.shape[1], split) else layout
+            layout.with_dim(1, split)
+            if free and partitioner.can_split(tensor.shape[1], split)
+            else layout
         )
     return {**given, **kept}
 
 
-def shared_out(
-    graph: Graph, given: Mapping[Tensor, Layout], cuts: Cuts, axis: str
+def split_slots(
+    graph: Graph, given: Mapping[Tensor, Layout], partitioner: SizePartitioner, axis: str
 ) -> dict[Tensor, Layout]:
     """Layouts, in which a slot lies as its variable does and is cut along one more axis of the
     mesh; variables stay as they are.
@@ -114,24 +121,24 @@ def shared_out(
         if is_slot(node) and node.origin is not None and node.outputs[0] not in given
     }
     missing = any(owner not in given for owner in owners.values())
-    lie = propagate(graph.nodes, given, cuts) if missing else given
+    lie = propagate(graph.nodes, given, partitioner) if missing else given
     found = dict(given)
     for slot, owner in owners.items():
         layout = lie.get(owner) or whole(owner.ndim)
         found[owner] = layout
-        found[slot] = _share(slot, layout, cuts, axis)
+        found[slot] = _split_slot(slot, layout, partitioner, axis)
     return found
 
 
-def _share(tensor: Tensor, layout: Layout, cuts: Cuts, axis: str) -> Layout:
+def _split_slot(tensor: Tensor, layout: Layout, partitioner: SizePartitioner, axis: str) -> Layout:
     """Cut along the first of a tensor's axes that is large enough, if that is not in stretches."""
     if axis in layout.axes():
         return layout
     for d, (size, have) in enumerate(zip(tensor.shape, layout.dims, strict=True)):
-        split = Split((*have.axes, axis), have.unit)
-        if have.outer == 1 and cuts.can(size, split):
+        split = AxisSplit((*have.axes, axis), have.unit)
+        if have.outer == 1 and partitioner.can_split(size, split):
             return layout.with_dim(d, split)
     return layout
 
 
-__all__ = ["ALONE", "Terms", "in_sequence", "shared_out", "with_batch"]
+__all__ = ["NOT_REPLICATED", "ReplicationConfig", "split_sequence", "split_slots", "split_batch"]

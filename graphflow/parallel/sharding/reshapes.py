@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphflow.ir.op import Node
-from graphflow.parallel.mesh.device_mesh import WHOLE, Cuts
+from graphflow.parallel.mesh.axis_split import WHOLE
 from graphflow.parallel.mesh.layouts import Layout
-from graphflow.parallel.sharding.rules import Rule
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.sharding.rules import ShardingRule
 
 
-def folded(node: Node, rules: Sequence[Rule], have: Layout, cuts: Cuts) -> Layout | None:
+def reshape_layout(
+    node: Node, rules: Sequence[ShardingRule], have: Layout, partitioner: SizePartitioner
+) -> Layout | None:
     """How the result of a reshape lies if nothing moves, where no rule alone says so.
 
     Args:
@@ -28,13 +31,13 @@ def folded(node: Node, rules: Sequence[Rule], have: Layout, cuts: Cuts) -> Layou
     for rule in rules:
         (names,), (letters,) = rule.inputs, rule.outputs
         for d, (letter, split) in enumerate(zip(names, have.dims, strict=True)):
-            own = rule.letters_split(split, 0, d) if split and letter in letters else None
+            own = rule.letter_split(split, 0, d) if split and letter in letters else None
             if own is None or letter == ".":
                 continue
             e = letters.index(letter)
             own = rule.split(own, 1, e)
-            own = found[e].beside(own, shape[e]) or own
-            if len(own.axes) > len(found[e].axes) and cuts.can(shape[e], own):
+            own = found[e].combine_with(own, shape[e]) or own
+            if len(own.axes) > len(found[e].axes) and partitioner.can_split(shape[e], own):
                 found[e] = own
     if not any(split.over for split in (*have.dims, *found)):
         return None
@@ -42,4 +45,4 @@ def folded(node: Node, rules: Sequence[Rule], have: Layout, cuts: Cuts) -> Layou
     return Layout(tuple(found)) if sorted(used) == sorted(have.axes()) else None
 
 
-__all__ = ["folded"]
+__all__ = ["reshape_layout"]

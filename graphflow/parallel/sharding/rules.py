@@ -10,13 +10,13 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Sharding
 from graphflow.ir.spec import Dim, Outer, Size, floordiv, segment_count
 from graphflow.ops.sharding import rules
-from graphflow.parallel.mesh.device_mesh import WHOLE, Piece, Split
-from graphflow.parallel.sharding.packed_axes import Readers, along, stretch_of
+from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit, ShardExtent
+from graphflow.parallel.sharding.packed_axes import Readers, segment_of_slice, segment_rule
 from graphflow.passes.duplicates import key_of
 
 
 @dataclass(frozen=True)
-class Rule:
+class ShardingRule:
     """An op's sharding rule for one node, its equation taken apart."""
 
     sharding: Sharding
@@ -31,31 +31,31 @@ class Rule:
         return self.sharding.outer.get((tensor, axis), 1)
 
     @property
-    def single(self) -> dict[str, Piece]:
+    def unsplit_extents(self) -> dict[str, ShardExtent]:
         """The pieces of letters of one element, which are never cut."""
         named = {*"".join((*self.inputs, *self.outputs))} - {".", *self.sizes}
-        return {letter: Piece(0, 1, 1) for letter in named}
+        return {letter: ShardExtent(0, 1, 1) for letter in named}
 
-    def split(self, split: Split, tensor: int, axis: int) -> Split:
+    def split(self, split: AxisSplit, tensor: int, axis: int) -> AxisSplit:
         """How an axis of a tensor is cut whose letter is cut so."""
-        return split.scaled(self.scale(tensor, axis), self.outer(tensor, axis))
+        return split.scale_by(self.scale(tensor, axis), self.outer(tensor, axis))
 
-    def letters_split(self, split: Split, tensor: int, axis: int) -> Split | None:
+    def letter_split(self, split: AxisSplit, tensor: int, axis: int) -> AxisSplit | None:
         """How the letter of an axis is cut that is cut so; None where that cannot be said."""
         rows, factor = self.outer(tensor, axis), self.scale(tensor, axis)
         if split.over is not None:
             if (rows, factor) == (1, 1):
                 return split
             own = split.over if rows == 1 else split.inner if rows == split.outer else WHOLE
-            return self.letters_split(replace(own, outer=rows), tensor, axis) if own else None
-        outer, unit = _times(split.outer, rows), floordiv(split.unit, factor)
+            return self.letter_split(replace(own, outer=rows), tensor, axis) if own else None
+        outer, unit = _rows_per_row(split.outer, rows), floordiv(split.unit, factor)
         if outer is None:
             return None
         if unit * factor != split.unit:
-            return Split(split.axes) if rows == split.outer == 1 else None
-        return Split(split.axes, unit, outer)
+            return AxisSplit(split.axes) if rows == split.outer == 1 else None
+        return AxisSplit(split.axes, unit, outer)
 
-    def windows(self, letter: str) -> bool:
+    def has_window(self, letter: str) -> bool:
         """Whether a letter needs more of the first input than its own piece."""
         return letter in self.sharding.windows
 
@@ -64,12 +64,12 @@ class Rule:
         meeting = self.sharding.meeting
         return meeting is not None and letter == meeting.letter
 
-    def in_order(self, letter: str) -> bool:
+    def is_ordered(self, letter: str) -> bool:
         """Whether pieces along a letter are to be whole stretches, in order of place."""
-        return self.windows(letter) or self.meets(letter)
+        return self.has_window(letter) or self.meets(letter)
 
 
-def _times(rows: Outer, each: Outer) -> Outer | None:
+def _rows_per_row(rows: Outer, each: Outer) -> Outer | None:
     """How many times as many rows there are; None where that cannot be said."""
     if each == 1 or rows == each:
         return rows if each == 1 else 1
@@ -79,42 +79,42 @@ def _times(rows: Outer, each: Outer) -> Outer | None:
     return times if times * each == rows else None
 
 
-def rules_of(node: Node, readers: Readers) -> list[Rule]:
+def rules_of(node: Node, readers: Readers) -> list[ShardingRule]:
     """The rules of a node's op: the first is for most cases.
 
     Args:
         readers: the nodes that read each tensor.
     """
     first, *others = _rules(node)
-    stretch = stretch_of(node, readers)
+    stretch = segment_of_slice(node, readers)
     if stretch is not None:
-        return [_taken_apart(node, along(node, stretch, first.sharding)), first]
+        return [_parse_rule(node, segment_rule(node, stretch, first.sharding)), first]
     return [first, *others]
 
 
-def rule_of(node: Node) -> Rule:
+def rule_of(node: Node) -> ShardingRule:
     """The rule of a node's op; what has none needs its inputs whole."""
     return _rules(node)[0]
 
 
-_KNOWN: dict[Hashable, tuple[Rule, ...]] = {}
+_CACHE: dict[Hashable, tuple[ShardingRule, ...]] = {}
 """Rules of nodes that are alike: a network has the same layers again and again, and so do the
 strategies among which a search chooses."""
-_MOST = 4096
+_CACHE_SIZE = 4096
 """Rules that are known at a time."""
 
 
-def _rules(node: Node) -> tuple[Rule, ...]:
+def _rules(node: Node) -> tuple[ShardingRule, ...]:
     """The rules that follow from a node's op, attributes and specs."""
     if not all(map(_is_plain, node.attrs.values())):
-        return _made(node)
+        return _derive_rules(node)
     specs = tuple([t.spec for t in node.inputs])
     key = (node.op, specs, node.specs, key_of(dict(node.attrs)) if node.attrs else ())
-    found = _KNOWN.get(key)
+    found = _CACHE.get(key)
     if found is None:
-        if len(_KNOWN) >= _MOST:
-            _KNOWN.clear()
-        found = _KNOWN[key] = _made(node)
+        if len(_CACHE) >= _CACHE_SIZE:
+            _CACHE.clear()
+        found = _CACHE[key] = _derive_rules(node)
     return found
 
 
@@ -125,23 +125,23 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float | Dim)
 
 
-def _made(node: Node) -> tuple[Rule, ...]:
+def _derive_rules(node: Node) -> tuple[ShardingRule, ...]:
     specs = [t.spec for t in node.inputs]
     op = node.op
     found: Any
     if op.sharding is not None:
         found = op.sharding(*specs, **node.attrs)
     elif op.elementwise and specs:
-        found = rules.elementwise(*specs)
+        found = rules.elementwise_rule(*specs)
     else:
         found = Sharding(
             rules.equation(["." * s.rank for s in specs], ["." * s.rank for s in node.specs])
         )
     first = Sharding(found) if isinstance(found, str) else found
-    return tuple([_taken_apart(node, each) for each in (first, *first.alternatives)])
+    return tuple([_parse_rule(node, each) for each in (first, *first.alternatives)])
 
 
-def _taken_apart(node: Node, found: Sharding) -> Rule:
+def _parse_rule(node: Node, found: Sharding) -> ShardingRule:
     specs = [t.spec for t in node.inputs]
     left, right = found.equation.split("->")
     inputs = tuple(left.split(",")) if specs else ()
@@ -157,4 +157,4 @@ def _taken_apart(node: Node, found: Sharding) -> Rule:
                     found.outer.get((number, axis), 1)
                 )
                 sizes[letter] = floordiv(size, times)
-    return Rule(found, inputs, outputs, sizes)
+    return ShardingRule(found, inputs, outputs, sizes)

@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.mesh.layouts import Layout, Value, whole
-from graphflow.parallel.resharding.resharder import Moves
+from graphflow.parallel.mesh.layouts import Layout, ShardedTensor, whole
+from graphflow.parallel.resharding.resharder import Resharder
 
 
-def copied_whole(
-    moves: Moves, node: Node, values: Mapping[Tensor, Value], wishes: Mapping[Tensor, Layout]
-) -> list[Value] | None:
+def copy_unsplit(
+    resharder: Resharder,
+    node: Node,
+    values: Mapping[Tensor, ShardedTensor],
+    preferred: Mapping[Tensor, Layout],
+) -> list[ShardedTensor] | None:
     """A copy of an elementwise node at each place; None unless it reads whole tensors only, and
     its outputs are wished whole.
 
@@ -27,7 +30,7 @@ def copied_whole(
     if not node.op.elementwise or node.op.sharding is not None or not node.inputs:
         return None
     for tensor in node.outputs:
-        wish = wishes.get(tensor)
+        wish = preferred.get(tensor)
         if wish is not None and not wish.is_whole:
             return None
     given = []
@@ -36,20 +39,20 @@ def copied_whole(
         if not value.layout.is_whole:
             return None
         spec = tensor.node.specs[tensor.index]
-        for part in value.parts:
+        for part in value.shards:
             own = part.node.specs[part.index]
             if own is not spec and own != spec:
                 return None
-        given.append(value.parts)
-    made = copies_at_places(moves, node, [*zip(*given, strict=True)], node.name)
+        given.append(value.shards)
+    made = copy_to_places(resharder, node, [*zip(*given, strict=True)], node.name)
     return [
-        Value(spec, whole(spec.rank), tuple([each.outputs[o] for each in made]))
+        ShardedTensor(spec, whole(spec.rank), tuple([each.outputs[o] for each in made]))
         for o, spec in enumerate(node.specs)
     ]
 
 
-def copies_at_places(
-    moves: Moves, node: Node, inputs: Sequence[tuple[Tensor, ...]], name: str
+def copy_to_places(
+    resharder: Resharder, node: Node, inputs: Sequence[tuple[Tensor, ...]], name: str
 ) -> list[Node]:
     """A node with the inputs of each place; one for places that share device and inputs.
 
@@ -57,21 +60,21 @@ def copies_at_places(
         inputs: for each place, of the specs that the node's have.
         name: of the copies, behind the prefix of their place.
     """
-    sites = moves.sites(node)
-    if not moves.mesh.local:
+    sites = resharder.sites(node)
+    if not resharder.mesh.sequential:
         pairs = zip(sites, inputs, strict=True)
         return [node.copy_for(own, at + name, device, node) for (at, device), own in pairs]
     made: list[Node] = []
     known: dict[Any, Node] = {}
-    for place, (at, device), own in zip(moves.mesh.places, sites, inputs, strict=True):
-        key = moves.home(node, place), own
+    for place, (at, device), own in zip(resharder.mesh.places, sites, inputs, strict=True):
+        key = resharder.device_index(node, place), own
         if key not in known:
             known[key] = node.copy_for(own, at + name, device, node)
         made.append(known[key])
     return made
 
 
-def are_like(parts: Sequence[Tensor], tensor: Tensor) -> bool:
+def have_spec_of(parts: Sequence[Tensor], tensor: Tensor) -> bool:
     """Whether what stands for a tensor has its spec at each place."""
     return have_specs(parts, (tensor,) * len(parts))
 
@@ -87,4 +90,4 @@ def have_specs(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return True
 
 
-__all__ = ["are_like", "copied_whole", "copies_at_places", "have_specs"]
+__all__ = ["have_spec_of", "copy_unsplit", "copy_to_places", "have_specs"]

@@ -19,44 +19,21 @@ from graphflow.ops.kernels.conv.direct_text import (
     sum_registers,
     weight_sums,
 )
-from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-_FEW = 8  # channels on one side
-_WIDEST = 6  # outputs of a block
+FEW_CHANNELS = 8
+"""Channels on one side up to which these kernels are faster than products of matrices."""
+WIDEST = 6
+"""Outputs of a block, whose sums are in registers together."""
 _HIGHEST = 5  # of the gradient in the weights
 _SHORT, _SOME = 16, 4  # rows, and images, whose rows are joined for the gradient in the weights
 _PARTS = 8  # for threads
-_HIGH = 32  # elements of a column
-_OVERLAP = 4  # windows that see an element, at which planes take as long as columns
 _ROOM = 1 << 22  # bytes of planes at once
 _SHARED = 1 << 15  # elements of results that are worth a hand-over to another thread
-
-
-def fits(xp: Any, x: Any, outputs: int, windows: Windows, groups: int) -> bool:
-    """Whether to compute a convolution of x, or its gradient in the weights, in this way."""
-    inputs, outputs = x.shape[1] // groups, outputs // groups
-    few = min(inputs, outputs) <= _FEW if groups == 1 else max(inputs, outputs) <= _WIDEST
-    return (
-        xp is np
-        and few
-        and x.dtype == np.float32
-        and len(windows.out) in (1, 2)
-        and math.prod(windows.kernel) > 1
-        and not (groups == 1 and _overlaps_little(inputs, outputs, windows))
-        and is_jit_enabled()
-    )
-
-
-def _overlaps_little(inputs: int, outputs: int, windows: Windows) -> bool:
-    """Whether windows overlap so little that their columns are not much larger than x, and are high
-    enough for products of matrices: patches of images, spectrograms."""
-    taps, apart = math.prod(windows.kernel), math.prod(windows.stride)
-    return outputs > _FEW and inputs * taps >= _HIGH and taps < _OVERLAP * apart
 
 
 class PaddedPlanes(NamedTuple):
@@ -192,7 +169,7 @@ class _OutputBlocks(NamedTuple):
 def _split_outputs(w: Any, groups: int) -> list[_OutputBlocks]:
     outputs, inputs = w.shape[0] // groups, w.shape[1]
     taps = math.prod(w.shape[2:])
-    blocks = [(0, outputs, groups)] if groups > 1 else _equal_blocks(outputs, _WIDEST)
+    blocks = [(0, outputs, groups)] if groups > 1 else _equal_blocks(outputs, WIDEST)
     return [
         _OutputBlocks(
             first, size, count, size,

@@ -28,29 +28,13 @@ from graphflow.ops.kernels.conv.winograd_tiles import (
     block_width,
     row_slots,
 )
-from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-_FEWEST = 12  # channels on both sides
-_LARGEST = 1 << 13  # pixels of an image
 _TOGETHER = 1024  # positions of a chunk
 _GATHERED = 32 << 20  # bytes of rows at once
-
-
-def fits(xp: Any, x: Any, outputs: int, windows: Windows, groups: int) -> bool:
-    """Whether to compute a convolution of x, or its gradients, in this way."""
-    return (
-        xp is np
-        and groups == 1
-        and x.dtype == np.float32
-        and math.prod(windows.kernel) > 1
-        and min(x.shape[1], outputs) >= _FEWEST
-        and max(math.prod(x.shape[2:]), math.prod(windows.out)) <= _LARGEST
-        and is_jit_enabled()
-    )
 
 
 # Tables -----------------------------------------------------------------------------------------

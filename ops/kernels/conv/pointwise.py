@@ -7,29 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
-from graphflow.ops.kernels.gemm.gemm import gemm, is_supported
+from graphflow.ops.kernels.gemm.gemm import gemm
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.windows.window_arguments import Windows
-
-
-def fits(xp: Any, x: Any, windows: Windows, groups: int) -> bool:
-    """Whether to compute a convolution of x, or its gradients, in this way."""
-    seen = (
-        before == 0 and (out - 1) * stride < n
-        for before, out, stride, n in zip(
-            windows.before, windows.out, windows.stride, x.shape[2:], strict=True
-        )
-    )
-    return (
-        xp is np
-        and groups == 1
-        and math.prod(windows.kernel) == 1
-        and all(seen)
-        and x.dtype in (np.float32, np.float64)
-        and is_supported(x.dtype.name)
-        and is_jit_enabled()
-    )
 
 
 def convolve(out: Any, x: Any, w: Any, windows: Windows) -> None:

@@ -40,32 +40,13 @@ from graphflow.ops.kernels.conv.winograd_tiles import (
     row_slots,
     tile_count,
 )
-from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-_FEWEST = 16  # channels on both sides, below which there is too little to multiply
 _FEW_ROWS = 36  # of a product, for which it pays to have no rest
-_WIDEST = 1 << 16  # pixels of a row, whose places are told by i32
 _GATHERED = 24 << 20  # bytes of transformed tiles between two products of the weights' gradient
-
-
-def fits(xp: Any, x: Any, outputs: int, windows: Windows, groups: int) -> bool:
-    """Whether to compute a convolution of x, or its gradient in the weight, in this way."""
-    height, width = windows.out if len(windows.out) == 2 else (0, 0)
-    return (
-        xp is np
-        and groups == 1
-        and x.dtype == np.float32
-        and windows.kernel == (3, 3)
-        and windows.stride == windows.dilation == (1, 1)
-        and min(x.shape[1], outputs) >= _FEWEST
-        and 4 * tile_count(height) * tile_count(width) <= height * width
-        and max(width, x.shape[3]) <= _WIDEST
-        and is_jit_enabled()
-    )
 
 
 def _vector_count(channels: int) -> int:

@@ -101,10 +101,10 @@ def levels(problem: Problem) -> list[Units]:
 def _groups(problem: Problem) -> Ints:
     nodes = problem.nodes
     label = np.where(problem.groups >= 0, problem.groups + nodes, np.arange(nodes))
-    return _numbered(label)
+    return _renumber(label)
 
 
-def _numbered(label: NDArray[np.int64]) -> Ints:
+def _renumber(label: NDArray[np.int64]) -> Ints:
     """Labels renumbered from 0 in order of first appearance."""
     _, first, inverse = np.unique(label, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
@@ -139,7 +139,7 @@ def _merge(units: Units, grain: float, limit: float) -> Units:
         if not merged:
             break
         roots = np.array([_root(parent, unit) for unit in range(units.count)], dtype=np.int64)
-        units = Units(units.problem, _numbered(roots[units.of_node]))
+        units = Units(units.problem, _renumber(roots[units.of_node]))
     return units
 
 

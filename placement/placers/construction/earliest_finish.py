@@ -25,7 +25,7 @@ def earliest_finish(units: Units, priority: list[float]) -> tuple[list[int], lis
     Time O((n + e)·d + n log n).
     """
     problem = units.problem
-    state = _State(units)
+    state = _PartialSchedule(units)
     missing = list(problem.input_counts)
     ready = [(priority[node], node) for node in range(problem.nodes) if missing[node] == 0]
     heapify(ready)
@@ -42,7 +42,7 @@ def earliest_finish(units: Units, priority: list[float]) -> tuple[list[int], lis
     return state.device, order
 
 
-class _State:
+class _PartialSchedule:
     """What is known while the schedule grows: who is where until when, and what is on its way."""
 
     def __init__(self, units: Units) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.problems.problem import Problem
-from graphflow.placement.simulation.simulator import Run, execute, peak_memory, schedule
+from graphflow.placement.simulation.simulator import ExecutionResult, execute, peak_memory, schedule
 
 Key = tuple[float, float, float, int]
 """Less is better: bytes over capacity; seconds of makespan (and a share of the transfers'); seconds
@@ -22,11 +22,11 @@ SURELY = 1 + 1e-9
 
 
 @dataclass(frozen=True)
-class Candidate:
+class EvaluatedPlacement:
     """A device map that was run."""
 
     key: Key
-    run: Run
+    run: ExecutionResult
 
     @property
     def fits(self) -> bool:
@@ -47,13 +47,13 @@ class Evaluator:
         self._limited = _may_exceed(problem)
         self._preferences = [(v, p) for v, p in enumerate(problem.prefer.tolist()) if p >= 0]
 
-    def by_rank(self, device: list[int]) -> Candidate:
+    def by_rank(self, device: list[int]) -> EvaluatedPlacement:
         """Critical path first: an idle device takes the ready node with the longest way to the
         end.
         """
-        return self._ranked(device, upward_ranks(self.problem, device))
+        return self._judge_ranks(device, upward_ranks(self.problem, device))
 
-    def rival(self, device: list[int], best: Candidate) -> Candidate | None:
+    def rival(self, device: list[int], best: EvaluatedPlacement) -> EvaluatedPlacement | None:
         """As `by_rank`; None where that takes longer than a candidate that fits, which is known
         without running it: no step is shorter than its longest path, or what one device does."""
         ranks = upward_ranks(self.problem, device)
@@ -64,20 +64,20 @@ class Evaluator:
             if max(*busy, max(ranks, default=0.0)) > best.key[1] * SURELY:
                 self.evaluations += 1
                 return None
-        return self._ranked(device, ranks)
+        return self._judge_ranks(device, ranks)
 
-    def _ranked(self, device: list[int], ranks: list[float]) -> Candidate:
+    def _judge_ranks(self, device: list[int], ranks: list[float]) -> EvaluatedPlacement:
         return self.judge(schedule(self.problem, device, [-rank for rank in ranks]))
 
-    def by_order(self, device: list[int], order: list[int]) -> Candidate:
+    def by_order(self, device: list[int], order: list[int]) -> EvaluatedPlacement:
         """Exactly this order on every device."""
         return self.judge(execute(self.problem, device, _positions(order), order))
 
-    def by_nature(self, device: list[int]) -> Candidate:
+    def by_nature(self, device: list[int]) -> EvaluatedPlacement:
         """The order in which the graph was built, ready nodes first."""
         return self.judge(schedule(self.problem, device, self.natural))
 
-    def best(self, device: list[int]) -> Candidate:
+    def best(self, device: list[int]) -> EvaluatedPlacement:
         """The best order known for a device map; the plainest one where they tie."""
         found = self.by_nature(device)
         if found.fits and not found.run.transfers:
@@ -89,7 +89,7 @@ class Evaluator:
             )
         return found
 
-    def judge(self, run: Run) -> Candidate:
+    def judge(self, run: ExecutionResult) -> EvaluatedPlacement:
         """Attach the key to a run."""
         self.evaluations += 1
         over = 0.0
@@ -100,7 +100,9 @@ class Evaluator:
         away = sum(run.device[v] != run.device[p] for v, p in self._preferences)
         # Rounded, because equal schedules summed in another order differ in the last bits.
         seconds = run.makespan + self.thrift * traffic
-        return Candidate((over, float(f"{seconds:.11g}"), float(f"{traffic:.9g}"), away), run)
+        return EvaluatedPlacement(
+            (over, float(f"{seconds:.11g}"), float(f"{traffic:.9g}"), away), run
+        )
 
 
 def upward_ranks(problem: Problem, device: list[int]) -> list[float]:

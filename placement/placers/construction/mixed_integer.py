@@ -11,7 +11,7 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.placers.list_schedule import Flat
 from graphflow.placement.problems.problem import Floats, Ints, Problem
-from graphflow.placement.solvers.highs import Model
+from graphflow.placement.solvers.highs import MixedIntegerProgram
 
 LARGEST = 700
 """Rows for edges (each by devices) beyond which no program is made."""
@@ -29,7 +29,7 @@ class Relaxed:
     device: Ints | None
 
 
-def relaxed(problem: Problem, best: float, ordered: bool) -> Relaxed | None:
+def solve_relaxation(problem: Problem, best: float, ordered: bool) -> Relaxed | None:
     """A bound on the makespan from who runs what, who waits for whom, and how full devices are;
     None where the program would be too large.
 
@@ -37,7 +37,7 @@ def relaxed(problem: Problem, best: float, ordered: bool) -> Relaxed | None:
     `ordered` the program also decides which of two nodes on a device comes first, and its optimum
     is that of the problem (memory over time is not counted).
     """
-    program = _Program(problem, best)
+    program = _PlacementProgram(problem, best)
     if program.size > LARGEST:
         return None
     if ordered:
@@ -54,7 +54,7 @@ def relaxed(problem: Problem, best: float, ordered: bool) -> Relaxed | None:
     return Relaxed(bound, device)
 
 
-class _Program:
+class _PlacementProgram:
     """Columns: the makespan, starts of nodes, and (n, d) whether a node is on a device (shared by
     a team)."""
 
@@ -69,8 +69,8 @@ class _Program:
         if self.size > LARGEST:
             return
         self.head, self.tail = self._heads(), self._tails()
-        self.pairs = self._unrelated()
-        self.model = Model()
+        self.pairs = self._unrelated_pairs()
+        self.model = MixedIntegerProgram()
         self.span = self.model.columns(1, cost=1.0, upper=best)
         self.start = self.model.columns(self.n)
         least = self.cost.min(axis=1)
@@ -117,11 +117,11 @@ class _Program:
                 tail[u] = np.maximum(tail[u], way)
         return tail
 
-    def _unrelated(self) -> list[tuple[int, int]]:
+    def _unrelated_pairs(self) -> list[tuple[int, int]]:
         """Pairs of nodes without a path between them."""
         below = [0] * self.n
         for v in reversed(self.problem.topological.tolist()):
-            for e in self.problem.successors.of(v).tolist():
+            for e in self.problem.successors.edges_of(v).tolist():
                 reader = int(self.problem.edges[e, 1])
                 below[v] |= below[reader] | 1 << reader
         return [

@@ -1,16 +1,17 @@
 """The loops of the list schedulers that go forward in time: whatever can start first, starts.
 
 Run through `loops`, as Python or compiled; see there. Each device has two heaps of ready nodes:
-`waiting` for their inputs, by when these arrive, and `here`, by priority. So the earliest start
-over all ready nodes and devices is found in O(d), however many nodes are ready.
+late ones, whose inputs have yet to arrive, by arrival time, and those that can start now, by place.
+So the earliest start over all ready nodes and devices is found in O(d), however many are ready.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import Any
 
-LOOPS = ("arrivals", "usable", "earliest_start")
+from graphflow.placement.placers.loops.heaps import heap_pop, heap_push
+
+LOOPS = ("arrivals", "is_usable", "earliest_start")
 INF = float("inf")
 
 
@@ -29,7 +30,7 @@ def arrivals(
             ready[p] = arrival if arrival > ready[p] else ready[p]
 
 
-def usable(
+def is_usable(
     v: int, p: int, device: Any, forced: Any, team: Any, home: Any, need: Any, room: Any
 ) -> bool:
     """Whether v, not placed yet, may go to p: with its team, and within the room there."""
@@ -44,50 +45,60 @@ def earliest_start(
     n: int, d: int, by_finish: bool, place: Any, at_place: Any, cost: Any, latency: Any,
     bandwidth: Any, out_start: Any, out_node: Any, in_start: Any, in_node: Any, in_size: Any,
     team: Any, team_cost: Any, team_start: Any, team_node: Any, home: Any, need: Any, room: Any,
-    missing: Any, options: Any, forced: Any, last: Any, ready: Any, device: Any, begins: Any,
-    finish: Any,
+    missing: Any, options: Any, forced: Any, last: Any, ready: Any, late_key: Any, late_item: Any,
+    lates: Any, now_key: Any, now_item: Any, nows: Any, device: Any, begins: Any, finish: Any,
 ) -> None:  # fmt: skip
     """The pair of ready node and device that can start first; of several nodes the one of least
     `place`, of several devices the one that finishes it first.
 
     With `by_finish` the pair only names the node: it goes where it finishes first. Teams, `need`
     and `room` as in `list_loops.insertion`.
+
+    Args:
+        late_key, late_item, lates: for each device, memory of 2·n entries for the heap of nodes
+            that wait for inputs, by arrival time and place, and its size.
+        now_key, now_item, nows: the same for nodes whose inputs have arrived, by place.
     """
-    waiting = [[(0.0, 0) for _ in range(0)] for _ in range(d)]
-    here = [[0 for _ in range(0)] for _ in range(d)]
+    most = 2 * n  # a node enters a device's heaps when it is ready, and with its team or by force
     for v in range(n):
         if missing[v] == 0:
             for p in range(d):
                 if cost[v * d + p] < INF:
-                    heappush(waiting[p], (0.0, place[v]))
+                    heap_push(late_key, late_item, p * most, lates[p], 0.0, place[v])
+                    lates[p] += 1
                     options[v] += 1
     for _ in range(n):
         chosen = -1
         while chosen < 0:
             first, least, to = INF, n, -1
             for p in range(d):
-                late, now = waiting[p], here[p]
-                while len(late) > 0 and late[0][0] <= last[p]:
-                    heappush(now, heappop(late)[1])
+                base = p * most
+                while lates[p] > 0 and late_key[base] <= last[p]:
+                    top = heap_pop(late_key, late_item, base, lates[p])
+                    lates[p] -= 1
+                    heap_push(now_key, now_item, base, nows[p], 0.0, top)
+                    nows[p] += 1
                 while True:
-                    if len(now) > 0:
-                        top, when = now[0], last[p]
-                    elif len(late) > 0:
-                        top, when = late[0][1], late[0][0]
+                    if nows[p] > 0:
+                        top, when = now_item[base], last[p]
+                    elif lates[p] > 0:
+                        top, when = late_item[base], late_key[base]
                     else:
                         break
                     v = at_place[top]
-                    if usable(v, p, device, forced, team, home, need, room):
+                    if is_usable(v, p, device, forced, team, home, need, room):
                         better = when < first or (when == first and top < least)
                         if when == first and top == least:
                             better = cost[v * d + p] < cost[v * d + to]
                         if better:
                             first, least, to = when, top, p
                         break
-                    if len(now) > 0:
-                        heappop(now)
+                    if nows[p] > 0:
+                        heap_pop(now_key, now_item, base, nows[p])
+                        nows[p] -= 1
                     else:
-                        heappop(late)
+                        heap_pop(late_key, late_item, base, lates[p])
+                        lates[p] -= 1
                     if device[v] < 0 and not (team[v] >= 0 and home[team[v]] >= 0):
                         options[v] -= 1
                         if options[v] == 0:  # no room anywhere: the roomiest
@@ -96,7 +107,9 @@ def earliest_start(
                                     forced[v] < 0 or room[q] > room[forced[v]]
                                 ):
                                     forced[v] = q
-                            heappush(waiting[forced[v]], (last[forced[v]], top))
+                            q = forced[v]
+                            heap_push(late_key, late_item, q * most, lates[q], last[q], top)
+                            lates[q] += 1
             if to >= 0:
                 chosen = at_place[least]
         v = chosen
@@ -105,7 +118,9 @@ def earliest_start(
         if by_finish:
             soonest = INF
             for p in range(d):
-                if cost[v * d + p] < INF and usable(v, p, device, forced, team, home, need, room):
+                if cost[v * d + p] < INF and is_usable(
+                    v, p, device, forced, team, home, need, room
+                ):
                     end = (ready[p] if ready[p] > last[p] else last[p]) + cost[v * d + p]
                     if mate >= 0 and home[mate] < 0:
                         end += team_cost[mate * d + p] - cost[v * d + p]
@@ -124,7 +139,8 @@ def earliest_start(
                     arrivals(
                         u, d, latency, bandwidth, in_start, in_node, in_size, device, finish, ready
                     )
-                    heappush(waiting[to], (ready[to], place[u]))
+                    heap_push(late_key, late_item, to * most, lates[to], ready[to], place[u])
+                    lates[to] += 1
         for e in range(out_start[v], out_start[v + 1]):
             u = out_node[e]
             missing[u] -= 1
@@ -134,5 +150,6 @@ def earliest_start(
                 )
                 for p in range(d):
                     if cost[u * d + p] < INF:
-                        heappush(waiting[p], (ready[p], place[u]))
+                        heap_push(late_key, late_item, p * most, lates[p], ready[p], place[u])
+                        lates[p] += 1
                         options[u] += 1

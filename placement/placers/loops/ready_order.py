@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import Any
+
+from graphflow.placement.placers.loops.heaps import heap_pop, heap_push
 
 LOOPS = ("ready_order",)
 
 
-def ready_order(n: int, key: Any, start: Any, node: Any, missing: Any, order: Any) -> None:
-    """Ready nodes in order of least `key` (floats), then lowest index; `missing` counts inputs."""
-    ready = [(0.0, 0) for _ in range(0)]
+def ready_order(
+    n: int, key: Any, start: Any, node: Any, missing: Any, heap_key: Any, heap_item: Any,
+    order: Any,
+) -> None:  # fmt: skip
+    """Write ready nodes in order of least `key` (floats), then lowest index.
+
+    Args:
+        missing: unwritten inputs of each node; counted down.
+        heap_key, heap_item: memory for a heap of n nodes.
+    """
+    size = 0
     for v in range(n):
         if missing[v] == 0:
-            heappush(ready, (key[v], v))
+            heap_push(heap_key, heap_item, 0, size, key[v], v)
+            size += 1
     for i in range(n):
-        v = heappop(ready)[1]
+        v = heap_pop(heap_key, heap_item, 0, size)
+        size -= 1
         order[i] = v
         for e in range(start[v], start[v + 1]):
             to = node[e]
             missing[to] -= 1
             if missing[to] == 0:
-                heappush(ready, (key[to], to))
+                heap_push(heap_key, heap_item, 0, size, key[to], to)
+                size += 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds, time_unit
 from graphflow.errors import PlanError
-from graphflow.placement.plans.plan_notices import ports, taken
+from graphflow.placement.plans.plan_notices import constraints, ports
 from graphflow.placement.plans.report import DeviceUse, device_uses, shown_devices
 from graphflow.placement.plans.tables import busy_share, off_by
 from graphflow.placement.view import colours, schedule
@@ -68,7 +68,7 @@ def render(plan: PlanData) -> str:
         devices=_devices(plan),
         timeline=divs["timeline"],
         ports=_ports(plan),
-        taken=_taken(plan),
+        taken=_constraints_section(plan),
         schedule=_schedule(plan),
         links=f" · the {LINKS} links that move most; {hidden:,} more are not shown"
         if hidden
@@ -156,12 +156,12 @@ def _schedule(plan: PlanData) -> str:
     )
 
 
-def _taken(plan: PlanData) -> str:
+def _constraints_section(plan: PlanData) -> str:
     """A section, if anything took choices away."""
     rows = "".join(
         f"<tr><td>{escape(printable(each.why))}<td>{each.nodes or '':}"
         f"<td>{escape(printable(each.example))}"
-        for each in taken(plan)
+        for each in constraints(plan)
     )
     heads = "<th>What<th>Nodes<th>Such as"
     return rows and _section("What took choices away", "pins, kernels, memory", heads, rows)

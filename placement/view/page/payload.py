@@ -42,7 +42,7 @@ def unpack(text: str) -> Any:
     return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
-class _Table:
+class _StringTable:
     """Texts, each once; columns hold their numbers."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ def _walk(made: Tree) -> tuple[dict[str, list[Any]], list[int]]:
 def _columns(
     plan: PlanData, made: Tree, order: Sequence[int], number: dict[str, int]
 ) -> dict[str, Any]:
-    tables = {name: _Table() for name in ("ops", "outputs", "places", "whys")}
+    tables = {name: _StringTable() for name in ("ops", "outputs", "places", "whys")}
     measured: dict[tuple[str, str], float] = {}
     for bar in plan.measured.timeline if plan.measured else ():
         key = (bar.track, bar.name)
@@ -193,7 +193,7 @@ def _timeline(plan: PlanData, at: dict[str, int], number: dict[str, int]) -> dic
             found.setdefault(bar.track, {}).setdefault(side, []).append(bar)
     tracks, hidden = _tracks(plan, found, number)
     rows: list[dict[str, Any]] = []
-    texts = _Table()
+    texts = _StringTable()
     columns: dict[str, list[Any]] = {
         k: [] for k in ("row", "start", "took", "node", "kind", "text")
     }

@@ -66,7 +66,7 @@ class Served:
         """A peer, with a key where there are keys: by default one that the worker trusts."""
         if self._ring is None:
             return Stranger(self.address)
-        own = self._ring.own(name, role)
+        own = self._ring.own_pair(name, role)
         return Stranger(self.address, own, self._ring.key_of("box", "worker"))
 
 
@@ -84,7 +84,7 @@ def served(
             patch.setenv("GRAPHFLOW_KEYS", str(folder / "keys"))
             ring = Keyring()
             for name, role in (("boss", COORDINATOR), ("box", WORKER)):
-                ring.add(str(ring.new(name, role).public), name)
+                ring.add(str(ring.create_pair(name, role).public), name)
         worker = Worker("tcp://127.0.0.1:*", *(("--key", "box") if keyed else ()))
         try:
             yield Served(worker.ready(), folder, keyed=keyed)

@@ -22,7 +22,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import GraphLimitError
 from graphflow.runtime.protocol.reliable_stream import Version
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, chunks
+from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, split_array
 from graphflow.runtime.wire.graph_codec import encode
 from graphflow.runtime.wire.messages import Hello, Load, Open, Read, Save
 from tests.faults.hostile.strangers import Bystander, Stranger
@@ -92,7 +92,7 @@ def submit(sender: Stranger, header: bytes, buffers: list[Any], request: int) ->
     """What comes of a program."""
     parts = [np.frombuffer(header, np.uint8), *buffers]
     for index, part in enumerate(parts):
-        for chunk, data in chunks("part", request, index, part):
+        for chunk, data in split_array("part", request, index, part):
             sender.tell(chunk, bytes(data))
     return sender.ask(Load(request, "p", len(parts)), "Failed")
 
@@ -112,7 +112,7 @@ def test_a_graph_beyond_the_limits_is_refused_when_it_is_submitted(
             took(33, f"refused: {what}", time.monotonic() - started)
             assert time.monotonic() - started < 5.0, what
             assert resident(worker.pid) - before < 128 << 20, what
-        whole = next(chunks("part", 90, 0, np.zeros(CHUNK_BYTES, np.uint8)))[0]
+        whole = next(split_array("part", 90, 0, np.zeros(CHUNK_BYTES, np.uint8)))[0]
         chunk = replace(whole, shape=[2**43], nbytes=2**43)
         sender.tell(chunk, bytes(CHUNK_BYTES))  # a constant of 8 TB
         assert "budget" in sender.ask(Read(91, "w"), "Broken").reason

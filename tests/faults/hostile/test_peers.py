@@ -59,7 +59,7 @@ class Keyed:
 
     def stranger(self, name: str, role: str, *, trusted: bool) -> Stranger:
         """Somebody with a new key."""
-        pair = Keyring(self.folder / f"of-{name}").new(name, role)
+        pair = Keyring(self.folder / f"of-{name}").create_pair(name, role)
         if trusted:
             self.ring.add(str(pair.public), name)
         return Stranger(self.address, pair, self.key)
@@ -84,7 +84,7 @@ def refusals(keyed: Keyed) -> list[str]:
 @pytest.mark.fault(25)
 def test_no_key_and_unknown_keys_are_refused_and_told_once(keyed: Keyed, tmp_path: Path) -> None:
     other = Keyring(tmp_path / "other")
-    pair = other.new("eve", COORDINATOR)
+    pair = other.create_pair("eve", COORDINATOR)
     with Bystander(keyed.file), contextlib.ExitStack() as them:
 
         def come(own: KeyPair | None) -> Stranger:
@@ -98,7 +98,7 @@ def test_no_key_and_unknown_keys_are_refused_and_told_once(keyed: Keyed, tmp_pat
                 assert eve.dropped(2 * HANDSHAKE_SECONDS)
             assert eve.answer(0.0) is None
         for number in range(100):
-            come(other.new(f"e{number}", COORDINATOR))
+            come(other.create_pair(f"e{number}", COORDINATOR))
         friend = them.enter_context(keyed.stranger("friend", COORDINATOR, trusted=True))
         assert friend.ask(HELLO, "Welcome")  # past all who wait
     lines = refusals(keyed)
@@ -109,8 +109,8 @@ def test_no_key_and_unknown_keys_are_refused_and_told_once(keyed: Keyed, tmp_pat
 @pytest.mark.fault(25)
 def test_a_session_whose_key_is_not_trusted_says_so(keyed: Keyed, tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "mallory")
-    ring.new("boss", COORDINATOR)
-    ring.add(str(next(k for k in keyed.ring.trusted() if k.name == "box")), "box")
+    ring.create_pair("boss", COORDINATOR)
+    ring.add(str(next(k for k in keyed.ring.read_trusted() if k.name == "box")), "box")
     file = tmp_path / "cluster.toml"
     file.write_text("deadline = 1.5\n" + file.read_text())
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +139,7 @@ def test_a_session_whose_key_is_revoked_is_told_so_at_its_next_message(keyed: Ke
 def test_a_session_whose_key_is_revoked_ends_though_it_says_nothing(keyed: Keyed) -> None:
     """However long its lease is, and whomever it vouches for: itself, too."""
     with keyed.stranger("friend", COORDINATOR, trusted=True) as friend:
-        mine = next(each.key for each in keyed.ring.trusted() if each.name == "friend")
+        mine = next(each.key for each in keyed.ring.read_trusted() if each.name == "friend")
         friend.ask(HELLO, "Welcome")
         nobody = "tcp://127.0.0.1:9"
         order = Open(2, 0, [keyed.address, nobody], 80_000.0, keys=[keyed.key, mine])

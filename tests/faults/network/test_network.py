@@ -220,9 +220,9 @@ def test_resets_over_and_over_lose_nothing_and_repeat_nothing(wired: Wired) -> N
 
 # Whatever this process sends, by any way, it sends twice.
 TWICE = """
-from graphflow.runtime.transport.unix_socket import Lane
-from graphflow.runtime.transport.bulk_tcp import Pipe
-from graphflow.runtime.transport.tcp import Channel, Listener
+from graphflow.runtime.transport.unix_socket import UnixSocketChannel
+from graphflow.runtime.transport.bulk_tcp import BulkChannel
+from graphflow.runtime.transport.tcp import TcpChannel, TcpListener
 
 def twice(kind, name):
     send = getattr(kind, name)
@@ -236,8 +236,8 @@ def twice(kind, name):
 
 told = []
 doubled = [
-    twice(Channel, "send_unlocked"), twice(Listener, "send"), twice(Lane, "send"),
-    twice(Pipe, "send"),
+    twice(TcpChannel, "send_unlocked"), twice(TcpListener, "send"),
+    twice(UnixSocketChannel, "send"), twice(BulkChannel, "send"),
 ]
 """
 DOUBLING = f"""{TWICE}
@@ -290,7 +290,7 @@ BREAKING = """
 import os, socket, xxhash
 from graphflow.runtime.transport import bulk_tcp as pipe
 
-send, count = pipe.Pipe.send, 0
+send, count = pipe.BulkChannel.send, 0
 
 def breaks(self, frames):
     global count
@@ -299,19 +299,20 @@ def breaks(self, frames):
         return send(self, frames)
     with open(os.environ["BROKEN"], "a") as told:
         told.write("x")
-    sizes = pipe._HEAD.pack(len(frames[0]), len(frames[1]) if len(frames) > 1 else pipe._ONE)
+    second = len(frames[1]) if len(frames) > 1 else pipe._NO_SECOND_FRAME
+    sizes = pipe._HEAD.pack(len(frames[0]), second)
     if count % 3 == 0:  # in the middle of a message
         self._socket.send(sizes + bytes(frames[0])[:9])
         self._socket.shutdown(socket.SHUT_RDWR)
     elif count % 3 == 1:
         sealed = bytearray(sizes + b"".join(frames) + xxhash.xxh3_64(b"".join(frames)).digest())
         sealed[len(sealed) // 2] ^= 16
-        return self._put(sealed)
+        return self._write_parts(sealed)
     else:
         self._socket.send(b"no message, of a pipe")
     return True
 
-pipe.Pipe.send = breaks
+pipe.BulkChannel.send = breaks
 import sys
 from graphflow.cli.main import main
 sys.argv = ["graphflow", "worker", "--listen", "tcp://127.0.0.1:*", "--threads", "1"]

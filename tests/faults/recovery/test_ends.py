@@ -299,7 +299,7 @@ with ExitStack() as held:
     if how == "forked":
         told(local.LocalWorker, "__init__")
     if how == "met":
-        told(membership.Members, "_connect")
+        told(membership.WorkerMembership, "_connect")
     print("opens", flush=True)
     s = held.enter_context(gf.Session(where, checkpoint=folder, trial=False))
     print("open", flush=True)
@@ -385,7 +385,7 @@ AGAIN = """
 import os, signal, sys, time, graphflow as gf
 from contextlib import nullcontext
 from graphflow.recovery import graceful_shutdown as draining
-draining.AGAIN = float(sys.argv[2])
+draining.GRACE_SECONDS = float(sys.argv[2])
 class Last:
     def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
         kill(pid, number)

@@ -201,7 +201,7 @@ def test_losses_in_steps_that_are_done_again_count_for_those_steps(
     from graphflow.recovery.recoverer import Recovery
     from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
 
-    again, died, left, found = Recovery._replay, PoisonTaskTracker.died, [7, 6, 5], []
+    again, died, left, found = Recovery._replay, PoisonTaskTracker.record_worker_loss, [7, 6, 5], []
 
     def redo(self: Recovery, entry: Any) -> None:
         if left and entry.before == left[-1]:
@@ -213,7 +213,7 @@ def test_losses_in_steps_that_are_done_again_count_for_those_steps(
         return died(self, error, committed)
 
     monkeypatch.setattr(Recovery, "_replay", redo)
-    monkeypatch.setattr(PoisonTaskTracker, "died", counted)
+    monkeypatch.setattr(PoisonTaskTracker, "record_worker_loss", counted)
     expected = []
 
     def strike(number: int) -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, GraphflowError, ShapeError
 from graphflow.ir.op import Tensor
-from graphflow.ops.communication.collectives import crossing, groups_of
+from graphflow.ops.communication.collectives import groups_of, received_bytes
 from graphflow.ops.communication.reduction_order import (
     ALGORITHMS,
-    chosen,
     order_of,
+    resolve_algorithm,
     shares,
     split_at,
 )
@@ -134,11 +134,15 @@ def test_orders_are_what_their_names_say() -> None:
 
 
 def test_auto_follows_from_the_number_of_replicas_and_elements() -> None:
-    assert chosen("auto", 2, 1 << 30, None) == chosen("auto", 8, 1, None) == "direct"
-    assert chosen("auto", 9, 1, None) == "halving"
-    assert chosen("auto", 9, 1 << 20, None) == "ring"
-    assert chosen("auto", 4, 1, (0, 0, 1, 1)) == "two_level"
-    assert chosen("auto", 4, 1, (0, 0, 0, 0)) == "direct"
+    assert (
+        resolve_algorithm("auto", 2, 1 << 30, None)
+        == resolve_algorithm("auto", 8, 1, None)
+        == "direct"
+    )
+    assert resolve_algorithm("auto", 9, 1, None) == "halving"
+    assert resolve_algorithm("auto", 9, 1 << 20, None) == "ring"
+    assert resolve_algorithm("auto", 4, 1, (0, 0, 1, 1)) == "two_level"
+    assert resolve_algorithm("auto", 4, 1, (0, 0, 0, 0)) == "direct"
 
 
 # Gradients ------------------------------------------------------------------------------------
@@ -212,7 +216,7 @@ def test_the_gradient_of_one_replicas_result_reaches_all() -> None:
 def moved(results: list[Tensor], rank: int = 0) -> float:
     node = results[rank].node
     specs = [t.spec for t in node.inputs]
-    return sum(crossing(node, j, specs) for j in range(len(specs)) if j != rank)
+    return sum(received_bytes(node, j, specs) for j in range(len(specs)) if j != rank)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
@@ -255,7 +259,7 @@ def test_plans_count_shares_of_sizes_that_a_feed_fixes() -> None:
 X = gf.placeholder("float32", (4, 3), name="x")
 BAD: list[tuple[Callable[[], Any], type[GraphflowError], str]] = [
     (lambda: P.all_reduce([]), ArgumentError, "no tensors"),
-    (lambda: P.all_reduce(X), ArgumentError, "tensors is a list or tuple, not <Tensor"),
+    (lambda: P.all_reduce(X), ArgumentError, "tensors must be a list or tuple, not <Tensor"),
     (lambda: P.all_reduce([X, X[:2]]), ShapeError, r"axis 0.*4 != 2"),
     (lambda: P.all_reduce([X, X[0]]), ShapeError, "2 and 1 axes"),
     (lambda: P.all_reduce([X, gf.astype(X, "float64")]), DTypeError, r"tensor 1.*astype"),
@@ -275,7 +279,7 @@ BAD: list[tuple[Callable[[], Any], type[GraphflowError], str]] = [
     (lambda: P.reduce_scatter([X, X], op="max"), ArgumentError, '"sum" or "mean"'),
     (lambda: P.reduce_scatter([gf.placeholder("float32", (None,))] * 2), ShapeError, "2 ranks"),
     (lambda: P.broadcast(X, 0), ArgumentError, "positive int"),
-    (lambda: P.broadcast(X, True), ArgumentError, "count is an int, not True"),
+    (lambda: P.broadcast(X, True), ArgumentError, "count must be an int, not True"),
     (lambda: P.broadcast(X, 2, like=[X]), ArgumentError, "1 tensors for 2 replicas"),
     (lambda: P.all_to_all([X, X[:3]], 0, 1), ShapeError, "4 != 3"),
     (lambda: P.all_to_all([X, X], 0, 5), ShapeError, "axis 5"),

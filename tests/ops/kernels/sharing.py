@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from graphflow.ir.op import REGISTRY
+from graphflow.ops.kernels.conv.kernel_table import ConvShape, choose
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
+from graphflow.ops.windows.window_arguments import Windows
 
 Array = np.ndarray[Any, Any]
 
@@ -30,3 +32,10 @@ def check_threads(compute: Callable[[], Sequence[Array]], alone: Sequence[Array]
             shared = compute()
         pool.close()
         assert [a.tobytes() for a in shared] == [a.tobytes() for a in alone], threads
+
+
+def chosen_kernel(x: Any, outputs: int, windows: Windows, groups: int = 1) -> str:
+    """The name of the kernel that convolves an array."""
+    images, inputs, *space = x.shape
+    shape = ConvShape(np, x.dtype, images, inputs, outputs, tuple(space), windows, groups)
+    return choose(shape, "y").name

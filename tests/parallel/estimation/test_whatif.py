@@ -12,11 +12,11 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ClusterError, MemoryLimitError, ScheduleError
-from graphflow.parallel.estimation.estimate import Site, makespan
-from graphflow.parallel.estimation.gpt import GPT, block
+from graphflow.parallel.estimation.estimate import HardwareSite, pipeline_seconds
+from graphflow.parallel.estimation.gpt import GPT, block_cost
 from graphflow.parallel.estimation.whatif import what_if
-from graphflow.parallel.pipelining.schedule import run
 from graphflow.parallel.pipelining.schedules import interleaved, one_f_one_b
+from graphflow.parallel.pipelining.timeline import run
 from graphflow.placement.clusters.hardware_catalog import PRODUCTS, product, wire
 
 MEGATRON = [
@@ -108,7 +108,7 @@ def test_long_pipelines_take_what_they_take_when_they_are_run_to_their_end(
         for head, transfer in ((0.0, 0.0), (0.1, 0.05), (2.0, 0.4)):
             forwards, backwards = ([each] * (total - 1) + [each + head] for each in (1.0, 2.0))
             whole = run(schedule, forwards, backwards, transfer=transfer).makespan
-            found = makespan(count, chunks, forwards, backwards, transfer)
+            found = pipeline_seconds(count, chunks, forwards, backwards, transfer)
             assert found == pytest.approx(whole, rel=1e-12)
 
 
@@ -118,9 +118,9 @@ def test_a_block_keeps_what_the_literature_counts(tensor: int) -> None:
     with a second copy of what attention made: its heads beside each other."""
     gpt, micro = GPT(48, 6144, 64), 2
     one = micro * gpt.sequence * gpt.width
-    kept = {cut: block(gpt, "a100+half", tensor, micro, cut) for cut in (False, True)}
-    assert kept[False].kept / one == pytest.approx(8 + 26 / tensor, rel=0.01)
-    assert kept[True].kept / one == pytest.approx(34 / tensor, rel=0.01)
+    kept = {cut: block_cost(gpt, "a100+half", tensor, micro, cut) for cut in (False, True)}
+    assert kept[False].activations / one == pytest.approx(8 + 26 / tensor, rel=0.01)
+    assert kept[True].activations / one == pytest.approx(34 / tensor, rel=0.01)
     if tensor > 1:
         assert kept[True].forward < kept[False].forward
         assert kept[True].backward < kept[False].backward
@@ -141,7 +141,9 @@ def test_pipedreams_figure_takes_its_authors_seconds_and_half_the_networks_rate(
     """VGG-16, 64 images a replica, by the profile published with PipeDream's code: seconds of a
     step and bytes of weights of its convolutions, and of the rest."""
     (first, small), (last, large) = (0.3312, 58.9e6), (0.0051, 494.6e6)
-    ring = Site("v100-pcie", 1, "10gbe").all_reduce  # four GPUs share the link of their host
+    ring = HardwareSite(
+        "v100-pcie", 1, "10gbe"
+    ).all_reduce  # four GPUs share the link of their host
 
     def speedup(rate: float) -> float:
         data = max(first + last, ring(16, small + large, 1) / rate) / 16
@@ -163,7 +165,7 @@ def test_scores_that_go_to_memory_and_back_take_time_and_room() -> None:
 
 
 def test_replicas_beside_each_other_share_the_links_of_their_host() -> None:
-    site = Site("a100+half", 8, "infiniband-hdr")
+    site = HardwareSite("a100+half", 8, "infiniband-hdr")
     size, link, peer = 1e10, wire("infiniband-hdr").bandwidth, wire("nvlink3").bandwidth
     for ranks, apart, bandwidth in (
         (8, 1, peer),

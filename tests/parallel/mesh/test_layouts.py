@@ -19,9 +19,12 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Op, Sample, Tensor
 from graphflow.ir.spec import evaluate as evaluate_size
-from graphflow.parallel.mesh.device_mesh import Cuts, Mesh, Split
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
-from graphflow.parallel.sharding.partitioner import Sharded, divided
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.sharding.partitioner import partition_graph
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 from graphflow.transforms.op_testing import draw, infer_specs, to_double
 
 MESHES: list[dict[str, int]] = [{"a": 2}, {"a": 3}, {"a": 4}, {"a": 2, "b": 2}, {"a": 3, "b": 2}]
@@ -64,21 +67,21 @@ def laid_out(
     targets: list[Tensor], mesh: Mapping[str, int], rng: random.Random
 ) -> dict[Tensor, Layout]:
     """Some of the tensors cut along the axes of a mesh, anyhow."""
-    cuts = Cuts(mesh_of(mesh))
+    cuts = SizePartitioner(mesh_of(mesh))
     given: dict[Tensor, Layout] = {}
     for tensor in rng.sample(targets, rng.randint(1, len(targets))):
         layout = whole(tensor.ndim)
         for axis in rng.sample(list(mesh), len(mesh)):
             d = rng.randrange(tensor.ndim)
-            split = Split((*layout.dims[d].axes, axis))
-            if cuts.can(tensor.shape[d], split):
+            split = AxisSplit((*layout.dims[d].axes, axis))
+            if cuts.can_split(tensor.shape[d], split):
                 layout = layout.with_dim(d, split)
         if any(layout.dims):
             given[tensor] = layout
     return given
 
 
-def run(division: Sharded, feeds: Mapping[Tensor, Any]) -> list[Any]:
+def run(division: ShardedGraph, feeds: Mapping[Tensor, Any]) -> list[Any]:
     """The outputs of a divided graph, on one device."""
     arrays = {t.node: a for t, a in feeds.items()}
     own = {n.outputs[0]: a for n, a in division.feeds(arrays, {}).items()} | dict(feeds)
@@ -134,7 +137,7 @@ def check(op: Op, number: int, seed: int) -> None:
     feeds = dict(zip(xs, arrays, strict=True))
     told = ", ".join(f"{t.node.name} {t.shape} {layout}" for t, layout in given.items())
     wanted = evaluate(fetches, feeds)
-    division = divided(Graph(fetches), mesh_of(mesh), given)
+    division = partition_graph(Graph(fetches), mesh_of(mesh), given)
     for i, (have, want) in enumerate(zip(run(division, feeds), wanted, strict=True)):
         assert_near(have, want, f"sample {number}, seed {seed}, result {i} on {mesh}: {told}")
 
@@ -174,11 +177,13 @@ def test_windows_of_both_axes_of_images_that_lie_otherwise_than_they_are_wanted(
     fetches = [y, pooled, *gf.gradients(loss, [x, w])]
 
     def layout(axes: tuple[str | None, ...]) -> Layout:
-        return Layout((Split(), Split(), *(Split((a,)) if a else Split() for a in axes)))
+        return Layout(
+            (AxisSplit(), AxisSplit(), *(AxisSplit((a,)) if a else AxisSplit() for a in axes))
+        )
 
     random = np.random.default_rng(0)
     feeds = {t: random.normal(size=tuple(t.shape)) for t in (x, w)}  # type: ignore[arg-type]
     given = {x: layout(before), y: layout(after), fetches[2]: layout(after)}
-    division = divided(Graph(fetches), mesh_of({"a": 3, "b": 2}), given)
+    division = partition_graph(Graph(fetches), mesh_of({"a": 3, "b": 2}), given)
     for have, want in zip(run(division, feeds), evaluate(fetches, feeds), strict=True):
         assert_near(have, want, f"{before} to {after}")

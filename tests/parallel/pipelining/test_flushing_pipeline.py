@@ -15,15 +15,16 @@ import graphflow as gf
 from graphflow.errors import ScheduleError, ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
-from graphflow.parallel.mesh.device_mesh import Cuts
-from graphflow.parallel.pipelining.schedule import Schedule, Task, run
-from graphflow.parallel.pipelining.schedules import SCHEDULES, one_f_one_b, pipedream
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.pipelining.schedule import SCHEDULES, Schedule, Task
+from graphflow.parallel.pipelining.schedules import one_f_one_b, pipedream
 from graphflow.parallel.pipelining.stages import stages_of
 from graphflow.parallel.pipelining.staleness import staleness
-from graphflow.parallel.sharding.partitioner import Share
+from graphflow.parallel.pipelining.timeline import run
+from graphflow.parallel.sharding.sharded_graph import FeedSlice
 from graphflow.passes import optimize
-from graphflow.placement.plans.plan_notices import taken
-from graphflow.placement.plans.plan_records import Interval, Measured
+from graphflow.placement.plans.plan_notices import constraints
+from graphflow.placement.plans.plan_records import Interval, MeasuredSteps
 from graphflow.placement.view.schedule import picture, rows
 
 LAYERS, WIDTH, BATCH, STEPS = 4, 8, 26, 3
@@ -378,7 +379,7 @@ def test_a_plan_shows_the_schedule_predicted_and_measured(tmp_path: Path) -> Non
     page = picture(drawn)
     assert page.count("<rect") == sum(len(row.bars) for row in drawn) and "<title>F0: " in page
     assert rows(gf.Plan.load(plan.save(tmp_path / "plan.json"))) == drawn
-    assert {each.why for each in taken(plan)} >= {f"its strategy has it on {told[0][0]}"}
+    assert {each.why for each in constraints(plan)} >= {f"its strategy has it on {told[0][0]}"}
     assert rows(gf.plan(loss, None, {x: X.shape, y: Y.shape})) == []
 
 
@@ -402,7 +403,7 @@ def test_measured_idle_is_that_of_the_spans_of_a_trace(name: str) -> None:
         for t, start, end in each
         for label in [f"{t.phase}{t.microbatch}" + f"/{t.stage}" * made.several]
     )
-    measured = plan.with_measured(Measured(timeline.makespan, (early, *spans), {}, 1))
+    measured = plan.with_measured(MeasuredSteps(timeline.makespan, (early, *spans), {}, 1))
     v, both = stages // devices, f + b + w
     closed = (devices - 1) * (f + b - w if name == "zb-h1" else both)  # both: of one stage
     for row in rows(measured)[1::2]:
@@ -707,7 +708,7 @@ def test_where_a_micro_batch_begins_is_worked_out_once(monkeypatch: pytest.Monke
     """It is a sum over all before it: worked out for each node or in each step, a thousand
     micro-batches would take a minute to write and a second a step."""
     worked, number = [], 24
-    for owner, name in ((Cuts, "_piece"), (Share, "index")):
+    for owner, name in ((SizePartitioner, "_piece"), (FeedSlice, "index")):
         before = getattr(owner, name)
 
         def counted(*given: Any, before: Any = before, name: str = name) -> Any:

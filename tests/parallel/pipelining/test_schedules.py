@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.errors import ScheduleError
-from graphflow.parallel.pipelining.schedule import Schedule, Task, draw, run, sequence
+from graphflow.parallel.pipelining.schedule import SCHEDULES, Schedule, Task, execution_order
 from graphflow.parallel.pipelining.schedules import (
-    SCHEDULES,
     chimera,
     gpipe,
     interleaved,
@@ -22,6 +21,7 @@ from graphflow.parallel.pipelining.schedules import (
     zb_v,
 )
 from graphflow.parallel.pipelining.staleness import staleness
+from graphflow.parallel.pipelining.timeline import draw, run
 
 SIZES = st.integers(1, 7)
 SECONDS = st.integers(1, 9)
@@ -165,7 +165,7 @@ def test_every_schedule_runs_each_task_once_on_the_device_of_its_stage(
 ) -> None:
     stages = 2 * half
     schedule = SCHEDULES[name](stages, stages * turns)
-    tasks = [task for _, task in sequence(schedule)]
+    tasks = [task for _, task in execution_order(schedule)]
     assert len(set(tasks)) == len(tasks) == sum(map(len, schedule.orders))
     assert draw(schedule).count("\n") + 1 == schedule.devices
 

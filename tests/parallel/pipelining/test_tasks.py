@@ -53,7 +53,7 @@ def test_every_node_of_a_micro_batch_is_of_a_task_of_its_own(schedule: str) -> N
                 ops.add(node.op)
             else:
                 assert node.op == "add", node.name  # gradients of several, up to this one
-    assert {"attention_rows", "attention_rows_grad", "random_bernoulli", "matmul", "sum"} <= ops
+    assert {"attention", "attention_grad", "random_bernoulli", "matmul", "sum"} <= ops
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_every_node_of_a_micro_batch_is_of_a_task_of_its_own(schedule: str) -> N
 def test_what_stands_for_a_node_is_named_by_its_scope(strategy: Any) -> None:
     fetches, _ = encoder(strategy)
     plan = gf.plan(fetches, gf.Cluster.hypothetical("2xa100"))
-    scopes = {"attention_rows": "layer", "random_bernoulli": "layer", "attention_rows_grad": "grad"}
+    scopes = {"attention": "layer", "random_bernoulli": "layer", "attention_grad": "grad"}
     found = [(node.op, node.name.split("/")[1]) for node in plan.nodes if node.op in scopes]
     assert {op for op, _ in found} == set(scopes)
     assert all(scope.startswith(scopes[op]) for op, scope in found)

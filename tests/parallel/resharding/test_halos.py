@@ -16,30 +16,32 @@ from graphflow.errors import ShapeError, ShardingError
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
-from graphflow.parallel.mesh.device_mesh import Mesh, Split
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout
-from graphflow.parallel.sharding.partitioner import Sharded, divided
+from graphflow.parallel.sharding.partitioner import partition_graph
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 
 C, W, ITEM = 2, 5, 8
 
 
 def cut(
     outputs: list[Any], x: gf.Tensor, mesh: dict[str, int], axes: tuple[str | None, str | None]
-) -> Sharded:
+) -> ShardedGraph:
     """A graph whose images are cut along both axes."""
     names = [DeviceName.parse(f"/worker:{i}/cpu:0") for i in range(prod(mesh.values()))]
-    dims = (Split(), Split(), *(Split((a,)) if a else Split() for a in axes))
-    return divided(Graph(outputs), Mesh(mesh, names), {x: Layout(dims)})
+    dims = (AxisSplit(), AxisSplit(), *(AxisSplit((a,)) if a else AxisSplit() for a in axes))
+    return partition_graph(Graph(outputs), Mesh(mesh, names), {x: Layout(dims)})
 
 
-def run(division: Sharded, feeds: dict[Any, Any]) -> list[Any]:
+def run(division: ShardedGraph, feeds: dict[Any, Any]) -> list[Any]:
     arrays = {t.node: a for t, a in feeds.items()}
     own = {n.outputs[0]: a for n, a in division.feeds(arrays, {}).items()} | feeds
     used = {t: a for t, a in own.items() if t.node in division.graph.names}
     return list(evaluate(list(division.graph.outputs), used))
 
 
-def crossing(division: Sharded) -> int:
+def crossing(division: ShardedGraph) -> int:
     """Bytes of all tensors but scalars that one device reads and another one made."""
     found = {
         (t, node.device): int(t.size) * t.dtype.itemsize  # type: ignore[arg-type]
@@ -50,8 +52,8 @@ def crossing(division: Sharded) -> int:
     return sum(found.values())
 
 
-def halos(division: Sharded) -> int:
-    return sum(move.bytes for move in division.moves if move.kind == "halo")
+def halos(division: ShardedGraph) -> int:
+    return sum(move.bytes for move in division.records if move.kind == "halo")
 
 
 @pytest.mark.parametrize("places", [2, 3, 4])
@@ -72,7 +74,7 @@ def test_corners_come_with_the_second_of_two_axes() -> None:
     y = gf.nn.conv(x, w, padding=((1, 1), (2, 2)))
     division = cut([gf.sum(y)], x, {"a": 2, "b": 2}, ("a", "b"))
     down, across = 2 * 1 * 6, 2 * 2 * (8 + 2 * 1)
-    assert [m.bytes for m in division.moves if m.kind == "halo"] == [
+    assert [m.bytes for m in division.records if m.kind == "halo"] == [
         down * C * ITEM, across * C * ITEM,
     ]  # fmt: skip
     assert crossing(division) == (down + across) * C * ITEM
@@ -121,7 +123,7 @@ def test_windows_of_any_kind_get_no_more_than_is_reported(data: Any) -> None:
         assert have.shape == want.shape
         np.testing.assert_allclose(have / scale, want / scale, rtol=0, atol=1e-12)
     forward = cut([gf.sum(y)], x, mesh, axes)
-    if {move.kind for move in forward.moves} <= {"halo", "all-reduce"}:
+    if {move.kind for move in forward.records} <= {"halo", "all-reduce"}:
         assert halos(forward) == crossing(forward)
 
 
@@ -135,7 +137,7 @@ def test_a_halo_may_be_wider_than_the_neighbours_piece() -> None:
     feeds = {x: random.normal(size=(1, 1, 8, 3)), w: random.normal(size=(1, 1, 3, 1))}
     for places in (4, 8):
         division = cut(outputs, x, {"s": places}, ("s", None))
-        assert not [move for move in division.moves if move.kind == "all-gather"]
+        assert not [move for move in division.records if move.kind == "all-gather"]
         for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
             np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
 
@@ -166,12 +168,12 @@ def test_an_axis_may_be_cut_along_two_axes_of_the_mesh_in_either_order(data: Any
     outputs = [y, loss, *gf.gradients(loss, [x, w])]
     names = [DeviceName.parse(f"/worker:{i}/cpu:0") for i in range(bands)]
 
-    def divide(mesh: dict[str, int], axes: tuple[str, ...]) -> Sharded:
-        layout = Layout((Split(), Split(), Split(axes), Split()))
-        return divided(Graph(outputs), Mesh(mesh, names), {x: layout})
+    def divide(mesh: dict[str, int], axes: tuple[str, ...]) -> ShardedGraph:
+        layout = Layout((AxisSplit(), AxisSplit(), AxisSplit(axes), AxisSplit()))
+        return partition_graph(Graph(outputs), Mesh(mesh, names), {x: layout})
 
     division = divide(sizes, order)
-    assert {move.kind for move in division.moves} <= {"halo", "all-reduce"}
+    assert {move.kind for move in division.records} <= {"halo", "all-reduce"}
     if height % (bands * stride) == 0:  # else other bands are larger by one
         assert halos(division) == halos(divide({"a": bands}, ("a",)))
     random = np.random.default_rng(0)
@@ -206,7 +208,7 @@ def test_resized_images_get_what_their_pieces_are_made_of(data: Any) -> None:
     feeds = {x: np.random.default_rng(0).normal(size=(2, C, *size))}
     for have, want in zip(run(division, feeds), evaluate(outputs, feeds), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
-    assert {move.kind for move in division.moves} <= {"halo", "all-reduce"}
+    assert {move.kind for move in division.records} <= {"halo", "all-reduce"}
     forward = cut([gf.sum(y)], x, mesh, axes)
     assert halos(forward) == crossing(forward)
 

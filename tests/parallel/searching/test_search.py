@@ -22,16 +22,16 @@ from graphflow.errors import (
 )
 from graphflow.ir.op import Tensor
 from graphflow.parallel import Pipeline, auto, search
-from graphflow.parallel.searching.candidates import Candidate, candidates, tensor_rules
-from graphflow.parallel.searching.search_result import ALIKE, Search, Tried
-from graphflow.placement.calibration.trace_corrections import Learned
-from graphflow.placement.cost_model.trace_observations import lessons
+from graphflow.parallel.searching.candidates import StrategyCandidate, candidates, tensor_rules
+from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
+from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.planning.profiling_run import observe_least_times
 
 X = np.random.default_rng(1).normal(size=(64, 16)).astype("float32")
 
 
-USERS = {"BUDGET": search.BUDGET, "SPARE": search.SPARE}
+USERS = {"NODE_BUDGET": search.NODE_BUDGET, "HOPELESS_BUDGET": search.HOPELESS_BUDGET}
 
 
 @pytest.fixture(autouse=True)
@@ -155,14 +155,14 @@ def test_what_takes_as_much_as_what_was_refused_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And a refusal says what a strategy takes in its own order: recomputing takes less."""
-    tried, made = search._Search._tried, search.candidates
-    found: dict[str, Tried] = {}
+    tried, made = search._StrategySearch._simulate, search.candidates
+    found: dict[str, CandidateResult] = {}
 
-    def watched(self: Any, candidate: Candidate) -> Tried:
+    def watched(self: Any, candidate: StrategyCandidate) -> CandidateResult:
         found[candidate.name] = tried(self, candidate)
         return found[candidate.name]
 
-    monkeypatch.setattr(search._Search, "_tried", watched)
+    monkeypatch.setattr(search._StrategySearch, "_simulate", watched)
     monkeypatch.setattr(
         search, "candidates", lambda *given: [c for c in made(*given) if "1f1b" in c.name]
     )
@@ -179,14 +179,14 @@ def test_what_backward_passes_read_is_counted_before_anything_is_written(
 ) -> None:
     """One device would hold all variables, slots and gradients (103,000 bytes), and no two of them
     what is kept of the batch beside these."""
-    monkeypatch.setattr(search._Search, "_tried", None)
+    monkeypatch.setattr(search._StrategySearch, "_simulate", None)
     with pytest.raises(MemoryLimitError, match=r"data 2, state shared +memory: at least "):
         auto(blocks(), TWO, quiet=True, memory=120_000)
 
 
 def test_of_the_same_stages_on_fewer_devices_each_takes_as_much() -> None:
     """Of fewer stages not: where layers do not divide evenly, some have more than with fewer."""
-    many = Candidate(tuple("abcd"), data=2, stages=2, schedule="1f1b", microbatches=4, of=4)
+    many = StrategyCandidate(tuple("abcd"), data=2, stages=2, schedule="1f1b", microbatches=4, of=4)
     few = replace(many, devices=("a", "b"), data=1)
     assert few.takes_as_much_as(many) and not many.takes_as_much_as(few)
     assert not replace(few, recompute=True).takes_as_much_as(many)
@@ -218,7 +218,7 @@ def test_initial_values_are_not_made_to_look_for_a_strategy(
 def test_what_fits_to_the_byte_is_not_refused() -> None:
     """Liveness alone counts more than the runtime takes, which computes in place."""
 
-    def tried(memory: int) -> dict[str, Tried]:
+    def tried(memory: int) -> dict[str, CandidateResult]:
         x, loss = network(64, 2)
         there = gf.Cluster.hypothetical(
             2, flops=1e12, bandwidth=1e11, memory=memory, launch=1e-6, link_latency=1e-6,
@@ -255,14 +255,14 @@ def test_what_is_refused_unwritten_would_not_have_fitted(
     loss = make()
     free = [n.outputs[0] for n in gf.Graph([loss]).placeholders if not n.specs[0].is_concrete]
     shapes = dict.fromkeys(free, (64, 128))
-    made = search._Search(loss, TWO, shapes, optimizer, None, False)
+    made = search._StrategySearch(loss, TWO, shapes, optimizer, None, False)
     bounds = 0
     for each in candidates(made.fastest, made._rules):
-        leaner: Candidate | None = each
+        leaner: StrategyCandidate | None = each
         while leaner is not None:
-            found = made._tried(leaner)
+            found = made._simulate(leaner)
             if found.memory:
-                assert made._rough(leaner).held <= found.memory, leaner.name
+                assert made._bounds(leaner).min_memory <= found.memory, leaner.name
                 bounds += 1
             leaner = leaner.leaner()
     assert bounds > 5
@@ -295,13 +295,13 @@ def test_the_choice_has_a_report_and_goes_into_no_product() -> None:
 def test_of_what_cannot_be_told_apart_the_simplest_is_chosen() -> None:
     """Fewer devices, then fewer bytes; what is measured and what is not are not compared."""
 
-    def chosen(*tried: Tried) -> tuple[str, str]:
+    def chosen(*tried: CandidateResult) -> tuple[str, str]:
         found = Search(tuple(sorted(tried, key=lambda t: t.key)), "/cpu:0")
         return found.best.name, str(found).splitlines()[-1]
 
-    one = Tried("one device", None, 1.01, 9)
-    data = Tried("data 2", None, 1.0, 9, devices=2, sent=4000)
-    model = Tried("model 2", None, 1.02, 9, devices=2, sent=1000)
+    one = CandidateResult("one device", None, 1.01, 9)
+    data = CandidateResult("data 2", None, 1.0, 9, devices=2, sent=4000)
+    model = CandidateResult("model 2", None, 1.02, 9, devices=2, sent=1000)
     assert chosen(one, data, model) == (
         "one device",
         "chosen: one device; data 2 would be 1.010 times as fast, less than can be told apart, for "
@@ -325,7 +325,7 @@ def test_of_what_cannot_be_told_apart_the_simplest_is_chosen() -> None:
 def test_what_is_not_simulated_would_not_have_been_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     x, loss = network(256)
     some = auto(loss, FAST, shapes={x: (4096, 256)}, quiet=True)
-    monkeypatch.setattr(search, "BUDGET", 1 << 40)
+    monkeypatch.setattr(search, "NODE_BUDGET", 1 << 40)
     monkeypatch.setattr("graphflow.parallel.searching.cost_bounds.SLACK", 0.0)
     every = auto(loss, FAST, shapes={x: (4096, 256)}, quiet=True)
     assert all(each.simulated or each.why_not for each in every.tried)
@@ -337,10 +337,12 @@ def test_what_is_not_simulated_would_not_have_been_chosen(monkeypatch: pytest.Mo
 def test_closed_forms_are_near_what_the_simulator_says() -> None:
     x, loss = network(256)
     shapes = {x: (1 << 14, 256)}
-    known = search._Search(loss, TWO, shapes, gf.optim.Adam(), None, False)
+    known = search._StrategySearch(loss, TWO, shapes, gf.optim.Adam(), None, False)
     for each in search.candidates(TWO.devices, tensor_rules(loss)):
-        rough, exact = known._rough(each), known._tried(each).seconds
-        assert rough.least <= exact * 1.001 and exact / 2 < rough.about < exact * 2, each.name
+        rough, exact = known._bounds(each), known._simulate(each).seconds
+        assert rough.min_seconds <= exact * 1.001 and exact / 2 < rough.seconds < exact * 2, (
+            each.name
+        )
 
 
 # Noise --------------------------------------------------------------------------------------------
@@ -360,9 +362,9 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
         truth = np.random.default_rng(7)
         ratios: dict[str, float] = {}
 
-        def played(learned: Learned, cluster: gf.Cluster, _: object, made: object,
+        def played(learned: TraceCorrections, cluster: gf.Cluster, _: object, made: object,
                    bindings: dict[str, int], busy: bool) -> int:  # fmt: skip
-            known = lessons(made.graph, cluster, bindings, {}, None, busy)  # type: ignore[attr-defined]
+            known = trace_observations(made.graph, cluster, bindings, {}, None, busy)  # type: ignore[attr-defined]
             steps = []
             for _ in range(5):
                 step = {}
@@ -444,7 +446,7 @@ def test_one_device_leaves_no_choice(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_what_cannot_be_cut_is_said_and_the_rest_is_tried() -> None:
-    def whys(loss: Tensor) -> dict[str, Tried]:
+    def whys(loss: Tensor) -> dict[str, CandidateResult]:
         return {each.name: each for each in auto(loss, TWO, quiet=True).tried}
 
     w = gf.variable(np.ones((512, 512), "float32"))
@@ -458,7 +460,7 @@ def test_what_cannot_be_cut_is_said_and_the_rest_is_tried() -> None:
 
 
 def test_weights_too_small_for_a_mesh_stay_whole_and_the_others_are_cut() -> None:
-    def tensor_parallel(loss: Tensor) -> list[Candidate]:
+    def tensor_parallel(loss: Tensor) -> list[StrategyCandidate]:
         return [c for c in candidates("abcd", tensor_rules(loss)) if c.name == "model 4"]
 
     x, y = gf.placeholder("float32", (12, 16)), gf.placeholder("int64", (12,))
@@ -510,7 +512,7 @@ def test_what_is_measured_decides() -> None:
     found = auto(loss, gf.Cluster.local(2, threads=1), shapes={x: (64, 64)}, measure=2, quiet=True)
     times = [each.measured for each in found.tried if each.measured is not None]
     assert len(times) == 2 and times == sorted(times)
-    assert found.best.measured is not None and found.best.measured <= times[0] * ALIKE
+    assert found.best.measured is not None and found.best.measured <= times[0] * SAME_TIME
     assert "measured" in str(found)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.parallel.resharding.local_ops import combined_all
+from graphflow.parallel.resharding.local_ops import combine_all
 
 Data, Shard, Pipeline = gf.parallel.Data, gf.parallel.Shard, gf.parallel.Pipeline
 
@@ -27,7 +27,7 @@ def test_parts_of_any_sizes_have_the_moments_of_the_whole_however_far_from_zero(
         gf.constant(np.stack([np.full(3, len(p) / len(x)), p.mean(0), p.var(0)])) for p in pieces
     ]
     with gf.Session() as s:
-        share, mean, variance = s.run(combined_all("moments", parts))
+        share, mean, variance = s.run(combine_all("moments", parts))
     np.testing.assert_allclose(share, 1.0, rtol=1e-14)
     np.testing.assert_allclose(mean, x.mean(0), rtol=1e-14, atol=1e-15)
     # x itself is rounded by away·1e-16: no one knows the deviations from the mean better.

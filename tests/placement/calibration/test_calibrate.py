@@ -24,15 +24,15 @@ from graphflow.placement.calibration import calibrate, measure
 from graphflow.placement.calibration.calibrate import (
     DEFAULT_LINKS,
     fit_link,
-    keep_links,
     link_of,
     machine_key,
     measure_links,
     measure_machine,
     profile,
     profile_path,
+    save_links,
 )
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.host.host import DeviceHost
 from tests.placement.speeds import speeds
 
 
@@ -115,17 +115,17 @@ def test_ops_of_users_are_not_tried_and_more_may_be_registered_meanwhile(
         tried.append(each.name)
         return {"launch": 1e-6}
 
-    monkeypatch.setattr(measure.Clock, "_op", one)
-    clock = measure.Clock("cpu", np, lambda: None, time.perf_counter)
+    monkeypatch.setattr(measure.KernelTimer, "_measure_op", one)
+    clock = measure.KernelTimer("cpu", np, lambda: None, time.perf_counter)
     assert "tanh" in clock.ops() and "users.deadly" not in tried
 
 
 def test_only_ops_that_a_device_has_kernels_of_are_tried_on_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(measure.Clock, "_op", lambda self, each: {"launch": 1e-6})
+    monkeypatch.setattr(measure.KernelTimer, "_measure_op", lambda self, each: {"launch": 1e-6})
     found = {
-        kind: set(measure.Clock(kind, np, lambda: None, time.perf_counter).ops())
+        kind: set(measure.KernelTimer(kind, np, lambda: None, time.perf_counter).ops())
         for kind in ("cpu", "gpu")
     }
     assert "eig" in found["cpu"] - found["gpu"] and "tanh" in found["gpu"]
@@ -133,7 +133,7 @@ def test_only_ops_that_a_device_has_kernels_of_are_tried_on_it(
 
 def test_a_thread_that_comes_late_to_its_round_is_timed_by_one_call() -> None:
     calls: list[str] = []
-    assert measure._together([lambda: calls.append("called")], seconds=0.0) >= 0
+    assert measure._time_concurrently([lambda: calls.append("called")], seconds=0.0) >= 0
     assert calls == ["called"]
 
 
@@ -159,10 +159,12 @@ def test_a_host_tells_what_its_machine_has_kept_and_measures_once(
     counted: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
-    told = [Host(n, [f"/worker:{n}/cpu:0"], 1, lambda parcel: None).measure() for n in range(2)]
+    told = [
+        DeviceHost(n, [f"/worker:{n}/cpu:0"], 1, lambda parcel: None).measure() for n in range(2)
+    ]
     assert counted == [["cpu"]] and told[0] == told[1]
-    keep_links({"process": (1e-4, 2e9)})  # of this machine's own sessions: nothing for others
-    assert told[0] == Host(0, ["/worker:0/cpu:0"], 1, lambda parcel: None).measure()
+    save_links({"process": (1e-4, 2e9)})  # of this machine's own sessions: nothing for others
+    assert told[0] == DeviceHost(0, ["/worker:0/cpu:0"], 1, lambda parcel: None).measure()
     assert told[0] == {key: profile()[key] for key in ("format", "key", "devices")} | {
         "links": {"thread": [1e-5, None]}
     }
@@ -172,7 +174,7 @@ def test_refreshing_measures_again_and_keeps_links(
     counted: list[list[str]], tmp_path: Path
 ) -> None:
     profile(folder=tmp_path)
-    keep_links({"process": (1e-4, 2e9), "thread": (2e-5, float("inf"))}, tmp_path)
+    save_links({"process": (1e-4, 2e9), "thread": (2e-5, float("inf"))}, tmp_path)
     again = profile(folder=tmp_path, refresh=True)
     assert again["devices"]["cpu"]["launch"] == 2.0
     assert link_of(again, "process") == (1e-4, 2e9)
@@ -215,7 +217,7 @@ def test_what_a_worker_tells_holds_the_way_to_its_gpu(
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
     profile()
-    keep_links({"gpu": (5e-6, 25e9), "process": (1e-4, 2e9)})
+    save_links({"gpu": (5e-6, 25e9), "process": (1e-4, 2e9)})
     assert calibrate.machine_profile(["cpu:0"])["links"] == {
         "thread": [1e-5, None],
         "gpu": [5e-6, 25e9],
@@ -314,7 +316,7 @@ def test_what_a_killed_process_left_half_written_is_swept_later(tmp_path: Path) 
     for age, name in ((0.0, f".{path.name}.a.part"), (7200.0, f".{path.name}.b.part")):
         (tmp_path / name).write_text("{")
         os.utime(tmp_path / name, (time.time() - age,) * 2)
-    calibrate.write_whole(path, {"a": 1})
+    calibrate.write_json(path, {"a": 1})
     left = {each.name for each in tmp_path.iterdir()}
     assert left == {path.name, f".{path.name}.a.part"}, "another process may still write that one"
 
@@ -328,7 +330,7 @@ def test_a_write_that_ends_early_leaves_nothing(
 
     monkeypatch.setattr(calibrate.json, "dump", interrupted)
     with suppress(KeyboardInterrupt):
-        calibrate.write_whole(tmp_path / "machine-a.json", {"a": 1})
+        calibrate.write_json(tmp_path / "machine-a.json", {"a": 1})
     assert not list(tmp_path.iterdir())
 
 
@@ -342,12 +344,12 @@ def test_where_nothing_can_be_kept_a_process_measures_once_and_says_so(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert profile(folder=folder) == first
-        keep_links({"process": (1e-4, 2e9)}, folder)
-        calibrate.keep_steps("here", (1e-4, 2e-4), folder)
+        save_links({"process": (1e-4, 2e9)}, folder)
+        calibrate.save_step_cost("here", (1e-4, 2e-4), folder)
     found = profile(folder=folder)
     assert found["links"]["process"] == [1e-4, 2e9] and found["steps"]["here"] == [1e-4, 2e-4]
     assert len(counted) == 1
     folder.parent.unlink()  # now it can be written
-    calibrate.keep_steps("here", (1e-4, 3e-4), folder)
+    calibrate.save_step_cost("here", (1e-4, 3e-4), folder)
     kept = json.loads(profile_path(folder).read_text())
     assert kept["steps"]["here"] == [1e-4, 3e-4] and kept["links"] == found["links"]

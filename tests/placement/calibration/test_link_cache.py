@@ -10,7 +10,12 @@ import pytest
 
 from graphflow.placement.calibration import link_cache as network
 from graphflow.placement.calibration.calibrate import SIZES
-from graphflow.placement.calibration.link_cache import BELIEVED, TRIES, links, network_path
+from graphflow.placement.calibration.link_cache import (
+    TRIES,
+    TRUSTED_SECONDS,
+    load_or_measure_links,
+    network_path,
+)
 
 ADDRESSES = ("tcp://10.0.0.1:7001", "tcp://10.0.0.2:7001", "tcp://10.0.0.3:7001")
 
@@ -31,7 +36,7 @@ class Wires:
     def measured(self, folder: Path, count: int = 3, **options: Any) -> int:
         """Bytes sent to learn of links between so many workers, which must be told as they are."""
         before = self.sent
-        found = links(self, ADDRESSES[:count], folder=folder, **options)
+        found = load_or_measure_links(self, ADDRESSES[:count], folder=folder, **options)
         for a in range(count):
             for b in {*range(count)} - {a}:
                 latency, bandwidth = found[f"/worker:{a}", f"/worker:{b}"]
@@ -63,10 +68,10 @@ def test_a_link_that_changed_is_measured_anew_and_no_other(wires: Wires, tmp_pat
 
 def test_the_order_of_workers_in_a_file_does_not_matter(wires: Wires, tmp_path: Path) -> None:
     wires.rate[frozenset((0, 1))] = 1e8
-    found = links(wires, ADDRESSES, folder=tmp_path)
+    found = load_or_measure_links(wires, ADDRESSES, folder=tmp_path)
     before = wires.sent
     wires.rate = {frozenset((1, 2)): 1e8}
-    turned = links(wires, ADDRESSES[::-1], folder=tmp_path)
+    turned = load_or_measure_links(wires, ADDRESSES[::-1], folder=tmp_path)
     assert wires.sent - before < before / 10
     assert turned["/worker:2", "/worker:1"] == found["/worker:0", "/worker:1"]
 
@@ -81,7 +86,7 @@ def test_what_is_old_is_measured_anew(
     wires: Wires, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, now = wires.measured(tmp_path), network.time.time()
-    for later in (BELIEVED + 60, -60):  # or of tomorrow: the clock was set back
+    for later in (TRUSTED_SECONDS + 60, -60):  # or of tomorrow: the clock was set back
         monkeypatch.setattr(network.time, "time", lambda later=later: now + later)
         assert wires.measured(tmp_path) == first
         monkeypatch.undo()

@@ -15,12 +15,12 @@ from graphflow.placement.calibration.trace_corrections import (
     BUCKETS,
     SAMPLES,
     Bucket,
-    Learned,
+    TraceCorrections,
     basis_of,
+    corrections_path,
     half_octaves,
-    keep,
-    kept,
-    learned_path,
+    read_corrections,
+    write_corrections,
 )
 from tests.placement.speeds import profile
 
@@ -28,8 +28,8 @@ MATMUL = Bucket("|cpu|1", False, "matmul", "matmul", "float32", 40, 30)
 EXP = Bucket("|cpu|1", False, "elementwise", "exp", "float32", 20, 24)
 
 
-def taught(*ratios: float, bucket: Bucket = MATMUL) -> Learned:
-    known = Learned("basis")
+def taught(*ratios: float, bucket: Bucket = MATMUL) -> TraceCorrections:
+    known = TraceCorrections("basis")
     for ratio in ratios:
         known.observe(bucket, ratio * 1e-3, 1e-3)
     return known
@@ -66,9 +66,9 @@ def test_the_same_node_beside_busy_neighbours_tells_more_than_another_one() -> N
 
 
 def test_nothing_learned_corrects_nothing() -> None:
-    assert Learned().factor(MATMUL) == 1.0
-    assert Learned().link("process", (1e-4, 1e9)) == (1e-4, 1e9)
-    assert not Learned()
+    assert TraceCorrections().factor(MATMUL) == 1.0
+    assert TraceCorrections().link("process", (1e-4, 1e9)) == (1e-4, 1e9)
+    assert not TraceCorrections()
 
 
 def test_the_closest_bucket_of_an_op_tells_about_others_the_less_the_farther() -> None:
@@ -98,7 +98,7 @@ def test_a_product_that_reads_an_operand_across_is_another_one_of_the_same_op() 
 
 @pytest.mark.parametrize("measured", [0.0, -1.0, 1e9, float("nan"), float("inf")])
 def test_what_cannot_be_a_speed_teaches_nothing(measured: float) -> None:
-    known = Learned()
+    known = TraceCorrections()
     known.observe(MATMUL, measured, 1e-3)
     known.observe(MATMUL, 1e-3, measured if measured != 1e9 else 1e-12)
     known.observe_link("process", 1 << 20, measured)
@@ -106,7 +106,7 @@ def test_what_cannot_be_a_speed_teaches_nothing(measured: float) -> None:
 
 
 def test_a_link_is_the_line_through_quick_transfers_however_busy_the_machine_was() -> None:
-    known = Learned()
+    known = TraceCorrections()
     for nbytes in (1 << 12, 1 << 18, 1 << 22):
         for late in (50.0, 1.0, 50.0, 1.0, 80.0):
             known.observe_link("process", nbytes, late * (3e-4 + nbytes / 5e8))
@@ -116,7 +116,7 @@ def test_a_link_is_the_line_through_quick_transfers_however_busy_the_machine_was
 
 
 def test_one_size_scales_a_link_as_a_whole_and_an_infinite_bandwidth_stays() -> None:
-    known = Learned()
+    known = TraceCorrections()
     known.observe_link("process", 1 << 12, 3 * (1e-4 + (1 << 12) / 1e9))
     assert known.link("process", (1e-4, 1e9)) == pytest.approx((3e-4, 1e9 / 3), rel=0.05)
     known.observe_link("thread", 1 << 12, 6e-5)
@@ -139,23 +139,23 @@ def test_samples_and_buckets_are_bounded_and_the_latest_stay(
 
 
 def test_what_is_kept_is_plain_and_comes_back(tmp_path: Path) -> None:
-    known = Learned(basis_of(profile()))
+    known = TraceCorrections(basis_of(profile()))
     known.observe(MATMUL, 3e-3, 1e-3)
     known.observe_link("process", 1 << 20, 1e-2)
-    keep(known, tmp_path)
-    again = kept(profile(), tmp_path)
-    assert again.to_dict() == known.to_dict() == json.loads(learned_path(tmp_path).read_text())
+    write_corrections(known, tmp_path)
+    again = read_corrections(profile(), tmp_path)
+    assert again.to_dict() == known.to_dict() == json.loads(corrections_path(tmp_path).read_text())
     assert again.factor(MATMUL) == pytest.approx(3.0)
-    assert learned_path(tmp_path).parent == tmp_path
+    assert corrections_path(tmp_path).parent == tmp_path
 
 
 def test_another_calibration_another_machine_or_another_format_begin_anew(tmp_path: Path) -> None:
     known = taught(3.0)
     data = known.to_dict()
-    assert Learned.from_dict(data, "basis").factor(MATMUL) == pytest.approx(3.0)
-    assert not Learned.from_dict(data, "another")
-    assert not Learned.from_dict({**data, "key": {}}, "basis")
-    assert not Learned.from_dict({**data, "format": 0}, "basis")
+    assert TraceCorrections.from_dict(data, "basis").factor(MATMUL) == pytest.approx(3.0)
+    assert not TraceCorrections.from_dict(data, "another")
+    assert not TraceCorrections.from_dict({**data, "key": {}}, "basis")
+    assert not TraceCorrections.from_dict({**data, "format": 0}, "basis")
     assert basis_of(profile()) != basis_of(profile(launch=5e-6))
 
 
@@ -169,24 +169,24 @@ _ODD: Any = st.recursive(
 @given(nodes=_ODD, links=_ODD)
 def test_a_damaged_file_is_empty_or_sane(nodes: Any, links: Any) -> None:
     data = {**taught(2.0).to_dict(), "nodes": nodes, "links": links}
-    read = Learned.from_dict(data, "basis")
+    read = TraceCorrections.from_dict(data, "basis")
     assert 1e-3 <= read.factor(MATMUL) <= 1e3
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 1}', "\x00"])
 def test_a_file_that_is_no_lesson_is_rebuilt(text: str, tmp_path: Path) -> None:
-    learned_path(tmp_path).write_text(text)
-    known = kept(profile(), tmp_path)
+    corrections_path(tmp_path).write_text(text)
+    known = read_corrections(profile(), tmp_path)
     assert not known
     known.observe(MATMUL, 2e-3, 1e-3)
-    keep(known, tmp_path)
-    assert kept(profile(), tmp_path).factor(MATMUL) == pytest.approx(2.0)
+    write_corrections(known, tmp_path)
+    assert read_corrections(profile(), tmp_path).factor(MATMUL) == pytest.approx(2.0)
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    keep(taught(2.0), tmp_path / "file")
-    assert not kept(profile(), tmp_path / "file")
+    write_corrections(taught(2.0), tmp_path / "file")
+    assert not read_corrections(profile(), tmp_path / "file")
 
 
 def test_half_octaves_tell_sizes_apart_by_their_ratio() -> None:
@@ -198,25 +198,27 @@ def test_half_octaves_tell_sizes_apart_by_their_ratio() -> None:
 
 
 def test_what_a_step_takes_beyond_its_nodes_is_learned_as_a_share_of_steps_like_it() -> None:
-    learned = Learned("a")
-    assert learned.beyond("process", 1, 1e-3) == 0.0
+    learned = TraceCorrections("a")
+    assert learned.step_overhead("process", 1, 1e-3) == 0.0
     for measured in (1.2e-3, 1.3e-3, 9e-3):
         learned.observe_step("process", 1, 1e-3, measured)
-    assert learned.beyond("process", 1, 1e-3) == pytest.approx(0.3e-3)
-    assert learned.beyond("process", 1, 1.02e-3) == pytest.approx(0.306e-3)
-    assert 0 < learned.beyond("process", 2, 1e-3) < 0.3e-3  # another number of workers, or size
-    assert 0 < learned.beyond("process", 1, 1e-1) < 0.3e-1
-    assert learned.beyond("here", 1, 1e-3) == 0.0
+    assert learned.step_overhead("process", 1, 1e-3) == pytest.approx(0.3e-3)
+    assert learned.step_overhead("process", 1, 1.02e-3) == pytest.approx(0.306e-3)
+    assert (
+        0 < learned.step_overhead("process", 2, 1e-3) < 0.3e-3
+    )  # another number of workers, or size
+    assert 0 < learned.step_overhead("process", 1, 1e-1) < 0.3e-1
+    assert learned.step_overhead("here", 1, 1e-3) == 0.0
 
 
 def test_a_step_that_took_less_than_predicted_teaches_that_nothing_comes_on_top() -> None:
-    learned = Learned("a")
+    learned = TraceCorrections("a")
     learned.observe_step("here", 1, 1e-3, 0.5e-3)
-    assert learned.beyond("here", 1, 1e-3) == 0.0 and len(learned) == 1
+    assert learned.step_overhead("here", 1, 1e-3) == 0.0 and len(learned) == 1
 
 
 def test_lessons_about_steps_are_kept() -> None:
-    learned = Learned("a")
+    learned = TraceCorrections("a")
     learned.observe_step("process", 2, 1e-3, 1.5e-3)
-    again = Learned.from_dict(learned.to_dict(), "a")
-    assert again.beyond("process", 2, 1e-3) == learned.beyond("process", 2, 1e-3) > 0
+    again = TraceCorrections.from_dict(learned.to_dict(), "a")
+    assert again.step_overhead("process", 2, 1e-3) == learned.step_overhead("process", 2, 1e-3) > 0

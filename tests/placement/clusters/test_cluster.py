@@ -12,7 +12,7 @@ import pytest
 
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement import WIRES, Cluster, Device, Link, Worker
-from graphflow.placement.clusters.devices import MOST
+from graphflow.placement.clusters.devices import MAX_DEVICES
 from graphflow.placement.clusters.host_facts import cores, device_memory, host_memory
 
 TWO = """
@@ -316,10 +316,12 @@ def test_a_wrong_file_is_refused_with_file_line_and_remedy(
 
 @pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]])
 def test_more_local_workers_than_a_cluster_has_room_for_are_refused(devices: list[str]) -> None:
-    count = MOST // len(devices)
-    with pytest.raises(ClusterError, match=rf"local: {count + 1} workers .* more than {MOST}"):
+    count = MAX_DEVICES // len(devices)
+    with pytest.raises(
+        ClusterError, match=rf"local: {count + 1} workers .* more than {MAX_DEVICES}"
+    ):
         Cluster.local(count + 1, devices)
-    assert len(Cluster.local(count, devices).devices) == MOST
+    assert len(Cluster.local(count, devices).devices) == MAX_DEVICES
 
 
 def test_an_address_in_place_of_a_file_is_told_where_it_belongs() -> None:

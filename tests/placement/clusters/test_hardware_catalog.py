@@ -12,7 +12,7 @@ import graphflow as gf
 from graphflow.errors import ClusterError
 from graphflow.ir.spec import TensorSpec
 from graphflow.placement.calibration.cluster_rates import link_matrices, rates
-from graphflow.placement.calibration.roofline import interpolated
+from graphflow.placement.calibration.roofline import interpolate_seconds
 from graphflow.placement.clusters.hardware_catalog import (
     ALIASES,
     PRODUCTS,
@@ -58,8 +58,10 @@ def test_larger_work_takes_longer_and_runs_at_a_better_rate_up_to_the_peak(name:
         assert shares[2] < 0.1  # 128 × 128 × 128 cannot fill the device
     seconds = [t for _, t in speeds["traffic"]]
     assert seconds == sorted(seconds)
-    assert interpolated(speeds["traffic"], 1e9) == pytest.approx(1e9 / gpu.bandwidth, rel=0.25)
-    cached = interpolated(speeds["traffic"], gpu.cache / 2)
+    assert interpolate_seconds(speeds["traffic"], 1e9) == pytest.approx(
+        1e9 / gpu.bandwidth, rel=0.25
+    )
+    cached = interpolate_seconds(speeds["traffic"], gpu.cache / 2)
     assert cached < gpu.cache / 2 / gpu.bandwidth  # faster than its memory
 
 

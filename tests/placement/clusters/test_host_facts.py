@@ -11,7 +11,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.placement.clusters import host_facts as host
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.launch import local
 
 
@@ -47,8 +47,8 @@ def test_local_workers_share_the_cores_and_never_ask_for_more(
 def test_devices_of_one_process_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphflow.runtime.host.host.cores", lambda: 5)
     devices = [f"/worker:0/cpu:{i}" for i in range(2)]
-    assert Host(0, devices, None, lambda parcel: None)._count == 2
-    assert Host(0, devices, 4, lambda parcel: None)._count == 4
+    assert DeviceHost(0, devices, None, lambda parcel: None)._count == 2
+    assert DeviceHost(0, devices, 4, lambda parcel: None)._count == 4
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_processes_that_fill_the_machine_keep_to_cores_of_their_own(
 ) -> None:
     monkeypatch.setattr(host, "_CPU_LIMIT", tmp_path / "none")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: free, raising=False)
-    assert host.shares_of_cores(processes, threads) == shares
+    assert host.divide_cores(processes, threads) == shares
 
 
 def test_a_share_of_a_containers_time_is_no_core_of_ones_own(
@@ -80,22 +80,22 @@ def test_a_share_of_a_containers_time_is_no_core_of_ones_own(
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     monkeypatch.setattr(host, "_CPU_LIMIT", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 6, 8}, raising=False)
-    assert host.shares_of_cores(3, 1) == [[], [], []]
+    assert host.divide_cores(3, 1) == [[], [], []]
 
 
 _KEPT = """
 import os
-from graphflow.placement.clusters.host_facts import cores, everywhere, keep_to
+from graphflow.placement.clusters.host_facts import cores, on_all_cores, pin_to_cores
 free = os.sched_getaffinity(0)
 one = min(free)
-keep_to([])
+pin_to_cores([])
 assert os.sched_getaffinity(0) == free
-keep_to([one])
+pin_to_cores([one])
 assert os.sched_getaffinity(0) == {one}
-with everywhere():
+with on_all_cores():
     assert os.sched_getaffinity(0) == free
 assert os.sched_getaffinity(0) == {one}
-keep_to([1 << 20])  # there is none such
+pin_to_cores([1 << 20])  # there is none such
 assert os.sched_getaffinity(0) == {one}
 print(cores())
 """

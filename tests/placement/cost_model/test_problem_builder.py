@@ -17,7 +17,12 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Op, Tensor, device, origin_scope
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.placement.calibration.cluster_rates import is_described, link_matrices, rates
-from graphflow.placement.calibration.roofline import Rates, contended, given_speeds, interpolated
+from graphflow.placement.calibration.roofline import (
+    Rates,
+    contention_factor,
+    interpolate_seconds,
+    speeds_from_numbers,
+)
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import Device, Link, Worker
 from graphflow.placement.cost_model.problem_builder import GraphProblem, build_problem
@@ -41,7 +46,7 @@ def _outputs(op: Op, inputs: tuple[TensorSpec, ...], attrs: Mapping[str, Any]) -
 @pytest.mark.parametrize("op", SAMPLED, ids=lambda op: op.name)
 @pytest.mark.parametrize("described", [False, True], ids=["measured", "given"])
 def test_every_op_costs_something_and_more_when_it_is_larger(op: Op, described: bool) -> None:
-    rate = Rates(given_speeds(1e12, 1e11, 1e-6) if described else speeds())
+    rate = Rates(speeds_from_numbers(1e12, 1e11, 1e-6) if described else speeds())
     grown = 0
     for sample in op.samples:
         before = 0.0
@@ -64,10 +69,10 @@ def test_every_op_costs_something_and_more_when_it_is_larger(op: Op, described: 
 
 def test_times_between_measured_products_rise_and_keep_their_rate_beyond() -> None:
     points = speeds()["matmul"]["float32"]
-    assert interpolated(points, 1e6) == pytest.approx(1e-5)
-    assert interpolated(points, 4e9) == pytest.approx(4e-2)
-    assert interpolated(points, 5e3) == pytest.approx(5e-7)
-    times = [interpolated(points, f) for f in np.logspace(2, 11, 60)]
+    assert interpolate_seconds(points, 1e6) == pytest.approx(1e-5)
+    assert interpolate_seconds(points, 4e9) == pytest.approx(4e-2)
+    assert interpolate_seconds(points, 5e3) == pytest.approx(5e-7)
+    times = [interpolate_seconds(points, f) for f in np.logspace(2, 11, 60)]
     assert times == sorted(times)
 
 
@@ -133,9 +138,9 @@ def test_an_op_that_was_not_measured_is_called_unless_its_kernel_is_generated() 
 
 def test_more_busy_threads_than_cores_take_turns() -> None:
     contention = speeds()["contention"]
-    assert contended(contention, "compute", 1) == 1.0
-    assert contended(contention, "compute", 2) == pytest.approx(1.1)
-    assert contended(contention, "compute", 4) == pytest.approx(2.2)
+    assert contention_factor(contention, "compute", 1) == 1.0
+    assert contention_factor(contention, "compute", 2) == pytest.approx(1.1)
+    assert contention_factor(contention, "compute", 4) == pytest.approx(2.2)
 
 
 def test_contention_slows_devices_of_one_machine_only_when_asked() -> None:
@@ -160,7 +165,7 @@ def test_given_numbers_replace_measured_ones() -> None:
         return found.seconds(matmul, (x, x), (x,), {})
 
     flops = 2 * 1024**3
-    moved = interpolated(speeds()["traffic"], 3 * 2**22)
+    moved = interpolate_seconds(speeds()["traffic"], 3 * 2**22)
     assert seconds() == pytest.approx(1e-6 + flops / 1e11 + moved)
     assert seconds(flops=2e11) == pytest.approx(1e-6 + flops / 2e11 + moved)
     assert seconds(launch=5e-6) == pytest.approx(5e-6 + flops / 1e11 + moved)
@@ -210,7 +215,7 @@ def test_placeholders_live_with_the_client_and_fetches_go_there() -> None:
     (sink,) = range(len(made.nodes), problem.nodes)
     assert made.sinks == (y,)
     assert problem.compute[sink].tolist() == [np.inf, np.inf, 0.0]
-    (edge,) = problem.predecessors.of(sink).tolist()
+    (edge,) = problem.predecessors.edges_of(sink).tolist()
     assert problem.bytes[edge] == 16 * 4 * 4
     assert {node.op.name for node in made.nodes}.isdisjoint({"constant", "group"})
 

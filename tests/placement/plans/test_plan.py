@@ -26,15 +26,15 @@ from graphflow.frontend.pytree import bind
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, device
 from graphflow.passes import optimize
-from graphflow.placement.calibration.cluster_rates import classes
-from graphflow.placement.calibration.trace_corrections import Learned
+from graphflow.placement.calibration.cluster_rates import device_classes
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.cost_model.node_times import Predictions
+from graphflow.placement.cost_model.node_times import NodeTimes
 from graphflow.placement.cost_model.problem_builder import build_problems
 from graphflow.placement.placers.auto import Auto
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
 from graphflow.placement.plans.plan_fetches import plan
-from graphflow.placement.plans.plan_records import Interval, Measured
+from graphflow.placement.plans.plan_records import Interval, MeasuredSteps
 from graphflow.placement.plans.planning import plan_graph
 from graphflow.runtime.partitioning.partition import partition
 from tests.placement.speeds import profile
@@ -110,15 +110,15 @@ def test_a_plan_is_never_slower_than_one_device_or_round_robin(placer: str) -> N
 def test_no_lesson_of_a_busy_machine_makes_a_plan_slower_than_a_baseline(
     placer: str, seed: int
 ) -> None:
-    random, learned = np.random.default_rng(seed), Learned()
+    random, learned = np.random.default_rng(seed), TraceCorrections()
     x, _, fetches = two_towers()
     graph = optimize(Graph(fetches))
     sizes = bind(graph, {x.node: (64, 32)})
-    predictions = Predictions(graph, TWO, sizes)
+    predictions = NodeTimes(graph, TWO, sizes)
     for node in predictions.nodes:
         if node.op.name not in ("placeholder", "variable"):
             for busy in (False, True):
-                bucket = predictions.bucket(node, classes(TWO)[TWO.devices[0]], busy, 1e-4)
+                bucket = predictions.bucket(node, device_classes(TWO)[TWO.devices[0]], busy, 1e-4)
                 learned.observe(bucket, 1e-4 * random.choice([0.3, 1.0, 4.0]), 1e-4)
     for lone in (1, 1000):  # a step on one worker costs nothing on top, or by far the most
         learned.observe_step("process", 1, 1e-3, 1e-3 * lone)
@@ -388,7 +388,7 @@ def test_of_many_devices_without_nodes_only_the_number_is_told(tmp_path: Path) -
 
 
 def test_a_saved_plan_equals_the_loaded_one_to_the_last_bit(tmp_path: Path) -> None:
-    measured = Measured(0.1, (Interval("/worker:0/cpu:0", "n", 0.1 + 0.2, 1 / 3, "compute"),),
+    measured = MeasuredSteps(0.1, (Interval("/worker:0/cpu:0", "n", 0.1 + 0.2, 1 / 3, "compute"),),
                         {"/worker:0/cpu:0": 7}, 3)  # fmt: skip
     made = planned().with_measured(measured)
     loaded = Plan.load(made.save(tmp_path / "plan.json"))

@@ -8,7 +8,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_notices import ports, taken
+from graphflow.placement.plans.plan_notices import constraints, ports
 
 CLUSTER = gf.Cluster.hypothetical("2x2xt4", network="10gbe")
 
@@ -48,7 +48,7 @@ def test_a_plan_without_ports_or_transfers_shares_nothing() -> None:
 
 
 def test_pins_and_variables_are_named_with_an_example_and_its_line() -> None:
-    rows = {row.why: row for row in taken(pinned())}
+    rows = {row.why: row for row in constraints(pinned())}
     assert rows["pinned by gf.device('/worker:0/gpu:0')"].nodes == 2
     assert rows["pinned by gf.device('/worker:1/gpu:1')"].nodes == 1
     assert rows["lives with its variable"].example.startswith("assign (test_plan_notices.py:")
@@ -59,14 +59,14 @@ def test_pins_and_variables_are_named_with_an_example_and_its_line() -> None:
 
 def test_constraints_are_named_without_the_problem_behind_the_plan() -> None:
     plan = pinned()
-    assert taken(dataclasses.replace(plan, model=None)) == taken(plan)
+    assert constraints(dataclasses.replace(plan, model=None)) == constraints(plan)
 
 
 def test_a_clock_and_what_fits_in_no_memory_are_named() -> None:
     plan = pinned()
     alone = {name: s for name, s in plan.baselines.items() if name != "round robin"}
     hurried = dataclasses.replace(plan, reproducible=False, baselines=alone)
-    whys = [row.why for row in taken(hurried)]
+    whys = [row.why for row in constraints(hurried)]
     assert "round robin does not fit in memory" in whys
     assert "a clock ended the search; planning again may differ" in whys
     assert "not reproducible" in str(hurried.report())
@@ -77,4 +77,4 @@ def test_one_device_takes_no_choice_away() -> None:
     x = gf.placeholder("float32", (4,))
     with gf.device("/worker:0"):
         y = gf.tanh(x)
-    assert taken(gf.plan(y, gf.Cluster.hypothetical("t4"))) == ()
+    assert constraints(gf.plan(y, gf.Cluster.hypothetical("t4"))) == ()

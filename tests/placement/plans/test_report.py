@@ -14,8 +14,13 @@ from graphflow.errors import PlanError
 from graphflow.placement.plans.comparison import summary
 from graphflow.placement.plans.critical_path import critical_path
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_records import Interval, Measured, PlannedNode, PlannedTransfer
-from graphflow.placement.plans.tables import Table
+from graphflow.placement.plans.plan_records import (
+    Interval,
+    MeasuredSteps,
+    PlannedNode,
+    PlannedTransfer,
+)
+from graphflow.placement.plans.tables import TextTable
 from tests.placement.view.view_plans import HOSTILE, towers
 
 A, B = "/worker:0/cpu:0", "/worker:1/cpu:0"
@@ -32,7 +37,7 @@ def sent(tensor: str, source: str, target: str, start: float, finish: float) -> 
     return PlannedTransfer(tensor, source, target, start, finish, 1000, 0)
 
 
-def small(measured: Measured | None = None) -> Plan:
+def small(measured: MeasuredSteps | None = None) -> Plan:
     """a runs on A for 2 s, travels 3 s, c runs on B for 1 s; b keeps B busy for 4 s before."""
     return Plan(
         cluster=gf.Cluster.local(workers=2, threads=1),
@@ -48,7 +53,7 @@ def small(measured: Measured | None = None) -> Plan:
     )
 
 
-MEASURED = Measured(
+MEASURED = MeasuredSteps(
     makespan=7.0,
     timeline=(
         Interval(A, "a", 0.0, 2.5, "compute"),
@@ -240,12 +245,12 @@ def test_hostile_names_are_escaped_in_html_and_keep_to_their_line_in_text() -> N
 
 
 def test_tables_on_a_page_scroll_and_keep_a_number_beside_its_unit() -> None:
-    html = Table("", ("device", "busy"), (("a", "5.44 ms"),)).html()
+    html = TextTable("", ("device", "busy"), (("a", "5.44 ms"),)).html()
     assert "overflow-x:auto" in html and "white-space:nowrap" in html
 
 
 def test_tables_align_wide_letters() -> None:
-    lines = str(Table("t", ("name", "n"), (("語語", "1"), ("abcd", "22")))).splitlines()
+    lines = str(TextTable("t", ("name", "n"), (("語語", "1"), ("abcd", "22")))).splitlines()
     assert lines == ["t", "  name   n", "  語語   1", "  abcd  22"]
 
 

@@ -93,8 +93,8 @@ def test_topological_order_takes_the_lowest_index_first() -> None:
 
 def test_adjacency_lists_the_edges_of_a_node() -> None:
     problem = Problem(np.ones((3, 1)), np.array([[0, 2], [0, 1], [1, 2]]), np.zeros(3))
-    assert problem.successors.of(0).tolist() == [0, 1]
-    assert problem.predecessors.of(2).tolist() == [0, 2]
+    assert problem.successors.edges_of(0).tolist() == [0, 1]
+    assert problem.predecessors.edges_of(2).tolist() == [0, 2]
     assert problem.input_counts == (0, 1, 2)
 
 

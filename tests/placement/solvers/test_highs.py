@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from graphflow.errors import PlacementError
-from graphflow.placement.solvers.highs import Live, Model
+from graphflow.placement.solvers.highs import Live, MixedIntegerProgram
 
 
-def knapsack() -> Model:
+def knapsack() -> MixedIntegerProgram:
     """Most value of four things within ten kilograms: the second and the fourth, 90."""
-    model = Model()
+    model = MixedIntegerProgram()
     first = model.columns(4, upper=1.0, integer=True)
     for column, value in enumerate((10.0, 40.0, 30.0, 50.0)):
         model.cost[first + column] = -value

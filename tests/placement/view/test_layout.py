@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.errors import PlanError
-from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH, Layout, arrange, isotonic
+from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH, GraphLayout, arrange, isotonic
 
 
 @st.composite
@@ -22,7 +22,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], list[int], int]
     return count, edges, lanes, lane_count
 
 
-def overlaps(layout: Layout) -> list[tuple[int, int]]:
+def overlaps(layout: GraphLayout) -> list[tuple[int, int]]:
     boxes = sorted(range(len(layout.x)), key=lambda i: layout.y[i])
     found = []
     for k, a in enumerate(boxes):

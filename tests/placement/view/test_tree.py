@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.view import fold, svg
-from graphflow.placement.view.fold import LARGEST, folded
+from graphflow.placement.view.fold import LARGEST, fold_large
 from graphflow.placement.view.memory import POINTS, curves
 from graphflow.placement.view.page.payload import LINKS, pack, payload, unpack
 from graphflow.placement.view.tree import WIDEST, Group, tree
@@ -217,7 +217,7 @@ def test_a_curve_of_many_moments_keeps_its_peak() -> None:
 
 def test_a_plan_that_fits_on_paper_is_not_folded() -> None:
     plan = towers()
-    assert folded(plan) is plan
+    assert fold_large(plan) is plan
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_plan_that_fits_on_paper_is_not_folded() -> None:
     ids=["network", "towers", "chain", "many"],
 )
 def test_a_folded_plan_has_the_seconds_and_bytes_of_the_plan_and_no_circle(plan: Plan) -> None:
-    small = folded(plan)
+    small = fold_large(plan)
     assert len(small.nodes) <= LARGEST < len(plan.nodes)
     assert len(small.by_name) == len(small.nodes)
     for device in {node.device for node in plan.nodes}:
@@ -251,7 +251,7 @@ def test_folding_closes_no_circle(found: list[str]) -> None:
 
 
 def test_a_layers_forward_and_backward_are_folded_apart() -> None:
-    names = [node.name for node in folded(towers(count=8, layers=8)).nodes]
+    names = [node.name for node in fold_large(towers(count=8, layers=8)).nodes]
     assert {"tower3/dense4", "tower3/dense4 (2)"} <= set(names)
 
 

@@ -231,7 +231,7 @@ def test_a_plan_without_nodes_is_drawn(drawing: Any) -> None:
 
 
 def test_dot_strings_are_quoted() -> None:
-    assert dot.quoted('a"b\\N\nc') == '"a\\"b\\\\N\\nc"'
+    assert dot.quote('a"b\\N\nc') == '"a\\"b\\\\N\\nc"'
     drawn = dot.render(hostile())
     # Without its strings, nothing is left of DOT but its own words.
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', "S", drawn)
@@ -243,7 +243,7 @@ def test_dot_strings_are_quoted() -> None:
 def test_dot_has_a_cluster_for_each_device_and_every_edge(plan: Plan) -> None:
     drawn = dot.render(plan)
     for device in plan.cluster.devices:
-        assert f"label={dot.quoted(device)}" in drawn
+        assert f"label={dot.quote(device)}" in drawn
     assert drawn.count(" -> ") == sum(len(set(node.inputs)) for node in plan.nodes)
     assert drawn.count("{") == drawn.count("}")
 

@@ -11,9 +11,9 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import (
-    HeldNode,
+    BodyNode,
     Interval,
-    Measured,
+    MeasuredSteps,
     PlannedNode,
     PlannedTransfer,
 )
@@ -170,7 +170,7 @@ def measured(plan: Plan, slower: float = 1.15, seed: int = 0) -> Plan:
                 Interval(t.target, f"recv/{t.tensor}/{t.edge}", finish * 0.9, finish, "wait")
             )
     peak = {name: int(value * 1.02) for name, value in plan.peak_memory.items()}
-    return plan.with_measured(Measured(plan.makespan * slower, tuple(bars), peak, 20))
+    return plan.with_measured(MeasuredSteps(plan.makespan * slower, tuple(bars), peak, 20))
 
 
 def hostile() -> Plan:
@@ -260,6 +260,6 @@ def holding() -> Plan:
         ("cond/orelse/argument_0", "placeholder", ()),
         ("multiply", "multiply", ("cond", "add")),
     ]
-    held = tuple(HeldNode(n, op, "float32(8,)", reads, "train.py:9") for n, op, reads in inside)
+    held = tuple(BodyNode(n, op, "float32(8,)", reads, "train.py:9") for n, op, reads in inside)
     d.nodes["net/scan"] = replace(d.nodes["net/scan"], holds=held)
     return d.plan()

@@ -25,10 +25,10 @@ import graphflow as gf
 from graphflow.errors import CheckpointError, ProtocolError, StaleEpoch, VariableError
 from graphflow.ir.spec import BFLOAT16, DTYPES
 from graphflow.runtime.checkpoint import Checkpoint, differences, files, load, save, store
-from graphflow.runtime.checkpoint.folder import Draft, read_manifest
+from graphflow.runtime.checkpoint.folder import CheckpointDraft, read_manifest
 from graphflow.runtime.checkpoint.manifest import fingerprint
 from graphflow.runtime.checkpoint.remote import write_under
-from graphflow.runtime.checkpoint.store import Store, newest
+from graphflow.runtime.checkpoint.store import CheckpointStore, newest
 
 STATE, MANIFEST = "worker-0.safetensors", "manifest.json"
 names = st.text(min_size=1, max_size=8).filter(lambda n: n != "__metadata__" and n.isprintable())
@@ -305,7 +305,7 @@ def test_whatever_has_the_name_of_a_checkpoint_makes_room_and_is_not_waited_for(
         target.write_text("x")
     else:
         target.symlink_to(tmp_path / ("thesis" if "folder" in what else "nothing"))
-    kept = Store(root, keep=1)
+    kept = CheckpointStore(root, keep=1)
     draft = kept.begin(3)
     draft.write(STATE, _one().variables)
     draft.commit(_one().signatures)
@@ -444,7 +444,7 @@ def test_a_directory_of_checkpoints_survives_a_kill_at_any_call(tmp_path: Path) 
     """Writing the third of two that are kept: the newest that is there is always whole."""
 
     def third(root: Path) -> None:
-        store = Store(root, keep=2)
+        store = CheckpointStore(root, keep=2)
         draft = store.begin(3)
         draft.write("worker-0.safetensors", {"w": np.full(4, 3, "float32")})
         draft.commit({"w": ("float32", (4,))})
@@ -462,12 +462,12 @@ def test_a_directory_of_checkpoints_survives_a_kill_at_any_call(tmp_path: Path) 
         root = two(f"{at[0]}{at[1]}")
         assert _killed_at(partial(third, root), at), at
         skipped: list[str] = []
-        newest = Store(root, keep=2).newest(skipped.append)
+        newest = CheckpointStore(root, keep=2).newest(skipped.append)
         assert newest is not None
         there = newest[1]
         assert int(there.variables["w"][0]) == there.step, at
         assert not skipped, skipped
-        for each in Store(root, keep=2).folders():
+        for each in CheckpointStore(root, keep=2).folders():
             load(each)  # none is half removed
         found.append(there.step)
         left = [p.name for p in root.iterdir() if p.name.startswith(".")]
@@ -521,7 +521,7 @@ def test_what_a_session_is_about_to_put_in_place_while_another_takes_over_is_nev
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever was there first has looked whether the directory is still its own, and writes."""
-    first = Store(tmp_path, keep=2)
+    first = CheckpointStore(tmp_path, keep=2)
     draft = first.begin(1)
     draft.write("worker-0.safetensors", {"w": np.full(4, 1, "float32")})
     shutil_rmtree = files.shutil.rmtree
@@ -535,7 +535,7 @@ def test_what_a_session_is_about_to_put_in_place_while_another_takes_over_is_nev
 
     with monkeypatch.context() as patch:
         patch.setattr(files.shutil, "rmtree", meanwhile)
-        second = Store(tmp_path, keep=2)
+        second = CheckpointStore(tmp_path, keep=2)
     assert [p.name for p in tmp_path.iterdir()] == ["session.json"]
     assert second.newest(pytest.fail) is None
     with pytest.raises(StaleEpoch):
@@ -591,7 +591,7 @@ def test_what_is_no_file_or_far_too_large_is_told_and_not_waited_for(
     with pytest.raises(CheckpointError, match="Not a regular file"):
         load(tmp_path / "step-00000002")
     skipped: list[str] = []
-    there = Store(tmp_path, keep=3).newest(skipped.append)
+    there = CheckpointStore(tmp_path, keep=3).newest(skipped.append)
     assert there is not None and there[1].step == 1 and file in skipped[0]
     ends.join()
     place.unlink()
@@ -624,7 +624,7 @@ def test_the_newest_checkpoint_that_is_whole_is_taken_and_the_others_are_told(
     (tmp_path / "step-00000004" / "worker-1.safetensors").unlink()
     _manifest(format=99)(tmp_path / "step-00000003")
     skipped: list[str] = []
-    there = Store(tmp_path, keep=3).newest(skipped.append)
+    there = CheckpointStore(tmp_path, keep=3).newest(skipped.append)
     assert there is not None and there[0].name == "step-00000002" and there[1].step == 2
     assert ["digest" in skipped[0], "missing" in skipped[1], "format 99" in skipped[2]] == [
         True
@@ -648,7 +648,7 @@ def test_who_reads_while_another_process_goes_on_writing_gets_a_newer_one(
         step = steps.pop(0)
         _two_shards(tmp_path / f"step-{step:08d}", step)
         if not again:
-            files.remove(folder)
+            files.remove_folder(folder)
         raise CheckpointError("a shard is missing")
 
     monkeypatch.setattr(store, "load", overtaken)
@@ -748,14 +748,14 @@ def test_a_worker_follows_no_link_and_overwrites_nothing(tmp_path: Path) -> None
 def test_a_directory_keeps_the_last_few_and_a_new_start_takes_the_next_epoch(
     tmp_path: Path,
 ) -> None:
-    store = Store(tmp_path / "a" / "ckpt", keep=2)
+    store = CheckpointStore(tmp_path / "a" / "ckpt", keep=2)
     for step in (5, 10, 15, 10):
         draft = store.begin(step)
         draft.write("worker-0.safetensors", {"w": np.full(2, step, "float32")})
         draft.commit({"w": ("float32", (2,))})
         store.prune()
     assert [f.name for f in store.folders()] == ["step-00000015", "step-00000010"]
-    again = Store(tmp_path / "a" / "ckpt", keep=2)
+    again = CheckpointStore(tmp_path / "a" / "ckpt", keep=2)
     assert (again.session, again.epoch) == (store.session, store.epoch + 1)
     with pytest.raises(StaleEpoch, match="taken over"):
         store.begin(20)
@@ -767,7 +767,7 @@ def test_what_cannot_be_read_does_not_count_among_those_that_are_kept(tmp_path: 
         _two_shards(tmp_path / f"step-{step:08d}", step)
     for step in (3, 4):
         (tmp_path / f"step-{step:08d}" / MANIFEST).write_text("torn")
-    store = Store(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path, keep=2)
     store.prune()
     assert len(store.folders()) == 4
     newest = store.newest(lambda told: None)
@@ -777,7 +777,7 @@ def test_what_cannot_be_read_does_not_count_among_those_that_are_kept(tmp_path: 
 def test_a_checkpoint_whose_variables_are_in_no_shard_is_not_put_in_its_place(
     tmp_path: Path,
 ) -> None:
-    draft = Store(tmp_path, keep=2).begin(3)
+    draft = CheckpointStore(tmp_path, keep=2).begin(3)
     draft.write("worker-0.safetensors", {"w": np.ones(2, "float32")})
     kinds = dict.fromkeys(("w", "b"), ("float32", (2,)))
     with pytest.raises(CheckpointError, match="no shard holds b"):
@@ -787,7 +787,7 @@ def test_a_checkpoint_whose_variables_are_in_no_shard_is_not_put_in_its_place(
 
 
 def test_the_note_of_a_session_is_for_its_owner_alone(tmp_path: Path) -> None:
-    Store(tmp_path, keep=1)
+    CheckpointStore(tmp_path, keep=1)
     assert (tmp_path / "session.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -830,9 +830,9 @@ def test_nothing_in_the_directory_of_a_session_is_touched_but_its_own(
 def test_what_another_process_saves_in_the_directory_of_a_session_comes_to_its_end(
     tmp_path: Path,
 ) -> None:
-    draft = Draft.begin(tmp_path / "best", 3)
+    draft = CheckpointDraft.begin(tmp_path / "best", 3)
     for step in (1, 2):
-        store = Store(tmp_path, keep=1)
+        store = CheckpointStore(tmp_path, keep=1)
         store.begin(step).discard()
     draft.write(STATE, _one().variables)
     draft.commit(_one().signatures)
@@ -852,12 +852,12 @@ def test_a_directory_for_checkpoints_is_no_checkpoint_and_no_file(tmp_path: Path
     _two_shards(tmp_path / "one", 3)
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="one checkpoint"):
-        Store(tmp_path / "one", keep=1)
+        CheckpointStore(tmp_path / "one", keep=1)
     with pytest.raises(CheckpointError, match="cannot keep checkpoints"):
-        Store(tmp_path / "file", keep=1)
+        CheckpointStore(tmp_path / "file", keep=1)
     for wrong in (None, 3, b"x", "a\0b"):
         with pytest.raises(CheckpointError):
-            Store(wrong, keep=1)  # type: ignore[arg-type]
+            CheckpointStore(wrong, keep=1)  # type: ignore[arg-type]
 
 
 # Sessions -------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from graphflow.recovery import recoverer as recovery
 from graphflow.recovery.checkpoint_writer import CheckpointWriter
 from graphflow.recovery.recoverer import CommittedStep, Recovery
 from graphflow.runtime.checkpoint import files, folder, manifest, remote, store
-from graphflow.runtime.checkpoint.store import Store
+from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.host import session_state
 from tests.recovery import test_checkpoints as sessions
 from tests.runtime.checkpoint import test_checkpoint as folders
@@ -53,10 +53,10 @@ def syncs_drafts(only: bool) -> Callable[[Any], Any]:
 
 def renames_first(put_in_place: Any) -> Any:
     def mutant(partial: Path, target: Path) -> None:
-        with mock.patch.object(files, "sync", lambda place: None):
+        with mock.patch.object(files, "sync_folder", lambda place: None):
             put_in_place(partial, target)
-        files.sync(target)
-        files.sync(target.parent)
+        files.sync_folder(target)
+        files.sync_folder(target.parent)
 
     return mutant
 
@@ -72,7 +72,7 @@ def begins_in_place(begin: Any) -> Any:
 
 def makes_room_by_removing(put_in_place: Any) -> Any:
     def mutant(partial: Path, target: Path) -> None:
-        files.remove(target)
+        files.remove_folder(target)
         put_in_place(partial, target)
 
     return mutant
@@ -84,7 +84,7 @@ def overwrites(replace_file: Any) -> Any:
         os.write(file, data)
         os.fsync(file)
         os.close(file)
-        files.sync(path.parent)
+        files.sync_folder(path.parent)
 
     return mutant
 
@@ -131,15 +131,15 @@ def commits_in_part(commit: Any) -> Any:
 
 
 def keeps_the_oldest(prune: Any) -> Any:
-    def mutant(self: Store) -> None:
+    def mutant(self: CheckpointStore) -> None:
         for each in self.folders()[: -self.keep]:
-            files.remove(each)
+            files.remove_folder(each)
 
     return mutant
 
 
 def keeps_one_less(prune: Any) -> Any:
-    def mutant(self: Store) -> None:
+    def mutant(self: CheckpointStore) -> None:
         self.keep -= 1
         prune(self)
         self.keep += 1
@@ -148,9 +148,9 @@ def keeps_one_less(prune: Any) -> Any:
 
 
 def counts_what_is_damaged(prune: Any) -> Any:
-    def mutant(self: Store) -> None:
+    def mutant(self: CheckpointStore) -> None:
         for each in self.folders()[self.keep :]:
-            files.remove(each)
+            files.remove_folder(each)
 
     return mutant
 
@@ -172,8 +172,8 @@ def advances_by(steps: int) -> Callable[[Any], Any]:
     """The next epoch is noted only when the next checkpoint is written, or is none."""
 
     def make(advance: Any) -> Any:
-        def mutant(self: Store) -> int:
-            self.check()
+        def mutant(self: CheckpointStore) -> int:
+            self.check_owner()
             self.epoch += steps
             return self.epoch
 
@@ -183,10 +183,10 @@ def advances_by(steps: int) -> Callable[[Any], Any]:
 
 
 def begins_at_the_same_epoch(init: Any) -> Any:
-    def mutant(self: Store, *given: Any, **more: Any) -> None:
+    def mutant(self: CheckpointStore, *given: Any, **more: Any) -> None:
         init(self, *given, **more)
         self.epoch = max(1, self.epoch - 1)
-        self._note()
+        self._write_session()
 
     return mutant
 
@@ -334,20 +334,23 @@ BASE = losing(sessions.test_a_damaged_base_is_left_for_the_one_before)
 
 MUTATIONS: dict[str, tuple[Mutation, Test]] = {
     "files are not synced": (around(files, "write_new", unsynced), POWER),
-    "a draft's names are not synced": (around(files, "sync", syncs_drafts(False)), POWER),
-    "a rename is not synced": (around(files, "sync", syncs_drafts(True)), POWER),
+    "a draft's names are not synced": (around(files, "sync_folder", syncs_drafts(False)), POWER),
+    "a rename is not synced": (around(files, "sync_folder", syncs_drafts(True)), POWER),
     "a rename comes before what it renames": (around(files, "put_in_place", renames_first), POWER),
-    "a new directory is not synced": (around(files, "make", unsynced), POWER),
+    "a new directory is not synced": (around(files, "make_folder", unsynced), POWER),
     "notes are written over": (around(files, "replace_file", overwrites), POWER),
-    "what made room is removed": (around(files, "clean", leaves_what_made_room), POWER),
-    "an epoch is noted late": (around(Store, "advance", advances_by(1)), POWER),
+    "what made room is removed": (around(files, "clean_up", leaves_what_made_room), POWER),
+    "an epoch is noted late": (around(CheckpointStore, "advance", advances_by(1)), POWER),
     "the old goes before the new comes": (
         around(files, "put_in_place", makes_room_by_removing),
         SAVED,
     ),
-    "checkpoints are written in their place": (around(files, "begin", begins_in_place), KILLED),
+    "checkpoints are written in their place": (
+        around(files, "begin_folder", begins_in_place),
+        KILLED,
+    ),
     "checkpoints are removed in their place": (
-        around(files, "remove", lambda remove: lambda place: shutil.rmtree(place, True)),
+        around(files, "remove_folder", lambda remove: lambda place: shutil.rmtree(place, True)),
         KILLED,
     ),
     "secrets are for all to read": (
@@ -362,13 +365,13 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
         lambda: mock.patch.object(remote, "check_names", lambda *names: None),
         alone(folders.test_a_name_from_the_wire_that_is_none_of_ours_is_refused, "../c"),
     ),
-    "no look at a shard's digest": (around(folder, "_read", reads_any_bytes), DAMAGED),
+    "no look at a shard's digest": (around(folder, "_read_shard", reads_any_bytes), DAMAGED),
     "no look at a manifest's digest": (
         lambda: mock.patch.object(manifest, "_digest", lambda told: ""),
         DAMAGED,
     ),
     "shards lie anywhere": (
-        around(folder, "_read", reads_anywhere),
+        around(folder, "_read_shard", reads_anywhere),
         alone(
             folders.test_a_manifest_that_lies_is_refused_though_its_digest_is_right,
             "a shard of another folder",
@@ -379,13 +382,13 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
         alone(folders.test_a_damaged_checkpoint_is_refused_and_changes_nothing, "a newer format"),
     ),
     "a checkpoint in part": (
-        around(folder.Draft, "commit", commits_in_part),
+        around(folder.CheckpointDraft, "commit", commits_in_part),
         alone(folders.test_a_checkpoint_whose_variables_are_in_no_shard_is_not_put_in_its_place),
     ),
-    "the oldest are kept": (around(Store, "prune", keeps_the_oldest), KEPT),
-    "one less is kept": (around(Store, "prune", keeps_one_less), KEPT),
+    "the oldest are kept": (around(CheckpointStore, "prune", keeps_the_oldest), KEPT),
+    "one less is kept": (around(CheckpointStore, "prune", keeps_one_less), KEPT),
     "what is damaged counts as kept": (
-        around(Store, "prune", counts_what_is_damaged),
+        around(CheckpointStore, "prune", counts_what_is_damaged),
         alone(folders.test_what_cannot_be_read_does_not_count_among_those_that_are_kept),
     ),
     "the highest step is the newest": (
@@ -394,14 +397,14 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
     ),
     "the newest is believed": (around(store, "newest", believes_the_newest), NEWEST),
     "who was there before goes on": (
-        around(Store, "check", lambda check: lambda self: None),
+        around(CheckpointStore, "check_owner", lambda check: lambda self: None),
         alone(sessions.test_who_takes_a_directory_over_fences_who_had_it),
     ),
     "a start takes no epoch": (
-        around(Store, "__init__", begins_at_the_same_epoch),
+        around(CheckpointStore, "__init__", begins_at_the_same_epoch),
         alone(folders.test_a_directory_keeps_the_last_few_and_a_new_start_takes_the_next_epoch),
     ),
-    "a recovery takes no epoch": (around(Store, "advance", advances_by(0)), NOTED),
+    "a recovery takes no epoch": (around(CheckpointStore, "advance", advances_by(0)), NOTED),
     "a session goes on a step later": (
         around(CheckpointWriter, "resume", resumes_off_by_one),
         LOOP,

@@ -12,7 +12,7 @@ import pytest
 
 from graphflow.runtime.checkpoint import Checkpoint, load, save
 from graphflow.runtime.checkpoint.remote import write_under
-from graphflow.runtime.checkpoint.store import Store
+from graphflow.runtime.checkpoint.store import CheckpointStore
 from tests.runtime.checkpoint.disk import Disk
 
 KINDS = {"a": ("float32", (4,)), "b": ("int64", (3,))}
@@ -27,7 +27,7 @@ def steps_of(checkpoint: Checkpoint) -> set[int]:
     return {checkpoint.step, *(int(v.flat[0]) for v in checkpoint.variables.values())}
 
 
-def written(store: Store, step: int) -> None:
+def written(store: CheckpointStore, step: int) -> None:
     """A checkpoint in two shards, one from here and one as a worker writes it."""
     draft = store.begin(step)
     own = values(step)
@@ -53,7 +53,7 @@ def test_a_directory_of_checkpoints_has_after_a_power_failure_what_was_written(
 
     def fails() -> None:
         for tree in disk.leavings(tmp_path / "left"):
-            store = Store(tree / "runs" / "c", keep)
+            store = CheckpointStore(tree / "runs" / "c", keep)
             skipped: list[str] = []
             newest = store.newest(skipped.append)
             assert not skipped
@@ -66,7 +66,7 @@ def test_a_directory_of_checkpoints_has_after_a_power_failure_what_was_written(
         shutil.rmtree(tmp_path / "left")
 
     with disk.watched(fails):
-        store = Store(tmp_path / "disk" / "runs" / "c", keep)
+        store = CheckpointStore(tmp_path / "disk" / "runs" / "c", keep)
         epoch, secret = store.epoch, store.token
         for step in (1, 2, 2):
             begun = step

@@ -11,10 +11,10 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ProtocolError
-from graphflow.runtime.client.cluster_survey import survey
+from graphflow.runtime.client.cluster_survey import measure_undescribed
 from graphflow.runtime.client.handshake import LEASE, Rendezvous
 from graphflow.runtime.protocol.coordinator_events import Replies
-from graphflow.runtime.protocol.worker import LONGEST_LEASE
+from graphflow.runtime.protocol.worker import MAX_LEASE
 from graphflow.runtime.wire.messages import Hello, Meet, Met, Open, Ready, Welcome
 
 
@@ -35,7 +35,7 @@ def test_speeds_that_are_none_are_refused_by_the_workers_name(
 
     hosts: Any = Hosts()
     with pytest.raises(ProtocolError, match=r"worker 0 at tcp:.* tells nonsense"):
-        survey(hosts, cluster)
+        measure_undescribed(hosts, cluster)
 
 
 @pytest.mark.parametrize("missing", [[-1], [1], [10**9, 0]])
@@ -45,10 +45,10 @@ def test_a_worker_misses_none_but_the_sessions(missing: list[int], cluster: gf.C
     def ask(request: int, orders: Any, seconds: float) -> Replies:
         return Replies({0: next(answers)})
 
-    loop: Any = SimpleNamespace(same=list)
+    loop: Any = SimpleNamespace(duplicate_workers=list)
     meeting = Rendezvous("s", ["tcp://127.0.0.1:7001"], [""], loop, itertools.count(1), ask)
     with pytest.raises(ProtocolError, match="misses"):
-        meeting.meet(cluster, 1e12, 1.0, [], False)
+        meeting.run(cluster, 1e12, 1.0, [], False)
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -64,11 +64,11 @@ def test_own_workers_wait_for_a_session_that_stands_still_and_others_for_their_l
         answers = {Hello: Welcome(1, "", 0, "", ["cpu:0"]), Open: Ready(2), Meet: Met(3, [])}
         return Replies({0: answers[type(message)]})
 
-    loop: Any = SimpleNamespace(same=list)
+    loop: Any = SimpleNamespace(duplicate_workers=list)
     meeting = Rendezvous("s", ["tcp://127.0.0.1:7001"], [""], loop, itertools.count(1), ask)
     where = gf.Cluster.local(workers=1) if local else cluster
-    meeting.meet(where, 1e12, 1.0, [], False)
-    assert found == [LONGEST_LEASE if local else LEASE]
+    meeting.run(where, 1e12, 1.0, [], False)
+    assert found == [MAX_LEASE if local else LEASE]
 
 
 def test_a_fetch_that_no_worker_has_told_is_named() -> None:

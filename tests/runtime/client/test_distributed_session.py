@@ -28,7 +28,7 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
-from graphflow.runtime.wire.frame_codec import array_of
+from graphflow.runtime.wire.frame_codec import decode_small
 from tests import loaded
 from tests.faults import hazards
 from tests.runtime.workers import serving
@@ -65,7 +65,7 @@ def test_the_client_carries_no_tensor_that_two_workers_exchange(
         actions = handle(machine, event, now)
         for each in (event, *actions):
             small = getattr(getattr(each, "message", None), "small", ())
-            carried += sum(array_of(array)[1].nbytes for array in small)
+            carried += sum(decode_small(array)[1].nbytes for array in small)
             data = getattr(each, "data", None)
             carried += memoryview(data).nbytes if data is not None else 0
         return actions

@@ -65,7 +65,7 @@ def session() -> Iterator[gf.Session]:
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What went which way: the steps of all sessions of this process, and the answers to them."""
     found: list[str] = []
-    repeat, answered = FastPathLoop.repeat, FastPathCoordinator.answered
+    repeat, answered = FastPathLoop.run_step, FastPathCoordinator.accept_answer
 
     def told(self: FastPathLoop, *given: Any) -> Replies | None:
         replies = repeat(self, *given)
@@ -77,8 +77,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("answered" if actions is not None else "said otherwise")
         return actions
 
-    monkeypatch.setattr(FastPathLoop, "repeat", told)
-    monkeypatch.setattr(FastPathCoordinator, "answered", heard)
+    monkeypatch.setattr(FastPathLoop, "run_step", told)
+    monkeypatch.setattr(FastPathCoordinator, "accept_answer", heard)
     return found
 
 
@@ -159,7 +159,7 @@ def test_ctrl_c_in_the_middle_of_a_short_step_ends_it_and_nothing_else(
 
 
 def is_short(code: CodeType) -> bool:
-    return code.co_filename == repeating.__file__ or code.co_name == "_repeated"
+    return code.co_filename == repeating.__file__ or code.co_name == "_try_fast_path"
 
 
 def test_ctrl_c_at_any_line_of_the_short_way_leaves_a_session_that_goes_on(
@@ -197,7 +197,7 @@ def test_what_breaks_the_short_way_ends_the_session_and_says_so(
     with local() as session:
         for _ in range(3):
             session.run(model.add, fed(model, 1))
-        for where in ("repeat", "answered"):
+        for where in ("begin_step", "accept_answer"):
             monkeypatch.setattr(FastPathCoordinator, where, broken)
         began = time.monotonic()
         with pytest.raises(SessionError, match=r"closed.*none is left"):

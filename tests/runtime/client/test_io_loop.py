@@ -33,7 +33,7 @@ from graphflow.runtime.client import worker_membership as membership
 from graphflow.runtime.client.pending_operation import Pending
 from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.polling.wakeup import EpollWaiter, WakeupFd
-from graphflow.runtime.protocol.coordinator_events import Begin, Gone, Order
+from graphflow.runtime.protocol.coordinator_events import BeginOperation, Order, WorkerGone
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.security import receive_accounting as inflow
 from graphflow.runtime.transport import tcp
@@ -61,8 +61,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def begin(address: str = "tcp://127.0.0.1:1") -> loop.Loop:
-    return loop.Loop(
+def begin(address: str = "tcp://127.0.0.1:1") -> loop.SessionIOLoop:
+    return loop.SessionIOLoop(
         "a" * 32, [address], insecure=False, local=None, pair=None, keys=[""],
         activity=SessionActivity("a" * 32), epoch=1, token="t", dead_after=4.5,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_session_that_its_own_thread_stops_leaves_nothing_open(opened: list[An
         except BaseException as error:
             came.append(error)
 
-    session._promised.append(stop)
+    session._deferred.append(stop)
     session._wakeup.wake()
     session._thread.join(10.0)
     assert not came and not session._thread.is_alive()
@@ -136,7 +136,7 @@ def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_ope
     opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, drives, came = begin(), threading.Event(), list[GraphflowError]()
-    pending = session.submit(Begin(1, {0: Order(Close(1))}, 20.0))
+    pending = session.submit(BeginOperation(1, {0: Order(Close(1))}, 20.0))
 
     def turn(pending: Pending, until: float) -> None:
         drives.set()
@@ -169,10 +169,10 @@ def test_who_has_an_outcome_waits_for_no_message(monkeypatch: pytest.MonkeyPatch
         return sleep(seconds, awake)
 
     monkeypatch.setattr(session._waiter, "wait", noted)
-    session.add(Gone(0, "it ended"))
+    session.add(WorkerGone(0, "it ended"))
     for request in range(1, 9):
         with pytest.raises(WorkerLost):
-            session.ask(Begin(request, {0: Order(Close(request))}, 20.0), 20.0)
+            session.ask(BeginOperation(request, {0: Order(Close(request))}, 20.0), 20.0)
     session.stop()
     assert waited and max(waited) <= 0
 
@@ -189,12 +189,12 @@ def endless(seconds: float) -> Any:
 def test_who_talks_without_an_end_keeps_nobody_from_a_deadline() -> None:
     made = begin()
     try:
-        channel = made._ways[0].channel
+        channel = made._connections[0].channel
         channel.has_message, channel.receive = lambda: True, endless(4.0)
         started = time.monotonic()
         hello = Hello(2, "1.0", WIRE_VERSION, "3.12")
         with pytest.raises(RendezvousTimeout):
-            made.ask(Begin(2, {0: Order(hello)}, 0.2), 1.0)
+            made.ask(BeginOperation(2, {0: Order(hello)}, 0.2), 1.0)
         assert time.monotonic() - started < 2.0
     finally:
         made.stop()
@@ -203,9 +203,9 @@ def test_who_talks_without_an_end_keeps_nobody_from_a_deadline() -> None:
 def test_who_talks_without_an_end_keeps_no_question_for_status_from_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp.Channel, "receive", endless(4.0))
+    monkeypatch.setattr(tcp.TcpChannel, "receive", endless(4.0))
     started = time.monotonic()
-    (found,) = status.ask([status.Address("tcp://127.0.0.1:1")], seconds=0.2)
+    (found,) = status.request_reports([status.WorkerAddress("tcp://127.0.0.1:1")], seconds=0.2)
     assert isinstance(found, RendezvousTimeout)
     assert time.monotonic() - started < 2.0
 
@@ -252,9 +252,9 @@ def flooding(frames: int) -> Iterator[tuple[str, list[int]]]:
 def test_a_message_without_an_end_fills_no_memory_of_who_asks_for_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(status, "UNDER_WAY", 100_000)
+    monkeypatch.setattr(status, "UNFRAMED_CAP", 100_000)
     with flooding(4) as (address, _):
-        (found,) = status.ask([status.Address(address)], seconds=2.0)
+        (found,) = status.request_reports([status.WorkerAddress(address)], seconds=2.0)
     assert isinstance(found, ProtocolError) and "without an end" in str(found)
 
 
@@ -269,14 +269,14 @@ def test_a_message_without_an_end_fills_no_memory_of_a_session(asked: bool) -> N
             if asked:
                 hello = Hello(2, "1.0", WIRE_VERSION, "3.12")
                 with pytest.raises(GraphflowError) as failed:
-                    made.ask(Begin(2, {0: Order(hello)}, 4.0), 5.0)
+                    made.ask(BeginOperation(2, {0: Order(hello)}, 4.0), 5.0)
                 assert resident(os.getpid()) - before < 64 << 20
                 assert failed.type is WorkerLost and "without an end" in str(failed.value)
             else:
-                wait_for(made.lost, 4.0)
+                wait_for(made.loss_reasons, 4.0)
                 assert resident(os.getpid()) - before < 64 << 20
             assert time.monotonic() - started < 3.0
-            assert made.lost() == {0: inflow.ENDLESS}
+            assert made.loss_reasons() == {0: inflow.ENDLESS_MESSAGE}
             time.sleep(0.3)  # for it to come again, which it may not
             count = sent[:]
             time.sleep(0.2)
@@ -288,25 +288,27 @@ def test_a_message_without_an_end_fills_no_memory_of_a_session(asked: bool) -> N
 def test_large_messages_that_wait_while_a_session_is_held_up_lose_nobody() -> None:
     """300 MB, of which nobody takes any three times for long enough to look twice."""
     context: Any = zmq.Context()
-    listener = tcp.Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    listener = tcp.TcpListener(context, "tcp://127.0.0.1:*", insecure=False)
     data = bytes(CHUNK_BYTES)
     chunk = Chunk("fetch", 9, "x", "uint8", [CHUNK_BYTES], [0], CHUNK_BYTES, 0, checksum(data))
     said = encode(Envelope("b" * 32, 1, 0, 0, 1), chunk)  # another session's: of no use here
     made = begin(listener.address)
     try:
         own = Version.own()
-        made.submit(Begin(2, {0: Order(Hello(2, own.version, own.wire, own.python))}, 60.0))
+        made.submit(
+            BeginOperation(2, {0: Order(Hello(2, own.version, own.wire, own.python))}, 60.0)
+        )
         made._wakeup.wake()
         route, _, _ = wait_for(listener.receive)
-        channel = made._ways[0].channel
+        channel = made._connections[0].channel
         for number in range(300):
             if number % 100 == 0:
                 wait_for(lambda number=number: channel._taken == number)
-                made._promised.append(lambda: time.sleep(0.5))
+                made._deferred.append(lambda: time.sleep(0.5))
                 made._wakeup.wake()
             wait_for(lambda: listener.send(route, [said, data]))
         wait_for(lambda: channel._taken == 300)
-        assert made.lost() == {} and channel.changes() == []
+        assert made.loss_reasons() == {} and channel.read_link_changes() == []
     finally:
         made.stop()
         listener.close()
@@ -328,7 +330,7 @@ def test_ctrl_c_at_any_line_of_an_opening_stops_its_thread_before_the_sockets_ar
     cluster, count, tracer = gf.Cluster((worker,), kind="remote"), 0, sys.gettrace()
     for count in itertools.count(1):
         before = {*threading.enumerate()}
-        members = membership.Members(None, ops=(), dead_after=4.5, trial=False)
+        members = membership.WorkerMembership(None, ops=(), dead_after=4.5, trial=False)
         sys.settrace(interrupt_at(count, is_opening))
         try:
             members._join(cluster, 5.0, None)

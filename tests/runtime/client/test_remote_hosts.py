@@ -32,7 +32,7 @@ from graphflow.errors import (
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import Device, Worker
 from graphflow.runtime.client import worker_membership as membership
-from graphflow.runtime.client.handshake import left_out
+from graphflow.runtime.client.handshake import workers_to_leave_out
 from graphflow.runtime.client.remote_hosts import RemoteHosts
 from graphflow.runtime.host.session_state import FAILED
 from graphflow.runtime.launch.local import LocalWorkers
@@ -190,7 +190,9 @@ def test_workers_of_which_one_could_not_prepare_a_program_agree_on_their_ways_an
     load(hosts, "p", "", "raise")
     with pytest.raises(OpError, match="cannot be compiled"):
         hosts.prepare("p", {"n": 3})
-    _, orders = hosts._orders(hosts._loaded("p"), Compute(0, "p", {}, [], False, 1), 1, {}, True)
+    _, orders = hosts._make_orders(
+        hosts._require_program("p"), Compute(0, "p", {}, [], False, 1), 1, {}, True
+    )
     assert [order.message.bindings for order in orders.values()] == [{FAILED: 1}] * 2
 
 
@@ -450,7 +452,7 @@ def test_an_address_beyond_loopback_is_refused_before_anything_is_sent() -> None
 def test_who_is_left_out_so_that_all_others_reach_each_other(
     pairs: list[tuple[int, int]], out: set[int]
 ) -> None:
-    assert left_out(pairs) == out
+    assert workers_to_leave_out(pairs) == out
 
 
 def test_a_process_that_ends_before_it_is_connected_to_is_missed_soon(
@@ -461,7 +463,7 @@ def test_a_process_that_ends_before_it_is_connected_to_is_missed_soon(
     def killed(workers: LocalWorkers, *args: Any, **named: Any) -> None:
         start(workers, *args, **named)
         os.kill(workers.pids[1], signal.SIGKILL)
-        workers.ended(1, START)
+        workers.wait_exit(1, START)
 
     monkeypatch.setattr(LocalWorkers, "__init__", killed)
     started = time.monotonic()

@@ -9,15 +9,17 @@ import pytest
 
 from graphflow.errors import OpError
 from graphflow.runtime.client.session_activity import SessionActivity
-from graphflow.runtime.protocol.clock_sync import Clock
+from graphflow.runtime.protocol.clock_sync import PeerClock
 
 
 def test_what_was_sent_again_counts_on_in_the_next_epoch() -> None:
     mine = SessionActivity("session")
     for epoch, peers in enumerate((["a", "b"], ["a", "c"], ["a", "c"]), 1):
-        stream = SimpleNamespace(outbound=SimpleNamespace(repeats=epoch))
+        stream = SimpleNamespace(outbound=SimpleNamespace(resent_count=epoch))
         machine: Any = SimpleNamespace(
-            stream=lambda worker, told=stream: told, lost=dict, clock=lambda worker: Clock()
+            stream=lambda worker, told=stream: told,
+            loss_reasons=dict,
+            clock=lambda worker: PeerClock(),
         )
         mine.watch(machine, peers)
     told = {each.name: each.values for each in mine.meters.samples() if "resent" in each.name}

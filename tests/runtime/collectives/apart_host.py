@@ -8,7 +8,7 @@ from typing import Any
 from graphflow.runtime.host import host
 
 
-class Host(host.Host):
+class Host(host.DeviceHost):
     def __init__(self, worker: int, *args: Any, **more: Any) -> None:
         if worker == 2:
             os.environ["GRAPHFLOW_SHARED_MEMORY"] = "off"

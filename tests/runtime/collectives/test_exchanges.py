@@ -31,7 +31,7 @@ from graphflow.runtime.collectives.shared_memory_transport import (
     shared_bytes,
 )
 from graphflow.runtime.transport import nontemporal_copy as bypass
-from graphflow.runtime.wire.messages import Parcel
+from graphflow.runtime.wire.messages import TensorParcel
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64", "bool",
           "complex64", "complex128")  # fmt: skip
@@ -135,7 +135,7 @@ class Box:
         self.changed = threading.Condition()
         self.arrays: dict[Any, Array] = {}
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, parcel: TensorParcel) -> None:
         with self.changed:
             assert parcel.edge not in self.arrays
             self.arrays[parcel.edge] = parcel.array

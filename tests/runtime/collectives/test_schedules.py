@@ -20,7 +20,7 @@ from graphflow.runtime.collectives.schedules import Round, all_reduce, broadcast
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_counters import COUNTER_BYTES, SharedCounters
 from graphflow.runtime.collectives.shared_memory_transport import private_memory
-from graphflow.runtime.transport.shared_memory import Segment, is_possible
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
 from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
 from tests.runtime.collectives.test_exchanges import together
 
@@ -97,9 +97,9 @@ def test_who_sleeps_at_a_gate_is_woken() -> None:
     assert time.monotonic() - started < 10
 
 
-@pytest.mark.skipif(not is_possible(), reason="no memory can be shared here")
+@pytest.mark.skipif(not has_shared_memory(), reason="no memory can be shared here")
 def test_gates_order_memory_between_processes() -> None:
-    segment = Segment.create(4096)
+    segment = SharedMemorySegment.create(4096)
     numbers = segment.memory[1024:].view(np.int64)
     child = os.fork()
     gates = SharedCounters(segment.memory, 2)

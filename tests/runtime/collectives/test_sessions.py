@@ -20,7 +20,7 @@ from graphflow.errors import CheckError, LinkLost, StepTimeout, WorkerLost
 from graphflow.ir.op import Node
 from graphflow.ops.communication.collectives import groups_of
 from graphflow.runtime.client import remote_hosts as coordinator
-from graphflow.runtime.host.session_state import MEETING
+from graphflow.runtime.host.session_state import MAX_AGREED_FORMS
 from graphflow.runtime.partitioning.partition import Partition, partition
 from tests.faults.running import stop
 from tests.runtime.workers import segments_of
@@ -200,7 +200,7 @@ def test_programs_of_many_sizes_keep_and_forget_their_exchanges_alike() -> None:
                     assert y.shape == (size,) and (y == 3).all()
             held.append([segments_of(pid) for pid in session._life.hosts.pids])
         assert held[2] == held[1], "whose memory is let go of, does so at both ends"
-        assert max(held[2]) < 3 * MEETING
+        assert max(held[2]) < 3 * MAX_AGREED_FORMS
 
 
 # Partitions -----------------------------------------------------------------------------------

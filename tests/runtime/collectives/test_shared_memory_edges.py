@@ -24,16 +24,16 @@ from graphflow.runtime.collectives.shared_memory_edges import (
     MAX_TENSOR_BYTES,
     edges_that_fit,
 )
-from graphflow.runtime.host.session_state import MEETING
-from graphflow.runtime.transport.shared_memory import Segment, is_possible
-from graphflow.runtime.wire.messages import Parcel
+from graphflow.runtime.host.session_state import MAX_AGREED_FORMS
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
+from graphflow.runtime.wire.messages import TensorParcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.faults import hazards
 from tests.runtime.collectives.test_exchanges import together
 from tests.runtime.workers import segments_of
 
 Array = np.ndarray[Any, Any]
-needs_memory = pytest.mark.skipif(not is_possible(), reason="no anonymous shared memory here")
+needs_memory = pytest.mark.skipif(not has_shared_memory(), reason="no anonymous shared memory here")
 DTYPES = ("bool", "int8", "uint16", "int64", "float32", "float64", "complex128", "bfloat16")
 SOURCE, TARGET = "/worker:0/cpu:0", "/worker:1/cpu:0"
 
@@ -53,7 +53,7 @@ class Pair:
         self.out, self.into = out, into
         self.give(seconds)
 
-    def _outbox(self, parcel: Parcel) -> None:
+    def _outbox(self, parcel: TensorParcel) -> None:
         self.words.append(str(parcel.edge).rpartition("/")[2])
         self.mails[parcel.target_worker].put(parcel.step, parcel.edge, parcel.array)
 
@@ -177,12 +177,12 @@ def test_a_step_that_fails_leaves_nothing_of_itself_for_the_next(failing: int) -
             assert all(x is None or x.tobytes() == arrays[n].tobytes() for n, x in came.items())
 
 
-def _none(what: object) -> Segment:
+def _none(what: object) -> SharedMemorySegment:
     raise gf.errors.TransportError("no memory")
 
 
-def _other(token: str) -> Segment:
-    return Segment.create(64)
+def _other(token: str) -> SharedMemorySegment:
+    return SharedMemorySegment.create(64)
 
 
 @pytest.mark.parametrize("where", ["not made", "not found", "of another size"])
@@ -190,11 +190,11 @@ def test_where_memory_is_not_shared_messages_stay_the_way(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if where == "not made":
-        monkeypatch.setattr(Segment, "create", staticmethod(_none))
+        monkeypatch.setattr(SharedMemorySegment, "create", staticmethod(_none))
     elif where == "not found":
-        monkeypatch.setattr(Segment, "attach", staticmethod(_none))
+        monkeypatch.setattr(SharedMemorySegment, "attach", staticmethod(_none))
     else:
-        monkeypatch.setattr(passages.Segment, "attach", staticmethod(_other))
+        monkeypatch.setattr(passages.SharedMemorySegment, "attach", staticmethod(_other))
     with pair({0: spec("float32", (2,))}) as two:
         for step in range(3):
             went, came = two.both(step, {0: np.ones(2, "f4")})
@@ -254,11 +254,11 @@ def test_sessions_of_workers_have_the_bits_of_one_device_whatever_the_way_and_th
 def test_sizes_that_are_not_used_any_more_hold_no_memory() -> None:
     fetch, x = braided("/worker:0", "/worker:1")
     with gf.Session(gf.Cluster.local(2, threads=1), trial=False) as session:
-        for n in range(1, 2 * MEETING):
+        for n in range(1, 2 * MAX_AGREED_FORMS):
             for _ in range(2):
                 session.run(fetch, {x: np.ones((n, 3), "f4")})
         held = [segments_of(pid) for pid in session._life.hosts.pids]
-        assert max(held) <= 4 * MEETING, held  # a segment, and its mapping, at both ends
+        assert max(held) <= 4 * MAX_AGREED_FORMS, held  # a segment, and its mapping, at both ends
 
 
 @pytest.mark.parametrize("end", [0, 1])

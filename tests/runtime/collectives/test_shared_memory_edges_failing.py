@@ -13,10 +13,10 @@ import pytest
 import graphflow as gf
 from graphflow.errors import OpError, SessionError, StepTimeout
 from graphflow.ir.graph import Graph
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.session_state import FAILED
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition, partition
-from graphflow.runtime.wire.messages import Computed, Parcel
+from graphflow.runtime.wire.messages import Computed, TensorParcel
 from tests.runtime.collectives.test_shared_memory_edges import needs_memory
 from tests.runtime.programs import CPU, placed
 
@@ -27,14 +27,14 @@ class Hosts:
     """Two hosts, each of which hands the other what it sends."""
 
     def __init__(self) -> None:
-        self.hosts = [Host(0, [CPU], 1, self._outbox), Host(1, [FAR], 1, self._outbox)]
+        self.hosts = [DeviceHost(0, [CPU], 1, self._outbox), DeviceHost(1, [FAR], 1, self._outbox)]
         self.mailed: list[Any] = []  # edges that went as messages
         self._pool = ThreadPoolExecutor(2)
         for host in self.hosts:
             host.open("s")
-            host.attend("s", lambda over, seconds: False, lambda: None, lambda *what: None)
+            host.connect_mail("s", lambda over, seconds: False, lambda: None, lambda *what: None)
 
-    def _outbox(self, parcel: Parcel) -> None:
+    def _outbox(self, parcel: TensorParcel) -> None:
         if isinstance(parcel.edge, int):
             self.mailed.append(parcel.edge)
         array = parcel.array.copy()

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from graphflow.runtime.diagnostics.crash_recorder import Recorder, is_generated, named
+from graphflow.runtime.diagnostics.crash_recorder import CrashRecorder, is_generated_code, name_code
 
 ROOT = Path(__file__).resolve().parents[3]
 PROCESS = """
 import ctypes, os, signal, sys, threading
-from graphflow.runtime.diagnostics.crash_recorder import computing, named, record
-record(int(sys.argv[1]), int(sys.argv[2]))
+from graphflow.runtime.diagnostics.crash_recorder import computing_session, name_code
+from graphflow.runtime.diagnostics.crash_recorder import start_recording
+start_recording(int(sys.argv[1]), int(sys.argv[2]))
 def generated(kind, call, lines):
     text = f"def f():\\n a = 1\\n {call}\\n return a"
     scope = {"os": os, "signal": signal, "work": work}
-    exec(compile(text, named(kind, lines), "exec"), scope)
+    exec(compile(text, name_code(kind, lines), "exec"), scope)
     return scope["f"]
 def work():
     crash = signal.pthread_kill  # as a fault of its own: this thread goes no further
@@ -31,8 +32,9 @@ generated("commit", "a", ["first 'a'", "never"])()
 if sys.argv[3] == "thread":
     generated("compute", "work()", ["x", "pooled 'p' (made at m.py:3)"])()
 elif sys.argv[3] == "op":
-    computing.set("session-a")
-    threading.Thread(target=computing.set, args=["session-b"]).start()  # that is its own affair
+    computing_session.set("session-a")
+    # What another thread computes for is its own affair.
+    threading.Thread(target=computing_session.set, args=["session-b"]).start()
     generated("compute", "os.abort()", ["x", "softmax 's'\\n(made at m.py:3)"])()
 else:
     os.kill(os.getpid(), signal.SIGKILL if sys.argv[3] == "kill" else signal.SIGSEGV)
@@ -40,7 +42,7 @@ else:
 
 
 def ended(how: str) -> tuple[int, str, str]:
-    recorder = Recorder()
+    recorder = CrashRecorder()
     try:
         done = subprocess.run(
             [sys.executable, "-c", PROCESS, *map(str, recorder.descriptors), how],
@@ -51,7 +53,7 @@ def ended(how: str) -> tuple[int, str, str]:
             check=False,
             timeout=60,
         )
-        return done.returncode, recorder.op(), recorder.session()
+        return done.returncode, recorder.failed_op(), recorder.session()
     finally:
         recorder.close()
 
@@ -75,9 +77,9 @@ def test_a_process_without_a_recorder_names_code_by_its_kind_alone() -> None:
     def unread() -> str:
         raise AssertionError("nobody asks for the lines")
 
-    assert named("compute", (unread() for _ in range(1))) == "<compute>"
-    assert is_generated("<compute>") and is_generated("<routine 12>")
-    assert not is_generated("model.py")
+    assert name_code("compute", (unread() for _ in range(1))) == "<compute>"
+    assert is_generated_code("<compute>") and is_generated_code("<routine 12>")
+    assert not is_generated_code("model.py")
 
 
 def test_where_no_folder_takes_files_a_recorder_keeps_its_own_in_memory(
@@ -86,7 +88,7 @@ def test_where_no_folder_takes_files_a_recorder_keeps_its_own_in_memory(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     assert ended("op") == (-signal.SIGABRT, "softmax 's' (made at m.py:3)", "session-a")
     monkeypatch.delattr(os, "memfd_create", raising=False)  # as on other systems
-    recorder = Recorder()
+    recorder = CrashRecorder()
     os.write(recorder.descriptors[0], b"Fatal Python error: Aborted")
-    assert (recorder.signal(), recorder.op(), recorder.session()) == ("", "", "")
+    assert (recorder.signal(), recorder.failed_op(), recorder.session()) == ("", "", "")
     recorder.close()

@@ -25,14 +25,14 @@ from graphflow.errors import (
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Tensor
 from graphflow.ir.spec import sole_symbol
-from graphflow.runtime.host.host import Host
+from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.host_interface import LocalHosts
 from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition, partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.wire.graph_codec import encode
-from graphflow.runtime.wire.messages import Computed, Parcel
+from graphflow.runtime.wire.messages import Computed, TensorParcel
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.interrupts import interrupted
 from tests.runtime.programs import CPU, OTHER, placed
@@ -41,14 +41,14 @@ FAR = "/worker:1/cpu:0"
 
 
 @pytest.fixture
-def outbox() -> list[Parcel]:
+def outbox() -> list[TensorParcel]:
     return []
 
 
 @pytest.fixture
-def host(outbox: list[Parcel]) -> Iterator[Host]:
+def host(outbox: list[TensorParcel]) -> Iterator[DeviceHost]:
     """A host of two devices with the session "s"."""
-    opened = Host(0, [CPU, OTHER], 1, outbox.append)
+    opened = DeviceHost(0, [CPU, OTHER], 1, outbox.append)
     opened.open("s")
     yield opened
     opened.close("s")
@@ -60,7 +60,7 @@ def parts(*fetches: Tensor, **devices: str) -> list[Partition]:
 
 
 def compute(
-    host: Host,
+    host: DeviceHost,
     step: int,
     session: str = "s",
     feeds: dict[str, Any] | None = None,
@@ -92,7 +92,7 @@ def in_thread(call: Callable[[], Any]) -> Future[Any]:
 # Sessions ---------------------------------------------------------------------------------------
 
 
-def test_sessions_share_neither_state_nor_programs(host: Host) -> None:
+def test_sessions_share_neither_state_nor_programs(host: DeviceHost) -> None:
     host.open("t")
     host.add("s", "p", parts(counter(1.0)))
     host.add("t", "p", parts(counter(10.0)))
@@ -107,7 +107,7 @@ def test_sessions_share_neither_state_nor_programs(host: Host) -> None:
         host.read("t", "v")
 
 
-def test_a_session_opened_again_begins_anew(host: Host) -> None:
+def test_a_session_opened_again_begins_anew(host: DeviceHost) -> None:
     host.add("s", "p", parts(counter()))
     host.close("s")
     host.open("s")
@@ -117,7 +117,7 @@ def test_a_session_opened_again_begins_anew(host: Host) -> None:
         host.read("s", "v")
 
 
-def test_closing_twice_or_what_was_never_open_does_nothing(host: Host) -> None:
+def test_closing_twice_or_what_was_never_open_does_nothing(host: DeviceHost) -> None:
     host.close("s")
     host.close("s")
     host.close("never")
@@ -125,9 +125,9 @@ def test_closing_twice_or_what_was_never_open_does_nothing(host: Host) -> None:
     host.cancel("never", 1, StepTimeout("x"))
 
 
-def test_threads_and_state_end_with_the_session(outbox: list[Parcel]) -> None:
+def test_threads_and_state_end_with_the_session(outbox: list[TensorParcel]) -> None:
     before = set(threading.enumerate())
-    host = Host(0, [CPU, OTHER], 2, outbox.append)
+    host = DeviceHost(0, [CPU, OTHER], 2, outbox.append)
     host.open("s")
     host.add("s", "p", parts(counter(), gf.exp(gf.variable([1.0]), name="e"), e=OTHER))
     compute(host, 1)
@@ -147,7 +147,7 @@ def test_a_closed_embedded_session_leaves_no_threads() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_program_comes_over_the_wire_as_well(host: Host) -> None:
+def test_a_program_comes_over_the_wire_as_well(host: DeviceHost) -> None:
     header, buffers = encode(parts(counter()))
     host.load("s", "p", header, buffers)
     compute(host, 1)
@@ -155,7 +155,7 @@ def test_a_program_comes_over_the_wire_as_well(host: Host) -> None:
     assert host.read("s", "v").tolist() == [1, 1]
 
 
-def test_a_partition_of_a_device_that_is_not_here_is_refused(host: Host) -> None:
+def test_a_partition_of_a_device_that_is_not_here_is_refused(host: DeviceHost) -> None:
     with pytest.raises(SessionError, match="worker 0 has no device /worker:1/cpu:0"):
         host.add("s", "p", parts(gf.exp(gf.variable([1.0], name="v"), name="e"), e=FAR))
     with pytest.raises(VariableError):
@@ -165,7 +165,7 @@ def test_a_partition_of_a_device_that_is_not_here_is_refused(host: Host) -> None
 # Steps ------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_was_not_computed_is_not_committed(host: Host) -> None:
+def test_a_step_that_was_not_computed_is_not_committed(host: DeviceHost) -> None:
     host.add("s", "p", parts(counter()))
     with pytest.raises(SessionError, match="step 1 cannot commit: worker 0 did not compute it"):
         host.commit("s", 1)
@@ -178,7 +178,7 @@ def test_a_step_that_was_not_computed_is_not_committed(host: Host) -> None:
     assert host.read("s", "v").tolist() == [1, 1]
 
 
-def test_an_aborted_step_changes_nothing_and_cannot_commit(host: Host) -> None:
+def test_an_aborted_step_changes_nothing_and_cannot_commit(host: DeviceHost) -> None:
     host.add("s", "p", parts(counter()))
     compute(host, 1)
     host.abort("s", 1)
@@ -187,7 +187,7 @@ def test_an_aborted_step_changes_nothing_and_cannot_commit(host: Host) -> None:
     assert host.read("s", "v").tolist() == [0, 0]
 
 
-def test_a_step_tried_again_draws_the_same_numbers(host: Host) -> None:
+def test_a_step_tried_again_draws_the_same_numbers(host: DeviceHost) -> None:
     host.add("s", "p", parts(gf.random.normal((3,))))
     first = compute(host, 1, **{DRAWS: 7}).fetches["0"]
     host.abort("s", 1)
@@ -196,14 +196,14 @@ def test_a_step_tried_again_draws_the_same_numbers(host: Host) -> None:
     assert first.tolist() == again.tolist() != other.tolist()
 
 
-def test_programs_follow_the_sizes_even_where_only_an_attribute_has_them(host: Host) -> None:
+def test_programs_follow_the_sizes_even_where_only_an_attribute_has_them(host: DeviceHost) -> None:
     size = gf.placeholder("float32", ("n",), name="x").shape[0]
     host.add("s", "p", parts(REGISTRY["size_of"](size=size * 3, dtype="float32")))
     for step, n in enumerate([5, 2, 5]):
         assert compute(host, step, n=n).fetches["0"] == 3 * n
 
 
-def test_variables_on_two_devices_swap(host: Host) -> None:
+def test_variables_on_two_devices_swap(host: DeviceHost) -> None:
     a = gf.variable([1.0, 2.0], name="a")
     b = gf.variable([3.0, 4.0], name="b")
     to_a, to_b = gf.assign(a, b, name="to_a"), gf.assign(b, a, name="to_b")
@@ -214,7 +214,7 @@ def test_variables_on_two_devices_swap(host: Host) -> None:
         assert host.read("s", "a").tolist() == want
 
 
-def test_a_variable_is_set_with_its_shape_and_dtype_only(host: Host) -> None:
+def test_a_variable_is_set_with_its_shape_and_dtype_only(host: DeviceHost) -> None:
     host.add("s", "p", parts(counter()))
     host.write("s", "v", np.array([5, 6], "float32"))
     assert host.read("s", "v").tolist() == [5, 6]
@@ -227,13 +227,15 @@ def test_a_variable_is_set_with_its_shape_and_dtype_only(host: Host) -> None:
     assert host.read("s", "v").tolist() == [5, 6]
 
 
-def test_what_is_read_is_a_copy(host: Host) -> None:
+def test_what_is_read_is_a_copy(host: DeviceHost) -> None:
     host.add("s", "p", parts(counter()))
     host.read("s", "v").fill(9)
     assert host.read("s", "v").tolist() == [0, 0]
 
 
-def test_a_tensor_for_another_worker_goes_to_the_outbox(host: Host, outbox: list[Parcel]) -> None:
+def test_a_tensor_for_another_worker_goes_to_the_outbox(
+    host: DeviceHost, outbox: list[TensorParcel]
+) -> None:
     v = gf.variable([1.0, 2.0], name="v")
     graph = Graph([gf.exp(v * 2.0, name="e")])
     host.add("s", "p", [partition(graph, placed(graph, e=FAR))[CPU]])
@@ -244,7 +246,7 @@ def test_a_tensor_for_another_worker_goes_to_the_outbox(host: Host, outbox: list
 
 
 def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: DeviceHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty, arenas = CpuBackend.empty, []
 
@@ -282,7 +284,7 @@ def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
 # Waiting ----------------------------------------------------------------------------------------
 
 
-def test_a_tensor_that_does_not_come_ends_the_wait_at_the_deadline(host: Host) -> None:
+def test_a_tensor_that_does_not_come_ends_the_wait_at_the_deadline(host: DeviceHost) -> None:
     host.add("s", "p", edge_from_afar())
     started = time.monotonic()
     late = r"step 3: edge 0 from /worker:1/cpu:0 \('far', made at .*\) did not come"
@@ -296,7 +298,7 @@ def test_a_tensor_that_does_not_come_ends_the_wait_at_the_deadline(host: Host) -
 
 @pytest.mark.parametrize("wrong", [np.ones(3, "float32"), np.ones(2), np.ones((1, 2), "float32")])
 def test_a_tensor_of_another_shape_or_dtype_is_refused_by_the_name_of_its_edge(
-    host: Host, wrong: np.ndarray[Any, Any]
+    host: DeviceHost, wrong: np.ndarray[Any, Any]
 ) -> None:
     host.add("s", "p", edge_from_afar())
     host.deliver("s", 1, 0, wrong)
@@ -307,7 +309,7 @@ def test_a_tensor_of_another_shape_or_dtype_is_refused_by_the_name_of_its_edge(
     assert compute(host, 2).fetches["0"].shape == (2,)
 
 
-def test_a_tensor_wakes_its_reader(host: Host) -> None:
+def test_a_tensor_wakes_its_reader(host: DeviceHost) -> None:
     host.add("s", "p", edge_from_afar())
     step = in_thread(lambda: compute(host, 1))
     time.sleep(0.05)
@@ -315,7 +317,7 @@ def test_a_tensor_wakes_its_reader(host: Host) -> None:
     assert step.result(20).fetches["0"].tolist() == [0, 0]
 
 
-def test_cancelling_wakes_a_waiting_step_with_the_reason(host: Host) -> None:
+def test_cancelling_wakes_a_waiting_step_with_the_reason(host: DeviceHost) -> None:
     host.add("s", "p", edge_from_afar())
     step = in_thread(lambda: compute(host, 1))
     time.sleep(0.05)
@@ -327,7 +329,7 @@ def test_cancelling_wakes_a_waiting_step_with_the_reason(host: Host) -> None:
     compute(host, 2)  # the next one is not cancelled
 
 
-def test_a_step_cancelled_before_it_begins_does_not_wait(host: Host) -> None:
+def test_a_step_cancelled_before_it_begins_does_not_wait(host: DeviceHost) -> None:
     host.add("s", "p", edge_from_afar())
     host.cancel("s", 5, WorkerLost("worker 1 died"))
     host.cancel("s", 4, StepTimeout("an older one"))
@@ -335,7 +337,7 @@ def test_a_step_cancelled_before_it_begins_does_not_wait(host: Host) -> None:
         compute(host, 5)
 
 
-def test_closing_wakes_a_waiting_step(host: Host) -> None:
+def test_closing_wakes_a_waiting_step(host: DeviceHost) -> None:
     host.add("s", "p", edge_from_afar())
     step = in_thread(lambda: compute(host, 1))
     time.sleep(0.05)
@@ -344,7 +346,7 @@ def test_closing_wakes_a_waiting_step(host: Host) -> None:
         step.result(20)
 
 
-def test_a_late_tensor_of_a_finished_step_is_dropped(host: Host) -> None:
+def test_a_late_tensor_of_a_finished_step_is_dropped(host: DeviceHost) -> None:
     host.add("s", "p", edge_from_afar())
     host.deliver("s", 1, 0, np.zeros(2, "float32"))
     host.abort("s", 1)
@@ -365,7 +367,9 @@ def test_mail_of_a_later_step_stays_when_an_earlier_one_ends() -> None:
     assert mail.take(2, 0, Awaited("there")) == "two"
 
 
-def test_a_device_that_fails_wakes_the_others_and_its_error_is_the_one_raised(host: Host) -> None:
+def test_a_device_that_fails_wakes_the_others_and_its_error_is_the_one_raised(
+    host: DeviceHost,
+) -> None:
     x = gf.placeholder("float32", (2,), name="x")
     bad = gf.debug.check(x, x > 0, "positive", name="bad")
     good = gf.exp(bad + 1.0, name="good")
@@ -377,7 +381,7 @@ def test_a_device_that_fails_wakes_the_others_and_its_error_is_the_one_raised(ho
     assert ok.fetches["0"] == pytest.approx(np.exp([2, 2]))
 
 
-def test_ctrl_c_leaves_no_device_at_work(host: Host) -> None:
+def test_ctrl_c_leaves_no_device_at_work(host: DeviceHost) -> None:
     far = gf.variable(np.ones(2, "float32"), name="far")
     x = gf.tanh(far, name="x")
     y = gf.exp(x, name="y")
@@ -390,7 +394,7 @@ def test_ctrl_c_leaves_no_device_at_work(host: Host) -> None:
     assert compute(host, 2, deadline=20).fetches["1"].tolist() == [1, 1]
 
 
-def test_errors_of_a_host_are_of_our_hierarchy(host: Host) -> None:
+def test_errors_of_a_host_are_of_our_hierarchy(host: DeviceHost) -> None:
     for call in (
         lambda: compute(host, 1),
         lambda: compute(host, 1, session="nobody"),
@@ -403,16 +407,16 @@ def test_errors_of_a_host_are_of_our_hierarchy(host: Host) -> None:
             call()
 
 
-def test_only_a_step_that_assigns_something_has_changes_to_commit(host: Host) -> None:
+def test_only_a_step_that_assigns_something_has_changes_to_commit(host: DeviceHost) -> None:
     host.add("s", "p", parts(gf.constant(1.0) + gf.variable(1.0, name="read")))
     compute(host, 1)
-    assert not host.changes("s")
+    assert not host.has_changes("s")
     host.commit("s", 1)
     host.add("s", "p", parts(counter()))
     compute(host, 2)
-    assert host.changes("s")
+    assert host.has_changes("s")
     host.commit("s", 2)
-    assert host.read("s", "v").tolist() == [1, 1] and not host.changes("s")
+    assert host.read("s", "v").tolist() == [1, 1] and not host.has_changes("s")
 
 
 @pytest.mark.parametrize("comes", ["put", "cancel"])

@@ -19,10 +19,10 @@ from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.client import worker_membership as membership
 from graphflow.runtime.client.remote_hosts import RemoteHosts
-from graphflow.runtime.diagnostics.crash_recorder import Recorder
+from graphflow.runtime.diagnostics.crash_recorder import CrashRecorder
 from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 from graphflow.runtime.launch import local
-from graphflow.runtime.launch.fork_server import ForkServer, _settled, can_fork
+from graphflow.runtime.launch.fork_server import ForkServer, _prepare_child, can_fork
 from graphflow.runtime.launch.local import LocalWorker, LocalWorkers
 from tests.faults.running import stop
 
@@ -88,14 +88,14 @@ def test_forks_do_not_draw_the_same_random_numbers(monkeypatch: pytest.MonkeyPat
     drawn = []
     for _ in range(2):
         np.random.set_state(before)  # as a fork has it
-        _settled([], [])
+        _prepare_child([], [])
         drawn.append(np.random.random())
     assert drawn[0] != drawn[1]
 
 
 @needs_forks
 def test_a_fork_has_streams_of_its_own_and_tells_how_it_ended(nursery: ForkServer) -> None:
-    recorder = Recorder()
+    recorder = CrashRecorder()
     until = time.monotonic() + START
     wrong = nursery.fork(["--listen", "nonsense"], recorder.descriptors, until)
     assert wrong.wait(START) == 1 and wrong.poll() == 1
@@ -117,7 +117,7 @@ def test_a_fork_has_streams_of_its_own_and_tells_how_it_ended(nursery: ForkServe
 
 @needs_forks
 def test_a_worker_that_nobody_waits_for_is_seen_off_by_its_nursery(nursery: ForkServer) -> None:
-    recorder = Recorder()
+    recorder = CrashRecorder()
     arguments = ["--listen", "tcp://127.0.0.1:*", "--parent", str(nursery.pid)]
     worker = nursery.fork(arguments, recorder.descriptors, time.monotonic() + START)
     assert b"listening on" in worker.stdout.readline()
@@ -133,7 +133,7 @@ def test_a_worker_that_nobody_waits_for_is_seen_off_by_its_nursery(nursery: Fork
 def test_a_worker_whose_start_was_interrupted_ends_with_the_nursery_that_is_closed(
     nursery: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder, started = Recorder(), list[int]()
+    recorder, started = CrashRecorder(), list[int]()
 
     class Interrupted(queue.SimpleQueue):  # type: ignore[type-arg]
         def get(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -154,13 +154,13 @@ def test_a_worker_whose_start_was_interrupted_ends_with_the_nursery_that_is_clos
 
 @needs_forks
 def test_a_nursery_outlives_a_request_to_end_and_closes_twice(nursery: ForkServer) -> None:
-    recorder = Recorder()
+    recorder = CrashRecorder()
     nursery.fork(["--listen", "nonsense"], recorder.descriptors, time.monotonic() + START).wait(5)
     os.kill(nursery.pid, signal.SIGTERM)
-    assert not soon(lambda: is_gone(nursery.pid), 0.3) and nursery.alive
+    assert not soon(lambda: is_gone(nursery.pid), 0.3) and nursery.is_alive
     nursery.close()
     nursery.close()
-    assert is_gone(nursery.pid) and not nursery.alive
+    assert is_gone(nursery.pid) and not nursery.is_alive
     with pytest.raises(RendezvousTimeout, match="could not be started"):
         nursery.fork([], recorder.descriptors, time.monotonic() + 1.0)
     recorder.close()
@@ -171,12 +171,12 @@ def test_workers_end_with_their_nursery_and_come_again_from_another() -> None:
     workers = LocalWorkers(2, threads=1, deadline=START, host=HOST)
     try:
         before = workers.pids
-        nursery = workers._nurseries[-1]
+        nursery = workers._fork_servers[-1]
         os.kill(nursery.pid, signal.SIGKILL)
         assert soon(lambda: all(map(is_gone, before)))
-        assert soon(lambda: not nursery.alive)
-        assert str(workers.ended(0, 5.0)) == "with its nursery, killed by signal 9"
-        assert workers.renew([], [], START) == [0, 1]
+        assert soon(lambda: not nursery.is_alive)
+        assert str(workers.wait_exit(0, 5.0)) == "with its nursery, killed by signal 9"
+        assert workers.restart_ended([], [], START) == [0, 1]
         assert not set(before) & set(workers.pids) and len(set(workers.addresses)) == 2
     finally:
         workers.stop()
@@ -188,10 +188,10 @@ def test_workers_whose_nursery_linux_ended_for_want_of_memory_are_lost_for_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     workers = LocalWorkers(1, threads=1, deadline=START, host=HOST)
-    monkeypatch.setattr(MemoryKills, "happened", lambda self: True)
+    monkeypatch.setattr(MemoryKills, "has_happened", lambda self: True)
     try:
-        os.kill(workers._nurseries[-1].pid, signal.SIGKILL)
-        assert str(workers.ended(0, 5.0)) == "out of memory"
+        os.kill(workers._fork_servers[-1].pid, signal.SIGKILL)
+        assert str(workers.wait_exit(0, 5.0)) == "out of memory"
     finally:
         workers.stop()
 
@@ -203,7 +203,7 @@ def test_linux_ends_a_worker_before_its_nursery_and_its_client() -> None:
 
     workers = LocalWorkers(1, threads=1, deadline=START, host=HOST)
     try:
-        nursery = score(workers._nurseries[-1].pid)
+        nursery = score(workers._fork_servers[-1].pid)
         assert nursery == score(os.getpid())
         assert score(workers.pids[0]) == min(1000, nursery + 100)
     finally:
@@ -215,8 +215,8 @@ def test_a_session_is_told_that_its_workers_have_ended_with_their_nursery() -> N
     cluster = Cluster.local(workers=2, threads=1)
     with RemoteHosts(cluster, deadline=START, host=HOST) as hosts:
         assert hosts._local is not None
-        os.kill(hosts._local._nurseries[-1].pid, signal.SIGKILL)
-        assert soon(lambda: hosts._loop is not None and len(hosts._loop.lost()) == 2)
+        os.kill(hosts._local._fork_servers[-1].pid, signal.SIGKILL)
+        assert soon(lambda: hosts._loop is not None and len(hosts._loop.loss_reasons()) == 2)
         with pytest.raises(WorkerLost) as failure:
             hosts.load("p", {0: (b"", []), 1: (b"", [])})
     known = ("the process that it was started from has ended", "with its nursery")
@@ -227,13 +227,13 @@ def test_a_session_is_told_that_its_workers_have_ended_with_their_nursery() -> N
 def test_a_worker_that_is_renewed_comes_from_the_same_nursery() -> None:
     workers = LocalWorkers(2, threads=1, deadline=START, host=HOST)
     try:
-        nursery, (first, second) = workers._nurseries[-1].pid, workers.pids
+        nursery, (first, second) = workers._fork_servers[-1].pid, workers.pids
         os.kill(second, signal.SIGKILL)
-        ended = workers.ended(1, 5.0)
-        assert str(ended) == "killed by signal 9" and workers.ended(0) is None
-        assert workers.renew([], [], START) == [1]
+        ended = workers.wait_exit(1, 5.0)
+        assert str(ended) == "killed by signal 9" and workers.wait_exit(0) is None
+        assert workers.restart_ended([], [], START) == [1]
         assert workers.pids[0] == first and workers.pids[1] != second
-        assert [each.pid for each in workers._nurseries] == [nursery]
+        assert [each.pid for each in workers._fork_servers] == [nursery]
     finally:
         workers.stop()
 
@@ -242,7 +242,7 @@ def test_a_worker_that_is_killed_while_it_ends_by_request_is_renewed_too() -> No
     workers = LocalWorkers(1, threads=1, deadline=START, host=HOST)
     try:
         os.kill(workers.pids[0], signal.SIGKILL)
-        assert workers.renew([], [0], START) == [0]
+        assert workers.restart_ended([], [0], START) == [0]
     finally:
         workers.stop()
 
@@ -251,7 +251,7 @@ def test_without_forks_workers_are_processes_of_their_own(monkeypatch: pytest.Mo
     monkeypatch.setattr(local, "can_fork", lambda: False)
     workers = LocalWorkers(2, threads=1, deadline=START, host=HOST)
     try:
-        assert not workers._nurseries and len(set(workers.addresses)) == 2
+        assert not workers._fork_servers and len(set(workers.addresses)) == 2
     finally:
         workers.stop()
     assert all(map(is_gone, workers.pids))
@@ -295,7 +295,7 @@ def test_workers_that_something_kills_each_time_are_not_started_for_ever(
         tries.append(given)
         raise WorkerLost("killed by signal 9")
 
-    monkeypatch.setattr(membership, "_launch", launch)
+    monkeypatch.setattr(membership, "_launch_local", launch)
     with pytest.raises(WorkerLost, match="killed by signal 9"):
         RemoteHosts(Cluster.local(2, threads=1), deadline=START)
     assert len(tries) == 3

@@ -65,7 +65,7 @@ def test_where_memory_is_short_a_program_gets_what_it_needs_or_an_error() -> Non
     assert first.used_bytes == 1000
 
 
-@pytest.mark.skipif(not segment.is_possible(), reason="needs Linux's anonymous shared memory")
+@pytest.mark.skipif(not segment.has_shared_memory(), reason="needs Linux's anonymous shared memory")
 def test_what_others_are_to_reach_is_shared_and_serves_the_rest_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import DeviceLost, GraphflowError, GraphLimitError, OpError, StepTimeout
-from graphflow.runtime.wire.messages import Computed, Parcel, Usage
+from graphflow.runtime.wire.messages import Computed, HostUsage, TensorParcel
 
 
 class FakeHost:
@@ -26,7 +26,7 @@ class FakeHost:
         worker: int,
         devices: Sequence[str],
         threads: int | None,
-        outbox: Callable[[Parcel], None],
+        outbox: Callable[[TensorParcel], None],
     ) -> None:
         self.worker, self.devices, self.outbox = worker, list(devices), outbox
         self.programs: dict[str, tuple[list[str], list[Any]]] = {}
@@ -83,7 +83,7 @@ class FakeHost:
             elif verb == "crash":
                 os._exit(11)
             elif verb == "send":
-                parcel = Parcel(session, step, rest[1], int(rest[0]), total)
+                parcel = TensorParcel(session, step, rest[1], int(rest[0]), total)
                 self.outbox(parcel)
             elif verb == "receive":
                 total = total + self._receive(step, rest[0], until)
@@ -117,7 +117,7 @@ class FakeHost:
             self.arrived[step, edge] = array
             self.change.notify_all()
 
-    def attend(self, session: str, attend: Any, wake: Any, carried: Any, keep: Any) -> None:
+    def connect_mail(self, session: str, attend: Any, wake: Any, carried: Any, keep: Any) -> None:
         """Its threads wait for others to receive."""
 
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
@@ -142,8 +142,8 @@ class FakeHost:
         for name in variables:
             self.variables.pop(name, None)
 
-    def usage(self, session: str) -> Usage:
-        return Usage({self.devices[0]: 64}, {self.devices[0]: 8}, {"edge 3 from it ('x')": 0.5})
+    def usage(self, session: str) -> HostUsage:
+        return HostUsage({self.devices[0]: 64}, {self.devices[0]: 8}, {"edge 3 from it ('x')": 0.5})
 
     def measure(self) -> dict[str, Any]:
         return {"devices": list(self.devices), "flops": np.float64(1e9), "pid": os.getpid()}

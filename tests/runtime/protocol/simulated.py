@@ -26,10 +26,14 @@ from graphflow.errors import (
 )
 from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol import worker_events as w
-from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker, Repeat
-from graphflow.runtime.protocol.reliable_stream import Letter, Outbound, Version
+from graphflow.runtime.protocol.fast_path import (
+    FastPathCoordinator,
+    FastPathWorker,
+    SteadyStateStep,
+)
+from graphflow.runtime.protocol.reliable_stream import Outbound, OutgoingMessage, Version
 from graphflow.runtime.protocol.worker_session import AHEAD
-from graphflow.runtime.wire.frame_codec import chunks, decode, decode_frames, encode
+from graphflow.runtime.wire.frame_codec import decode, decode_frames, encode, split_array
 from graphflow.runtime.wire.messages import (
     Abort,
     Close,
@@ -42,7 +46,7 @@ from graphflow.runtime.wire.messages import (
     Read,
     Write,
 )
-from graphflow.runtime.worker.peer_link import Link
+from graphflow.runtime.worker.peer_link import PeerLink
 
 DEADLINE = 3.0  # seconds of a step
 COUNT, LOOK = "count", "look"  # programs; the steps of the second are free
@@ -58,11 +62,11 @@ class Wire:
         self.carry = lambda letter: world.between(source, target, letter)
 
     def send_unlocked(self, frames: list[Any]) -> bool:
-        self.carry(Letter(*decode_frames(frames)))
+        self.carry(OutgoingMessage(*decode_frames(frames)))
         return True
 
 
-class QueuedLink(Link):
+class QueuedLink(PeerLink):
     """A link that puts aside what its window has no room for, where a thread would wait."""
 
     def __init__(self, wire: Wire, outbound: Outbound, encoded: bool) -> None:
@@ -72,22 +76,22 @@ class QueuedLink(Link):
         self._queued: deque[tuple[Any, memoryview]] = deque()
 
     def queue(self, step: int, edge: int, array: Any) -> None:
-        self._last = (step, edge)
-        self._queued += [(chunk, data) for chunk, data in chunks("edge", step, edge, array)]
+        self._last_sent = (step, edge)
+        self._queued += [(chunk, data) for chunk, data in split_array("edge", step, edge, array)]
         self.flush()
 
     def flush(self) -> None:
-        while self._queued and self.outbound.room(self._queued[0][1].nbytes):
+        while self._queued and self.outbound.has_room(self._queued[0][1].nbytes):
             chunk, data = self._queued.popleft()
-            self._put(self.outbound.post(chunk, chunk.number, data))
+            self._transmit(self.outbound.post(chunk, chunk.number, data))
 
-    def heed(self, heard: w.Heard) -> None:
-        super().heed(heard)
+    def apply_update(self, heard: w.UpdatePeerLink) -> None:
+        super().apply_update(heard)
         self.flush()
 
-    def _put(self, letter: Letter) -> None:
+    def _transmit(self, letter: OutgoingMessage) -> None:
         if self._encoded:
-            super()._put(letter)
+            super()._transmit(letter)
         else:
             self._wire.carry(letter)
 
@@ -95,7 +99,7 @@ class QueuedLink(Link):
 class Hosted:
     """One session in one epoch on a worker: a counter, and jobs one after the other."""
 
-    def __init__(self, worker: SimulatedWorker, opening: w.Run) -> None:
+    def __init__(self, worker: SimulatedWorker, opening: w.RunJob) -> None:
         self.worker, self.world = worker, worker.world
         self.session, self.epoch = opening.session, opening.epoch
         self.index = opening.job.worker
@@ -105,8 +109,8 @@ class Hosted:
         self.closed = False
         self.cancelled = -1
         self.mail: dict[int, Any] = {}
-        self.jobs: deque[w.Run] = deque()
-        self.current: tuple[w.Run, float, float] | None = None  # with when it may end, and must
+        self.jobs: deque[w.RunJob] = deque()
+        self.current: tuple[w.RunJob, float, float] | None = None  # with when it may end, and must
         self.token = opening.token
         self.links: dict[int, QueuedLink] = {}
         self.submit(opening)
@@ -115,9 +119,9 @@ class Hosted:
     def before(self) -> int:
         return (self.index - 1) % self.count
 
-    def submit(self, run: w.Run) -> None:
+    def submit(self, run: w.RunJob) -> None:
         if run.commits >= 0:
-            self.submit(w.Run(run.session, Commit(), run.commits, run.epoch))
+            self.submit(w.RunJob(run.session, Commit(), run.commits, run.epoch))
             run = run._replace(commits=-1)
         if self.closed:
             self.world.violate(f"{run.job} after the close of {self.session} {self.epoch}")
@@ -152,7 +156,7 @@ class Hosted:
         elif not stuck and now >= earliest:
             self._finish(run, self._do(run))
 
-    def _begin(self, run: w.Run) -> None:
+    def _begin(self, run: w.RunJob) -> None:
         random = self.world.random
         kind = random.random()
         usual = kind < 0.93 or self.world.quiet
@@ -175,14 +179,14 @@ class Hosted:
             self.links[target] = QueuedLink(wire, outbound, self.world.encoded)
         return self.links[target]
 
-    def _finish(self, run: w.Run, outcome: Any) -> None:
+    def _finish(self, run: w.RunJob, outcome: Any) -> None:
         self.current = None
-        finished = w.Finished(self.session, run.job, run.step, self.epoch, outcome)
+        finished = w.JobFinished(self.session, run.job, run.step, self.epoch, outcome)
         self.worker.handle(finished)
         if not isinstance(run.job, Close):
             self.go_on()
 
-    def _do(self, run: w.Run) -> Any:
+    def _do(self, run: w.RunJob) -> Any:
         job, step = run.job, run.step
         match job:
             case Compute():
@@ -307,39 +311,43 @@ class SimulatedWorker(Process):
             return
         for action in self.machine.handle(event, self.clock()):
             match action:
-                case w.Send():
+                case w.SendMessage():
                     self.world.to_coordinator(self.index, action)
-                case w.Run():
+                case w.RunJob():
                     self._run(action)
-                case w.Deliver(session, step, _, array):
+                case w.DeliverTensor(session, step, _, array):
                     self.hosted[session].deliver(step, array)
-                case w.Heard(session):
-                    self.hosted[session].link(action.worker).heed(action)
-                case w.Beat(session):
+                case w.UpdatePeerLink(session):
+                    self.hosted[session].link(action.worker).apply_update(action)
+                case w.BeatPeerLinks(session):
                     for target, link in self.hosted[session].links.items():
-                        link.beat(owed=target in action.owed)
-                        if (untaken := link.untaken()) is not None:
+                        link.heartbeat(owed=target in action.owed)
+                        if (untaken := link.find_unacknowledged()) is not None:
                             asked, (step, edge) = untaken
-                            self.handle(w.Cut(session, target, step, edge, asked))
-                case w.Wake(session, step):
+                            self.handle(w.PeerUnreached(session, target, step, edge, asked))
+                case w.CancelStep(session, step):
                     self.hosted[session].wake(step)
 
     def _does_shortly(self, event: w.WorkerEvent) -> bool:
         """Does what an event says by the short way, if that is possible."""
         machine = self.machine
-        if isinstance(event, w.Received) and event.lane and isinstance(event.message, Compute):
+        if (
+            isinstance(event, w.MessageReceived)
+            and event.is_fast
+            and isinstance(event.message, Compute)
+        ):
             frame = encode(event.envelope, event.message)
-            run = machine.repeated(event.route, frame, self.clock())
+            run = machine.accept_order(event.route, frame, self.clock())
             if run is not None:
                 self.world.shortly["order"] += 1
                 self._run(run)
             return run is not None
-        if isinstance(event, w.Finished):
-            answer = machine.answer(event)
+        if isinstance(event, w.JobFinished):
+            answer = machine.encode_answer(event)
             if answer is not None:
                 self.world.shortly["answer"] += 1
                 lane, route, (frame, _, known) = answer
-                send = w.Send(route, *decode(frame), None, lane, known)
+                send = w.SendMessage(route, *decode(frame), None, lane, known)
                 self.world.to_coordinator(self.index, send)
             return answer is not None
         return False
@@ -352,7 +360,7 @@ class SimulatedWorker(Process):
             for link in self.hosted[name].links.values():
                 self.world.check_window(link.outbound)
 
-    def _run(self, run: w.Run) -> None:
+    def _run(self, run: w.RunJob) -> None:
         hosted = self.hosted.get(run.session)
         if isinstance(run.job, Open):
             if hosted is not None and (not hosted.closed or hosted.epoch >= run.epoch):
@@ -364,7 +372,7 @@ class SimulatedWorker(Process):
             hosted.submit(run)
 
     def _tick(self) -> None:
-        self.handle(w.Tick())
+        self.handle(w.WorkerTick())
         self.later(0.5, self._tick)
 
 
@@ -426,15 +434,18 @@ class User(Process):
         machine, now = self.machine, self.world.now * self.rate
         assert machine is not None
         actions = None
-        is_answer = isinstance(event, c.Received) and isinstance(event.message, Done)
+        is_answer = isinstance(event, c.WorkerMessageReceived) and isinstance(event.message, Done)
         if is_answer and self.world.is_short():
             frame = encode(event.envelope, event.message)
-            actions = machine.answered(event.worker, frame, now)
+            actions = machine.accept_answer(event.worker, frame, now)
             self.world.shortly["answered"] += actions is not None
         for action in machine.handle(event, now) if actions is None else actions:
-            if isinstance(action, c.Send):
+            if isinstance(action, c.SendToWorker):
                 self.world.to_worker(self, action)
-            elif isinstance(action, c.Settle) and self.begun.pop(action.request, None) is not None:
+            elif (
+                isinstance(action, c.SettleOperation)
+                and self.begun.pop(action.request, None) is not None
+            ):
                 self.settled(action.request, action.outcome)
         heard = getattr(event, "worker", None)
         for index in self.everyone if heard is None else [heard]:
@@ -442,7 +453,7 @@ class User(Process):
 
     def _tick(self) -> None:
         assert self.machine is not None
-        self.handle(c.Tick())
+        self.handle(c.CoordinatorTick())
         if self.machine is not None and not self.done:
             now = self.world.now
             self.later(
@@ -465,19 +476,19 @@ class User(Process):
         self._then[self.request] = (then, step)
         if not held and step and self.world.is_short() and self._repeats(orders, step):
             return
-        self.handle(c.Begin(self.request, orders, seconds, step, follows, held))
+        self.handle(c.BeginOperation(self.request, orders, seconds, step, follows, held))
 
     def _repeats(self, orders: dict[int, c.Order], step: int) -> bool:
         """Begins a step by the short way, if that is possible."""
         assert self.machine is not None
         compute = replace(orders[0].message, free=False)  # it follows none
-        repeat = Repeat(self.request, step, compute, list(orders), {})
-        told = self.machine.repeat(repeat, self.world.now * self.rate)
+        repeat = SteadyStateStep(self.request, step, compute, list(orders), {})
+        told = self.machine.begin_step(repeat, self.world.now * self.rate)
         if told is None:
             return False
         for worker, (frame, _, known) in zip(orders, told, strict=True):
             self.world.shortly["repeat"] += 1
-            self.world.to_worker(self, c.Send(worker, *decode(frame), None, known))
+            self.world.to_worker(self, c.SendToWorker(worker, *decode(frame), None, known))
             self.world.check_window(self.machine.stream(worker).outbound)
         return True
 
@@ -535,7 +546,7 @@ class User(Process):
             self.step += 1
             self._run(self.step, counts, follows=self.step - 1)
         if self.world.random.random() < 0.05 and not self.world.quiet:
-            self.later(self.world.random.uniform(0, 0.1), lambda: self.handle(c.Cancel()))
+            self.later(self.world.random.uniform(0, 0.1), lambda: self.handle(c.CancelSteps()))
 
     def _is_ahead(self) -> bool:
         """Whether to begin a step before the one before it is decided."""
@@ -557,7 +568,7 @@ class User(Process):
     def _release(self, request: int) -> None:
         if request in self.begun:
             if request == min(self.begun):
-                self.handle(c.Release(request))
+                self.handle(c.ReleaseStep(request))
             else:
                 self.later(0.01, lambda: self._release(request))
 
@@ -604,10 +615,10 @@ class Zombie:
             self.handle(event)
         hosted = (worker.hosted.get(self.name) for worker in self.world.workers)
         self.fenced = any(each is not None and each.epoch > self.epoch for each in hosted)
-        self.handle(c.Cancel())  # what it had begun ahead
+        self.handle(c.CancelSteps())  # what it had begun ahead
         compute = Compute(self.request, COUNT, {}, [], False, DEADLINE)
         orders = {index: c.Order(compute) for index in range(len(self.world.workers))}
-        self.handle(c.Begin(self.request, orders, DEADLINE, self.step))
+        self.handle(c.BeginOperation(self.request, orders, DEADLINE, self.step))
         self.tick()
 
     def hear(self, event: c.CoordinatorEvent) -> None:
@@ -617,15 +628,15 @@ class Zombie:
             self.backlog.append(event)
 
     def tick(self) -> None:
-        self.handle(c.Tick())
+        self.handle(c.CoordinatorTick())
         if self.request:
             self.world.at(0.5, self.tick)
 
     def handle(self, event: c.CoordinatorEvent) -> None:
         for action in self.machine.handle(event, self.world.now * self.rate):
-            if isinstance(action, c.Send):
+            if isinstance(action, c.SendToWorker):
                 self.world.to_worker(self, action)
-            elif isinstance(action, c.Settle) and action.request == self.request:
+            elif isinstance(action, c.SettleOperation) and action.request == self.request:
                 self.request = 0
                 if not isinstance(action.outcome, c.Replies):
                     self.world.saw(action.outcome, self)

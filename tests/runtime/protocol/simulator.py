@@ -252,12 +252,12 @@ class World:
         """Who reads what comes to a coordinator from now on."""
         self._users[self._party(user)] = reader
 
-    def to_worker(self, user: User | Zombie, send: c.Send) -> None:
+    def to_worker(self, user: User | Zombie, send: c.SendToWorker) -> None:
         party = self._party(user)
         way = (party, ("worker", send.worker))
         route = (*party, self._generation.get(way, 0))
         lane = self.lanes and not isinstance(send.message, Hello | Open | Ping)
-        received = w.Received(route, send.envelope, send.message, _copied(send.data), lane)
+        received = w.MessageReceived(route, send.envelope, send.message, _copied(send.data), lane)
         if isinstance(send.message, Open):
             self._opening[send.worker] = received
         if self.random.random() < 0.01:
@@ -266,14 +266,14 @@ class World:
             way, send.message, lambda: self.workers[send.worker].hear(self._coded(received))
         )
 
-    def to_coordinator(self, worker: int, send: w.Send) -> None:
-        ways: Any = (send.lane, send.route) if send.lane else (send.route,)
+    def to_coordinator(self, worker: int, send: w.SendMessage) -> None:
+        ways: Any = (send.fast_route, send.route) if send.fast_route else (send.route,)
         there = [route for route in ways if self._leads(worker, route)]
         if not there:
             return  # that connection is gone
         party = there[0][:-1]
         way = (party, ("worker", worker))
-        received = c.Received(worker, send.envelope, send.message, _copied(send.data))
+        received = c.WorkerMessageReceived(worker, send.envelope, send.message, _copied(send.data))
 
         def arrive() -> None:
             reader = self._users[party]
@@ -292,9 +292,9 @@ class World:
         """Whether the short way is tried for what comes now."""
         return self.ways.random() < 0.6
 
-    def between(self, source: int, target: int, letter: stream.Letter) -> None:
+    def between(self, source: int, target: int, letter: stream.OutgoingMessage) -> None:
         """A message from worker to worker."""
-        received = w.Received(
+        received = w.MessageReceived(
             ("worker", source), letter.envelope, letter.message, _copied(letter.data)
         )
         if self.random.random() < 0.01:
@@ -348,7 +348,7 @@ class World:
         down = c.LinkDown(worker, "it cannot be reached")
         self._tell(user, c.LinkUp(worker) if up else down, delay)
 
-    def _tell(self, user: User, event: c.LinkUp | c.LinkDown | c.Gone, delay: float) -> None:
+    def _tell(self, user: User, event: c.LinkUp | c.LinkDown | c.WorkerGone, delay: float) -> None:
         life = user.life
 
         def tell() -> None:
@@ -427,7 +427,9 @@ class World:
         worker = self.random.choice(self.workers)
         worker.crash()
         for user in self.users:
-            self._tell(user, c.Gone(worker.index, "killed by signal 9"), self.random.random() / 3)
+            self._tell(
+                user, c.WorkerGone(worker.index, "killed by signal 9"), self.random.random() / 3
+            )
         seconds = self.random.uniform(0.3, 3.0)
         self._all_out(worker.index, seconds)
         self.at(seconds, worker.start)
@@ -490,7 +492,7 @@ class World:
                 if user.name in worker.machine.sessions:
                     due = worker.machine.stream(user.name).inbound.received + 1
                     envelope = Envelope(user.name, user.epoch, COORDINATOR, 0, due, 0, "a guess")
-                    worker.hear(w.Received(stranger, envelope, Close(9)))
+                    worker.hear(w.MessageReceived(stranger, envelope, Close(9)))
 
     def _jump(self) -> None:
         """The wall clock jumps. No machine has one: see the test that takes it away."""

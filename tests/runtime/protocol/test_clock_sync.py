@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphflow.runtime.protocol.clock_sync import BURST, DRIFT, UNKNOWN, Clock, Reading, identity
+from graphflow.runtime.protocol.clock_sync import (
+    BURST,
+    DRIFT,
+    UNKNOWN,
+    ClockReading,
+    PeerClock,
+    clock_identity,
+)
 from graphflow.runtime.protocol.coordinator_events import CoordinatorEvent
 from tests.runtime.protocol.simulator import World
 
@@ -17,7 +24,7 @@ HOUR = 3600.0
 
 
 def pings(
-    clock: Clock,
+    clock: PeerClock,
     *,
     seed: int,
     count: int,
@@ -33,7 +40,7 @@ def pings(
         slow = random_.random() < 0.2
         there, back = (random_.expovariate(1 / (0.05 if slow else 2e-4)) + 5e-5 for _ in range(2))
         read = at + there
-        clock.add(at, read + offset + drift * (read - start), read + back)
+        clock.add_round_trip(at, read + offset + drift * (read - start), read + back)
         at = read + back + every
     return at
 
@@ -48,86 +55,86 @@ def pings(
 def test_the_true_offset_lies_within_the_bound(
     seed: int, offset: float, drift: float, count: int, every: float
 ) -> None:
-    clock = Clock()
+    clock = PeerClock()
     end = pings(clock, seed=seed, count=count, offset=offset, drift=drift, every=every)
-    found = clock.reading(end)
+    found = clock.estimate_at(end)
     true = offset + drift * (end - 1000.0)
     assert abs(found.offset - true) <= found.error + 1e-9
     assert 2 * found.error <= clock.round_trip + 2 * DRIFT * (8 * every + 10) + 1e-9
 
 
 def test_a_burst_of_quick_round_trips_bounds_the_error_by_half_of_the_quickest() -> None:
-    clock = Clock()
+    clock = PeerClock()
     end = pings(clock, seed=3, count=BURST, offset=-77.7, every=0.0)
-    found = clock.reading(end)
+    found = clock.estimate_at(end)
     assert found.error <= clock.round_trip / 2 + 1e-4
     assert found.offset == pytest.approx(-77.7, abs=found.error)
 
 
 def test_over_hours_a_drift_is_found_and_the_bound_stays_small() -> None:
-    clock, drift = Clock(), 4e-5  # 40 ppm: 144 ms an hour
+    clock, drift = PeerClock(), 4e-5  # 40 ppm: 144 ms an hour
     end = pings(clock, seed=1, count=2 * 3600, offset=5.0, drift=drift)
-    found = clock.reading(end)
+    found = clock.estimate_at(end)
     assert found.drift == pytest.approx(drift, abs=5e-6)
     assert found.error < 1e-3
     assert abs(found.offset - (5.0 + drift * (end - 1000.0))) <= found.error
     spoken = 5.0 + drift * (end - 1000.0 + 0.5) + end + 0.5  # half a second later
-    assert found.ours(round(spoken * 1e9)) * 1e-9 == pytest.approx(end + 0.5, abs=1e-3)
+    assert found.to_ours(round(spoken * 1e9)) * 1e-9 == pytest.approx(end + 0.5, abs=1e-3)
 
 
 def test_memory_does_not_grow_with_the_length_of_a_run() -> None:
-    clock = Clock()
+    clock = PeerClock()
     pings(clock, seed=1, count=20_000, offset=1.0)
     assert len(clock._kept) + len(clock._recent) <= 40
 
 
 def test_a_clock_that_jumps_is_followed() -> None:
-    clock = Clock()
+    clock = PeerClock()
     pings(clock, seed=1, count=50, offset=5.0)
     end = pings(clock, seed=2, count=20, offset=905.0, start=2000.0)
-    found = clock.reading(end)
+    found = clock.estimate_at(end)
     assert abs(found.offset - 905.0) <= found.error < 0.1
 
 
 def test_processes_that_share_a_clock_are_not_shifted_at_all() -> None:
-    clock = Clock(home="here")
-    clock.add(1.0, 1.0003, 1.0004, home="here")
-    assert clock.reading(2.0) == Reading(2.0, 0.0, 0.0, 0.0)
+    clock = PeerClock(home="here")
+    clock.add_round_trip(1.0, 1.0003, 1.0004, home="here")
+    assert clock.estimate_at(2.0) == ClockReading(2.0, 0.0, 0.0, 0.0)
     spans = [("/worker:0/cpu:0", "matmul", 10**18 + 1, 10**18 + 3)]
-    assert clock.reading(2.0).shifted(spans) == spans
+    assert clock.estimate_at(2.0).shift_spans(spans) == spans
 
 
 def test_a_machine_that_only_says_it_shares_our_clock_is_shifted() -> None:
-    clock = Clock(home="here")
-    clock.add(1.0, 501.0003, 1.0004, home="here")
-    assert clock.reading(1.0).offset == pytest.approx(500.0, abs=1e-3)
+    clock = PeerClock(home="here")
+    clock.add_round_trip(1.0, 501.0003, 1.0004, home="here")
+    assert clock.estimate_at(1.0).offset == pytest.approx(500.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("homes", [("", ""), ("here", "there"), ("here", "")])
 def test_other_clocks_are_estimated_even_where_they_agree(homes: tuple[str, str]) -> None:
-    clock = Clock(homes[0])
-    clock.add(1.0, 1.0002, 1.0004, homes[1])
-    assert clock.reading(1.0).error == pytest.approx(2e-4, abs=1e-6)
+    clock = PeerClock(homes[0])
+    clock.add_round_trip(1.0, 1.0002, 1.0004, homes[1])
+    assert clock.estimate_at(1.0).error == pytest.approx(2e-4, abs=1e-6)
 
 
 def test_before_the_first_round_trip_nothing_is_known() -> None:
-    assert Clock().reading(5.0) == UNKNOWN and math.isinf(Clock().round_trip)
+    assert PeerClock().estimate_at(5.0) == UNKNOWN and math.isinf(PeerClock().round_trip)
 
 
 @pytest.mark.parametrize("trip", [(2.0, 1.0, 1.0), (1.0, math.nan, 2.0), (1.0, math.inf, 2.0)])
 def test_round_trips_that_cannot_be_are_left_out(trip: tuple[float, float, float]) -> None:
-    clock = Clock()
-    clock.add(*trip)
-    assert clock.reading(1.0) == UNKNOWN
+    clock = PeerClock()
+    clock.add_round_trip(*trip)
+    assert clock.estimate_at(1.0) == UNKNOWN
 
 
 def test_times_of_a_machine_that_runs_for_years_keep_their_nanoseconds() -> None:
-    reading = Reading(1.0, 1e8, 0.0, 1e-6)
-    assert reading.ours(10**17 + 10**9 + 7) - reading.ours(10**17 + 10**9) == 7
+    reading = ClockReading(1.0, 1e8, 0.0, 1e-6)
+    assert reading.to_ours(10**17 + 10**9 + 7) - reading.to_ours(10**17 + 10**9) == 7
 
 
 def test_processes_of_one_boot_have_one_identity() -> None:
-    assert identity() == identity() and len(identity()) in (0, 16)
+    assert clock_identity() == clock_identity() and len(clock_identity()) in (0, 16)
 
 
 # In the simulator: delays, resets, duplicates and frozen processes, clocks of their own ---------
@@ -147,11 +154,11 @@ def checks_in_world(seed: int) -> int:
         handle(event)
         if user.machine is None or any(worker.life > 1 for worker in world.workers):
             return  # a process that was started again: a worker's clock is its machine's
-        known = [user.machine.clock(index).reading(world.now) for index in range(2)]
+        known = [user.machine.clock(index).estimate_at(world.now) for index in range(2)]
         if any(math.isinf(each.error) for each in known):
             return
         shown = [
-            reading.ours(round(worker.clock() * 1e9)) * 1e-9
+            reading.to_ours(round(worker.clock() * 1e9)) * 1e-9
             for worker, reading in zip(world.workers, known, strict=True)
         ]
         for at, reading in zip(shown, known, strict=True):

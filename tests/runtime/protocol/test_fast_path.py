@@ -15,7 +15,11 @@ import pytest
 from graphflow.errors import OpError
 from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol import worker_events as w
-from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker, Repeat
+from graphflow.runtime.protocol.fast_path import (
+    FastPathCoordinator,
+    FastPathWorker,
+    SteadyStateStep,
+)
 from graphflow.runtime.protocol.reliable_stream import ACK_EVERY, WINDOW, Outbound, Version
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire.messages import (
@@ -29,13 +33,13 @@ from graphflow.runtime.wire.messages import (
     Hello,
     Open,
     Ping,
-    changed,
+    replace_fields,
 )
 from graphflow.runtime.wire.step_frame_codec import StepCodec
 
 SESSION, TOKEN = "5" * 32, "7" * 32
 LANE = b"lane 1"
-X = wire.small("x", np.arange(4, dtype="float32"))
+X = wire.encode_small("x", np.arange(4, dtype="float32"))
 assert X is not None
 ORDER = Compute(0, "p", {"@draws": 3, "n": -4}, [], False, 5.0)
 
@@ -69,8 +73,8 @@ class Cluster:
         self.coordinator = FastPathCoordinator(SESSION, addresses, self.now, 1, TOKEN)
         self.workers = [FastPathWorker(["cpu:0"], process=index) for index in range(workers)]
         self.request = self.step = 0
-        self.runs: list[tuple[int, w.Run]] = []
-        self.settled: list[c.Settle] = []
+        self.runs: list[tuple[int, w.RunJob]] = []
+        self.settled: list[c.SettleOperation] = []
         own = Version.own()
         self.ask(lambda number, _: Hello(number, own.version, own.wire, own.python))
         self.ask(lambda number, worker: Open(number, worker, addresses, 30.0))
@@ -78,46 +82,48 @@ class Cluster:
     def ask(self, message: Any, step: int = 0) -> None:
         self.request += 1
         orders = {i: c.Order(message(self.request, i)) for i, _ in enumerate(self.workers)}
-        self.act(self.coordinator.handle(c.Begin(self.request, orders, 5.0, step), self.now))
+        self.act(
+            self.coordinator.handle(c.BeginOperation(self.request, orders, 5.0, step), self.now)
+        )
 
     def act(self, actions: Any) -> None:
         for action in actions:
-            if isinstance(action, c.Send):
+            if isinstance(action, c.SendToWorker):
                 self.give(action.worker, action.envelope, action.message, action.data)
-            elif isinstance(action, c.Settle):
+            elif isinstance(action, c.SettleOperation):
                 self.settled.append(action)
 
     def give(self, worker: int, envelope: Any, message: Any, data: Any = None) -> None:
         lane = not isinstance(message, Hello | Open | Ping)
-        event = w.Received(LANE if lane else b"route", envelope, message, data, lane)
+        event = w.MessageReceived(LANE if lane else b"route", envelope, message, data, lane)
         self.do(worker, self.workers[worker].handle(event, self.now))
 
     def do(self, worker: int, actions: Any) -> None:
         for action in actions:
-            if isinstance(action, w.Send):
-                said = c.Received(worker, action.envelope, action.message, action.data)
+            if isinstance(action, w.SendMessage):
+                said = c.WorkerMessageReceived(worker, action.envelope, action.message, action.data)
                 self.act(self.coordinator.handle(said, self.now))
-            elif isinstance(action, w.Run):
+            elif isinstance(action, w.RunJob):
                 self.run(worker, action)
 
-    def run(self, worker: int, run: w.Run) -> None:
+    def run(self, worker: int, run: w.RunJob) -> None:
         if run.commits >= 0:  # as two jobs, one after the other
-            self.run(worker, w.Run(run.session, Commit(), run.commits, run.epoch))
+            self.run(worker, w.RunJob(run.session, Commit(), run.commits, run.epoch))
         self.runs.append((worker, run._replace(commits=-1)))
         if isinstance(run.job, Open):
-            finished = w.Finished(run.session, run.job, run.step, run.epoch, None)
+            finished = w.JobFinished(run.session, run.job, run.step, run.epoch, None)
             self.do(worker, self.workers[worker].handle(finished, self.now))
 
     def ordered(self, worker: int, *, step: int | None = None, **fields: Any) -> bytes:
         """The frame of the next order for a worker, if nobody changes anything of it."""
         outbound = self.coordinator.stream(worker).outbound
-        commits = self.coordinator._peers[worker].commits
+        commits = self.coordinator._peers[worker].commit_owed
         told = {"request": self.request + 1, "commits": commits, "small": [X], **fields}
         number = self.step + 1 if step is None else step
         envelope = Envelope(
-            SESSION, 1, COORDINATOR, number, outbound.sent + 1, outbound.received, TOKEN
+            SESSION, 1, COORDINATOR, number, outbound.last_sent + 1, outbound.received, TOKEN
         )
-        return wire.encode(envelope, changed(ORDER, **told))
+        return wire.encode(envelope, replace_fields(ORDER, **told))
 
     def whole_step(self, *, short: Any = lambda what: False, small: bool = True) -> None:
         """A step from its order to its end, in which `short` says who takes the short way."""
@@ -125,26 +131,26 @@ class Cluster:
         workers = range(len(self.workers))
         fed = {0: [X]} if small else {}
         if short("repeat"):
-            repeat = Repeat(self.request, self.step, ORDER, list(workers), fed)
-            told = self.coordinator.repeat(repeat, self.now)
+            repeat = SteadyStateStep(self.request, self.step, ORDER, list(workers), fed)
+            told = self.coordinator.begin_step(repeat, self.now)
             assert told is not None
             sends = [
-                c.Send(i, *wire.decode(frame), None, known)
+                c.SendToWorker(i, *wire.decode(frame), None, known)
                 for i, (frame, _, known) in zip(workers, told, strict=True)
             ]
             assert [each.envelope.sequence for each in sends] == [number for _, number, _ in told]
         else:
             orders = {
-                i: c.Order(changed(ORDER, request=self.request, small=fed.get(i, [])))
+                i: c.Order(replace_fields(ORDER, request=self.request, small=fed.get(i, [])))
                 for i in workers
             }
-            begin = c.Begin(self.request, orders, ORDER.deadline, self.step)
+            begin = c.BeginOperation(self.request, orders, ORDER.deadline, self.step)
             sends = self.coordinator.handle(begin, self.now)
         self.now += 0.001
         for send in sends:
             frame = wire.encode(send.envelope, send.message)
             if short("order"):
-                run = self.workers[send.worker].repeated(LANE, frame, self.now)
+                run = self.workers[send.worker].accept_order(LANE, frame, self.now)
                 assert run is not None
                 self.run(send.worker, run)
             else:
@@ -157,23 +163,25 @@ class Cluster:
         run = self.runs[-1][1] if self.runs[-1][0] == worker else None
         run = run or next(run for i, run in reversed(self.runs) if i == worker)
         y = {"y": np.full(3, self.step, "int64")} if worker else {}
-        finished = w.Finished(run.session, run.job, run.step, run.epoch, Computed(y))
+        finished = w.JobFinished(run.session, run.job, run.step, run.epoch, Computed(y))
         if short("answer"):
-            found = self.workers[worker].answer(finished)
+            found = self.workers[worker].encode_answer(finished)
             assert found is not None
             lane, route, (frame, number, known) = found
-            send = w.Send(route, *wire.decode(frame), None, lane, known)
+            send = w.SendMessage(route, *wire.decode(frame), None, lane, known)
             assert send.envelope.sequence == number
         else:
             (send,) = self.workers[worker].handle(finished, self.now)  # type: ignore[misc]
         frame = wire.encode(send.envelope, send.message)
         if short("answered"):
-            actions = self.coordinator.answered(worker, frame, self.now)
+            actions = self.coordinator.accept_answer(worker, frame, self.now)
             assert actions is not None
             self.act(actions)
         else:
             self.act(
-                self.coordinator.handle(c.Received(worker, send.envelope, send.message), self.now)
+                self.coordinator.handle(
+                    c.WorkerMessageReceived(worker, send.envelope, send.message), self.now
+                )
             )
 
 
@@ -248,22 +256,22 @@ def test_an_order_unlike_the_one_before_is_left_for_the_long_way() -> None:
     worker = cluster.workers[0]
     before, names = state(worker), []
     for name, route, frame in unlike(cluster):
-        assert worker.repeated(route, frame, cluster.now) is None, name
+        assert worker.accept_order(route, frame, cluster.now) is None, name
         assert state(worker) == before, name
         names.append(name)
     assert len(names) > 20
-    assert worker.repeated(LANE, cluster.ordered(0), cluster.now) is not None
+    assert worker.accept_order(LANE, cluster.ordered(0), cluster.now) is not None
 
 
 def test_an_answer_that_is_not_expected_is_left_for_the_long_way() -> None:
     cluster, stopped = stepped(), stepped()
     request, step = cluster.request + 1, cluster.step + 1
-    repeat = Repeat(request, step, ORDER, [0, 1], {})
-    assert cluster.coordinator.repeat(repeat, cluster.now) is not None
+    repeat = SteadyStateStep(request, step, ORDER, [0, 1], {})
+    assert cluster.coordinator.begin_step(repeat, cluster.now) is not None
     inbound, outbound = (
         cluster.coordinator.stream(1).inbound, cluster.coordinator.stream(1).outbound,
     )  # fmt: skip
-    right = Envelope(SESSION, 1, 1, step, inbound.received + 1, outbound.sent, TOKEN)
+    right = Envelope(SESSION, 1, 1, step, inbound.received + 1, outbound.last_sent, TOKEN)
     done = Done(request, [], {}, [X])
     before = state(cluster.coordinator)
     for envelope, message in (
@@ -274,49 +282,49 @@ def test_an_answer_that_is_not_expected_is_left_for_the_long_way() -> None:
         (right._replace(epoch=2), done),
         (right._replace(token="8" * 32), done),
         (right._replace(session="6" * 32), done),
-        (right, changed(done, request=request - 1)),
-        (right, changed(done, fetches=["y"])),
-        (right, changed(done, peak={"cpu:0": 5})),
-        (right, changed(done, small=[X[:-1] + b"?"])),
+        (right, replace_fields(done, request=request - 1)),
+        (right, replace_fields(done, fetches=["y"])),
+        (right, replace_fields(done, peak={"cpu:0": 5})),
+        (right, replace_fields(done, small=[X[:-1] + b"?"])),
     ):
         frame = wire.encode(envelope, message)
-        assert cluster.coordinator.answered(1, frame, cluster.now) is None
+        assert cluster.coordinator.accept_answer(1, frame, cluster.now) is None
         assert state(cluster.coordinator) == before
     frame = wire.encode(right, done)
-    assert cluster.coordinator.answered(1, frame, cluster.now) == []
-    assert cluster.coordinator.answered(1, frame, cluster.now) is None, "it has answered"
-    assert stopped.coordinator.answered(1, frame, cluster.now) is None, "nothing is under way"
+    assert cluster.coordinator.accept_answer(1, frame, cluster.now) == []
+    assert cluster.coordinator.accept_answer(1, frame, cluster.now) is None, "it has answered"
+    assert stopped.coordinator.accept_answer(1, frame, cluster.now) is None, "nothing is under way"
 
 
 def test_a_step_is_not_begun_shortly_beside_others_or_after_a_loss() -> None:
     cluster, lost, full = stepped(), stepped(), stepped()
-    repeat = Repeat(cluster.request + 1, cluster.step + 1, ORDER, [0, 1], {})
+    repeat = SteadyStateStep(cluster.request + 1, cluster.step + 1, ORDER, [0, 1], {})
     for order in (
-        changed(ORDER, deadline=float("inf")),
-        changed(ORDER, bindings={"n": 1 << 70}),
-        changed(ORDER, bindings={"n" * 2000: 1}),
+        replace_fields(ORDER, deadline=float("inf")),
+        replace_fields(ORDER, bindings={"n": 1 << 70}),
+        replace_fields(ORDER, bindings={"n" * 2000: 1}),
     ):
         before = state(cluster.coordinator)
-        assert cluster.coordinator.repeat(repeat._replace(order=order), cluster.now) is None
+        assert cluster.coordinator.begin_step(repeat._replace(order=order), cluster.now) is None
         assert state(cluster.coordinator) == before
-    lost.coordinator.handle(c.Gone(1, "killed by signal 9"), cluster.now)
-    assert lost.coordinator.repeat(repeat, cluster.now) is None
+    lost.coordinator.handle(c.WorkerGone(1, "killed by signal 9"), cluster.now)
+    assert lost.coordinator.begin_step(repeat, cluster.now) is None
     stream = full.coordinator.stream(0)
     while stream.is_clear:
         stream.send(Commit(), 1)
     assert stream.outbound.pending == WINDOW
-    assert full.coordinator.repeat(repeat, cluster.now) is None
-    assert cluster.coordinator.repeat(repeat, cluster.now) is not None
+    assert full.coordinator.begin_step(repeat, cluster.now) is None
+    assert cluster.coordinator.begin_step(repeat, cluster.now) is not None
     again = repeat._replace(request=repeat.request + 1, step=repeat.step + 1)
-    assert cluster.coordinator.repeat(again, cluster.now) is None, "one is under way"
+    assert cluster.coordinator.begin_step(again, cluster.now) is None, "one is under way"
 
 
 def test_a_worker_answers_the_long_way_what_is_not_for_the_short_one() -> None:
     cluster = stepped()
     worker = cluster.workers[1]
-    run = worker.repeated(LANE, cluster.ordered(1), cluster.now)
+    run = worker.accept_order(LANE, cluster.ordered(1), cluster.now)
     assert run is not None and run.commits == cluster.step
-    right = w.Finished(run.session, run.job, run.step, run.epoch, Computed({"y": np.ones(2)}))
+    right = w.JobFinished(run.session, run.job, run.step, run.epoch, Computed({"y": np.ones(2)}))
     before = state(worker)
     for finished in (
         right._replace(session="6" * 32),
@@ -330,17 +338,17 @@ def test_a_worker_answers_the_long_way_what_is_not_for_the_short_one() -> None:
         right._replace(outcome=Computed({}, [], {"cpu:0": 4})),
         right._replace(outcome=Computed({str(i): np.ones(1500) for i in range(40)})),
     ):
-        assert worker.answer(finished) is None
+        assert worker.encode_answer(finished) is None
         assert state(worker) == before
-    assert worker.answer(right) is not None
+    assert worker.encode_answer(right) is not None
 
 
 def test_who_only_answers_is_told_now_and_then_that_its_answers_came() -> None:
     cluster = Cluster(1)
     cluster.whole_step()
     inbound = cluster.coordinator.stream(0).inbound
-    inbound._owed = ACK_EVERY - 1
-    assert not cluster.coordinator.stream(0).follows(inbound.received + 1, 0)
+    inbound._unacknowledged = ACK_EVERY - 1
+    assert not cluster.coordinator.stream(0).accept_next(inbound.received + 1, 0)
 
 
 def test_a_worker_knows_lanes_only_as_long_as_they_and_their_sessions_last() -> None:
@@ -348,23 +356,23 @@ def test_a_worker_knows_lanes_only_as_long_as_they_and_their_sessions_last() -> 
     worker = cluster.workers[0]
     frame = cluster.ordered(0)
     envelope, message = wire.decode(frame)
-    worker.handle(w.Received(b"lane 2", envelope, message, None, True), cluster.now)
-    assert set(worker._known) == {b"lane 2"}, "the session has another lane"
-    worker.handle(w.Leave("it was asked to end"), cluster.now)
+    worker.handle(w.MessageReceived(b"lane 2", envelope, message, None, True), cluster.now)
+    assert set(worker._codecs) == {b"lane 2"}, "the session has another lane"
+    worker.handle(w.EndWorker("it was asked to end"), cluster.now)
     following = envelope._replace(sequence=envelope.sequence + 1, step=envelope.step + 1)
-    told = changed(message, commits=envelope.step)
-    assert worker.repeated(b"lane 2", wire.encode(following, told), cluster.now) is None
+    told = replace_fields(message, commits=envelope.step)
+    assert worker.accept_order(b"lane 2", wire.encode(following, told), cluster.now) is None
 
 
 @pytest.mark.parametrize("token", ["t" * 2000, "t" * 100_000])
 def test_a_secret_that_is_too_long_for_packed_frames_goes_the_long_way(token: str) -> None:
-    assert StepCodec.between("s", 1, 0, token) is None
+    assert StepCodec.for_worker("s", 1, 0, token) is None
     coordinator = FastPathCoordinator("s", ["tcp://127.0.0.1:7000"], 0.0, 1, token)
-    assert coordinator.repeat(Repeat(1, 1, ORDER, [0], {}), 0.0) is None
+    assert coordinator.begin_step(SteadyStateStep(1, 1, ORDER, [0], {}), 0.0) is None
     worker = FastPathWorker(["cpu:0"])
     opening = Envelope("s", 1, COORDINATOR, 0, 1, 0, token)
     message = Open(1, 0, ["tcp://127.0.0.1:7000"], 30.0)
-    worker.handle(w.Received(b"route", opening, message), 0.0)
-    order = w.Received(LANE, opening._replace(step=1, sequence=2), ORDER, None, True)
-    assert any(isinstance(each, w.Run) for each in worker.handle(order, 0.0))
-    assert not worker._known
+    worker.handle(w.MessageReceived(b"route", opening, message), 0.0)
+    order = w.MessageReceived(LANE, opening._replace(step=1, sequence=2), ORDER, None, True)
+    assert any(isinstance(each, w.RunJob) for each in worker.handle(order, 0.0))
+    assert not worker._codecs

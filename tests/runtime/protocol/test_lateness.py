@@ -24,7 +24,7 @@ def late(awaits: int, edge: int = 0) -> Failed:
 
 
 def ends(actions: list) -> bool:
-    return any(isinstance(action, c.Settle) for action in actions)
+    return any(isinstance(action, c.SettleOperation) for action in actions)
 
 
 @st.composite
@@ -60,7 +60,7 @@ def test_whoever_speaks_first_the_blame_is_on_one_that_waited_for_nobody(
             break
     else:
         assert desk.machine.wake_at(now) <= 2.0 + GRACE + 0.01
-        actions = desk.machine.handle(c.Tick(), 2.0 + GRACE + 0.01)
+        actions = desk.machine.handle(c.CoordinatorTick(), 2.0 + GRACE + 0.01)
     error = settled(actions).outcome
     assert isinstance(error, StepTimeout) and error.worker is not None
     blamed = next(name for name, at in names.items() if at == error.worker)
@@ -74,7 +74,7 @@ def test_the_blame_tells_the_whole_chain_and_what_is_known_of_its_end() -> None:
     desk.step(2, 3, 0.0)
     for worker in (3, 2, 1):
         assert not ends(desk.hear(worker, late(worker - 1, edge=worker - 1), 2.0)), "it may tell"
-    error = settled(desk.machine.handle(c.Tick(), 2.0 + GRACE)).outcome
+    error = settled(desk.machine.handle(c.CoordinatorTick(), 2.0 + GRACE)).outcome
     assert str(error) == (
         "step 3: edge 0 from worker 0 did not come (worker 0 at tcp://127.0.0.1:7000 cannot be "
         "reached for 2.5 s; worker 3 waited for worker 2; worker 2 waited for worker 1; "
@@ -96,7 +96,7 @@ def test_what_kept_the_others_waiting_is_told_instead_of_their_waits(how: str) -
     desk.step(2, 3, 0.0)
     assert not ends(desk.hear(2, late(1), 2.0)) and not ends(desk.hear(1, late(0), 2.0))
     if how == "lost":
-        error = settled(desk.machine.handle(c.Gone(0, "killed by signal 9"), 2.1)).outcome
+        error = settled(desk.machine.handle(c.WorkerGone(0, "killed by signal 9"), 2.1)).outcome
         assert isinstance(error, WorkerLost)
     elif how == "op":
         error = settled(desk.hear(0, Failed(2, "OpError", "singular", ""), 2.1)).outcome
@@ -118,13 +118,13 @@ def test_a_step_that_waited_in_vain_before_the_one_it_follows_is_decided_ends_wi
     desk = Desk(2)
     desk.begin(2, {0: Compute(2, "p", {}, [], False, 60.0, free=True)}, 0.0, 3)
     orders = {w: c.Order(Compute(3, "p", {}, [], False, 2.0, free=True)) for w in (0, 1)}
-    desk.machine.handle(c.Begin(3, orders, 2.0, 4, follows=3), 0.0)
+    desk.machine.handle(c.BeginOperation(3, orders, 2.0, 4, follows=3), 0.0)
     said = Failed(3, "StepTimeout", "step 4: edge 0 did not come", "", 0)
     assert not ends(desk.hear(1, said, 1.0))
-    assert not ends(desk.machine.handle(c.Tick(), 1.0 + GRACE))
+    assert not ends(desk.machine.handle(c.CoordinatorTick(), 1.0 + GRACE))
     assert desk.machine.wake_at(1.0 + GRACE) > 1.0 + GRACE, "there is nothing to do yet"
     actions = desk.hear(0, Done(2, [], {}), 1.6)
-    outcomes = [action.outcome for action in actions if isinstance(action, c.Settle)]
+    outcomes = [action.outcome for action in actions if isinstance(action, c.SettleOperation)]
     assert isinstance(outcomes[0], c.Replies) and isinstance(outcomes[1], StepTimeout)
 
 
@@ -145,7 +145,7 @@ def test_a_device_that_waits_for_another_one_of_its_worker_blames_who_that_waits
             return False
 
         with pytest.raises(StepTimeout) as failure:
-            mail.until(5, awaited, look)
+            mail.wait_until(5, awaited, look)
         return failure.value
 
     far, near = Awaited("edge 0 from /worker:0/cpu:0", 0), Awaited("edge 1 from /worker:1/cpu:1", 1)

@@ -18,11 +18,11 @@ from graphflow.runtime.protocol import reliable_stream as stream
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.fast_path import FastPathCoordinator, FastPathWorker
 from graphflow.runtime.protocol.operations import Operation
-from graphflow.runtime.protocol.peer_liveness import Watch
-from graphflow.runtime.protocol.reliable_stream import Arrival, Inbound, Outbound
+from graphflow.runtime.protocol.peer_liveness import FailureDetector
+from graphflow.runtime.protocol.reliable_stream import Inbound, Outbound, ReceiveStatus
 from graphflow.runtime.protocol.worker import WorkerMachine
-from graphflow.runtime.protocol.worker_events import Run
-from graphflow.runtime.protocol.worker_session import Served
+from graphflow.runtime.protocol.worker_events import RunJob
+from graphflow.runtime.protocol.worker_session import WorkerSession
 from graphflow.runtime.wire.messages import UNNUMBERED, Abort, Chunk, Commit, Hello, Open
 from tests.runtime.protocol.simulator import Violation, check
 from tests.runtime.protocol.test_protocol import SEEDS
@@ -46,7 +46,7 @@ def fence(by: str) -> Iterator[None]:
 
     with ExitStack() as held:
         for module in (coordinator, worker):
-            held.enter_context(mock.patch.object(module, "fence", half))
+            held.enter_context(mock.patch.object(module, "stale_error", half))
         yield
 
 
@@ -71,7 +71,7 @@ def repeats(take: Any) -> Any:
 
     def mutant(self: Inbound, envelope: Any, message: Any, data: Any) -> Any:
         arrival, told = take(self, envelope, message, data)
-        return (Arrival.FRESH if arrival is Arrival.DUPLICATE else arrival), told
+        return (ReceiveStatus.FRESH if arrival is ReceiveStatus.DUPLICATE else arrival), told
 
     return mutant
 
@@ -79,15 +79,15 @@ def repeats(take: Any) -> Any:
 def twice(settle: Any) -> Any:
     """What a worker is told of a step is done twice."""
 
-    def mutant(self: Served, message: Any, step: int) -> Any:
+    def mutant(self: WorkerSession, message: Any, step: int) -> Any:
         actions = settle(self, message, step)
-        return [*actions, *(each for each in actions if isinstance(each, Run))]
+        return [*actions, *(each for each in actions if isinstance(each, RunJob))]
 
     return mutant
 
 
 def commits_what_was_aborted(settle: Any) -> Any:
-    def mutant(self: Served, message: Any, step: int) -> Any:
+    def mutant(self: WorkerSession, message: Any, step: int) -> Any:
         return settle(self, Commit() if isinstance(message, Abort) else message, step)
 
     return mutant
@@ -109,7 +109,7 @@ def decides_with_the_first(accept: Any) -> Any:
 def runs_ahead(compute: Any) -> Any:
     """A step does not wait for the one that it follows."""
 
-    def mutant(self: Served, message: Any, step: int) -> Any:
+    def mutant(self: WorkerSession, message: Any, step: int) -> Any:
         return compute(self, replace(message, follows=-1), step)
 
     return mutant
@@ -119,8 +119,8 @@ def forgets_commits(tell: Any) -> Any:
     """A commit that rides on no order is not told."""
 
     def mutant(self: CoordinatorMachine, number: int) -> Any:
-        self._peers[number].commits = -1
-        self._owed.discard(number)
+        self._peers[number].commit_owed = -1
+        self._commits_owed.discard(number)
         return []
 
     return mutant
@@ -200,8 +200,8 @@ def leaves_a_commit_out(order: Any) -> Any:
     """A commit that would ride on an order does not."""
 
     def mutant(self: CoordinatorMachine, operation: Operation, worker: int) -> Any:
-        self._peers[worker].commits = -1
-        self._owed.discard(worker)
+        self._peers[worker].commit_owed = -1
+        self._commits_owed.discard(worker)
         return order(self, operation, worker)
 
     return mutant
@@ -217,8 +217,8 @@ def aborts_silently(send: Any) -> Any:
 def asks_once(ask: Any) -> Any:
     """What is missing is asked for by one attempt, whatever becomes of the answer."""
 
-    def mutant(self: Inbound, *, anew: bool) -> Any:
-        return ask(self, anew=anew and not self._attempt)
+    def mutant(self: Inbound, *, is_new: bool) -> Any:
+        return ask(self, is_new=is_new and not self._attempt)
 
     return mutant
 
@@ -235,11 +235,11 @@ def goes_on_after_a_failure(go_on: Any) -> Any:
 def keeps_what_followed(settle: Any) -> Any:
     """Steps that wait for one that is aborted go on waiting."""
 
-    def mutant(self: Served, message: Any, step: int) -> Any:
-        ahead = list(self.ahead)
+    def mutant(self: WorkerSession, message: Any, step: int) -> Any:
+        ahead = list(self.waiting_steps)
         actions = settle(self, message, step)
         if isinstance(message, Abort):
-            self.ahead.extend(each for each in ahead if each not in self.ahead)
+            self.waiting_steps.extend(each for each in ahead if each not in self.waiting_steps)
         return actions
 
     return mutant
@@ -283,36 +283,46 @@ def keeps_no_answer(answer: Any) -> Any:
 MUTATIONS: dict[str, Mutation] = {
     "no look at the epoch": lambda: fence("token"),
     "no look at the token": lambda: fence("epoch"),
-    "acknowledged before it was applied": around(Inbound, "take", skips_gaps),
-    "what comes twice is applied twice": around(Inbound, "take", repeats),
-    "committed twice": around(Served, "settle", twice),
-    "aborted, and committed all the same": around(Served, "settle", commits_what_was_aborted),
+    "acknowledged before it was applied": around(Inbound, "receive", skips_gaps),
+    "what comes twice is applied twice": around(Inbound, "receive", repeats),
+    "committed twice": around(WorkerSession, "settle", twice),
+    "aborted, and committed all the same": around(
+        WorkerSession, "settle", commits_what_was_aborted
+    ),
     "the first who has computed decides": around(Operation, "accept", decides_with_the_first),
-    "a step before the one that it follows": around(Served, "compute", runs_ahead),
-    "a commit that nobody is told": around(CoordinatorMachine, "_tell_commit", forgets_commits),
+    "a step before the one that it follows": around(WorkerSession, "accept_step", runs_ahead),
+    "a commit that nobody is told": around(CoordinatorMachine, "_send_commit", forgets_commits),
     "damage that counts as whole": lambda: mock.patch.object(
-        stream, "_intact", takes_damage(stream._intact)
+        stream, "_is_intact", takes_damage(stream._is_intact)
     ),
     "nothing is kept to send again": around(Outbound, "post", forgets_what_is_sent),
-    "nothing is sent again": around(Outbound, "again", lambda again: lambda self, request: []),
-    "windows without an end": around(Outbound, "room", lambda room: lambda self, nbytes: True),
+    "nothing is sent again": around(Outbound, "resend", lambda again: lambda self, request: []),
+    "windows without an end": around(Outbound, "has_room", lambda room: lambda self, nbytes: True),
     "deadlines that end nothing": around(CoordinatorMachine, "_end", never_late),
-    "nobody is lost by silence": around(Watch, "overdue", lambda o: lambda self, now: []),
-    "who takes over is not obeyed": around(WorkerMachine, "_stale", drops_nobody),
-    "an opening for any process": around(WorkerMachine, "_unknown", opens_for_any_process),
-    "closed sessions are forgotten": around(WorkerMachine, "_drop", forgets_what_was_closed),
-    "who does not answer is called once": around(CoordinatorMachine, "_call", calls_once),
-    "results of any epoch count": around(WorkerMachine, "_finish", takes_results_of_any_epoch),
-    "a commit rides on nothing": around(CoordinatorMachine, "_order", leaves_a_commit_out),
-    "nobody is told to abort": around(CoordinatorMachine, "_send", aborts_silently),
-    "what is missing is asked for once": around(Inbound, "_ask", asks_once),
-    "a step after one that failed": around(CoordinatorMachine, "_go_on", goes_on_after_a_failure),
-    "a step that waits survives an abort": around(Served, "settle", keeps_what_followed),
-    "the short way commits nothing": around(FastPathWorker, "repeated", commits_nothing),
-    "the short way decides with the first": around(
-        FastPathCoordinator, "answered", decides_with_the_first_short_answer
+    "nobody is lost by silence": around(
+        FailureDetector, "pop_overdue", lambda o: lambda self, now: []
     ),
-    "short answers are not kept": around(FastPathWorker, "answer", keeps_no_answer),
+    "who takes over is not obeyed": around(WorkerMachine, "_handle_stale", drops_nobody),
+    "an opening for any process": around(WorkerMachine, "_handle_unknown", opens_for_any_process),
+    "closed sessions are forgotten": around(
+        WorkerMachine, "_close_sessions", forgets_what_was_closed
+    ),
+    "who does not answer is called once": around(CoordinatorMachine, "_contact", calls_once),
+    "results of any epoch count": around(
+        WorkerMachine, "_handle_result", takes_results_of_any_epoch
+    ),
+    "a commit rides on nothing": around(CoordinatorMachine, "_send_order", leaves_a_commit_out),
+    "nobody is told to abort": around(CoordinatorMachine, "_send", aborts_silently),
+    "what is missing is asked for once": around(Inbound, "_request_resend", asks_once),
+    "a step after one that failed": around(
+        CoordinatorMachine, "_start_followers", goes_on_after_a_failure
+    ),
+    "a step that waits survives an abort": around(WorkerSession, "settle", keeps_what_followed),
+    "the short way commits nothing": around(FastPathWorker, "accept_order", commits_nothing),
+    "the short way decides with the first": around(
+        FastPathCoordinator, "accept_answer", decides_with_the_first_short_answer
+    ),
+    "short answers are not kept": around(FastPathWorker, "encode_answer", keeps_no_answer),
 }
 EASY = (
     "no look at the epoch", "acknowledged before it was applied", "committed twice",

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from graphflow.errors import StaleEpoch, StaleSession
 from graphflow.runtime.protocol import reliable_stream as stream
 from graphflow.runtime.protocol.reliable_stream import (
-    Arrival,
     Inbound,
-    Letter,
     Outbound,
-    Stream,
-    fence,
+    OutgoingMessage,
+    ReceiveStatus,
+    ReliableStream,
+    stale_error,
 )
-from graphflow.runtime.wire.frame_codec import Borrowed, chunks
+from graphflow.runtime.wire.frame_codec import BorrowedBuffer, split_array
 from graphflow.runtime.wire.messages import Ack, Chunk, Envelope, Forget, Load, Ping, Resend
 
 WINDOW = 5
@@ -31,12 +31,12 @@ class Line:
     """Two streams, and what is under way in each direction."""
 
     def __init__(self) -> None:
-        self.ends = [Stream("s", 1, -1, "t"), Stream("s", 1, 0, "t")]
-        self.under_way: list[list[Letter]] = [[], []]  # from each end
+        self.ends = [ReliableStream("s", 1, -1, "t"), ReliableStream("s", 1, 0, "t")]
+        self.under_way: list[list[OutgoingMessage]] = [[], []]  # from each end
         self.sent: list[list[int]] = [[], []]
         self.arrived: list[list[int]] = [[], []]  # at each end
 
-    def put(self, end: int, letters: list[Letter]) -> None:
+    def put(self, end: int, letters: list[OutgoingMessage]) -> None:
         self.under_way[end] += letters
         outbound = self.ends[end].outbound
         assert outbound.pending <= WINDOW
@@ -44,7 +44,7 @@ class Line:
     def send(self, end: int) -> None:
         number = len(self.sent[end])
         self.sent[end].append(number)
-        ((chunk, data),) = chunks("fetch", number, "x", np.array([number]))
+        ((chunk, data),) = split_array("fetch", number, "x", np.array([number]))
         self.put(end, self.ends[end].send(chunk, 0, data))
 
     def deliver(self, end: int, *, damaged: bool = False) -> None:
@@ -56,14 +56,14 @@ class Line:
             data = bytes([data[0] ^ 1]) + data[1:]
         other = 1 - end
         arrival, answers = self.ends[other].receive(letter.envelope, letter.message, data)
-        if arrival is Arrival.FRESH:
+        if arrival is ReceiveStatus.FRESH:
             assert data is not None and isinstance(letter.message, Chunk)
             self.arrived[other].append(int(np.frombuffer(data, np.int64)[0]))
         self.put(other, answers)
 
     def beat(self) -> None:
         for end, each in enumerate(self.ends):
-            self.put(end, [each.tell(Ack(asks=True))])
+            self.put(end, [each.send_unnumbered(Ack(asks=True))])
 
     def do(self, deed: str, end: int) -> None:
         flow = self.under_way[end]
@@ -104,7 +104,7 @@ def test_whatever_a_line_does_everything_arrives_once_and_in_order(
                 line.deliver(0)
                 line.deliver(1)
         assert line.arrived == [line.sent[1], line.sent[0]]
-        assert all(end.outbound.pending == end.waiting == 0 for end in line.ends)
+        assert all(end.outbound.pending == end.waiting_count == 0 for end in line.ends)
 
 
 def numbered(number: int) -> Envelope:
@@ -114,41 +114,50 @@ def numbered(number: int) -> Envelope:
 def test_a_gap_is_asked_for_once_and_again_only_when_the_answer_was_lost() -> None:
     inbound = Inbound()
     forget = Forget(1, [], [])
-    assert inbound.take(numbered(3), forget, None) == (Arrival.MISSING, Resend(1, 1))
-    assert inbound.take(numbered(4), forget, None) == (Arrival.MISSING, None)
+    assert inbound.receive(numbered(3), forget, None) == (ReceiveStatus.MISSING, Resend(1, 1))
+    assert inbound.receive(numbered(4), forget, None) == (ReceiveStatus.MISSING, None)
     # The sender has not heard of the request yet: the same one again.
-    assert inbound.take(numbered(4), Ping(resent=0), None) == (Arrival.BEAT, Resend(1, 1))
+    assert inbound.receive(numbered(4), Ping(resent=0), None) == (
+        ReceiveStatus.UNNUMBERED,
+        Resend(1, 1),
+    )
     # It has answered, and the answer was lost: another one.
-    assert inbound.take(numbered(4), Ping(resent=1), None) == (Arrival.BEAT, Resend(1, 2))
-    assert inbound.take(numbered(1), forget, None)[0] is Arrival.FRESH
-    assert inbound.take(numbered(3), forget, None) == (Arrival.MISSING, Resend(2, 3))
+    assert inbound.receive(numbered(4), Ping(resent=1), None) == (
+        ReceiveStatus.UNNUMBERED,
+        Resend(1, 2),
+    )
+    assert inbound.receive(numbered(1), forget, None)[0] is ReceiveStatus.FRESH
+    assert inbound.receive(numbered(3), forget, None) == (ReceiveStatus.MISSING, Resend(2, 3))
 
 
 def test_an_array_in_shared_memory_is_taken_without_a_look_at_it() -> None:
     inbound = Inbound()
     chunk = Chunk("edge", 1, 7, "uint8", [9], [0], 9, 0, slot=128, turn=1)
     borrowed: list[Any] = []
-    lent = Borrowed(lambda: borrowed.append(1))  # type: ignore[arg-type,return-value]
-    assert inbound.take(numbered(1), chunk, lent) == (Arrival.FRESH, None)
-    assert inbound.take(numbered(1), chunk, lent) == (Arrival.DUPLICATE, None) and not borrowed
+    lent = BorrowedBuffer(lambda: borrowed.append(1))  # type: ignore[arg-type,return-value]
+    assert inbound.receive(numbered(1), chunk, lent) == (ReceiveStatus.FRESH, None)
+    assert (
+        inbound.receive(numbered(1), chunk, lent) == (ReceiveStatus.DUPLICATE, None)
+        and not borrowed
+    )
 
 
 def test_many_messages_in_one_direction_are_acknowledged_by_number_and_by_bytes() -> None:
     inbound = Inbound()
-    told = [inbound.take(numbered(n), Load(1, "p", 0), None)[1] for n in range(1, 65)]
+    told = [inbound.receive(numbered(n), Load(1, "p", 0), None)[1] for n in range(1, 65)]
     assert told == [None] * 63 + [Ack()]
-    inbound.acknowledged()
-    ((chunk, data),) = chunks("fetch", 1, "x", np.zeros(1 << 20, np.uint8))
-    told = [inbound.take(numbered(n), chunk, data)[1] for n in range(65, 73)]
+    inbound.mark_acknowledged()
+    ((chunk, data),) = split_array("fetch", 1, "x", np.zeros(1 << 20, np.uint8))
+    told = [inbound.receive(numbered(n), chunk, data)[1] for n in range(65, 73)]
     assert told == [None] * 7 + [Ack()]
 
 
 def test_one_message_that_is_larger_than_the_window_is_sent_alone() -> None:
     outbound = Outbound("s", 1, 0)
-    assert outbound.room(1 << 30)
+    assert outbound.has_room(1 << 30)
     outbound.post(Load(1, "p", 0))
-    assert not outbound.room(1 << 30) and outbound.room(1 << 20)
-    assert outbound.acknowledge(1) and outbound.room(1 << 30)
+    assert not outbound.has_room(1 << 30) and outbound.has_room(1 << 20)
+    assert outbound.acknowledge(1) and outbound.has_room(1 << 30)
     assert not outbound.acknowledge(9)  # of what was never sent
 
 
@@ -160,7 +169,7 @@ def test_one_message_that_is_larger_than_the_window_is_sent_alone() -> None:
 def test_only_the_sessions_epoch_with_its_token_gets_in(
     epoch: int, token: str, error: type | None
 ) -> None:
-    found = fence(Envelope("s", epoch, 0, 0, 1, token=token), 2, "t")
+    found = stale_error(Envelope("s", epoch, 0, 0, 1, token=token), 2, "t")
     assert (found and type(found)) is error
     if error is StaleEpoch:  # who was away while the others began anew
         late = "its sender" if epoch < 2 else "who is told it"

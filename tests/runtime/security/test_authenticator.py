@@ -24,11 +24,11 @@ from graphflow.errors import (
 )
 from graphflow.runtime.launch import child
 from graphflow.runtime.protocol.worker import WorkerMachine
-from graphflow.runtime.protocol.worker_events import Heard, Received
+from graphflow.runtime.protocol.worker_events import MessageReceived, UpdatePeerLink
 from graphflow.runtime.security import authenticator as guard
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
-from graphflow.runtime.transport.tcp import Channel, Listener, check
+from graphflow.runtime.transport.tcp import TcpChannel, TcpListener, check_address
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, checksum
 from graphflow.runtime.wire.messages import COORDINATOR as ORIGIN
 from graphflow.runtime.wire.messages import (
@@ -69,23 +69,23 @@ class Box:
 
     def __init__(self, context: Any, folder: Path) -> None:
         self.ring = Keyring(folder / "box")
-        self.pair = self.ring.new("box", WORKER)
+        self.pair = self.ring.create_pair("box", WORKER)
         self.guard = ZapAuthenticator(context, self.pair, self.ring)
-        self.listener = Listener(context, "tcp://127.0.0.1:*", insecure=False, guard=self.guard)
+        self.listener = TcpListener(context, "tcp://127.0.0.1:*", insecure=False, guard=self.guard)
         self._folder = folder
         self.contexts: list[Any] = []
         self.guards: list[ZapAuthenticator] = []
 
-    def visitor(self, name: str, role: str, *, trusted: bool) -> tuple[Channel, str]:
+    def visitor(self, name: str, role: str, *, trusted: bool) -> tuple[TcpChannel, str]:
         """A connection with a key of its own, and that key."""
         ring = Keyring(self._folder / name)
-        pair = ring.new(name, role)
+        pair = ring.create_pair(name, role)
         if trusted:
             self.ring.add(str(pair.public), name)
         own: Any = zmq.Context()
         self.contexts.append(own)
         self.guards.append(ZapAuthenticator(own, pair, ring))
-        channel = Channel(
+        channel = TcpChannel(
             own, self.listener.address, insecure=False, watch=True,
             guard=self.guards[-1], key=self.pair.public.key,
         )  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_trusted_key_comes_in_and_is_known_by_it(box: Box) -> None:
     channel, key = box.visitor("alice", COORDINATOR, trusted=True)
     channel.send([b"hello"])
     route, frames, who = wait_for(box.listener.receive)
-    assert bytes(frames[0]) == b"hello" and who == key and box.guard.role(who) == COORDINATOR
+    assert bytes(frames[0]) == b"hello" and who == key and box.guard.role_of(who) == COORDINATOR
     assert box.listener.send(route, [b"welcome"])
     assert bytes(wait_for(channel.receive)[0]) == b"welcome"
     channel.close()
@@ -126,16 +126,16 @@ def test_a_whole_chunk_passes_though_sealing_makes_it_longer(box: Box) -> None:
 def test_an_unknown_key_is_refused_and_told_once(
     box: Box, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphflow.runtime.security.authenticator._GRACE", 0.1)
+    monkeypatch.setattr("graphflow.runtime.security.authenticator._GRACE_SECONDS", 0.1)
     with caplog.at_level(logging.WARNING, "graphflow.security"):
         channel, key = box.visitor("eve", COORDINATOR, trusted=False)
-        again = Channel(
+        again = TcpChannel(
             box.contexts[-1], box.listener.address, insecure=False, watch=True,
             guard=box.guards[-1], key=box.pair.public.key,
         )  # fmt: skip
         for each in (channel, again):
             each.send([b"hello"])
-            assert wait_for(lambda each=each: False in each.changes()) and each.refused
+            assert wait_for(lambda each=each: False in each.read_link_changes()) and each.refused
             each.close()
         assert box.listener.receive() is None
         assert len([r for r in caplog.records if key[:16] in r.getMessage()]) == 1
@@ -144,11 +144,11 @@ def test_an_unknown_key_is_refused_and_told_once(
 def test_a_key_that_is_trusted_while_it_waits_comes_in(box: Box) -> None:
     channel, key = box.visitor("eve", COORDINATOR, trusted=False)
     channel.send([b"hello"])
-    wait_for(lambda: channel.changes() or channel.refused)
+    wait_for(lambda: channel.read_link_changes() or channel.refused)
     assert box.listener.receive() is None
     box.ring.add(f"graphflow-key-1 coordinator eve {key}", "eve")
     assert wait_for(box.listener.receive)[2] == key
-    assert channel.changes() == [True] and not channel.refused
+    assert channel.read_link_changes() == [True] and not channel.refused
     channel.close()
 
 
@@ -164,7 +164,7 @@ def test_many_who_wait_at_the_door_do_not_keep_a_friend_out(box: Box) -> None:
 
 
 def test_without_a_key_nothing_comes_in(box: Box, context: Any) -> None:
-    plain = Channel(context, box.listener.address, insecure=False)
+    plain = TcpChannel(context, box.listener.address, insecure=False)
     plain.send([b"hello"])
     time.sleep(0.3)
     assert box.listener.receive() is None
@@ -173,16 +173,16 @@ def test_without_a_key_nothing_comes_in(box: Box, context: Any) -> None:
 
 def test_a_listener_that_shows_another_key_is_not_talked_to(box: Box, tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "alice")
-    pair, other = ring.new("alice", COORDINATOR), ring.new("other", WORKER)
+    pair, other = ring.create_pair("alice", COORDINATOR), ring.create_pair("other", WORKER)
     box.ring.add(str(pair.public), "alice")
     own: Any = zmq.Context()
     guard = ZapAuthenticator(own, pair, ring)
-    channel = Channel(
+    channel = TcpChannel(
         own, box.listener.address, insecure=False, watch=True, guard=guard, key=other.public.key
     )
     channel.send([b"secret"])
     time.sleep(0.3)
-    assert True not in channel.changes() and box.listener.receive() is None
+    assert True not in channel.read_link_changes() and box.listener.receive() is None
     channel.close()
     own.destroy(linger=0)
 
@@ -193,14 +193,16 @@ def test_workers_of_a_session_are_let_in_while_it_is_open(box: Box) -> None:
     time.sleep(0.2)
     assert box.listener.receive() is None
     boss, by = box.visitor("boss", COORDINATOR, trusted=True)
-    box.guard.vouch(SESSION, by, ["", key, by])
-    assert wait_for(box.listener.receive)[2] == key and box.guard.role(key) == WORKER
-    box.guard.forget(SESSION)
-    assert box.guard.role(key) is None
-    box.guard.vouch(SESSION, by, ["", key, by])
-    assert box.guard.role(key) == WORKER and box.guard.revoked() == []
+    box.guard.allow_session_keys(SESSION, by, ["", key, by])
+    assert wait_for(box.listener.receive)[2] == key and box.guard.role_of(key) == WORKER
+    box.guard.forget_session(SESSION)
+    assert box.guard.role_of(key) is None
+    box.guard.allow_session_keys(SESSION, by, ["", key, by])
+    assert box.guard.role_of(key) == WORKER and box.guard.revoked_sessions() == []
     box.ring.revoke("boss")  # and with it all that it vouches for, itself among it
-    assert box.guard.role(key) is box.guard.role(by) is None and box.guard.revoked() == [SESSION]
+    assert box.guard.role_of(key) is box.guard.role_of(
+        by
+    ) is None and box.guard.revoked_sessions() == [SESSION]
     channel.close()
     boss.close()
 
@@ -229,13 +231,13 @@ CHUNK = Chunk("edge", 1, 1, "<f4", [1], 4, 0, 0)
 def test_a_role_allows_its_own_messages_only(
     box: Box, tmp_path: Path, role: str, envelope: Envelope, message: Message, allowed: bool
 ) -> None:
-    pair = Keyring(tmp_path / "someone").new("someone", role)
+    pair = Keyring(tmp_path / "someone").create_pair("someone", role)
     box.ring.add(str(pair.public), "someone")
     if allowed:
-        box.guard.check(pair.public.key, envelope, message)
+        box.guard.authorise(pair.public.key, envelope, message)
         box.ring.revoke("someone")
     with pytest.raises(NotAuthorised):
-        box.guard.check(pair.public.key, envelope, message)
+        box.guard.authorise(pair.public.key, envelope, message)
 
 
 # Addresses --------------------------------------------------------------------------------------
@@ -245,17 +247,17 @@ def test_an_address_beyond_loopback_needs_a_key_or_the_users_word(
     context: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(InsecureAddress, match="graphflow keys new"):
-        Listener(context, "tcp://0.0.0.0:*", insecure=False)
+        TcpListener(context, "tcp://0.0.0.0:*", insecure=False)
     ring = Keyring(tmp_path)
-    guard = ZapAuthenticator(context, ring.new("box", WORKER), ring)
-    Listener(context, "tcp://0.0.0.0:*", insecure=False, guard=guard).close()
+    guard = ZapAuthenticator(context, ring.create_pair("box", WORKER), ring)
+    TcpListener(context, "tcp://0.0.0.0:*", insecure=False, guard=guard).close()
     guard.close()
-    assert not check("tcp://10.0.0.2:7001", insecure=True, listening=True).loopback
+    assert not check_address("tcp://10.0.0.2:7001", insecure=True, listening=True).loopback
 
 
 def test_a_listener_with_a_key_asks_for_ours(context: Any) -> None:
     with pytest.raises(KeyFileError, match="--key"):
-        Channel(context, "tcp://127.0.0.1:7001", insecure=False, key="0" * 64)
+        TcpChannel(context, "tcp://127.0.0.1:7001", insecure=False, key="0" * 64)
 
 
 # Whole sessions ---------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ class Served:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.ring = Keyring(folder / name)
-        self.public = self.ring.new(name, WORKER).public
+        self.public = self.ring.create_pair(name, WORKER).public
         command = [sys.executable, "-P", child.__file__, "--listen", "tcp://127.0.0.1:*"]
         command += ["--key", name, "--keys", str(self.ring.folder)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -293,7 +295,7 @@ def test_a_session_runs_over_workers_that_trust_it_and_not_without(
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_KEYS", str(tmp_path / "alice"))
     alice = Keyring()
-    own = alice.new("alice", COORDINATOR).public
+    own = alice.create_pair("alice", COORDINATOR).public
     text = "deadline = 2.0\n[defaults]\nflops = 1e11\nbandwidth = 1e10\nlaunch = 1e-6\n"
     text += "[defaults.link]\nlatency = 1e-4\nbandwidth = 1e9\n" + "".join(
         f'[[workers]]\naddress = "{each.address}"\nkey = "{each.public.name}"\n' for each in served
@@ -327,11 +329,11 @@ def test_a_session_runs_over_workers_that_trust_it_and_not_without(
 def test_refused_keys_are_told_once_and_many_of_them_hide_no_later_one(
     box: Box, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphflow.runtime.security.authenticator._REMEMBERED", 3)
-    asked = [guard._Request([], [], f"10.0.0.{number}", str(number), 0.0) for number in range(5)]
+    monkeypatch.setattr("graphflow.runtime.security.authenticator._LOGGED_KEYS", 3)
+    asked = [guard._ZapRequest([], [], f"10.0.0.{number}", str(number), 0.0) for number in range(5)]
     with caplog.at_level(logging.WARNING, "graphflow.security"):
         for each in (*asked, *asked[-3:]):
-            box.guard._tell(each)
+            box.guard._log_refusal(each)
     told = [r.getMessage() for r in caplog.records if "key.refused" in r.getMessage()]
     assert len(told) == 5 and all(f"10.0.0.{n} " in line for n, line in enumerate(told))
 
@@ -340,19 +342,19 @@ def test_refused_keys_are_told_once_and_many_of_them_hide_no_later_one(
 def test_a_trusted_folder_that_goes_bad_lets_nobody_do_anything_and_ends_nothing(
     box: Box, tmp_path: Path, spoil: str
 ) -> None:
-    pair = Keyring(tmp_path / "alice").new("alice", COORDINATOR)
+    pair = Keyring(tmp_path / "alice").create_pair("alice", COORDINATOR)
     box.ring.add(str(pair.public), "alice")
-    box.guard.check(pair.public.key, ORDER, Measure(1))
+    box.guard.authorise(pair.public.key, ORDER, Measure(1))
     trusted = box.ring.folder / "trusted"
     if spoil == "permissions":
         trusted.chmod(0o777)
     else:
         (trusted / "odd.public").write_text("nonsense")
     with pytest.raises(NotAuthorised, match="nobody is trusted for now"):
-        box.guard.check(pair.public.key, ORDER, Measure(1))
+        box.guard.authorise(pair.public.key, ORDER, Measure(1))
     trusted.chmod(0o700)
     (trusted / "odd.public").unlink(missing_ok=True)
-    box.guard.check(pair.public.key, ORDER, Measure(1))
+    box.guard.authorise(pair.public.key, ORDER, Measure(1))
 
 
 @pytest.fixture
@@ -368,45 +370,45 @@ def no_descriptors(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_without_descriptors_those_count_who_were_trusted_and_are_still(
     box: Box, tmp_path: Path, no_descriptors: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "_AGAIN", 0.0)
-    keys = {name: Keyring(tmp_path / name).new(name, COORDINATOR).public for name in "abc"}
+    monkeypatch.setattr(guard, "_REREAD_SECONDS", 0.0)
+    keys = {name: Keyring(tmp_path / name).create_pair(name, COORDINATOR).public for name in "abc"}
     for name in "abc":
         box.ring.add(str(keys[name]), name)
-        box.guard.vouch(name, keys[name].key, [])
-    assert box.guard.revoked() == []
+        box.guard.allow_session_keys(name, keys[name].key, [])
+    assert box.guard.revoked_sessions() == []
     no_descriptors()
     for key in keys.values():
-        box.guard.check(key.key, ORDER, Measure(1))
-    assert box.guard.revoked() == []
+        box.guard.authorise(key.key, ORDER, Measure(1))
+    assert box.guard.revoked_sessions() == []
     trusted = box.ring.folder / "trusted"
     box.ring.revoke("a")
     (trusted / "b.public").write_text(f"{keys['a']}\n")
-    assert box.guard.revoked() == ["a", "b"]
-    box.guard.check(keys["c"].key, ORDER, Measure(1))
+    assert box.guard.revoked_sessions() == ["a", "b"]
+    box.guard.authorise(keys["c"].key, ORDER, Measure(1))
     trusted.chmod(0o777)
     with pytest.raises(NotAuthorised, match="can be changed by others"):
-        box.guard.check(keys["c"].key, ORDER, Measure(1))
+        box.guard.authorise(keys["c"].key, ORDER, Measure(1))
 
 
 def test_without_descriptors_nobody_counts_who_was_refused_before(
     box: Box, tmp_path: Path, no_descriptors: Callable[[], None]
 ) -> None:
-    key = Keyring(tmp_path / "alice").new("alice", COORDINATOR).public
+    key = Keyring(tmp_path / "alice").create_pair("alice", COORDINATOR).public
     box.ring.add(str(key), "alice")
-    box.guard.check(key.key, ORDER, Measure(1))
+    box.guard.authorise(key.key, ORDER, Measure(1))
     (box.ring.folder / "trusted" / "odd.public").write_text("nonsense")
     with pytest.raises(NotAuthorised, match="nobody is trusted for now"):
-        box.guard.check(key.key, ORDER, Measure(1))
+        box.guard.authorise(key.key, ORDER, Measure(1))
     no_descriptors()
     with pytest.raises(NotAuthorised):
-        box.guard.check(key.key, ORDER, Measure(1))
+        box.guard.authorise(key.key, ORDER, Measure(1))
 
 
 def test_a_guard_does_not_begin_without_descriptors(
     context: Any, tmp_path: Path, no_descriptors: Callable[[], None]
 ) -> None:
     ring = Keyring(tmp_path)
-    pair = ring.new("box", WORKER)
+    pair = ring.create_pair("box", WORKER)
     no_descriptors()
     with pytest.raises(KeyFileError, match="Too many open files"):
         ZapAuthenticator(context, pair, ring)
@@ -415,33 +417,33 @@ def test_a_guard_does_not_begin_without_descriptors(
 def test_a_folder_that_cannot_be_read_ends_nothing(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = Keyring(tmp_path / "alice").new("alice", COORDINATOR).public
+    key = Keyring(tmp_path / "alice").create_pair("alice", COORDINATOR).public
     box.ring.add(str(key), "alice")
-    box.guard.vouch(SESSION, key.key, [])
+    box.guard.allow_session_keys(SESSION, key.key, [])
 
     def fail(path: Path) -> Iterator[Path]:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "iterdir", fail)
-        patch.setattr(guard, "_AGAIN", 0.0)
-        assert box.guard.revoked() == []
+        patch.setattr(guard, "_REREAD_SECONDS", 0.0)
+        assert box.guard.revoked_sessions() == []
         with pytest.raises(NotAuthorised, match=r"nobody is trusted for now: .*Permission denied"):
-            box.guard.check(key.key, ORDER, Measure(1))
-    box.guard.check(key.key, ORDER, Measure(1))
+            box.guard.authorise(key.key, ORDER, Measure(1))
+    box.guard.authorise(key.key, ORDER, Measure(1))
 
 
 def test_a_key_file_that_is_written_over_is_read_again(context: Any, tmp_path: Path) -> None:
     """Its folder stays as it was: nothing was added to it."""
     ring, other = Keyring(tmp_path / "keys"), Keyring(tmp_path / "other")
-    first = other.new("alice", COORDINATOR).public
-    second = Keyring(tmp_path / "new").new("alice", COORDINATOR).public
+    first = other.create_pair("alice", COORDINATOR).public
+    second = Keyring(tmp_path / "new").create_pair("alice", COORDINATOR).public
     ring.add(str(first), "a mail")
-    guard = ZapAuthenticator(context, ring.new("box", WORKER), ring)
-    assert guard.role(first.key) == COORDINATOR
+    guard = ZapAuthenticator(context, ring.create_pair("box", WORKER), ring)
+    assert guard.role_of(first.key) == COORDINATOR
     (ring.folder / "trusted" / "alice.public").write_text(f"{second}\n")
-    wait_for(lambda: guard.role(first.key) is None)
-    assert guard.role(second.key) == COORDINATOR
+    wait_for(lambda: guard.role_of(first.key) is None)
+    assert guard.role_of(second.key) == COORDINATOR
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.__name__)
@@ -450,16 +452,18 @@ def test_what_a_worker_takes_from_another_is_what_the_guard_lets_through(
 ) -> None:
     machine = WorkerMachine(["cpu:0"])
     opening = Open(1, 0, ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], 30.0)
-    machine.handle(Received(b"c", Envelope(SESSION, 1, ORIGIN, 0, 1, 0, "token"), opening), 0.0)
+    machine.handle(
+        MessageReceived(b"c", Envelope(SESSION, 1, ORIGIN, 0, 1, 0, "token"), opening), 0.0
+    )
     data = bytes(24) if kind is Chunk else None
     message = TENSOR_CHUNK if kind is Chunk else some(kind)
     if kind is Tensor:
         message = Tensor(inside(7, 2, 3))
     actions = machine.handle(
-        Received(b"p", Envelope(SESSION, 1, 1, 1, 1, 0, "token"), message, data), 0.0
+        MessageReceived(b"p", Envelope(SESSION, 1, 1, 1, 1, 0, "token"), message, data), 0.0
     )
     broken = [a for a in actions if isinstance(getattr(a, "message", None), Broken)]
-    effects = [a for a in actions if not isinstance(a, Heard)]
+    effects = [a for a in actions if not isinstance(a, UpdatePeerLink)]
     if kind in guard._BETWEEN_WORKERS:
         assert not broken
     elif kind is not Hello:  # which anybody may say

@@ -15,7 +15,7 @@ import zmq
 
 from graphflow.errors import AddressInUse
 from graphflow.runtime.security import connection_guard as door
-from graphflow.runtime.transport.tcp import Channel, Listener
+from graphflow.runtime.transport.tcp import TcpChannel, TcpListener
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES
 from tests.faults.hostile.strangers import closed
 
@@ -56,7 +56,7 @@ class Served:
     """A listener whose messages are read by a thread, which blames nobody."""
 
     def __init__(self, context: Any, most: int | None = None) -> None:
-        self.listener = Listener(context, "tcp://127.0.0.1:*", insecure=False, most=most)
+        self.listener = TcpListener(context, "tcp://127.0.0.1:*", insecure=False, most=most)
         self.messages: list[tuple[bytes, list[Any], str]] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -91,61 +91,61 @@ def served(context: Any) -> Iterator[Served]:
 @pytest.fixture
 def late_news(monkeypatch: pytest.MonkeyPatch) -> None:
     """The monitor tells of connections half a second late."""
-    arrive = door.ConnectionLimiter._arrive
+    arrive = door.ConnectionLimiter._add_connection
 
     def late(self: door.ConnectionLimiter, descriptor: int) -> None:
         time.sleep(0.5)
         arrive(self, descriptor)
 
-    monkeypatch.setattr(door.ConnectionLimiter, "_arrive", late)
+    monkeypatch.setattr(door.ConnectionLimiter, "_add_connection", late)
 
 
 @pytest.fixture
-def listener(context: Any) -> Iterator[Listener]:
+def listener(context: Any) -> Iterator[TcpListener]:
     """Read by the test."""
-    made = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    made = TcpListener(context, "tcp://127.0.0.1:*", insecure=False)
     yield made
     made.close()
 
 
 @pytest.fixture
-def channel(context: Any, listener: Listener) -> Iterator[Channel]:
+def channel(context: Any, listener: TcpListener) -> Iterator[TcpChannel]:
     """To the listener."""
-    made = Channel(context, listener.address, insecure=False, watch=True)
+    made = TcpChannel(context, listener.address, insecure=False, watch=True)
     yield made
     made.close()
 
 
 def test_those_who_say_nothing_make_room_for_who_does(served: Served, context: Any) -> None:
-    channel = Channel(context, served.listener.address, insecure=False, watch=True)
+    channel = TcpChannel(context, served.listener.address, insecure=False, watch=True)
     channel.send([b"hello"])
     wait_for(lambda: served.messages)
     silent = [connected(served.listener.address) for _ in range(60)]
-    wait_for(lambda: 0 < served.listener.door.visitors <= 20)
-    late = Channel(context, served.listener.address, insecure=False)
+    wait_for(lambda: 0 < served.listener.limiter.connections <= 20)
+    late = TcpChannel(context, served.listener.address, insecure=False)
     late.send([b"late"])
     wait_for(lambda: [m for m in served.messages if bytes(m[1][0]) == b"late"])
-    assert False not in channel.changes()
+    assert False not in channel.read_link_changes()
     for each in (*silent, channel, late):
         each.close()
-    wait_for(lambda: served.listener.door.visitors == 0)
+    wait_for(lambda: served.listener.limiter.connections == 0)
 
 
-def visitor(
+def connection(
     host: str, since: float, received: int, route: bytes | None, heard: float = 100.0
 ) -> Any:
-    return door._Visitor(0, (host, 1), since, heard, received, route)
+    return door._TrackedConnection(0, (host, 1), since, heard, received, route)
 
 
 def test_who_comes_pushes_nobody_out_who_is_served() -> None:
-    served = visitor("a", 10.0, 500, b"1")
-    talker = visitor("a", 99.0, 1 << 20, b"2")
-    cut_off = visitor("b", 5.0, 1 << 20, b"3", heard=97.0)  # and may be here anew
-    silent = [visitor("c", 98.0, 0, None), visitor("c", 97.0, 0, None)]
+    served = connection("a", 10.0, 500, b"1")
+    talker = connection("a", 99.0, 1 << 20, b"2")
+    cut_off = connection("b", 5.0, 1 << 20, b"3", heard=97.0)  # and may be here anew
+    silent = [connection("c", 98.0, 0, None), connection("c", 97.0, 0, None)]
     everybody = [served, talker, cut_off, *silent]
     order = [*reversed(silent), cut_off, talker, served]
-    assert door._superfluous(everybody, 5, 100.0) == order
-    assert door._superfluous(everybody, 2, 100.0) == order[:2]
+    assert door._select_surplus(everybody, 5, 100.0) == order
+    assert door._select_surplus(everybody, 2, 100.0) == order[:2]
 
 
 def test_many_of_one_host_keep_nobody_of_another_from_saying_who_it_is(served: Served) -> None:
@@ -155,7 +155,7 @@ def test_many_of_one_host_keep_nobody_of_another_from_saying_who_it_is(served: S
     for each in many:
         with contextlib.suppress(OSError):  # it made room already
             each.sendall(ZMTP)  # more than the friend has said so far
-    wait_for(lambda: 0 < served.listener.door.visitors <= 20)
+    wait_for(lambda: 0 < served.listener.limiter.connections <= 20)
     assert not closed(friend, 0.5)  # looks at the door come each 0.2 s
     for each in (*many, friend):
         each.close()
@@ -177,7 +177,7 @@ def test_time_in_which_the_process_was_stopped_is_no_silence(
 ) -> None:
     monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 2.0)
     web = connected(served.listener.address)
-    wait_for(lambda: served.listener.door.visitors == 1)
+    wait_for(lambda: served.listener.limiter.connections == 1)
     monkeypatch.setattr(door, "monotonic", lambda: time.monotonic() + 50.0)
     assert not closed(web, 0.7)
     assert closed(web, 5.0)
@@ -189,9 +189,9 @@ def test_a_peer_with_a_heartbeat_stays_though_it_says_nothing(
 ) -> None:
     monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 1.8)
     monkeypatch.setattr(door, "SILENCE_SECONDS", 1.8)
-    channel = Channel(context, served.listener.address, insecure=False, watch=True)
+    channel = TcpChannel(context, served.listener.address, insecure=False, watch=True)
     time.sleep(3.2)
-    assert channel.changes() == [True] and served.listener.door.visitors == 1
+    assert channel.read_link_changes() == [True] and served.listener.limiter.connections == 1
     channel.close()
 
 
@@ -216,7 +216,7 @@ def flood(sock: socket.socket, frame: bytes, seconds: float) -> float:
 def test_a_message_without_an_end_ends_its_connection(
     served: Served, context: Any, size: int
 ) -> None:
-    channel = Channel(context, served.listener.address, insecure=False, watch=True)
+    channel = TcpChannel(context, served.listener.address, insecure=False, watch=True)
     channel.send([b"hello"])
     wait_for(lambda: served.messages)
     before = _rss()
@@ -226,7 +226,7 @@ def test_a_message_without_an_end_ends_its_connection(
     assert _rss() - before < (256 << 20 if size else 1 << 30)  # a frame of no byte takes 64 of them
     channel.send([b"still here"])
     wait_for(lambda: len(served.messages) == 2)
-    assert False not in channel.changes()
+    assert False not in channel.read_link_changes()
     sock.close()
     channel.close()
 
@@ -234,42 +234,42 @@ def test_a_message_without_an_end_ends_its_connection(
 def test_a_flood_is_seen_from_its_first_byte_on(
     served: Served, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = door.pause
-    monkeypatch.setattr(door, "pause", lambda n: looks(n) if n > 1 << 20 else 10 * SECONDS)
-    channel = Channel(context, served.listener.address, insecure=False, watch=True)
+    looks = door.check_interval
+    monkeypatch.setattr(door, "check_interval", lambda n: looks(n) if n > 1 << 20 else 10 * SECONDS)
+    channel = TcpChannel(context, served.listener.address, insecure=False, watch=True)
     channel.send([b"hello"])
     sock = shaken(served.listener.address)
-    wait_for(lambda: served.listener.door.visitors == 2)
+    wait_for(lambda: served.listener.limiter.connections == 2)
     time.sleep(0.5)  # who is quiet is not looked at
     flood(sock, b"\x03" + struct.pack(">Q", 1 << 16) + bytes(1 << 16), SECONDS)
-    assert False not in channel.changes()
+    assert False not in channel.read_link_changes()
     sock.close()
     channel.close()
 
 
 def test_large_messages_that_wait_to_be_read_end_nothing(
-    listener: Listener, channel: Channel
+    listener: TcpListener, channel: TcpChannel
 ) -> None:
     for _ in range(120):
         channel.send([b"head", bytes(CHUNK_BYTES)])
     time.sleep(1.0)  # nobody reads
     for _ in range(120):
         assert len(wait_for(listener.receive)[1]) == 2
-    assert channel.changes() == [True]
+    assert channel.read_link_changes() == [True]
 
 
 def test_a_monitor_that_is_late_takes_no_honest_peer_for_another(
     late_news: None, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under load the first messages of a connection come before the news of the connection."""
-    monkeypatch.setattr(door, "UNDER_WAY", 1 << 20)
+    monkeypatch.setattr(door, "UNFRAMED_CAP", 1 << 20)
     served = Served(context)
-    channel = Channel(context, served.listener.address, insecure=False, watch=True)
+    channel = TcpChannel(context, served.listener.address, insecure=False, watch=True)
     for number in range(60):
         channel.send([b"head", bytes(100_000)])
         wait_for(lambda number=number: len(served.messages) > number)
         time.sleep(0.02)
-    assert channel.changes() == [True] and served.listener.door.visitors == 1
+    assert channel.read_link_changes() == [True] and served.listener.limiter.connections == 1
     channel.close()
     served.close()
 
@@ -288,50 +288,52 @@ def test_frames_beyond_those_of_a_valid_message_are_passed_over_in_turns(
 
 
 def test_who_keeps_sending_what_is_not_valid_is_dropped(
-    listener: Listener, channel: Channel, monkeypatch: pytest.MonkeyPatch
+    listener: TcpListener, channel: TcpChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door, "monotonic", lambda: -7e3)  # below 0, as clocks that are shifted
     for _ in range(int(door.STRIKES)):
         channel.send([b"nonsense"])
         route, _, _ = wait_for(listener.receive)
-        assert False not in channel.changes()
-        listener.door.blame(route, "nonsense")
-    wait_for(lambda: False in channel.changes())
-    wait_for(lambda: True in channel.changes())  # it may come again
+        assert False not in channel.read_link_changes()
+        listener.limiter.report_invalid(route, "nonsense")
+    wait_for(lambda: False in channel.read_link_changes())
+    wait_for(lambda: True in channel.read_link_changes())  # it may come again
     channel.send([b"too much"])
     again, _, _ = wait_for(listener.receive)
     assert again != route
-    listener.door.blame(again, "too large", door.STRIKES)
-    wait_for(lambda: False in channel.changes())
+    listener.limiter.report_invalid(again, "too large", door.STRIKES)
+    wait_for(lambda: False in channel.read_link_changes())
 
 
 def test_who_is_blamed_before_the_monitor_tells_of_the_connection_is_dropped(
-    late_news: None, listener: Listener, channel: Channel
+    late_news: None, listener: TcpListener, channel: TcpChannel
 ) -> None:
     channel.send([b"too much"])
     route, _, _ = wait_for(listener.receive)
-    assert listener.door.visitors == 0
-    listener.door.blame(route, "too large", door.STRIKES)
-    wait_for(lambda: False in channel.changes())
+    assert listener.limiter.connections == 0
+    listener.limiter.report_invalid(route, "too large", door.STRIKES)
+    wait_for(lambda: False in channel.read_link_changes())
 
 
 def test_who_comes_is_not_taken_for_who_had_the_descriptor_before(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
+    listener: TcpListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "pause", lambda _: SECONDS)  # a look is only at who comes and goes
+    monkeypatch.setattr(
+        door, "check_interval", lambda _: SECONDS
+    )  # a look is only at who comes and goes
     brief = shaken(listener.address)
-    wait_for(lambda: listener.door.visitors == 1)
+    wait_for(lambda: listener.limiter.connections == 1)
     brief.sendall(b"\x00\x08nonsense")
     route, _, _ = wait_for(listener.receive)
-    listener.door.blame(route, "nonsense", door.STRIKES - 1)
+    listener.limiter.report_invalid(route, "nonsense", door.STRIKES - 1)
     brief.close()
-    wait_for(lambda: listener.door.visitors == 0)
+    wait_for(lambda: listener.limiter.connections == 0)
     silent = connected(listener.address)
-    wait_for(lambda: listener.door.visitors == 1)
+    wait_for(lambda: listener.limiter.connections == 1)
     other = connected(listener.address)
-    wait_for(lambda: listener.door.visitors == 2)  # the first was looked at
-    assert [each.route for each in listener.door._visitors.values()] == [None, None]
-    listener.door.blame(route, "nonsense")
+    wait_for(lambda: listener.limiter.connections == 2)  # the first was looked at
+    assert [each.route for each in listener.limiter._connections.values()] == [None, None]
+    listener.limiter.report_invalid(route, "nonsense")
     assert not closed(silent, 0.5)
     for each in (silent, other):
         each.close()
@@ -339,68 +341,72 @@ def test_who_comes_is_not_taken_for_who_had_the_descriptor_before(
 
 @pytest.mark.parametrize("late", [True, False], ids=["read after", "read before"])
 def test_what_an_ended_connection_sent_harms_nobody_who_has_its_descriptor(
-    late: bool, listener: Listener, context: Any
+    late: bool, listener: TcpListener, context: Any
 ) -> None:
     """A busy worker reads the messages of a peer that was killed when another has its place."""
     ended = context.socket(zmq.DEALER)
     ended.connect(listener.address)
     ended.send(b"old")
-    wait_for(lambda: listener.door.visitors == 1)
+    wait_for(lambda: listener.limiter.connections == 1)
     wait_for(listener.has_message)
-    channel = Channel(context, listener.address, insecure=False, watch=True)
+    channel = TcpChannel(context, listener.address, insecure=False, watch=True)
     ended.close(linger=0)
     channel.send([b"new"])
     routes = {}
     while len(routes) < 2:
         route, frames, _ = wait_for(listener.receive)
         routes[bytes(frames[0])] = route
-    descriptor = listener.door._senders[routes[b"new"]].descriptor
-    listener.door._senders.pop(routes[b"old"], None)  # it is met when its descriptor is the other's
+    descriptor = listener.limiter._senders[routes[b"new"]].descriptor
+    listener.limiter._senders.pop(
+        routes[b"old"], None
+    )  # it is met when its descriptor is the other's
     if not late:
-        listener.door._senders.pop(routes[b"new"])
-        listener.door._routes.pop(descriptor)
-    listener.door.meet(routes[b"old"], descriptor)
+        listener.limiter._senders.pop(routes[b"new"])
+        listener.limiter._routes.pop(descriptor)
+    listener.limiter.register(routes[b"old"], descriptor)
     if not late:
-        listener.door.meet(routes[b"new"], descriptor)
-    assert listener.door._senders[routes[b"new"]].descriptor == descriptor
-    listener.door.blame(routes[b"old"], "nonsense", door.STRIKES)
+        listener.limiter.register(routes[b"new"], descriptor)
+    assert listener.limiter._senders[routes[b"new"]].descriptor == descriptor
+    listener.limiter.report_invalid(routes[b"old"], "nonsense", door.STRIKES)
     time.sleep(0.3)
-    assert False not in channel.changes(), "the one that lives is not dropped"
-    visitors = [each for each in listener.door._visitors.values() if each.route is not None]
-    assert [each.route for each in visitors] == [routes[b"new"]]
+    assert False not in channel.read_link_changes(), "the one that lives is not dropped"
+    connections = [
+        each for each in listener.limiter._connections.values() if each.route is not None
+    ]
+    assert [each.route for each in connections] == [routes[b"new"]]
     channel.close()
 
 
 def test_what_is_not_valid_is_forgiven_with_time_and_what_is_of_no_use_counts_little(
-    listener: Listener, channel: Channel, monkeypatch: pytest.MonkeyPatch
+    listener: TcpListener, channel: TcpChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel.send([b"hello"])
     route, _, _ = wait_for(listener.receive)
     now = time.monotonic()
     for fifth in range(100):
         monkeypatch.setattr(door, "monotonic", lambda fifth=fifth: now + fifth / 5)
-        listener.door.blame(route, "nonsense", 0.1)
-        for _ in range(int(0.09 / door.STRANGER)):
-            listener.doubt(route)
+        listener.limiter.report_invalid(route, "nonsense", 0.1)
+        for _ in range(int(0.09 / door.STRAY_WEIGHT)):
+            listener.report_stray(route)
     time.sleep(0.3)
-    assert channel.changes() == [True]
-    for _ in range(int((door.STRIKES + 2) / door.STRANGER)):
-        listener.doubt(route)
-    wait_for(lambda: False in channel.changes())
+    assert channel.read_link_changes() == [True]
+    for _ in range(int((door.STRIKES + 2) / door.STRAY_WEIGHT)):
+        listener.report_stray(route)
+    wait_for(lambda: False in channel.read_link_changes())
 
 
 def test_the_cap_follows_the_limit_on_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     endless = door.resource.RLIM_INFINITY
     for limit, most in ((1024, 256), (20, 16), (1 << 20, 4096), (endless, 4096)):
         monkeypatch.setattr(door.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
-        assert door.most_connections() == most
+        assert door.connection_cap() == most
 
 
 def test_a_door_leaves_nothing_behind_that_its_context_would_wait_for() -> None:
     context: Any = zmq.Context()
-    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    listener = TcpListener(context, "tcp://127.0.0.1:*", insecure=False)
     with pytest.raises(AddressInUse):
-        Listener(context, listener.address, insecure=False)
+        TcpListener(context, listener.address, insecure=False)
     listener.close()
     ended = threading.Thread(target=context.term, daemon=True)
     ended.start()
@@ -409,7 +415,7 @@ def test_a_door_leaves_nothing_behind_that_its_context_would_wait_for() -> None:
 
 
 def test_a_message_whose_connection_is_not_known_any_more_is_still_a_message(context: Any) -> None:
-    listener = Listener(context, "tcp://127.0.0.1:*", insecure=False)
+    listener = TcpListener(context, "tcp://127.0.0.1:*", insecure=False)
     own: Any = zmq.Context()
     inside: Any = own.socket(zmq.DEALER)
     inside.connect(listener.address)
@@ -419,7 +425,7 @@ def test_a_message_whose_connection_is_not_known_any_more_is_still_a_message(con
     own.term()
     route, frames, _ = wait_for(listener.receive)
     assert [bytes(frame) for frame in frames] == [b"hello"]
-    listener.door.blame(route, "nonsense", door.STRIKES)
-    listener.door.meet(b"other", -1)
-    listener.door.blame(b"other", "nonsense", door.STRIKES)
+    listener.limiter.report_invalid(route, "nonsense", door.STRIKES)
+    listener.limiter.register(b"other", -1)
+    listener.limiter.report_invalid(b"other", "nonsense", door.STRIKES)
     listener.close()

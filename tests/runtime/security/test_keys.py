@@ -29,93 +29,93 @@ def ring(tmp_path: Path) -> Keyring:
 def test_a_new_key_is_found_again_by_its_name_and_as_the_only_one_of_its_role(
     ring: Keyring,
 ) -> None:
-    pair = ring.new("box1", WORKER)
-    assert ring.own("box1", WORKER).secret == pair.secret
-    assert ring.own(None, WORKER).public == pair.public
+    pair = ring.create_pair("box1", WORKER)
+    assert ring.own_pair("box1", WORKER).secret == pair.secret
+    assert ring.own_pair(None, WORKER).public == pair.public
     assert [key.name for key in ring.pairs()] == ["box1"]
     assert pair.secret.hex() not in repr(pair)
 
 
 def test_the_secret_is_readable_by_its_owner_only(ring: Keyring) -> None:
-    ring.new("box1", WORKER)
+    ring.create_pair("box1", WORKER)
     assert (ring.folder / "box1.secret").stat().st_mode & 0o777 == 0o600
     assert ring.folder.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o660, 0o666])
 def test_a_secret_that_others_can_read_is_refused(ring: Keyring, mode: int) -> None:
-    ring.new("box1", WORKER)
+    ring.create_pair("box1", WORKER)
     (ring.folder / "box1.secret").chmod(mode)
     with pytest.raises(KeyFileError, match="can be read by others"):
-        ring.own("box1", WORKER)
+        ring.own_pair("box1", WORKER)
 
 
 def test_a_link_in_place_of_a_secret_is_refused(ring: Keyring, tmp_path: Path) -> None:
-    ring.new("box1", WORKER)
+    ring.create_pair("box1", WORKER)
     moved = tmp_path / "elsewhere"
     (ring.folder / "box1.secret").rename(moved)
     (ring.folder / "box1.secret").symlink_to(moved)
     with pytest.raises(KeyFileError, match="not a plain file"):
-        ring.own("box1", WORKER)
+        ring.own_pair("box1", WORKER)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "graphflow-secret-1 worker box1 00 00", "é"])
 def test_a_damaged_secret_is_refused(ring: Keyring, text: str) -> None:
-    ring.new("box1", WORKER)
+    ring.create_pair("box1", WORKER)
     (ring.folder / "box1.secret").write_text(text)
     with pytest.raises(KeyFileError, match=r"damaged|cannot be read"):
-        ring.own("box1", WORKER)
+        ring.own_pair("box1", WORKER)
 
 
 @pytest.mark.parametrize("half", [3, 4], ids=["public", "secret"])
 def test_halves_that_do_not_belong_together_are_refused(ring: Keyring, half: int) -> None:
-    ring.new("box1", WORKER)
+    ring.create_pair("box1", WORKER)
     path = ring.folder / "box1.secret"
     words = path.read_text().split()
     words[half] = words[half][:20] + ("0" if words[half][20] != "0" else "1") + words[half][21:]
     path.write_text(" ".join(words))
     with pytest.raises(KeyFileError, match=r"box1\.secret is damaged; put a copy"):
-        ring.own("box1", WORKER)
+        ring.own_pair("box1", WORKER)
 
 
 def test_a_pair_whose_public_file_is_missing_is_used_all_the_same(ring: Keyring) -> None:
-    pair = ring.new("box1", WORKER)
+    pair = ring.create_pair("box1", WORKER)
     (ring.folder / "box1.public").unlink()
-    assert ring.pairs() == [pair.public] and ring.own(None, WORKER) == pair
+    assert ring.pairs() == [pair.public] and ring.own_pair(None, WORKER) == pair
 
 
 def test_a_copy_of_a_secret_is_no_other_key(ring: Keyring) -> None:
-    pair = ring.new("box1", WORKER)
+    pair = ring.create_pair("box1", WORKER)
     (ring.folder / "box1-old.secret").write_bytes((ring.folder / "box1.secret").read_bytes())
-    assert ring.own(None, WORKER) == pair
+    assert ring.own_pair(None, WORKER) == pair
 
 
 def test_a_key_of_another_role_is_refused(ring: Keyring) -> None:
-    ring.new("alice", COORDINATOR)
+    ring.create_pair("alice", COORDINATOR)
     with pytest.raises(KeyFileError, match="coordinator's key; a worker's is wanted"):
-        ring.own("alice", WORKER)
+        ring.own_pair("alice", WORKER)
 
 
 def test_no_key_and_several_keys_say_what_to_do(ring: Keyring) -> None:
     with pytest.raises(KeyFileError, match="keys new NAME --role worker"):
-        ring.own(None, WORKER)
-    ring.new("a", WORKER)
-    ring.new("b", WORKER)
+        ring.own_pair(None, WORKER)
+    ring.create_pair("a", WORKER)
+    ring.create_pair("b", WORKER)
     with pytest.raises(KeyFileError, match="a, b: name one"):
-        ring.own(None, WORKER)
+        ring.own_pair(None, WORKER)
 
 
 def test_a_name_is_taken_once(ring: Keyring) -> None:
-    first = ring.new("box1", WORKER)
+    first = ring.create_pair("box1", WORKER)
     with pytest.raises(KeyFileError, match="already"):
-        ring.new("box1", COORDINATOR)
-    assert ring.own("box1", WORKER).public == first.public
+        ring.create_pair("box1", COORDINATOR)
+    assert ring.own_pair("box1", WORKER).public == first.public
 
 
 @pytest.mark.parametrize("name", ["", "../evil", "a/b", ".hidden", "a b", "x" * 65])
 def test_names_that_are_no_file_names_are_refused(ring: Keyring, name: str) -> None:
     with pytest.raises(KeyFileError, match="letters, digits"):
-        ring.new(name, WORKER)
+        ring.create_pair(name, WORKER)
     key = "0" * 64
     with pytest.raises(KeyFileError):
         ring.add(f"graphflow-key-1 worker {name} {key}", "a test")
@@ -123,20 +123,20 @@ def test_names_that_are_no_file_names_are_refused(ring: Keyring, name: str) -> N
 
 
 def test_trust_is_given_and_taken_away(ring: Keyring, tmp_path: Path) -> None:
-    other = Keyring(tmp_path / "other").new("box1", WORKER).public
+    other = Keyring(tmp_path / "other").create_pair("box1", WORKER).public
     before = ring.version
     assert ring.add(str(other), "box1.public") == other
-    assert ring.trusted() == [other]
+    assert ring.read_trusted() == [other]
     assert ring.version != before
     assert ring.key_of("box1", WORKER) == other.key == ring.key_of(other.key, WORKER)
     ring.revoke("box1")
-    assert ring.trusted() == []
+    assert ring.read_trusted() == []
     with pytest.raises(KeyFileError, match="none"):
         ring.revoke("box1")
 
 
 def test_another_key_of_a_trusted_name_is_refused(ring: Keyring, tmp_path: Path) -> None:
-    first, second = (Keyring(tmp_path / n).new("box1", WORKER).public for n in ("a", "b"))
+    first, second = (Keyring(tmp_path / n).create_pair("box1", WORKER).public for n in ("a", "b"))
     ring.add(str(first), "a")
     ring.add(str(first), "a")  # the same once more changes nothing
     with pytest.raises(KeyFileError, match="revoke it first"):
@@ -145,55 +145,55 @@ def test_another_key_of_a_trusted_name_is_refused(ring: Keyring, tmp_path: Path)
 
 def test_a_secret_is_not_taken_for_a_public_key(ring: Keyring, tmp_path: Path) -> None:
     other = Keyring(tmp_path / "other")
-    other.new("box1", WORKER)
+    other.create_pair("box1", WORKER)
     with pytest.raises(KeyFileError, match="secret"):
         ring.add((other.folder / "box1.secret").read_text(), "box1.secret")
 
 
 def test_a_list_of_trusted_keys_that_others_may_change_is_refused(ring: Keyring) -> None:
-    ring.add(str(ring.new("box1", WORKER).public), "own")
+    ring.add(str(ring.create_pair("box1", WORKER).public), "own")
     (ring.folder / "trusted").chmod(0o777)
     with pytest.raises(KeyFileError, match="changed by others"):
-        ring.trusted()
+        ring.read_trusted()
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o646, 0o666])
 def test_a_trusted_file_that_others_may_change_is_refused(ring: Keyring, mode: int) -> None:
-    ring.add(str(ring.new("box1", WORKER).public), "own")
+    ring.add(str(ring.create_pair("box1", WORKER).public), "own")
     (ring.folder / "trusted" / "box1.public").chmod(mode)
     with pytest.raises(KeyFileError, match=r"box1\.public can be changed by others"):
-        ring.trusted()
+        ring.read_trusted()
 
 
 def test_half_a_pair_is_not_left_behind(ring: Keyring) -> None:
-    ring.new("box1", WORKER)
+    ring.create_pair("box1", WORKER)
     (ring.folder / "box1.secret").unlink()
     with pytest.raises(KeyFileError, match=r"box1\.public is there already"):
-        ring.new("box1", WORKER)
+        ring.create_pair("box1", WORKER)
     assert [path.name for path in ring.folder.iterdir()] == ["box1.public"]
     (ring.folder / "box1.public").unlink()
-    assert ring.new("box1", WORKER).public in ring.pairs()
+    assert ring.create_pair("box1", WORKER).public in ring.pairs()
 
 
 def test_what_is_revoked_is_trusted_under_no_other_files_name(ring: Keyring) -> None:
     """A copy by hand under another name would outlive `graphflow keys revoke`."""
-    ring.add(str(ring.new("box1", WORKER).public), "own")
+    ring.add(str(ring.create_pair("box1", WORKER).public), "own")
     kept = ring.folder / "trusted" / "box1.public"
     (kept.parent / "other.public").write_bytes(kept.read_bytes())
     with pytest.raises(KeyFileError, match=r"other.public holds the key of 'box1'"):
-        ring.trusted()
+        ring.read_trusted()
 
 
 def test_one_key_has_one_name_and_one_role(ring: Keyring) -> None:
-    key = ring.new("box1", WORKER).public
+    key = ring.create_pair("box1", WORKER).public
     ring.add(str(key), "own")
     raised = PublicKey("zoe", COORDINATOR, key.key)
     with pytest.raises(KeyFileError, match="trusted already, as 'box1', a worker's"):
         ring.add(str(raised), "a mail")
     (ring.folder / "trusted" / "zoe.public").write_text(f"{raised}\n")
     with pytest.raises(KeyFileError, match=r"as 'box1', a worker's, and as 'zoe', a coordinator's"):
-        ring.trusted()
-    assert ring.revoke("zoe") == raised and ring.trusted() == [key]
+        ring.read_trusted()
+    assert ring.revoke("zoe") == raised and ring.read_trusted() == [key]
 
 
 def test_a_key_that_is_not_a_plain_file_is_refused_and_not_waited_for(ring: Keyring) -> None:
@@ -201,13 +201,13 @@ def test_a_key_that_is_not_a_plain_file_is_refused_and_not_waited_for(ring: Keyr
     trusted.mkdir(parents=True, mode=0o700)
     os.mkfifo(trusted / "box1.public", 0o600)
     with pytest.raises(KeyFileError, match="not a plain file"):
-        ring.trusted()
+        ring.read_trusted()
 
 
 def test_a_key_that_vanishes_while_the_others_are_read_is_none(
     ring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = [ring.new(name, WORKER).public for name in ("a", "b")]
+    keys = [ring.create_pair(name, WORKER).public for name in ("a", "b")]
     for key in keys:
         ring.add(str(key), "own")
     first = Path.is_file
@@ -218,7 +218,7 @@ def test_a_key_that_vanishes_while_the_others_are_read_is_none(
         return first(path)
 
     monkeypatch.setattr(Path, "is_file", gone)
-    assert ring.trusted() == keys[1:]
+    assert ring.read_trusted() == keys[1:]
 
 
 @pytest.fixture
@@ -232,8 +232,8 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_that_cannot_be_read_is_not_an_empty_one(ring: Keyring, refused: None) -> None:
-    ring.new("box1", WORKER)
-    for read in (ring.trusted, ring.pairs, lambda: ring.key_of("box1", WORKER)):
+    ring.create_pair("box1", WORKER)
+    for read in (ring.read_trusted, ring.pairs, lambda: ring.key_of("box1", WORKER)):
         with pytest.raises(KeyFileError, match="cannot be read: Permission denied"):
             read()
 
@@ -241,7 +241,7 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(ring: Keyring, refused
 def test_a_file_in_place_of_a_folder_is_not_an_empty_one(ring: Keyring, tmp_path: Path) -> None:
     ring.folder.mkdir()
     (ring.folder / "trusted").write_text("")
-    for read in (ring.trusted, Keyring(tmp_path / "keys" / "trusted").pairs):
+    for read in (ring.read_trusted, Keyring(tmp_path / "keys" / "trusted").pairs):
         with pytest.raises(KeyFileError, match="cannot be read: Not a directory"):
             read()
 
@@ -249,7 +249,7 @@ def test_a_file_in_place_of_a_folder_is_not_an_empty_one(ring: Keyring, tmp_path
 def test_a_folder_that_cannot_be_looked_at_is_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     ring = Keyring(tmp_path / "loop")
-    for look in (ring.trusted, lambda: ring.version):
+    for look in (ring.read_trusted, lambda: ring.version):
         with pytest.raises(KeyFileError, match="cannot be read"):
             look()
 
@@ -281,20 +281,20 @@ SPOILT = [_garbage, _dangling, _looping, _fifo, _no_text]
 def test_what_is_no_key_among_those_trusted_is_told_with_what_removes_it(
     ring: Keyring, spoil: Callable[[Path], None]
 ) -> None:
-    ring.add(str(ring.new("box1", WORKER).public), "own")
+    ring.add(str(ring.create_pair("box1", WORKER).public), "own")
     spoil(ring.folder / "trusted" / "odd.public")
     with pytest.raises(KeyFileError, match=r"`graphflow keys revoke odd` removes it") as failure:
-        ring.trusted()
+        ring.read_trusted()
     assert "keys new" not in str(failure.value)
     with pytest.raises(KeyFileError, match="those that are: box1, odd"):
         ring.revoke("nobody")
     assert ring.revoke("odd") is None
-    assert [key.name for key in ring.trusted()] == ["box1"]
+    assert [key.name for key in ring.read_trusted()] == ["box1"]
 
 
 def test_a_folder_among_those_trusted_is_removed_by_hand(ring: Keyring) -> None:
     (ring.folder / "trusted" / "odd.public").mkdir(parents=True)
-    for refuse in (ring.trusted, lambda: ring.revoke("odd")):
+    for refuse in (ring.read_trusted, lambda: ring.revoke("odd")):
         with pytest.raises(KeyFileError, match="remove it by hand"):
             refuse()
 
@@ -303,7 +303,7 @@ def test_a_file_whose_name_is_no_keys_is_removed_by_hand(ring: Keyring) -> None:
     (ring.folder / "trusted").mkdir(parents=True)
     (ring.folder / "trusted" / "my odd.public").write_text("nonsense")
     with pytest.raises(KeyFileError, match="remove it by hand"):
-        ring.trusted()
+        ring.read_trusted()
 
 
 def test_a_folder_whose_name_is_too_long_is_told(tmp_path: Path) -> None:
@@ -329,36 +329,36 @@ def at_once(count: int, work: Callable[[int], object]) -> list[object]:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some time goes by between a look at what is trusted and a new file."""
-    write = keys._write
+    write = keys._write_new
 
     def later(path: Path, text: str, mode: int) -> None:
         time.sleep(0.05)
         write(path, text, mode)
 
-    monkeypatch.setattr(keys, "_write", later)
+    monkeypatch.setattr(keys, "_write_new", later)
 
 
 def test_one_key_that_is_added_at_once_under_many_names_gets_one(
     ring: Keyring, tmp_path: Path, slow: None
 ) -> None:
-    key = Keyring(tmp_path / "other").new("box", WORKER).public.key
+    key = Keyring(tmp_path / "other").create_pair("box", WORKER).public.key
     lines = [str(PublicKey(f"box{n}", WORKER, key)) for n in range(8)]
     told = at_once(8, lambda n: Keyring(ring.folder).add(lines[n], "a test"))
-    (known,) = ring.trusted()
+    (known,) = ring.read_trusted()
     assert [each for each in told if isinstance(each, PublicKey)] == [known]
 
 
 def test_one_key_that_is_added_many_times_at_once_is_trusted(
     ring: Keyring, tmp_path: Path, slow: None
 ) -> None:
-    key = Keyring(tmp_path / "other").new("box", WORKER).public
+    key = Keyring(tmp_path / "other").create_pair("box", WORKER).public
     assert at_once(8, lambda n: Keyring(ring.folder).add(str(key), "a test")) == [key] * 8
-    assert ring.trusted() == [key]
+    assert ring.read_trusted() == [key]
     assert [path.name for path in (ring.folder / "trusted").iterdir()] == ["box.public"]
 
 
 def test_a_key_is_asked_for_in_its_own_role(ring: Keyring) -> None:
-    ring.add(str(ring.new("alice", COORDINATOR).public), "own")
+    ring.add(str(ring.create_pair("alice", COORDINATOR).public), "own")
     with pytest.raises(KeyFileError, match="not a worker's"):
         ring.key_of("alice", WORKER)
     with pytest.raises(KeyFileError, match=r"keys add nobody\.public"):
@@ -412,7 +412,7 @@ def test_revoking_a_copy_says_that_the_key_is_trusted_still(
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_KEYS", str(ring.folder))
     run, trusted = CliRunner(), ring.folder / "trusted"
-    ring.add(str(ring.new("alice", COORDINATOR).public), "own")
+    ring.add(str(ring.create_pair("alice", COORDINATOR).public), "own")
     (trusted / "copy.public").write_bytes((trusted / "alice.public").read_bytes())
     said = told(run, "revoke", "copy")
     assert said.startswith("removed copy.public, which held the key of alice")
@@ -420,7 +420,7 @@ def test_revoking_a_copy_says_that_the_key_is_trusted_still(
     assert "`graphflow keys revoke alice` removes it" in said
     (trusted / "alice.public").rename(trusted / "copy.public")
     assert told(run, "revoke", "copy").endswith("…, trusted no longer")
-    assert ring.trusted() == []
+    assert ring.read_trusted() == []
 
 
 def test_revoking_what_is_no_key_says_so(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +448,7 @@ def test_a_public_file_that_is_missing_is_told_with_what_belongs_in_it(
     ring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_KEYS", str(ring.folder))
-    pair = ring.new("box1", WORKER)
+    pair = ring.create_pair("box1", WORKER)
     (ring.folder / "box1.public").unlink()
     said = told(CliRunner(), "list")
     assert "box1.public is missing" in said and str(pair.public) in said
@@ -459,7 +459,7 @@ def test_only_a_dash_is_standard_input(
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_KEYS", str(ring.folder))
     monkeypatch.chdir(tmp_path)
-    lines = [str(Keyring(tmp_path / name).new(name, WORKER).public) for name in "abc"]
+    lines = [str(Keyring(tmp_path / name).create_pair(name, WORKER).public) for name in "abc"]
     Path("stdin").write_text(lines[0])
     Path("-").write_text(lines[1])
     for file, name in (("stdin", "a"), ("./-", "b"), ("-", "c")):
@@ -494,7 +494,7 @@ def test_a_folder_that_cannot_be_is_told_by_its_own_name(
     (tmp_path / "loop").symlink_to("loop")
     for name in ("file", "loop"):
         with pytest.raises(KeyFileError, match="cannot be written"):
-            Keyring(tmp_path / name).new("alice", COORDINATOR)
+            Keyring(tmp_path / name).create_pair("alice", COORDINATOR)
 
 
 def test_the_folder_is_where_the_environment_says(
@@ -512,12 +512,12 @@ def test_what_is_no_secret_of_ours_or_cannot_be_read_stands_in_no_other_keys_way
     tmp_path: Path,
 ) -> None:
     ring = Keyring(tmp_path)
-    alice, box = ring.new("alice", "coordinator"), ring.new("box1", "worker")
+    alice, box = ring.create_pair("alice", "coordinator"), ring.create_pair("box1", "worker")
     (tmp_path / "db.secret").write_text("a password\n")
     secret = tmp_path / "box1.secret"
     secret.unlink()
     secret.mkdir()  # what cannot be read, by root either
     assert ring.pairs() == [alice.public, box.public]
-    assert ring.own(None, "coordinator") == alice
+    assert ring.own_pair(None, "coordinator") == alice
     with pytest.raises(KeyFileError, match="not a plain file"):
-        ring.own(None, "worker")
+        ring.own_pair(None, "worker")

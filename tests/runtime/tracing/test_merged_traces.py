@@ -90,13 +90,13 @@ def test_the_spans_of_all_workers_lie_in_their_step_in_the_order_in_which_things
 def test_a_traced_step_begins_when_the_clocks_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is waited for before it is no part of what it took."""
     known: list[int] = []
-    meet = RemoteHosts.meet_clocks
+    meet = RemoteHosts.wait_for_clocks
 
     def met(self: RemoteHosts) -> None:
         meet(self)
         known.append(monotonic_ns())
 
-    monkeypatch.setattr(RemoteHosts, "meet_clocks", met)
+    monkeypatch.setattr(RemoteHosts, "wait_for_clocks", met)
     with gf.Session(gf.Cluster.local(1)) as session, session.trace() as trace:
         session.run(gf.exp(gf.constant([1.0, 2.0])) + gf.variable([0.0, 0.0]))
     (step,) = trace.steps

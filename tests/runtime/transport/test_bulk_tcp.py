@@ -20,7 +20,13 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.runtime.transport import bulk_tcp as pipes
-from graphflow.runtime.transport.bulk_tcp import MOST, BulkReceivers, BulkSender, Pipe, join
+from graphflow.runtime.transport.bulk_tcp import (
+    MAX_CHANNELS,
+    BulkChannel,
+    BulkReceivers,
+    BulkSender,
+    accept_offer,
+)
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP
 from tests.runtime.security.test_connection_guard import wait_for
 
@@ -30,7 +36,7 @@ MB = 1 << 20
 
 def framed(*frames: bytes) -> bytes:
     """A message as it travels."""
-    second = len(frames[1]) if len(frames) > 1 else pipes._ONE
+    second = len(frames[1]) if len(frames) > 1 else pipes._NO_SECOND_FRAME
     body = b"".join(frames)
     return pipes._HEAD.pack(len(frames[0]), second) + body + xxhash.xxh3_64(body).digest()
 
@@ -43,18 +49,18 @@ def outlet() -> Iterator[BulkSender]:
 
 
 @pytest.fixture
-def ends(outlet: BulkSender) -> Iterator[tuple[Pipe, Pipe]]:
+def ends(outlet: BulkSender) -> Iterator[tuple[BulkChannel, BulkChannel]]:
     """The end that sends, and the one that receives."""
-    found: list[Pipe] = []
-    join(outlet.offer(), ADDRESS, found.append)
-    assert wait_for(lambda: found and outlet.pipe)
-    near = outlet.pipe
+    found: list[BulkChannel] = []
+    accept_offer(outlet.offer(), ADDRESS, found.append)
+    assert wait_for(lambda: found and outlet.channel)
+    near = outlet.channel
     assert near is not None
     yield near, found[0]
     found[0].close()
 
 
-def whole(pipe: Pipe) -> list[bytes]:
+def whole(pipe: BulkChannel) -> list[bytes]:
     """The next message."""
     frames = wait_for(pipe.receive)
     assert frames is not None
@@ -67,15 +73,17 @@ FRAMES = [
     [b"\x93head", b""],
     [b"\x93" * CONTROL_CAP],
     [b"\x93", os.urandom(CHUNK_BYTES)],
-    [b"\x93", os.urandom(pipes._PIECE)],
-    [b"\x93", os.urandom(pipes._PIECE + 1)],
+    [b"\x93", os.urandom(pipes._PIECE_BYTES)],
+    [b"\x93", os.urandom(pipes._PIECE_BYTES + 1)],
 ]
 
 
 @pytest.mark.parametrize(
     "frames", FRAMES, ids=["one", "two", "empty", "long", "long data", "a piece", "more"]
 )
-def test_messages_come_as_they_were_sent(ends: tuple[Pipe, Pipe], frames: list[bytes]) -> None:
+def test_messages_come_as_they_were_sent(
+    ends: tuple[BulkChannel, BulkChannel], frames: list[bytes]
+) -> None:
     near, far = ends
     assert far.receive() is None
     for _ in range(3):
@@ -83,7 +91,9 @@ def test_messages_come_as_they_were_sent(ends: tuple[Pipe, Pipe], frames: list[b
         assert whole(far) == frames
 
 
-def test_what_is_not_read_at_once_waits_without_its_sender(ends: tuple[Pipe, Pipe]) -> None:
+def test_what_is_not_read_at_once_waits_without_its_sender(
+    ends: tuple[BulkChannel, BulkChannel],
+) -> None:
     near, far = ends
     blocks = [np.full(CHUNK_BYTES, n, np.uint8) for n in range(24)]
     began = time.monotonic()
@@ -97,7 +107,9 @@ def test_what_is_not_read_at_once_waits_without_its_sender(ends: tuple[Pipe, Pip
     assert whole(far) == [b"after"]
 
 
-def test_bytes_that_come_one_at_a_time_become_messages(ends: tuple[Pipe, Pipe]) -> None:
+def test_bytes_that_come_one_at_a_time_become_messages(
+    ends: tuple[BulkChannel, BulkChannel],
+) -> None:
     near, far = ends
     frames = [b"head", b"data!"]
     packed = framed(*frames)
@@ -108,7 +120,7 @@ def test_bytes_that_come_one_at_a_time_become_messages(ends: tuple[Pipe, Pipe]) 
     assert whole(far) == frames
 
 
-def test_who_dribbles_does_not_keep_its_reader(ends: tuple[Pipe, Pipe]) -> None:
+def test_who_dribbles_does_not_keep_its_reader(ends: tuple[BulkChannel, BulkChannel]) -> None:
     near, far = ends
     stop = threading.Event()
     near._socket.send(pipes._HEAD.pack(4, CHUNK_BYTES))
@@ -130,47 +142,47 @@ def test_who_dribbles_does_not_keep_its_reader(ends: tuple[Pipe, Pipe]) -> None:
         thread.join()
 
 
-def test_nothing_overtakes_what_went_another_way(ends: tuple[Pipe, Pipe]) -> None:
+def test_nothing_overtakes_what_went_another_way(ends: tuple[BulkChannel, BulkChannel]) -> None:
     near, far = ends
-    assert near.carries([b"a"], 1, 0)
-    near.past = 3  # 2 and 3 went by ZeroMQ
-    assert not near.carries([b"d"], 4, 2)
-    assert not near.carries([b"e"], 5, 3)  # 4 is under way there
-    assert near.carries([b"f"], 6, 5)
+    assert near.send_in_order([b"a"], 1, 0)
+    near.last_over_zmq = 3  # 2 and 3 went by ZeroMQ
+    assert not near.send_in_order([b"d"], 4, 2)
+    assert not near.send_in_order([b"e"], 5, 3)  # 4 is under way there
+    assert near.send_in_order([b"f"], 6, 5)
     assert [whole(far), whole(far)] == [[b"a"], [b"f"]]
 
 
 def test_a_pipe_that_ends_says_so_and_sends_nothing(
-    outlet: BulkSender, ends: tuple[Pipe, Pipe]
+    outlet: BulkSender, ends: tuple[BulkChannel, BulkChannel]
 ) -> None:
     near, far = ends
     far.close()
     assert wait_for(lambda: not near.send([b"x"]))
-    assert near.ended and outlet.pipe is None
+    assert near.ended and outlet.channel is None
     assert outlet.offer(), "there may be another one"
 
 
 def test_a_message_that_breaks_off_goes_another_way_whole(
-    ends: tuple[Pipe, Pipe], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[BulkChannel, BulkChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = ends
-    put, pieces = near._put, []
+    put, pieces = near._write_parts, []
 
     def ends_after_one(*given: Any) -> bool:
         pieces.append(given)
         near.ended = len(pieces) > 1
         return put(*given)
 
-    monkeypatch.setattr(near, "_put", ends_after_one)
-    assert not near.carries([b"head", bytes(CHUNK_BYTES)], 7, 6)
-    assert near.past == 7 and len(pieces) == 2
+    monkeypatch.setattr(near, "_write_parts", ends_after_one)
+    assert not near.send_in_order([b"head", bytes(CHUNK_BYTES)], 7, 6)
+    assert near.last_over_zmq == 7 and len(pieces) == 2
     near.close()
     with pytest.raises(TransportError):
         for _ in range(100):
             assert far.receive() is None
 
 
-def test_the_end_of_its_sender_is_seen(ends: tuple[Pipe, Pipe]) -> None:
+def test_the_end_of_its_sender_is_seen(ends: tuple[BulkChannel, BulkChannel]) -> None:
     near, far = ends
     near._socket.send(pipes._HEAD.pack(4, 100) + b"head and a part")
     assert far.receive() is None
@@ -180,7 +192,7 @@ def test_the_end_of_its_sender_is_seen(ends: tuple[Pipe, Pipe]) -> None:
 
 
 @pytest.mark.parametrize("place", [8, 10, 13, 40, -9, -8, -1])
-def test_a_flipped_bit_is_seen(ends: tuple[Pipe, Pipe], place: int) -> None:
+def test_a_flipped_bit_is_seen(ends: tuple[BulkChannel, BulkChannel], place: int) -> None:
     near, far = ends
     frames = [b"head", bytes(range(60))]
     packed = bytearray(framed(*frames))
@@ -196,7 +208,7 @@ def test_a_flipped_bit_is_seen(ends: tuple[Pipe, Pipe], place: int) -> None:
     "sizes", [(0, 0), (CONTROL_CAP + 1, 0), (4, CHUNK_BYTES + 1), (0xFFFFFFFF, 0xFFFFFFFF)]
 )
 def test_sizes_that_no_message_has_are_refused_before_memory_is_taken(
-    ends: tuple[Pipe, Pipe], sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[BulkChannel, BulkChannel], sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = ends
     monkeypatch.setattr(
@@ -207,7 +219,7 @@ def test_sizes_that_no_message_has_are_refused_before_memory_is_taken(
         wait_for(far.receive)
 
 
-def test_any_bytes_are_messages_or_refused(ends: tuple[Pipe, Pipe]) -> None:
+def test_any_bytes_are_messages_or_refused(ends: tuple[BulkChannel, BulkChannel]) -> None:
     near, far = ends
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -240,10 +252,10 @@ def test_an_offer_is_for_who_knows_the_secret(outlet: BulkSender) -> None:
             stranger.settimeout(5)
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
-    assert outlet.pipe is None
-    found: list[Pipe] = []
-    join(token, ADDRESS, found.append)
-    assert wait_for(lambda: found and outlet.pipe)
+    assert outlet.channel is None
+    found: list[BulkChannel] = []
+    accept_offer(token, ADDRESS, found.append)
+    assert wait_for(lambda: found and outlet.channel)
     found[0].close()
     with pytest.raises(OSError):  # nobody listens there any more
         socket.create_connection(("127.0.0.1", port), 1).close()
@@ -252,23 +264,23 @@ def test_an_offer_is_for_who_knows_the_secret(outlet: BulkSender) -> None:
 def test_who_says_nothing_does_not_keep_others_out(
     outlet: BulkSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "_GREETING", 0.2)
+    monkeypatch.setattr(pipes, "_GREETING_SECONDS", 0.2)
     token = outlet.offer()
     with socket.create_connection(("127.0.0.1", int(token.split()[1])), 5):
-        found: list[Pipe] = []
-        join(token, ADDRESS, found.append)
-        assert wait_for(lambda: found and outlet.pipe)
+        found: list[BulkChannel] = []
+        accept_offer(token, ADDRESS, found.append)
+        assert wait_for(lambda: found and outlet.channel)
     found[0].close()
 
 
 def test_an_offer_ends_with_its_time_or_with_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipes, "_OFFERED", 0.2)
+    monkeypatch.setattr(pipes, "_OFFER_SECONDS", 0.2)
     outlet = BulkSender(ADDRESS)
     first = outlet.offer()
     second = wait_for(outlet.offer)
     assert first and second and first != second
     began = time.monotonic()
-    monkeypatch.setattr(pipes, "_OFFERED", 60.0)
+    monkeypatch.setattr(pipes, "_OFFER_SECONDS", 60.0)
     assert wait_for(outlet.offer)
     outlet.close()
     assert time.monotonic() - began < 5.0
@@ -288,10 +300,10 @@ def test_an_offer_ends_with_its_time_or_with_its_link(monkeypatch: pytest.Monkey
 def test_an_offer_that_leads_elsewhere_is_not_taken(
     outlet: BulkSender, token: str, known: str
 ) -> None:
-    found: list[Pipe] = []
-    join(token.format(token=outlet.offer()), known, found.append)
+    found: list[BulkChannel] = []
+    accept_offer(token.format(token=outlet.offer()), known, found.append)
     time.sleep(0.1)
-    assert not found and outlet.pipe is None
+    assert not found and outlet.channel is None
 
 
 def test_a_worker_that_listens_everywhere_offers_none() -> None:
@@ -300,15 +312,15 @@ def test_a_worker_that_listens_everywhere_offers_none() -> None:
 
 def test_a_process_reads_from_so_many_and_no_more() -> None:
     taken = BulkReceivers()
-    ours, theirs = zip(*(socket.socketpair() for _ in range(MOST + 1)), strict=True)
+    ours, theirs = zip(*(socket.socketpair() for _ in range(MAX_CHANNELS + 1)), strict=True)
     made: list[Any] = [FakePipe(each) for each in ours]
-    routes = [taken.take_in("a" if n % 2 else "b", each) for n, each in enumerate(made)]
-    assert None not in routes[:MOST] and routes[MOST] is None
-    assert made[MOST].closed and not any(each.closed for each in made[:MOST])
-    assert len(taken.of("a")) == MOST // 2
-    assert taken.drop(taken.of("a")[0]) is not None
+    routes = [taken.add("a" if n % 2 else "b", each) for n, each in enumerate(made)]
+    assert None not in routes[:MAX_CHANNELS] and routes[MAX_CHANNELS] is None
+    assert made[MAX_CHANNELS].closed and not any(each.closed for each in made[:MAX_CHANNELS])
+    assert len(taken.routes_of("a")) == MAX_CHANNELS // 2
+    assert taken.drop(taken.routes_of("a")[0]) is not None
     assert taken.drop(b"pipe 0") is None
-    assert taken.take_in("a", made[MOST]) is not None
+    assert taken.add("a", made[MAX_CHANNELS]) is not None
     for each in (*ours, *theirs):
         each.close()
 

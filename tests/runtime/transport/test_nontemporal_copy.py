@@ -10,12 +10,12 @@ import pytest
 from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.runtime.transport import nontemporal_copy as bypass
 from graphflow.runtime.transport.nontemporal_copy import (
+    BLOCK_BYTES,
     STREAMED_FROM,
-    TURN,
     CopyStrategyTuner,
-    adder,
     copy,
-    turns,
+    make_adder,
+    whole_blocks,
 )
 
 MB = 1 << 20
@@ -58,14 +58,14 @@ def test_several_threads_copy_at_a_time() -> None:
 @pytest.mark.parametrize("halved", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_sums_have_the_bits_of_numpy(dtype: str, halved: bool) -> None:
-    add = adder(dtype, halved=halved)
+    add = make_adder(dtype, halved=halved)
     assert add is not None
     rng = np.random.default_rng(0)
-    size = 64 * TURN
+    size = 64 * BLOCK_BYTES
     first, second = (rng.integers(0, 256, size, np.uint8).view(dtype) for _ in range(2))
     both = np.isnan(first) & np.isnan(second)  # numpy keeps now the one's bits, now the other's
     second[both] = first[both]
-    target = empty_aligned(size + TURN).view(dtype)
+    target = empty_aligned(size + BLOCK_BYTES).view(dtype)
     target[:] = 7
     with np.errstate(all="ignore"):
         expected = first + second
@@ -79,7 +79,7 @@ def test_sums_have_the_bits_of_numpy(dtype: str, halved: bool) -> None:
 
 
 def test_of_other_dtypes_numpy_adds() -> None:
-    assert adder("int32", halved=False) is None and adder("bfloat16", halved=True) is None
+    assert make_adder("int32", halved=False) is None and make_adder("bfloat16", halved=True) is None
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
@@ -90,21 +90,21 @@ def test_turns_begin_with_a_line_and_leave_few_elements_beside_them(
     memory = empty_aligned(2048).view(dtype)
     for count in (0, 1, 5, 100, memory.size):
         array = memory[astray:][:count]
-        inner = turns(array)
+        inner = whole_blocks(array)
         part = array[inner]
-        assert part.nbytes % TURN == 0
+        assert part.nbytes % BLOCK_BYTES == 0
         assert not part.size or part.ctypes.data % 64 == 0
-        assert array.nbytes - part.nbytes < TURN + 64
+        assert array.nbytes - part.nbytes < BLOCK_BYTES + 64
     crooked = empty_aligned(2048)[1:2041].view(dtype)
-    assert dtype == "uint8" or crooked[turns(crooked)].size == 0
+    assert dtype == "uint8" or crooked[whole_blocks(crooked)].size == 0
 
 
 def ways(pace: CopyStrategyTuner, copies: int, seconds: dict[bool, float]) -> list[bool]:
     """Whether each of some copies goes past the caches, if copies take so long a byte."""
     found = []
     for _ in range(copies):
-        found.append(pace.past)
-        pace.took(pace.past, seconds[pace.past], 1e-10 if pace.trying else 0.0)
+        found.append(pace.nontemporal)
+        pace.record(pace.nontemporal, seconds[pace.nontemporal], 1e-10 if pace.is_trial else 0.0)
     return found
 
 
@@ -127,4 +127,4 @@ def test_sizes_that_lie_in_no_cache_or_in_ones_own_are_not_tried(
     for nbytes, past in ((MB, False), (6 * MB, True), (64 * MB, True)):
         assert ways(CopyStrategyTuner(nbytes), 3, {False: 1e-10, True: 1e-10}) == [past] * 3
     monkeypatch.setattr(bypass, "_last_cache", lambda: 0)
-    assert CopyStrategyTuner(4 * MB).past
+    assert CopyStrategyTuner(4 * MB).nontemporal

@@ -16,21 +16,21 @@ import pytest
 import graphflow as gf
 from graphflow.errors import GraphflowError, ProtocolError, WorkerLost
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.runtime.transport.shared_memory import is_possible
+from graphflow.runtime.transport.shared_memory import has_shared_memory
 from graphflow.runtime.transport.shared_memory_arrays import (
-    LENT_FROM,
+    LEND_MIN_BYTES,
     SharedArrayPool,
     SharedArrayReader,
 )
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.messages import Chunk
-from graphflow.runtime.worker.peer_link import Link
+from graphflow.runtime.worker.peer_link import PeerLink
 from tests.faults.running import resident, stop
 from tests.runtime.workers import segments_of
 
-needs_memory = pytest.mark.skipif(not is_possible(), reason="no anonymous shared memory here")
-SIZES = [1, LENT_FROM // 4 - 1, LENT_FROM // 4, 70_001, 3_000_000]
+needs_memory = pytest.mark.skipif(not has_shared_memory(), reason="no anonymous shared memory here")
+SIZES = [1, LEND_MIN_BYTES // 4 - 1, LEND_MIN_BYTES // 4, 70_001, 3_000_000]
 
 
 def session(monkeypatch: pytest.MonkeyPatch, shared: bool) -> gf.Session:
@@ -58,8 +58,8 @@ def test_all_ways_of_an_array_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
         with session(monkeypatch, shared) as s:
             found.append([s.run([second, third], {x: feed}) for feed in feeds])
             loop = s._life.hosts._loop
-            assert any(loans.lender.accepted for loans in loop.loans) == shared
-            assert bool(loop._borrowers) == shared  # results come in the same way
+            assert any(loans.pool.is_attached for loans in loop.array_memory) == shared
+            assert bool(loop._borrowed_memory) == shared  # results come in the same way
     with gf.Session() as s:
         x, second, third = there_and_back_here()
         found.append([s.run([second, third], {x: feed}) for feed in feeds])
@@ -96,7 +96,10 @@ def test_shared_memory_stays_bounded_over_many_steps(monkeypatch: pytest.MonkeyP
         for _ in range(30):
             s.run(third, {x: feed})
         assert [segments_of(pid) for pid in s._life.hosts.pids] == before
-        assert sum(loans.lender.lent for loans in s._life.hosts._loop.loans) < 8 * feed.nbytes
+        assert (
+            sum(loans.pool.lent_bytes for loans in s._life.hosts._loop.array_memory)
+            < 8 * feed.nbytes
+        )
 
 
 @needs_memory
@@ -106,8 +109,8 @@ def test_a_step_that_has_ended_keeps_none_of_its_feeds(monkeypatch: pytest.Monke
     with session(monkeypatch, True) as s:
         for _ in range(20):
             s.run(third, {x: np.ones(1 << 18, "float32")})
-        lenders = [loans.lender for loans in s._life.hosts._loop.loans]
-        assert [each.lent for each in lenders] == [0, 0]
+        lenders = [loans.pool for loans in s._life.hosts._loop.array_memory]
+        assert [each.lent_bytes for each in lenders] == [0, 0]
         assert [len(slots) for each in lenders for slots in each._slots.values()] == [1, 1]
 
 
@@ -180,23 +183,23 @@ class Wire:
 
 
 @pytest.fixture
-def link() -> Iterator[tuple[Link, Wire]]:
+def link() -> Iterator[tuple[PeerLink, Wire]]:
     from graphflow.runtime.protocol.reliable_stream import Outbound
 
     channel = Wire()
-    made = Link(channel, Outbound("s" * 32, 1, 0, "t"))
+    made = PeerLink(channel, Outbound("s" * 32, 1, 0, "t"))
     yield made, channel
     made.close()
 
 
-def send(link: Link, array: Any) -> None:
-    link.send("edge", 1, 7, array, owned=True, go_on=lambda: False)
+def send(link: PeerLink, array: Any) -> None:
+    link.send("edge", 1, 7, array, owned=True, should_continue=lambda: False)
 
 
 @needs_memory
-def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[Link, Wire]) -> None:
+def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[PeerLink, Wire]) -> None:
     made, channel = link
-    array = np.arange(LENT_FROM, dtype="float32")
+    array = np.arange(LEND_MIN_BYTES, dtype="float32")
     send(made, array)
     offer, chunk = (type(message).__name__ for _, message, _ in channel.sent)
     assert (offer, chunk) == ("Share", "Chunk")
@@ -205,30 +208,30 @@ def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[Link, Wire]
     _, lent, data = channel.sent[-1]
     assert isinstance(lent, Chunk) and lent.slot and data is None
     inbox = ChunkAssembler()
-    borrowed = wire.Borrowed(lambda: borrower.borrow(lent.slot, lent.turn, lent.nbytes))
+    borrowed = wire.BorrowedBuffer(lambda: borrower.borrow(lent.slot, lent.turn, lent.nbytes))
     assert inbox.add(0, lent, borrowed)
     back = inbox.take(0, "edge", 1, 7)
     assert (back == array).all() and back.dtype == array.dtype
 
 
 @needs_memory
-def test_a_link_without_room_sends_the_bytes(link: tuple[Link, Wire]) -> None:
+def test_a_link_without_room_sends_the_bytes(link: tuple[PeerLink, Wire]) -> None:
     made, channel = link
-    made._lender = SharedArrayPool(2 * LENT_FROM)
-    SharedArrayReader(made._lender.offer())
-    send(made, np.zeros(LENT_FROM, np.uint8))
-    send(made, np.zeros(4 * LENT_FROM, np.uint8))
+    made._array_pool = SharedArrayPool(2 * LEND_MIN_BYTES)
+    SharedArrayReader(made._array_pool.offer())
+    send(made, np.zeros(LEND_MIN_BYTES, np.uint8))
+    send(made, np.zeros(4 * LEND_MIN_BYTES, np.uint8))
     first, second = channel.sent
     assert first[1].slot and first[2] is None
-    assert not second[1].slot and len(second[2]) == 4 * LENT_FROM
+    assert not second[1].slot and len(second[2]) == 4 * LEND_MIN_BYTES
 
 
-def test_a_small_tensor_is_one_frame(link: tuple[Link, Wire]) -> None:
+def test_a_small_tensor_is_one_frame(link: tuple[PeerLink, Wire]) -> None:
     made, channel = link
     send(made, np.float32([1, 2]))
     ((_, message, data),) = channel.sent
     assert type(message).__name__ == "Tensor" and data is None
-    assert wire.array_of(message.array)[1].tolist() == [1, 2]
+    assert wire.decode_small(message.array)[1].tolist() == [1, 2]
 
 
 @needs_memory
@@ -240,13 +243,13 @@ def test_a_small_tensor_is_one_frame(link: tuple[Link, Wire]) -> None:
 def test_a_lent_array_that_contradicts_itself_is_refused(field: str, value: Any) -> None:
     lender = SharedArrayPool()
     borrower = SharedArrayReader(lender.offer())
-    chunk = wire.lent("edge", 1, 7, np.zeros(LENT_FROM, np.uint8), lender.lend)
+    chunk = wire.lend_array("edge", 1, 7, np.zeros(LEND_MIN_BYTES, np.uint8), lender.lend)
     assert chunk is not None
     fields = {**chunk.__dict__, field: value}
     if field == "nbytes":
         fields["shape"] = [value]
     wrong = Chunk(**fields)
-    borrowed = wire.Borrowed(lambda: borrower.borrow(wrong.slot, wrong.turn, wrong.nbytes))
+    borrowed = wire.BorrowedBuffer(lambda: borrower.borrow(wrong.slot, wrong.turn, wrong.nbytes))
     with pytest.raises((ProtocolError, GraphflowError)):
         ChunkAssembler(1 << 50).add(0, wrong, borrowed)
 
@@ -255,7 +258,7 @@ def test_a_lent_array_that_contradicts_itself_is_refused(field: str, value: Any)
 def test_a_slow_consumer_holds_its_producer_and_memory_stays_bounded(
     monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
-    if shared and not is_possible():
+    if shared and not has_shared_memory():
         pytest.skip("no anonymous shared memory here")
     x, _, third = there_and_back()
     feed = np.ones(1 << 20, "float32")

@@ -14,9 +14,13 @@ import pytest
 
 from graphflow.errors import TransportError
 from graphflow.runtime.transport import shared_memory as segment
-from graphflow.runtime.transport.shared_memory import Segment, is_possible, shared_memory_possible
+from graphflow.runtime.transport.shared_memory import (
+    SharedMemorySegment,
+    can_attach,
+    has_shared_memory,
+)
 
-pytestmark = pytest.mark.skipif(not is_possible(), reason="no anonymous shared memory here")
+pytestmark = pytest.mark.skipif(not has_shared_memory(), reason="no anonymous shared memory here")
 
 SEALS = 0 if sys.platform != "linux" else (
     fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -24,8 +28,8 @@ SEALS = 0 if sys.platform != "linux" else (
 
 PEER = """
 import sys
-from graphflow.runtime.transport.shared_memory import Segment
-found = Segment.attach(sys.argv[1])
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+found = SharedMemorySegment.attach(sys.argv[1])
 assert found.memory[:4].tolist() == [1, 2, 3, 4]
 found.memory[4:8] = 9
 print("attached", flush=True)
@@ -42,7 +46,7 @@ def peer(token: str) -> subprocess.Popen[str]:
 
 
 def token_of(fd: int, nonce: str = "0" * 64) -> str:
-    kept = Segment.create(1)
+    kept = SharedMemorySegment.create(1)
     parts = kept.token.split(":")
     return ":".join([*parts[:4], str(fd), nonce])
 
@@ -57,7 +61,7 @@ def forged(seals: int, size: int = 8192, head: bytes = b"", name: str = "graphfl
 
 
 def test_two_processes_see_the_same_bytes() -> None:
-    mine = Segment.create(1 << 20)
+    mine = SharedMemorySegment.create(1 << 20)
     mine.memory[:4] = [1, 2, 3, 4]
     process = peer(mine.token)
     try:
@@ -69,20 +73,20 @@ def test_two_processes_see_the_same_bytes() -> None:
 
 
 def test_memory_is_aligned_flat_and_zero() -> None:
-    mine = Segment.create(1000)
+    mine = SharedMemorySegment.create(1000)
     assert mine.memory.shape == (1000,) and mine.memory.dtype == np.uint8
     assert mine.memory.ctypes.data % 64 == 0 and not mine.memory.any()
 
 
 def test_a_reader_cannot_write() -> None:
-    mine = Segment.create(100)
-    other = Segment.attach(mine.token, writable=False)
+    mine = SharedMemorySegment.create(100)
+    other = SharedMemorySegment.attach(mine.token, writable=False)
     mine.memory[3] = 7
     assert other.memory[3] == 7 and not other.memory.flags.writeable
 
 
 def test_views_outlive_the_segment() -> None:
-    mine = Segment.create(64)
+    mine = SharedMemorySegment.create(64)
     view = mine.memory[:8]
     view[:] = 5
     mine.close()
@@ -93,8 +97,8 @@ def test_views_outlive_the_segment() -> None:
 def test_nothing_is_left_when_both_processes_are_killed() -> None:
     held = """
 import sys
-from graphflow.runtime.transport.shared_memory import Segment
-mine = Segment.create(64 << 20)
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+mine = SharedMemorySegment.create(64 << 20)
 print(mine.token, flush=True)
 sys.stdin.read()
 """
@@ -105,7 +109,7 @@ sys.stdin.read()
     )
     assert owner.stdout is not None
     token = owner.stdout.readline().strip()
-    Segment.attach(token).memory[:4] = [1, 2, 3, 4]
+    SharedMemorySegment.attach(token).memory[:4] = [1, 2, 3, 4]
     process = peer(token)
     assert process.stdout is not None and process.stdout.readline() == "attached\n"
     holders = [owner.pid, process.pid]
@@ -116,7 +120,7 @@ sys.stdin.read()
     assert not any(_segments(pid) for pid in holders)
     assert not [name for name in os.listdir("/dev/shm") if "graphflow" in name]
     with pytest.raises(TransportError):
-        Segment.attach(token)
+        SharedMemorySegment.attach(token)
 
 
 def _segments(pid: int) -> list[str]:
@@ -128,11 +132,11 @@ def _segments(pid: int) -> list[str]:
 
 
 def test_closing_frees_the_file_descriptors() -> None:
-    Segment.create(10).close()
+    SharedMemorySegment.create(10).close()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        mine = Segment.create(4096)
-        Segment.attach(mine.token).close()
+        mine = SharedMemorySegment.create(4096)
+        SharedMemorySegment.attach(mine.token).close()
         mine.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -153,27 +157,27 @@ def test_closing_frees_the_file_descriptors() -> None:
     ],
 )
 def test_a_token_that_is_none_is_refused(token: str) -> None:
-    assert not shared_memory_possible(token)
+    assert not can_attach(token)
     with pytest.raises(TransportError):
-        Segment.attach(token)
+        SharedMemorySegment.attach(token)
 
 
 def test_a_token_of_another_host_or_namespace_is_told_apart() -> None:
-    parts = Segment.create(1).token.split(":")
+    parts = SharedMemorySegment.create(1).token.split(":")
     elsewhere = ["memfd", "0" * 8 + parts[1][8:], *parts[2:]]
     contained = [*parts[:2], "4026530000", *parts[3:]]
     for other in (elsewhere, contained):
-        assert not shared_memory_possible(":".join(other))
+        assert not can_attach(":".join(other))
         with pytest.raises(TransportError):
-            Segment.attach(":".join(other))
+            SharedMemorySegment.attach(":".join(other))
 
 
 def test_a_token_of_a_process_that_is_gone_is_refused() -> None:
-    mine = Segment.create(1)
+    mine = SharedMemorySegment.create(1)
     token = mine.token
     mine.close()
     with pytest.raises(TransportError):
-        Segment.attach(token)
+        SharedMemorySegment.attach(token)
 
 
 def test_a_token_never_opens_another_file(tmp_path: Path) -> None:
@@ -181,7 +185,7 @@ def test_a_token_never_opens_another_file(tmp_path: Path) -> None:
     file.write_bytes(b"keep me" * 4096)
     fd = os.open(file, os.O_RDWR)
     with pytest.raises(TransportError, match="no shared memory of ours"):
-        Segment.attach(token_of(fd))
+        SharedMemorySegment.attach(token_of(fd))
     os.close(fd)
     assert file.read_bytes() == b"keep me" * 4096
 
@@ -191,7 +195,7 @@ def test_a_token_that_names_a_pipe_does_not_block() -> None:
     started = time.monotonic()
     for fd in (read, write):
         with pytest.raises(TransportError):
-            Segment.attach(token_of(fd))
+            SharedMemorySegment.attach(token_of(fd))
     assert time.monotonic() - started < 5
     os.close(read)
     os.close(write)
@@ -200,14 +204,14 @@ def test_a_token_that_names_a_pipe_does_not_block() -> None:
 def test_memory_of_another_name_is_refused() -> None:
     fd = forged(SEALS, name="other")
     with pytest.raises(TransportError, match="no shared memory of ours"):
-        Segment.attach(token_of(fd))
+        SharedMemorySegment.attach(token_of(fd))
     os.close(fd)
 
 
 def test_memory_that_could_be_cut_short_is_refused() -> None:
     fd = forged(0)
     with pytest.raises(TransportError, match="sealed"):
-        Segment.attach(token_of(fd))
+        SharedMemorySegment.attach(token_of(fd))
     os.close(fd)
 
 
@@ -215,15 +219,15 @@ def test_memory_that_could_be_cut_short_is_refused() -> None:
 def test_memory_without_room_for_a_header_is_refused(size: int) -> None:
     fd = forged(SEALS, size=size)
     with pytest.raises(TransportError):
-        Segment.attach(token_of(fd))
+        SharedMemorySegment.attach(token_of(fd))
     os.close(fd)
 
 
 def test_the_nonce_must_stand_in_the_header() -> None:
-    mine = Segment.create(4096)
+    mine = SharedMemorySegment.create(4096)
     wrong = mine.token[:-64] + "f" * 64
     with pytest.raises(TransportError, match="token"):
-        Segment.attach(wrong)
+        SharedMemorySegment.attach(wrong)
 
 
 def test_a_size_that_differs_from_the_header_is_refused() -> None:
@@ -231,7 +235,7 @@ def test_a_size_that_differs_from_the_header_is_refused() -> None:
     head = segment._HEADER.pack(segment._MAGIC, 1 << 30, nonce)
     fd = forged(SEALS, head=head)
     with pytest.raises(TransportError, match="begin"):
-        Segment.attach(token_of(fd, nonce.hex()))
+        SharedMemorySegment.attach(token_of(fd, nonce.hex()))
     os.close(fd)
 
 
@@ -241,12 +245,12 @@ def test_a_size_that_differs_from_the_header_is_refused() -> None:
 @pytest.mark.parametrize("nbytes", [0, -1, 1 << 60])
 def test_a_size_that_is_none_is_refused(nbytes: int) -> None:
     with pytest.raises(TransportError, match="bytes"):
-        Segment.create(nbytes)
+        SharedMemorySegment.create(nbytes)
 
 
 def test_more_than_there_is_is_refused_before_anything_is_taken() -> None:
     with pytest.raises(TransportError, match="free"):
-        Segment.create(1 << 45)
+        SharedMemorySegment.create(1 << 45)
 
 
 def test_a_system_without_room_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,13 +260,13 @@ def test_a_system_without_room_is_told_of(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "posix_fallocate", full)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TransportError, match="No space"):
-        Segment.create(4096)
+        SharedMemorySegment.create(4096)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_system_without_such_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    token = Segment.create(1).token
+    token = SharedMemorySegment.create(1).token
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not is_possible() and not shared_memory_possible(token)
+    assert not has_shared_memory() and not can_attach(token)
     with pytest.raises(TransportError, match="tcp"):
-        Segment.create(1)
+        SharedMemorySegment.create(1)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphflow.errors import ProtocolError, StepTimeout, TransportError
-from graphflow.runtime.transport.shared_memory import Segment, is_possible
+from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
 from graphflow.runtime.transport.shared_memory_arrays import (
     SharedArrayPool,
     SharedArrayReader,
@@ -19,7 +19,7 @@ from graphflow.runtime.transport.shared_memory_arrays import (
 )
 from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
-pytestmark = pytest.mark.skipif(not is_possible(), reason="no anonymous shared memory here")
+pytestmark = pytest.mark.skipif(not has_shared_memory(), reason="no anonymous shared memory here")
 
 MB = 1 << 20
 
@@ -41,11 +41,11 @@ def lend(lender: SharedArrayPool, value: int, nbytes: int) -> tuple[int, int, in
 
 def test_nothing_is_lent_before_somebody_has_attached() -> None:
     lender = SharedArrayPool()
-    assert lender.lend(raw(1, 100)) is None and not lender.accepted
+    assert lender.lend(raw(1, 100)) is None and not lender.is_attached
     token = lender.offer()
     assert lender.lend(raw(1, 100)) is None
     SharedArrayReader(token)
-    assert lender.accepted and lender.lend(raw(1, 100)) is not None
+    assert lender.is_attached and lender.lend(raw(1, 100)) is not None
 
 
 def test_what_is_lent_is_read_where_it_lies() -> None:
@@ -66,7 +66,7 @@ def test_a_slot_is_returned_when_the_last_view_of_it_is_gone() -> None:
     del view
     again = lend(lender, 3, 40_000)
     assert again[0] != other[0] and again[1] > other[1]
-    assert lender.lent < 2 * 41_000
+    assert lender.lent_bytes < 2 * 41_000
 
 
 def test_an_old_turn_does_not_return_a_slot_that_is_lent_again() -> None:
@@ -76,7 +76,7 @@ def test_an_old_turn_does_not_return_a_slot_that_is_lent_again() -> None:
     second = lend(lender, 2, 40_000)
     assert second[0] == first[0]
     borrower.borrow(*first)  # as a message that comes twice would
-    assert lender.lent > 0
+    assert lender.lent_bytes > 0
     assert lend(lender, 3, 40_000)[0] != second[0]
 
 
@@ -133,7 +133,7 @@ def test_a_slot_that_cannot_be_is_refused(start: int, turn: int, nbytes: int) ->
 
 
 def test_memory_without_a_board_is_refused() -> None:
-    small = Segment.create(10)
+    small = SharedMemorySegment.create(10)
     with pytest.raises(TransportError, match="room"):
         SharedArrayReader(small.token)
 
@@ -145,14 +145,14 @@ def test_a_slot_is_announced_before_its_last_bytes_are_there(nbytes: int) -> Non
     told: list[np.ndarray] = []
 
     def announce(start: int, turn: int) -> None:
-        told.append(borrower.offered(start, turn, nbytes).borrow())
+        told.append(borrower.defer_borrow(start, turn, nbytes).borrow())
         assert not is_whole(told[0])
 
     assert lender.lend(source.data, announce) is not None
     array = told.pop()
     assert is_whole(array[1:].view(np.int8), 0.0) and (array == source).all()
     del array
-    assert lender.lent == 0
+    assert lender.lent_bytes == 0
 
 
 def test_what_is_given_back_before_it_is_whole_is_not_lent_again_meanwhile() -> None:
@@ -213,8 +213,8 @@ def test_a_step_waits_for_the_end_of_a_tensor_until_its_deadline() -> None:
 def test_what_is_promised_is_there_once_it_is_written() -> None:
     lender, borrower = pair()
     source = np.random.default_rng(0).integers(0, 256, 4 * MB, np.uint8)
-    assert lender.promise(np.zeros(4 * MB + 1, np.uint8).data) is None  # too long to wait for
-    promised = lender.promise(source.data)
+    assert lender.reserve(np.zeros(4 * MB + 1, np.uint8).data) is None  # too long to wait for
+    promised = lender.reserve(source.data)
     assert promised is not None
     start, turn, write = promised
     array = borrower.borrow(start, turn, source.nbytes)
@@ -254,20 +254,20 @@ def test_an_announcement_that_fails_takes_the_slot_back() -> None:
     for nbytes in (100, 3 * MB):
         with pytest.raises(TransportError):
             lender.lend(raw(1, nbytes), announce)
-    assert lender.lent == 0
+    assert lender.lent_bytes == 0
 
 
 def test_a_closed_lender_leaves_what_is_borrowed() -> None:
     lender, borrower = pair()
     array = borrower.borrow(*lend(lender, 9, 50_000))
     lender.close()
-    assert (array == 9).all() and lender.lend(raw(1, 10)) is None and not lender.accepted
+    assert (array == 9).all() and lender.lend(raw(1, 10)) is None and not lender.is_attached
 
 
 def test_an_offer_takes_no_memory_until_something_is_lent() -> None:
     lender = SharedArrayPool()
     lender.offer()
-    assert lender._reserved == 64 and lender.lent == 0
+    assert lender._reserved == 64 and lender.lent_bytes == 0
 
 
 def test_what_is_kept_is_lent_as_it_is() -> None:
@@ -278,20 +278,20 @@ def test_what_is_kept_is_lent_as_it_is() -> None:
     assert found is not None
     array = borrower.borrow(*found, kept.nbytes)
     del kept  # the borrower returns it now
-    assert lender.lent > 0 and np.array_equal(array.view(float), np.arange(30_000.0))
+    assert lender.lent_bytes > 0 and np.array_equal(array.view(float), np.arange(30_000.0))
     del array
-    assert lender.lent == 0
+    assert lender.lent_bytes == 0
 
 
 def test_what_is_kept_and_not_lent_is_free_again() -> None:
     lender, _ = pair()
     kept = lender.keep(np.ones(40_000))
-    assert kept is not None and lender.lent > 0
+    assert kept is not None and lender.lent_bytes > 0
     part = kept[3:5]
     del kept
-    assert lender.lent > 0 and part[0] == 1.0
+    assert lender.lent_bytes > 0 and part[0] == 1.0
     del part
-    assert lender.lent == 0
+    assert lender.lent_bytes == 0
 
 
 def test_only_all_of_what_is_kept_and_only_once_is_lent_without_a_copy() -> None:

@@ -17,10 +17,15 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.errors import ProtocolError, TransportError
-from graphflow.runtime.transport.shared_memory import is_possible
-from graphflow.runtime.transport.unix_socket import LANE_BYTES, Lane, Lanes, frames_of
+from graphflow.runtime.transport.shared_memory import has_shared_memory
+from graphflow.runtime.transport.unix_socket import (
+    MESSAGE_CAP,
+    UnixSocketChannel,
+    UnixSocketListener,
+    split_packet,
+)
 
-pytestmark = pytest.mark.skipif(not is_possible(), reason="lanes are of Linux")
+pytestmark = pytest.mark.skipif(not has_shared_memory(), reason="lanes are of Linux")
 
 
 @pytest.fixture
@@ -31,17 +36,19 @@ def address() -> str:
 
 
 @pytest.fixture
-def lanes(address: str) -> Iterator[Lanes]:
-    made = Lanes(address)
+def lanes(address: str) -> Iterator[UnixSocketListener]:
+    made = UnixSocketListener(address)
     yield made
     made.close()
 
 
-def joined(lanes: Lanes, address: str) -> tuple[Lane, Lane, bytes]:
+def joined(
+    lanes: UnixSocketListener, address: str
+) -> tuple[UnixSocketChannel, UnixSocketChannel, bytes]:
     """Both ends of a lane, and its route at the worker."""
-    near = Lane.to(address)
+    near = UnixSocketChannel.connect(address)
     assert near is not None
-    admitted = lanes.admit()
+    admitted = lanes.accept()
     assert admitted is not None
     return near, admitted[1], admitted[0]
 
@@ -54,14 +61,14 @@ FRAMES = [
     [b"\x93head"],
     [b"\x93head", b"data"],
     [b"\x93head", b""],
-    [b"\x93" * LANE_BYTES],
-    [b"\x93", b"d" * (LANE_BYTES - 1)],
+    [b"\x93" * MESSAGE_CAP],
+    [b"\x93", b"d" * (MESSAGE_CAP - 1)],
 ]
 
 
 @pytest.mark.parametrize("frames", FRAMES, ids=["one", "two", "empty", "long", "long data"])
 def test_messages_come_as_they_were_sent_in_both_directions(
-    lanes: Lanes, address: str, frames: list[bytes]
+    lanes: UnixSocketListener, address: str, frames: list[bytes]
 ) -> None:
     near, far, _ = joined(lanes, address)
     for sender, receiver in ((near, far), (far, near)):
@@ -71,10 +78,10 @@ def test_messages_come_as_they_were_sent_in_both_directions(
     near.close()
 
 
-def test_what_does_not_fit_is_left_to_another_way(lanes: Lanes, address: str) -> None:
+def test_what_does_not_fit_is_left_to_another_way(lanes: UnixSocketListener, address: str) -> None:
     near, far, _ = joined(lanes, address)
-    assert not near.send([b"x" * (LANE_BYTES + 1)])
-    assert not near.send([b"x", b"y" * LANE_BYTES])
+    assert not near.send([b"x" * (MESSAGE_CAP + 1)])
+    assert not near.send([b"x", b"y" * MESSAGE_CAP])
     sent = 0
     while near.send([b"%7d" % sent]):  # until its reader is far behind
         sent += 1
@@ -83,18 +90,20 @@ def test_what_does_not_fit_is_left_to_another_way(lanes: Lanes, address: str) ->
     near.close()
 
 
-def test_nothing_overtakes_what_went_another_way(lanes: Lanes, address: str) -> None:
+def test_nothing_overtakes_what_went_another_way(lanes: UnixSocketListener, address: str) -> None:
     near, far, _ = joined(lanes, address)
-    assert near.carries([b"a"], 1, 0)
-    assert not near.carries([b"b" * (LANE_BYTES + 1)], 2, 1)
-    assert not near.carries([b"c"], 3, 1)  # 2 is under way
-    assert not near.carries([b"d"], 4, 2)  # and so is 3
-    assert near.carries([b"e"], 5, 4)
+    assert near.send_in_order([b"a"], 1, 0)
+    assert not near.send_in_order([b"b" * (MESSAGE_CAP + 1)], 2, 1)
+    assert not near.send_in_order([b"c"], 3, 1)  # 2 is under way
+    assert not near.send_in_order([b"d"], 4, 2)  # and so is 3
+    assert near.send_in_order([b"e"], 5, 4)
     assert [plain(far.receive()) for _ in range(3)] == [[b"a"], [b"e"], None]
     near.close()
 
 
-def test_a_lane_that_ends_says_so_and_sends_nothing(lanes: Lanes, address: str) -> None:
+def test_a_lane_that_ends_says_so_and_sends_nothing(
+    lanes: UnixSocketListener, address: str
+) -> None:
     near, far, route = joined(lanes, address)
     assert lanes.get(route) is far
     lanes.drop(route)
@@ -106,31 +115,31 @@ def test_a_lane_that_ends_says_so_and_sends_nothing(lanes: Lanes, address: str) 
 
 
 def test_there_is_no_lane_where_nobody_listens_or_by_another_address(
-    lanes: Lanes, address: str, monkeypatch: pytest.MonkeyPatch
+    lanes: UnixSocketListener, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = int(address.rpartition(":")[2])
-    assert Lane.to(f"tcp://127.0.0.2:{port}") is None  # as of a proxy
-    assert Lane.to(f"tcp://127.0.0.1:{port % 65535 + 1}") is None
-    assert Lane.to("tcp://10.0.0.1:7001") is None
-    assert Lanes("tcp://10.0.0.1:7001").fileno() == -1
-    assert Lanes("").fileno() == -1
-    assert Lanes(address).fileno() == -1  # the name is taken
+    assert UnixSocketChannel.connect(f"tcp://127.0.0.2:{port}") is None  # as of a proxy
+    assert UnixSocketChannel.connect(f"tcp://127.0.0.1:{port % 65535 + 1}") is None
+    assert UnixSocketChannel.connect("tcp://10.0.0.1:7001") is None
+    assert UnixSocketListener("tcp://10.0.0.1:7001").fileno() == -1
+    assert UnixSocketListener("").fileno() == -1
+    assert UnixSocketListener(address).fileno() == -1  # the name is taken
     monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", "off")
-    assert Lane.to(address) is None
+    assert UnixSocketChannel.connect(address) is None
 
 
 def test_so_many_lanes_are_let_in_and_no_more(address: str) -> None:
-    lanes = Lanes(address, most=2)
-    ends = [Lane.to(address) for _ in range(3)]
-    admitted = [lanes.admit() for _ in range(3)]
+    lanes = UnixSocketListener(address, most=2)
+    ends = [UnixSocketChannel.connect(address) for _ in range(3)]
+    admitted = [lanes.accept() for _ in range(3)]
     assert [each is not None for each in admitted] == [True, True, False]
     assert ends[2] is not None
     with pytest.raises(TransportError):
         ends[2].receive()
     assert admitted[0] is not None
     lanes.drop(admitted[0][0])
-    ends.append(Lane.to(address))
-    assert lanes.admit() is not None
+    ends.append(UnixSocketChannel.connect(address))
+    assert lanes.accept() is not None
     lanes.close()
     for each in ends:
         assert each is not None
@@ -139,12 +148,12 @@ def test_so_many_lanes_are_let_in_and_no_more(address: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_nobody_else_is_let_in_and_none_is_taken_from_somebody_else(
-    lanes: Lanes, address: str
+    lanes: UnixSocketListener, address: str
 ) -> None:
     def stranger() -> int:
         """Whether another user finds a lane, and is heard on a socket of its own making."""
         os.setuid(65534)
-        if Lane.to(address) is not None:
+        if UnixSocketChannel.connect(address) is not None:
             return 1
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as own:
             own.connect(f"\0graphflow {address}")
@@ -163,7 +172,7 @@ def test_nobody_else_is_let_in_and_none_is_taken_from_somebody_else(
             os._exit(9)
     admitted = []
     while os.waitpid(child, os.WNOHANG) == (0, 0):
-        admitted.append(lanes.admit())
+        admitted.append(lanes.accept())
     assert not any(admitted)
 
 
@@ -171,7 +180,7 @@ def test_any_packet_is_two_frames_at_most_or_is_refused() -> None:
     @given(st.binary(max_size=64) | st.binary(max_size=16).map(lambda rest: b"\0" + rest))
     def check(packet: bytes) -> None:
         try:
-            frames = frames_of(packet)
+            frames = split_packet(packet)
         except ProtocolError:
             return
         assert 1 <= len(frames) <= 2
@@ -179,7 +188,7 @@ def test_any_packet_is_two_frames_at_most_or_is_refused() -> None:
 
     check()
     with pytest.raises(ProtocolError, match="more than"):
-        frames_of(b"x" * (LANE_BYTES + 100))
+        split_packet(b"x" * (MESSAGE_CAP + 100))
 
 
 # Sessions ----------------------------------------------------------------------------------------
@@ -202,7 +211,7 @@ def session() -> Iterator[gf.Session]:
 
 
 def lane_of(session: gf.Session, worker: int) -> Any:
-    return session._life.hosts._loop._ways[worker].lane  # type: ignore[attr-defined]
+    return session._life.hosts._loop._connections[worker].fast_channel  # type: ignore[attr-defined]
 
 
 def test_sessions_of_this_host_have_lanes_and_go_on_without(session: gf.Session) -> None:
@@ -226,7 +235,7 @@ def test_garbage_on_a_lane_ends_that_lane_and_nothing_else(session: gf.Session) 
         fetch = x + 1.0
     session.run(fetch, {x: np.ones(3, "float32")})
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\0\xff\xff\xff\xff", b"\x93" * 70_000, b"\0"):
-        stranger = Lane.to(address)
+        stranger = UnixSocketChannel.connect(address)
         assert stranger is not None
         stranger._socket.setblocking(True)
         stranger._socket.settimeout(5)
@@ -243,5 +252,5 @@ def test_nothing_is_left_of_a_worker_that_was_killed() -> None:
         name = f"@graphflow {hosts._addresses[0]}"
         assert name in Path("/proc/net/unix").read_text()
         os.kill(hosts.pids[0], signal.SIGKILL)
-        assert hosts._local.ended(0, 5.0) is not None
+        assert hosts._local.wait_exit(0, 5.0) is not None
         assert name not in Path("/proc/net/unix").read_text()

@@ -12,7 +12,7 @@ import pytest
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
 from graphflow.runtime.wire import chunk_assembler as assembler
 from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, chunks
+from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, split_array
 from graphflow.runtime.wire.messages import Chunk
 
 CHUNK = Chunk("edge", 5, "e", "float32", [2, 3], [0, 1], 24, 0)
@@ -66,10 +66,13 @@ def test_a_budget_bounds_what_is_under_way_until_it_is_taken_or_forgotten() -> N
 
 
 def test_each_peer_has_a_budget_and_all_sessions_share_one() -> None:
-    purse = ByteBudget(130)
-    first, second = ChunkAssembler(60, purse=purse), ChunkAssembler(60, purse=purse)
+    shared_budget = ByteBudget(130)
+    first, second = (
+        ChunkAssembler(60, shared_budget=shared_budget),
+        ChunkAssembler(60, shared_budget=shared_budget),
+    )
     for inbox, origin in ((first, 0), (first, 0), (first, 1), (second, 0)):
-        inbox.add(origin, replace(CHUNK, number=purse.held), b"\0" * 24)
+        inbox.add(origin, replace(CHUNK, number=shared_budget.held), b"\0" * 24)
     with pytest.raises(MessageTooLarge, match="48 of 60 bytes of its sender"):
         first.add(0, replace(CHUNK, number=1), b"\0" * 24)
     second.add(1, CHUNK, b"\0" * 24)
@@ -79,9 +82,9 @@ def test_each_peer_has_a_budget_and_all_sessions_share_one() -> None:
         first.add(2, replace(CHUNK, purpose="part"), b"\0" * 24)
     first.take(1, "edge", 48, "e")
     first.clear()
-    assert purse.held == 48
+    assert shared_budget.held == 48
     second.clear()
-    assert purse.held == 0
+    assert shared_budget.held == 0
 
 
 def test_memory_that_there_is_not_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +98,7 @@ def test_memory_that_there_is_not_is_an_error_of_ours(monkeypatch: pytest.Monkey
 
 def test_chunks_must_continue_each_other() -> None:
     array = np.zeros(CHUNK_BYTES + 8, np.uint8)
-    (first, data), (second, rest) = chunks("edge", 1, "e", array)
+    (first, data), (second, rest) = split_array("edge", 1, "e", array)
     inbox = ChunkAssembler()
     with pytest.raises(ProtocolError, match="starts at"):
         inbox.add(0, second, rest)

@@ -20,12 +20,12 @@ from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.frame_codec import (
     SMALL_BYTES,
-    array_of,
-    chunks,
     decode,
     decode_frames,
+    decode_small,
     encode,
-    small,
+    encode_small,
+    split_array,
 )
 from graphflow.runtime.wire.messages import (
     KINDS,
@@ -98,7 +98,7 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
 
 def test_every_kind_has_a_check_for_every_field() -> None:
     for kind in KINDS.values():
-        known = wire._FIELDS[kind.__name__]
+        known = wire._SCHEMAS[kind.__name__]
         assert known.names == tuple(field.name for field in fields(kind))
         assert len(known._checks) == len(known.names)
 
@@ -229,7 +229,7 @@ def test_only_a_chunk_has_a_second_frame() -> None:
 
 def travel(array: Any) -> Any:
     inbox = ChunkAssembler()
-    for chunk, data in chunks("edge", 1, "e", array):
+    for chunk, data in split_array("edge", 1, "e", array):
         _, message, frame = decode_frames([encode(ENVELOPE, chunk), bytes(data)])
         assert isinstance(message, Chunk) and frame is not None
         inbox.add(0, message, frame)
@@ -270,7 +270,7 @@ def test_special_arrays_arrive_with_their_values(array: Any) -> None:
 
 def test_a_large_array_travels_in_several_chunks_without_a_copy() -> None:
     array = np.arange(3 * wire.CHUNK_BYTES // 8 + 5, dtype=np.int64)
-    pieces = list(chunks("part", 1, 0, array))
+    pieces = list(split_array("part", 1, 0, array))
     assert [len(data) for _, data in pieces] == [wire.CHUNK_BYTES] * 3 + [40]
     assert np.shares_memory(np.frombuffer(pieces[1][1], np.uint8), array)
     assert (travel(array) == array).all()
@@ -279,7 +279,7 @@ def test_a_large_array_travels_in_several_chunks_without_a_copy() -> None:
 @pytest.mark.parametrize("array", [np.array([None]), np.array(["x"]), np.zeros(2, "M8[s]")])
 def test_arrays_of_other_dtypes_are_not_sent(array: Any) -> None:
     with pytest.raises(ProtocolError):
-        list(chunks("edge", 1, "e", array))
+        list(split_array("edge", 1, "e", array))
 
 
 @pytest.mark.parametrize("message", [Hello(1, "9.9.9", 77, "3.14"), Welcome(1, "9", 7, "3", [])])
@@ -300,30 +300,30 @@ def test_versions_whose_envelopes_differ_can_tell_each_other(message: Any) -> No
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 4)])
 def test_a_small_array_inside_a_message_arrives_bit_for_bit(dtype: str, shape: Any) -> None:
     array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
-    sent = small("x", array)
+    sent = encode_small("x", array)
     assert sent is not None
     message = Compute(1, "p", {}, [], False, 1.0, -1, [sent])
     _, came = decode(encode(ENVELOPE, message))
     assert isinstance(came, Compute)
-    name, back = array_of(came.small[0])
-    assert name == "x" and wire.intact(came.small[0])
+    name, back = decode_small(came.small[0])
+    assert name == "x" and wire.is_intact(came.small[0])
     assert back.dtype == array.dtype and back.shape == shape and (back == array).all()
     assert back.flags.c_contiguous and back.flags.writeable
     assert not back.size or back.ctypes.data % 64 == 0
-    name, back = array_of(sent, aligned=False)
+    name, back = decode_small(sent, aligned=False)
     assert name == "x" and back.dtype == array.dtype and back.shape == shape
     assert (back == array).all() and back.flags.c_contiguous and back.flags.writeable
 
 
 def test_an_array_of_another_order_travels_in_c_order() -> None:
     array = np.asfortranarray(np.arange(12.0).reshape(3, 4))
-    sent = small("x", array)
-    assert sent is not None and (array_of(sent)[1] == array).all()
+    sent = encode_small("x", array)
+    assert sent is not None and (decode_small(sent)[1] == array).all()
 
 
 def test_a_large_array_does_not_go_inside_a_message() -> None:
-    assert small("x", np.zeros(SMALL_BYTES, np.uint8)) is None
-    assert small("x", np.zeros(SMALL_BYTES - 1, np.uint8)) is not None
+    assert encode_small("x", np.zeros(SMALL_BYTES, np.uint8)) is None
+    assert encode_small("x", np.zeros(SMALL_BYTES - 1, np.uint8)) is not None
 
 
 @pytest.mark.parametrize(
@@ -352,27 +352,27 @@ def test_a_small_array_that_contradicts_itself_is_refused(header: Any, data: byt
     packed = msgpack.packb(header)
     body = len(packed).to_bytes(2, "little") + packed + data
     with pytest.raises(ProtocolError) as caught:
-        array_of(wire.checksum(body).to_bytes(8, "little") + body)
+        decode_small(wire.checksum(body).to_bytes(8, "little") + body)
     assert "not what was sent" not in str(caught.value)
 
 
 @pytest.mark.parametrize("sent", [b"", bytes(9), bytes(8) + b"\xff\xff", bytes(30)])
 def test_a_small_array_without_a_header_is_refused(sent: bytes) -> None:
-    assert not wire.intact(sent)
+    assert not wire.is_intact(sent)
     with pytest.raises(ProtocolError):
-        array_of(sent)
+        decode_small(sent)
 
 
 def test_a_small_array_of_which_any_bit_is_flipped_is_not_intact() -> None:
-    sent = small("x", np.arange(3.0))
-    assert sent is not None and wire.intact(sent)
+    sent = encode_small("x", np.arange(3.0))
+    assert sent is not None and wire.is_intact(sent)
     for bit in range(8 * len(sent)):
         damaged = bytearray(sent)
         damaged[bit // 8] ^= 1 << bit % 8
-        assert not wire.intact(bytes(damaged))
+        assert not wire.is_intact(bytes(damaged))
         for aligned in (True, False):
             with pytest.raises(ProtocolError):
-                array_of(bytes(damaged), aligned=aligned)
+                decode_small(bytes(damaged), aligned=aligned)
 
 
 @pytest.mark.parametrize("sent", [["text"], [1], [b"1234", "text"], [bytes(2 * SMALL_BYTES)], b""])
@@ -382,7 +382,7 @@ def test_a_message_with_what_is_no_small_array_is_refused(sent: Any) -> None:
 
 
 def test_an_array_with_a_very_long_name_does_not_go_inside_a_message() -> None:
-    assert small("x" * 2000, np.zeros(3)) is None
+    assert encode_small("x" * 2000, np.zeros(3)) is None
 
 
 # Pieces for another host -----------------------------------------------------------------------
@@ -399,13 +399,13 @@ def test_an_array_with_a_very_long_name_does_not_go_inside_a_message() -> None:
     ],
 )
 def test_an_address_beyond_loopback_counts_as_far(address: str, far: bool) -> None:
-    assert wire.is_far(address) is far
+    assert wire.may_be_remote(address) is far
 
 
 def test_an_array_for_another_host_goes_in_small_pieces_and_arrives_whole() -> None:
     array = np.arange(5 * wire.FAR_CHUNK_BYTES // 8 + 3, dtype=np.int64)
     inbox = ChunkAssembler()
-    pieces = list(chunks("edge", 1, 2, array, far=True))
+    pieces = list(split_array("edge", 1, 2, array, far=True))
     assert max(len(data) for _, data in pieces) == wire.FAR_CHUNK_BYTES and len(pieces) == 6
     assert [inbox.add(0, chunk, data) for chunk, data in pieces] == [False] * 5 + [True]
     assert (inbox.take(0, "edge", 1, 2) == array).all()

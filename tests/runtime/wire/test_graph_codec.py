@@ -20,7 +20,7 @@ from graphflow.ir.spec import TensorSpec, kind
 from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from graphflow.runtime.wire.graph_codec import LIMITS, decode, encode
-from graphflow.runtime.wire.graph_limits import Limits
+from graphflow.runtime.wire.graph_limits import GraphLimits
 from tests.properties.random_graphs import random_case, same_bits
 from tests.runtime.programs import CPU, OTHER, alone, compiled, placed
 
@@ -256,9 +256,9 @@ def test_variables_that_fit_alone_but_not_together_are_refused() -> None:
     with pytest.raises(GraphLimitError, match=r"its variables take .* GB"):
         decode(header, buffers)
     small = encode([alone(gf.variable(np.zeros(10), name="v"))])
-    assert len(decode(*small, Limits(nbytes=80))) == 1
+    assert len(decode(*small, GraphLimits(nbytes=80))) == 1
     with pytest.raises(GraphLimitError):
-        decode(*small, Limits(nbytes=79))
+        decode(*small, GraphLimits(nbytes=79))
 
 
 @pytest.mark.parametrize("forms", [0, 15, 1025, -1, True, 16.0, "16", None, [16]])
@@ -308,7 +308,7 @@ def test_a_loop_that_may_end_is_taken_on_unless_the_worker_wants_a_bound() -> No
     bounded = loop(lambda v: v > 0.0, lambda v: v, max_iterations=5)
     for each in (while_changes, by_chance, bounded, scanned([100, 100], gf.constant(1.0))):
         assert travelled(alone(each)).graph.nodes
-    strict = Limits(iterations=10_100)
+    strict = GraphLimits(iterations=10_100)
     for each in (bounded, scanned([100, 100], gf.constant(1.0))):
         assert decode(*encode([alone(each)]), strict)
     for each in (while_changes, by_chance, scanned([101, 100], gf.constant(1.0))):
@@ -319,11 +319,11 @@ def test_a_loop_that_may_end_is_taken_on_unless_the_worker_wants_a_bound() -> No
 @pytest.mark.parametrize("wrong", [{"nodes": 0}, {"nbytes": -1}, {"iterations": 1.5}])
 def test_limits_are_whole_numbers(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="whole number"):
-        Limits(**wrong)
+        GraphLimits(**wrong)
 
 
 def test_a_graph_that_no_worker_takes_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphflow.runtime.wire.graph_codec.LIMITS", Limits(nodes=3))
+    monkeypatch.setattr("graphflow.runtime.wire.graph_codec.LIMITS", GraphLimits(nodes=3))
     x = gf.placeholder("float32", (), name="x")
     with pytest.raises(GraphLimitError, match=r"has 4 nodes, and workers take 3"):
         encode([alone(gf.exp(gf.tanh(gf.sin(x))))])
@@ -344,7 +344,7 @@ def test_a_header_that_unpacks_to_much_is_refused_in_little_memory(what: str) ->
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):
-            decode(BOMBS[what], [], Limits(nodes=10_000))
+            decode(BOMBS[what], [], GraphLimits(nodes=10_000))
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
@@ -413,7 +413,7 @@ def test_any_structure_in_any_place_gives_a_partition_or_a_protocol_error(
         container, key = data.draw(st.sampled_from(places(header)))
         container[key] = data.draw(plain)
     with contextlib.suppress(ProtocolError):
-        decode(msgpack.packb(header), buffers, Limits(nbytes=10**6))
+        decode(msgpack.packb(header), buffers, GraphLimits(nbytes=10**6))
 
 
 @given(st.data())
@@ -425,7 +425,7 @@ def test_any_bytes_give_a_partition_or_a_protocol_error(data: st.DataObject) -> 
     cut = data.draw(st.integers(0, len(header)))
     for spoilt in (bytes(header), bytes(header[:cut]), bytes(header) + b"\x00"):
         with contextlib.suppress(ProtocolError):
-            decode(spoilt, MESSAGE[1], Limits(nbytes=10**6))
+            decode(spoilt, MESSAGE[1], GraphLimits(nbytes=10**6))
 
 
 @pytest.mark.parametrize("op", [op for op in REGISTRY.values() if op.samples], ids=lambda o: o.name)
@@ -443,4 +443,4 @@ def test_no_shape_rule_makes_more_of_hostile_attributes_than_a_protocol_error(op
             spoilt = msgpack.unpackb(header)
             spoilt[0]["nodes"][node][ATTRS][name] = value
             with contextlib.suppress(ProtocolError):
-                decode(msgpack.packb(spoilt), [rng.random(3)], Limits(nbytes=10**6))
+                decode(msgpack.packb(spoilt), [rng.random(3)], GraphLimits(nbytes=10**6))

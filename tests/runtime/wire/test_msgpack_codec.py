@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.errors import ProtocolError
-from graphflow.runtime.wire.msgpack_codec import read, write
+from graphflow.runtime.wire.msgpack_codec import dumps, loads
 
 values = st.recursive(
     st.none()
@@ -26,27 +26,27 @@ values = st.recursive(
 
 @given(values)
 def test_plain_data_comes_out_as_it_went_in(value: Any) -> None:
-    assert read(write(value)) == value
-    assert read(memoryview(write(value))) == value
+    assert loads(dumps(value)) == value
+    assert loads(memoryview(dumps(value))) == value
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_plain_data_or_refused(data: bytes) -> None:
     try:
-        read(data)
+        loads(data)
     except ProtocolError:
         return
-    assert read(data) is not ...
+    assert loads(data) is not ...
 
 
 def test_scalars_of_numpy_count_as_python_numbers() -> None:
-    assert read(write((np.int64(3), np.float32(0.5), np.bool_(True)))) == (3, 0.5, True)
+    assert loads(dumps((np.int64(3), np.float32(0.5), np.bool_(True)))) == (3, 0.5, True)
 
 
 @pytest.mark.parametrize("value", [object(), 1j, {1, 2}, 1 << 64, np.zeros(2)])
 def test_what_is_no_plain_data_is_not_written(value: Any) -> None:
     with pytest.raises(ProtocolError):
-        write((1, value), "a Read message")
+        dumps((1, value), "a Read message")
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_what_is_no_plain_data_is_not_written(value: Any) -> None:
 )
 def test_what_is_none_or_too_much_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
-        read(data)
+        loads(data)
 
 
 def test_bytes_may_be_among_it_up_to_a_cap() -> None:
-    assert read(msgpack.packb((1, b"four")), 4) == (1, b"four")
+    assert loads(msgpack.packb((1, b"four")), 4) == (1, b"four")
     with pytest.raises(ProtocolError, match="not valid msgpack"):
-        read(msgpack.packb((1, b"fives")), 4)
+        loads(msgpack.packb((1, b"fives")), 4)

@@ -23,11 +23,11 @@ from graphflow.runtime.wire.messages import (
     Message,
     Ping,
     Tensor,
-    changed,
+    replace_fields,
 )
 
 ENVELOPE = Envelope("a" * 32, 1, -1, 5, 7, 3, "b" * 32)
-ARRAY = wire.small("x", np.arange(4, dtype="float32"))
+ARRAY = wire.encode_small("x", np.arange(4, dtype="float32"))
 assert ARRAY is not None
 COMPUTE = Compute(4, "p", {"n": 128, "@draws": 3}, ["y"], False, 2.5, 4, [ARRAY, b"", ARRAY])
 CHUNK = Chunk("edge", 5, 3, "float32", [2, 3], [1, 0], 24, 0, 7)
@@ -73,9 +73,9 @@ def test_a_step_is_told_in_packed_frames(message: Message) -> None:
         Ping(),
         Done(4, ["0"], {}),
         Done(4, [], {"/worker:0/cpu:0": 12}),
-        changed(COMPUTE, feeds=["x" * 2000]),
-        changed(COMPUTE, bindings={str(i): i for i in range(1000)}),
-        changed(CHUNK, name="e" * 2000),
+        replace_fields(COMPUTE, feeds=["x" * 2000]),
+        replace_fields(COMPUTE, bindings={str(i): i for i in range(1000)}),
+        replace_fields(CHUNK, name="e" * 2000),
     ],
 )
 def test_what_is_unusual_goes_as_all_messages_do(message: Message) -> None:
@@ -92,15 +92,15 @@ def test_a_long_name_of_a_session_goes_as_all_messages_do() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        changed(COMPUTE, request=1 << 64),
-        changed(COMPUTE, deadline="soon"),
-        changed(COMPUTE, bindings={"n": "many"}),
-        changed(COMPUTE, bindings={"n": 1 << 70}),
-        changed(STEP[1], request=None),
-        changed(CHUNK, offset=1 << 64),
-        changed(CHUNK, nbytes=-1),
-        changed(CHUNK, shape=[2, 1 << 64]),
-        changed(CHUNK, axes=0),
+        replace_fields(COMPUTE, request=1 << 64),
+        replace_fields(COMPUTE, deadline="soon"),
+        replace_fields(COMPUTE, bindings={"n": "many"}),
+        replace_fields(COMPUTE, bindings={"n": 1 << 70}),
+        replace_fields(STEP[1], request=None),
+        replace_fields(CHUNK, offset=1 << 64),
+        replace_fields(CHUNK, nbytes=-1),
+        replace_fields(CHUNK, shape=[2, 1 << 64]),
+        replace_fields(CHUNK, axes=0),
     ],
 )
 def test_what_is_no_number_is_refused_by_one_of_both(message: Message) -> None:
@@ -210,7 +210,7 @@ def test_what_two_messages_have_in_common_is_not_shared_between_them() -> None:
 
 # Between two who know each other -----------------------------------------------------------------
 
-KNOWN = packed.StepCodec.between("s" * 32, 2, 3, "t" * 32)
+KNOWN = packed.StepCodec.for_worker("s" * 32, 2, 3, "t" * 32)
 assert KNOWN is not None
 FROM_COORDINATOR = Envelope("s" * 32, 2, -1, 0, 0, 0, "t" * 32)
 plain_orders = st.builds(
@@ -223,12 +223,12 @@ plain_orders = st.builds(
 def test_those_who_know_each_other_write_and_read_the_same_orders(
     step: int, sequence: int, acknowledged: int, order: Compute
 ) -> None:
-    same = packed.SameOrder.of(order)
+    same = packed.SharedOrder.from_compute(order)
     assert same is not None
     envelope = FROM_COORDINATOR._replace(step=step, sequence=sequence, acknowledged=acknowledged)
     frame = packed.pack(envelope, order)
     said = order.request, order.commits, order.small
-    assert frame == KNOWN.order(step, sequence, acknowledged, *said, same)
+    assert frame == KNOWN.write_order(step, sequence, acknowledged, *said, same)
     assert KNOWN.read_order(frame) == (step, sequence, acknowledged, order)
 
 
@@ -238,7 +238,7 @@ def test_those_who_know_each_other_write_and_read_the_same_answers(
 ) -> None:
     envelope = Envelope("s" * 32, 2, 3, step, sequence, acknowledged, "t" * 32)
     frame = packed.pack(envelope, Done(request, [], {}, small))
-    assert frame == KNOWN.answer(step, sequence, acknowledged, request, small)
+    assert frame == KNOWN.write_answer(step, sequence, acknowledged, request, small)
     assert KNOWN.read_answer(frame) == (step, sequence, acknowledged, request, small)
 
 
@@ -250,10 +250,10 @@ def test_what_others_say_is_none_of_their_dialogue(envelope: Envelope, message: 
 
 @pytest.mark.parametrize(
     "order", [
-        changed(COMPUTE, feeds=[], trace=True),
-        changed(COMPUTE, feeds=["x"]),
-        changed(COMPUTE, feeds=[], follows=4),
-        changed(COMPUTE, feeds=[], free=True),
+        replace_fields(COMPUTE, feeds=[], trace=True),
+        replace_fields(COMPUTE, feeds=["x"]),
+        replace_fields(COMPUTE, feeds=[], follows=4),
+        replace_fields(COMPUTE, feeds=[], free=True),
     ],
 )  # fmt: skip
 def test_an_order_that_is_not_as_most_is_read_by_others(order: Compute) -> None:
@@ -265,7 +265,7 @@ def test_an_order_that_is_not_as_most_is_read_by_others(order: Compute) -> None:
 @settings(max_examples=500)
 @given(st.data())
 def test_a_dialogue_reads_no_more_than_everybody_does(data: Any) -> None:
-    order, answer = changed(COMPUTE, feeds=[]), Done(4, [], {}, [ARRAY])
+    order, answer = replace_fields(COMPUTE, feeds=[]), Done(4, [], {}, [ARRAY])
     said = FROM_COORDINATOR._replace(step=5, sequence=7)
     asked = data.draw(st.booleans())
     sound = wire.encode(said if asked else said._replace(origin=3), order if asked else answer)

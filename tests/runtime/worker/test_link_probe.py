@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.runtime.protocol.worker_events import Heard, Received, Run
+from graphflow.runtime.protocol.worker_events import MessageReceived, RunJob, UpdatePeerLink
 from graphflow.runtime.wire.messages import Chunk, Envelope
 from graphflow.runtime.worker.link_probe import LinkProber
 from tests.runtime.protocol.test_fast_path import SESSION, TOKEN, Cluster
@@ -30,23 +30,23 @@ class FakeLink:
         assert self.may_go.wait(10)
 
 
-def echo(nbytes: int) -> Run:
+def echo(nbytes: int) -> RunJob:
     chunk = Chunk("echo", 7, 1, "uint8", [nbytes], [0], nbytes, 0)
-    return Run("session", chunk, 0, 1, {1: np.zeros(nbytes, np.uint8)})
+    return RunJob("session", chunk, 0, 1, {1: np.zeros(nbytes, np.uint8)})
 
 
 def test_an_echo_goes_at_once_unless_it_would_wait_for_room_or_overtake() -> None:
     link: Any = FakeLink(room=100)
     echoes = LinkProber(0, ["a", "b"], {1: link}, lambda *_: False, threading.Event(), "echo")
-    assert echoes.goes_at_once(echo(100)) and link.senders == [threading.get_ident()]
-    assert not echoes.goes_at_once(echo(101))
+    assert echoes.try_send_back(echo(100)) and link.senders == [threading.get_ident()]
+    assert not echoes.try_send_back(echo(101))
     link.may_go.clear()
-    echoes.queue(echo(101))
-    assert not echoes.goes_at_once(echo(1))
+    echoes.queue_echo(echo(101))
+    assert not echoes.try_send_back(echo(1))
     link.may_go.set()
     echoes.close()
     assert len(link.senders) == 2 and link.senders[1] != threading.get_ident()
-    assert echoes.goes_at_once(echo(1))
+    assert echoes.try_send_back(echo(1))
 
 
 def test_what_an_echo_brings_back_acknowledges_what_asked_for_it() -> None:
@@ -55,7 +55,7 @@ def test_what_an_echo_brings_back_acknowledges_what_asked_for_it() -> None:
     asked = Chunk("echo", 7, 0, "uint8", [4], [0], 4, 0)
     for number in (1, 2):
         said = Envelope(SESSION, 1, 0, 0, number, number - 1, TOKEN)
-        actions = worker.handle(Received(b"route", said, asked, b"1234"), 10.0)
+        actions = worker.handle(MessageReceived(b"route", said, asked, b"1234"), 10.0)
         heard, run = actions
-        assert isinstance(heard, Heard) and isinstance(run, Run)
+        assert isinstance(heard, UpdatePeerLink) and isinstance(run, RunJob)
         assert (heard.received, heard.acknowledged) == (number, number - 1)

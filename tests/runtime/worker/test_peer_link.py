@@ -14,10 +14,10 @@ import pytest
 from graphflow.errors import TransportError
 from graphflow.runtime.protocol import reliable_stream as stream
 from graphflow.runtime.protocol.reliable_stream import Outbound
-from graphflow.runtime.protocol.worker_events import Heard
+from graphflow.runtime.protocol.worker_events import UpdatePeerLink
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, checksum, decode_frames
 from graphflow.runtime.wire.messages import Ack, Chunk, Resend
-from graphflow.runtime.worker.peer_link import Link
+from graphflow.runtime.worker.peer_link import PeerLink
 
 
 class Line:
@@ -52,20 +52,24 @@ class Line:
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> Line:
     monkeypatch.setattr(
-        "graphflow.runtime.worker.peer_link.LENT_FROM", 1 << 60
+        "graphflow.runtime.worker.peer_link.LEND_MIN_BYTES", 1 << 60
     )  # nothing by shared memory
     monkeypatch.setattr(stream, "WINDOW", 3)
     return Line()
 
 
 @pytest.fixture
-def link(line: Line) -> Link:
-    return Link(line, Outbound("s", 2, 0, "secret"))
+def link(line: Line) -> PeerLink:
+    return PeerLink(line, Outbound("s", 2, 0, "secret"))
 
 
-def send(link: Link, number: int, array: Any, *, owned: bool = True, patience: float = 0.0) -> None:
+def send(
+    link: PeerLink, number: int, array: Any, *, owned: bool = True, patience: float = 0.0
+) -> None:
     until = time.monotonic() + patience
-    link.send("edge", number, "e", array, owned=owned, go_on=lambda: time.monotonic() < until)
+    link.send(
+        "edge", number, "e", array, owned=owned, should_continue=lambda: time.monotonic() < until
+    )
 
 
 def big(value: int = 1) -> Any:
@@ -73,7 +77,7 @@ def big(value: int = 1) -> Any:
 
 
 def test_what_goes_over_a_link_is_numbered_and_has_its_session_epoch_and_token(
-    line: Line, link: Link
+    line: Line, link: PeerLink
 ) -> None:
     send(link, 7, big())
     envelope, chunk, data = decode_frames(line.frames[0])
@@ -96,7 +100,7 @@ def test_pieces_are_small_where_they_go_far_or_are_encrypted(
 ) -> None:
     monkeypatch.setattr(stream, "WINDOW", 10)
     monkeypatch.setattr(line, "address", address)
-    link = Link(line, Outbound("s", 2, 0, "secret"), sealed=sealed)
+    link = PeerLink(line, Outbound("s", 2, 0, "secret"), sealed=sealed)
     array = np.arange(CHUNK_BYTES, dtype=np.uint8)
     send(link, 7, array)
     sent = [decode_frames(frames)[2] for frames in line.frames]
@@ -105,7 +109,7 @@ def test_pieces_are_small_where_they_go_far_or_are_encrypted(
 
 
 def test_a_sender_waits_for_room_and_goes_on_when_it_is_acknowledged(
-    line: Line, link: Link
+    line: Line, link: PeerLink
 ) -> None:
     for step in range(3):
         send(link, step, big())
@@ -116,13 +120,13 @@ def test_a_sender_waits_for_room_and_goes_on_when_it_is_acknowledged(
     sender.start()
     time.sleep(0.1)
     assert sender.is_alive() and len(line.frames) == 3
-    link.heed(Heard("s", 1, acknowledged=1, received=0))
+    link.apply_update(UpdatePeerLink("s", 1, acknowledged=1, received=0))
     sender.join(5.0)
     assert not sender.is_alive() and line.numbers() == [1, 2, 3, 4]
 
 
 def test_an_owned_array_is_kept_by_reference_until_it_is_acknowledged_and_no_longer(
-    line: Line, link: Link
+    line: Line, link: PeerLink
 ) -> None:
     array = big()
     gone = weakref.ref(array)
@@ -131,46 +135,46 @@ def test_an_owned_array_is_kept_by_reference_until_it_is_acknowledged_and_no_lon
     del array
     gc.collect()
     assert gone() is not None
-    link.heed(Heard("s", 1, acknowledged=1, received=0))
+    link.apply_update(UpdatePeerLink("s", 1, acknowledged=1, received=0))
     gc.collect()
     assert gone() is None
 
 
-def test_an_array_that_is_not_owned_may_be_written_to_at_once(line: Line, link: Link) -> None:
+def test_an_array_that_is_not_owned_may_be_written_to_at_once(line: Line, link: PeerLink) -> None:
     array = big(1)
     send(link, 1, array, owned=False)
     array[:] = 2
-    link.heed(Heard("s", 1, 0, 0, wanted=Resend(1, 1)))
+    link.apply_update(UpdatePeerLink("s", 1, 0, 0, wanted=Resend(1, 1)))
     for frames in line.frames:
         assert np.frombuffer(decode_frames(frames)[2], np.int64)[0] == 1
 
 
-def test_what_is_asked_for_is_sent_again_once_and_sealed_anew(line: Line, link: Link) -> None:
+def test_what_is_asked_for_is_sent_again_once_and_sealed_anew(line: Line, link: PeerLink) -> None:
     array = big(1)
     for step in range(3):
         send(link, step, array)
     array[:] = 2  # of a step that was aborted meanwhile
-    asked = Heard("s", 1, acknowledged=1, received=5, wanted=Resend(2, 1))
-    link.heed(asked)
-    link.heed(asked)
+    asked = UpdatePeerLink("s", 1, acknowledged=1, received=5, wanted=Resend(2, 1))
+    link.apply_update(asked)
+    link.apply_update(asked)
     assert line.numbers() == [1, 2, 3, 2, 3]
     envelope, chunk, data = decode_frames(line.frames[-1])
     assert envelope.acknowledged == 5
     assert isinstance(chunk, Chunk) and data is not None and chunk.checksum == checksum(data)
-    link.heed(Heard("s", 1, 1, 5, wanted=Resend(2, 2)))
+    link.apply_update(UpdatePeerLink("s", 1, 1, 5, wanted=Resend(2, 2)))
     assert line.numbers()[5:] == [2, 3]
 
 
 def test_a_link_tells_what_was_received_and_asks_while_it_is_not_acknowledged(
-    line: Line, link: Link
+    line: Line, link: PeerLink
 ) -> None:
-    link.beat(owed=False)
+    link.heartbeat(owed=False)
     assert line.frames == []
-    link.heed(Heard("s", 1, acknowledged=0, received=4, told=Ack()))
+    link.apply_update(UpdatePeerLink("s", 1, acknowledged=0, received=4, told=Ack()))
     send(link, 1, big())
-    link.beat(owed=False)
-    link.heed(Heard("s", 1, acknowledged=1, received=4))
-    link.beat(owed=True)
+    link.heartbeat(owed=False)
+    link.apply_update(UpdatePeerLink("s", 1, acknowledged=1, received=4))
+    link.heartbeat(owed=True)
     told = [decode_frames(frames)[:2] for frames in line.frames]
     assert [envelope.acknowledged for envelope, _ in told] == [4, 4, 4, 4]
     asking = [message.asks for _, message in told if isinstance(message, Ack)]
@@ -179,31 +183,31 @@ def test_a_link_tells_what_was_received_and_asks_while_it_is_not_acknowledged(
 
 
 def test_a_peer_that_takes_nothing_is_told_of_and_gets_a_new_chance_in_each_step(
-    line: Line, link: Link
+    line: Line, link: PeerLink
 ) -> None:
     send(link, 7, np.ones(3))
     for _ in range(4):
-        link.beat(owed=False)
-    assert link.untaken() is None  # it may be slow
-    link.beat(owed=False)
-    assert link.untaken() == (5, (7, "e"))
+        link.heartbeat(owed=False)
+    assert link.find_unacknowledged() is None  # it may be slow
+    link.heartbeat(owed=False)
+    assert link.find_unacknowledged() == (5, (7, "e"))
     send(link, 8, np.ones(3))
-    link.beat(owed=False)
-    assert link.untaken() is None  # what was cut may be whole again
+    link.heartbeat(owed=False)
+    assert link.find_unacknowledged() is None  # what was cut may be whole again
 
 
 def test_what_a_full_connection_did_not_take_is_sent_when_it_is_asked_for(
-    line: Line, link: Link
+    line: Line, link: PeerLink
 ) -> None:
     line.full = True
     send(link, 1, big())
     line.full = False
     send(link, 2, big())
     assert line.numbers() == [2]
-    link.heed(Heard("s", 1, 0, 0, wanted=Resend(1, 1)))
+    link.apply_update(UpdatePeerLink("s", 1, 0, 0, wanted=Resend(1, 1)))
     assert line.numbers() == [2, 1, 2]
 
 
-def test_closing_a_link_closes_its_connection(line: Line, link: Link) -> None:
+def test_closing_a_link_closes_its_connection(line: Line, link: PeerLink) -> None:
     link.close()
     assert line.closed

@@ -102,7 +102,7 @@ def test_a_worker_that_is_asked_to_end_and_has_no_session_waits_for_nothing(
     serving = threading.Thread(target=worker.run)
     serving.start()
     time.sleep(0.5)  # by then it waits for somebody to say something
-    worker.leave(60.0)
+    worker.drain(60.0)
     serving.join(20.0)
     is_over = not serving.is_alive()
     worker.stop()
@@ -229,7 +229,7 @@ def test_a_worker_that_ends_waits_for_the_thread_that_drives_its_sockets() -> No
         is_open.append(worker._wakeup.fileno() >= 0)
         return True
 
-    driving = threading.Thread(target=worker.attend, args=(look, 10.0))
+    driving = threading.Thread(target=worker.drive_until, args=(look, 10.0))
     driving.start()
     drives.wait()
     worker.close()

@@ -24,14 +24,14 @@ from graphflow.runtime.wire.messages import (
     Compute,
     Envelope,
     Forget,
+    HostUsage,
     Load,
     Open,
     Read,
     Status,
-    Usage,
 )
 from graphflow.runtime.worker.worker_activity import WorkerActivity
-from graphflow.runtime.worker.worker_status import WAITS, report
+from graphflow.runtime.worker.worker_status import MAX_WAITS, make_report
 from tests import loaded
 from tests.house.sources import ROOT
 
@@ -136,13 +136,13 @@ def test_other_jobs_are_named(job: Any) -> None:
 
 
 def hosted(waits: dict[str, float]) -> Any:
-    usage = Usage({"cpu:0": 8}, {"cpu:0": 4}, waits)
+    usage = HostUsage({"cpu:0": 8}, {"cpu:0": 4}, waits)
     mine = WorkerActivity("0123456789abcdef", 1, 0, Meters(), [])
-    return SimpleNamespace(activity=mine, queued=2, usage=lambda: usage)
+    return SimpleNamespace(activity=mine, queued_jobs=2, usage=lambda: usage)
 
 
 def told(waits: dict[str, float], *, names: bool) -> dict[str, Any]:
-    whole = report(
+    whole = make_report(
         started=0.0, devices=["cpu:0"], sessions=[hosted(waits)], parked=["0123456789abcdef"],
         meters=Meters(), names=names,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def test_a_sessions_name_is_shown_to_nobody_in_full() -> None:
 def test_a_report_stays_small_whatever_a_session_waits_for() -> None:
     waits = {f"edge {i} from x ('{'n' * 10_000}')": float(i) for i in range(5000)}
     shown = told(waits, names=True)
-    assert shown["waiting"] == 5000 and len(shown["waits"]) == WAITS
+    assert shown["waiting"] == 5000 and len(shown["waits"]) == MAX_WAITS
     assert shown["waits"][0][1] == 4999.0 and len(json.dumps(shown)) < 10_000
 
 
@@ -176,7 +176,7 @@ def test_a_clients_key_may_ask_for_the_status_and_give_no_order(tmp_path: Path) 
     ring = Keyring(tmp_path)
     roles = {}
     for role in (CLIENT, COORDINATOR_KEY):
-        pair = Keyring(tmp_path / role).new(role, role)
+        pair = Keyring(tmp_path / role).create_pair(role, role)
         ring.add(str(pair.public), "here")
         roles[role] = pair.public.key
     context: zmq.Context[Any] = zmq.Context()
@@ -184,11 +184,11 @@ def test_a_clients_key_may_ask_for_the_status_and_give_no_order(tmp_path: Path) 
     try:
         envelope = Envelope("s", 1, COORDINATOR, 0, 1)
         for key in roles.values():
-            guard.check(key, envelope, Status(1))
+            guard.authorise(key, envelope, Status(1))
         for order in (COMPUTE, Open(1, 0, [], 1.0), Read(1, "v"), Close(1), Load(1, "p", 1)):
-            guard.check(roles[COORDINATOR_KEY], envelope, order)
+            guard.authorise(roles[COORDINATOR_KEY], envelope, order)
             with pytest.raises(NotAuthorised, match="client's key"):
-                guard.check(roles[CLIENT], envelope, order)
+                guard.authorise(roles[CLIENT], envelope, order)
     finally:
         guard.close()
         context.destroy(linger=0)

@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from graphflow.ir.op import REGISTRY
-from graphflow.ops.kernels.conv import direct as planar
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.windows.window_arguments import Windows
-from tests.ops.kernels.sharing import check_threads, three
+from tests.ops.kernels.sharing import check_threads, chosen_kernel, three
 
 Array = np.ndarray[Any, Any]
 
@@ -79,7 +79,7 @@ def test_bits_do_not_depend_on_threads(
     }  # fmt: skip
     out = tuple((n + 3 - k) // stride + 1 for n, k in zip(shape[2:], weight[2:], strict=True))
     windows = Windows(weight[2:], (stride,) * 2, (1, 1), (1, 1), out)
-    assert planar.fits(np, x, weight[0], windows, groups)
+    assert chosen_kernel(x, weight[0], windows, groups) == "direct"
     g = rng.normal(size=(shape[0], weight[0], *out)).astype("float32")
     alone = three(x, w, g, attrs)
     wide = three(*(a.astype("float64") for a in (x, w, g)), attrs)
@@ -117,8 +117,8 @@ def test_windows_that_hardly_overlap_are_products_of_matrices(
     out = tuple((n - k) // stride + 1 for n, k in zip(shape[2:], kernel, strict=True))
     windows = Windows(kernel, (stride,) * rank, (0,) * rank, one, out)
     x = np.empty(shape, "float32")
-    if planar.is_jit_enabled():
-        assert planar.fits(np, x, weight[0], windows, 1) is not apart
+    if is_jit_enabled():
+        assert (chosen_kernel(x, weight[0], windows, 1) == "direct") is not apart
     shapes = (shape, weight, (shape[0], weight[0], *out))
     arrays = [rng.normal(size=s).astype("float32") for s in shapes]
     attrs = {"stride": windows.stride, "padding": ((0, 0),) * rank, "dilation": one, "groups": 1}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from graphflow.ir.op import REGISTRY
 from graphflow.ops.kernels.conv import pointwise
 from graphflow.ops.windows.window_arguments import Windows
-from tests.ops.kernels.sharing import check_threads
+from tests.ops.kernels.sharing import check_threads, chosen_kernel
 
 
 @given(
@@ -39,9 +39,9 @@ def test_values_and_gradients_are_products_of_matrices(
     attrs: dict[str, Any] = {
         "stride": stride, "padding": ((0, 0),) * rank, "dilation": (1,) * rank, "groups": 1,
     }  # fmt: skip
-    assert pointwise.fits(np, x, windows, 1)
-    assert not pointwise.fits(np, x, windows._replace(before=(1,) * rank), 1)
-    assert not pointwise.fits(np, x, windows, 2)
+    assert chosen_kernel(x, outputs, windows, 1) == "pointwise"
+    assert chosen_kernel(x, outputs, windows._replace(before=(1,) * rank), 1) != "pointwise"
+    assert chosen_kernel(x, outputs, windows, 2) != "pointwise"
     matrix, part = w.reshape(outputs, inputs).astype("float64"), x[(..., *seen)].astype("float64")
     back = np.zeros(x.shape)
     back[(..., *seen)] = np.einsum("oc,no...->nc...", matrix, g)

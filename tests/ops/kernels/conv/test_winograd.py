@@ -15,9 +15,8 @@ from graphflow.errors import ArgumentError
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY
 from graphflow.ops import nn
-from graphflow.ops.kernels.conv import winograd
 from graphflow.ops.windows.window_arguments import Windows
-from tests.ops.kernels.sharing import check_threads, three
+from tests.ops.kernels.sharing import check_threads, chosen_kernel, three
 
 Array = np.ndarray[Any, Any]
 CLOSE = 1e-5  # of the largest number
@@ -82,7 +81,7 @@ def test_bits_do_not_depend_on_threads(
     x, w, g = inputs(0, images, channels, outputs, size, padding)
     attrs = attributes(padding)
     windows = Windows((3, 3), (1, 1), (1, 1), (1, 1), size)
-    assert winograd.fits(np, x, outputs, windows, 1)
+    assert chosen_kernel(x, outputs, windows, 1) == "winograd"
     alone = three(x, w, g, attrs)
     for have, want in zip(alone, three(x, w, g, {**attrs, "exact": True}), strict=True):
         assert_close(have, want)
@@ -102,16 +101,16 @@ def test_an_image_has_the_same_bits_whatever_stands_beside_it() -> None:
 def test_it_is_left_aside_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.zeros((2, 16, 8, 8), "float32")
     plain = Windows((3, 3), (1, 1), (1, 1), (1, 1), (8, 8))
-    assert winograd.fits(np, x, 16, plain, 1)
-    assert not winograd.fits(np, x.astype("float64"), 16, plain, 1)
-    assert not winograd.fits(np, x, 15, plain, 1)
-    assert not winograd.fits(np, x, 16, plain, 2)
+    assert chosen_kernel(x, 16, plain, 1) == "winograd"
+    assert chosen_kernel(x.astype("float64"), 16, plain, 1) != "winograd"
+    assert chosen_kernel(x, 15, plain, 1) != "winograd"
+    assert chosen_kernel(x, 16, plain, 2) != "winograd"
     for change in (
         {"stride": (2, 2)}, {"dilation": (2, 2)}, {"kernel": (3, 1)}, {"out": (1, 1)},
     ):  # fmt: skip
-        assert not winograd.fits(np, x, 16, plain._replace(**change), 1)
+        assert chosen_kernel(x, 16, plain._replace(**change), 1) != "winograd"
     monkeypatch.setenv("GRAPHFLOW_JIT", "off")
-    assert not winograd.fits(np, x, 16, plain, 1)
+    assert chosen_kernel(x, 16, plain, 1) != "winograd"
 
 
 def test_whole_numbers_stay_whole_where_it_is_opted_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +144,7 @@ def test_the_choice_passes_on_to_the_gradients() -> None:
 
 def test_exact_is_a_truth_value() -> None:
     x, w = np.zeros((1, 16, 8, 8), "float32"), np.zeros((16, 16, 3, 3), "float32")
-    with pytest.raises(ArgumentError, match="exact is True or False or None, not 'no'"):
+    with pytest.raises(ArgumentError, match="exact must be True or False or None, not 'no'"):
         nn.conv2d(x, w, exact="no")
 
 

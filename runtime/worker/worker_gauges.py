@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from graphflow.runtime.worker.hosted_session import HostedSession
 
 
-def watch_worker(
+def register_worker_gauges(
     meters: Meters,
     address: str,
     sessions: Mapping[str, HostedSession],
@@ -35,8 +35,10 @@ def watch_worker(
 
     watch_process(meters, "worker", address)
     meters.watch("graphflow_sessions", lambda: len(sessions))
-    meters.watch("graphflow_connections", lambda: door.visitors)
+    meters.watch("graphflow_connections", lambda: door.connections)
     meters.watch("graphflow_queued_messages", lambda: sum(map(len, list(unsent.values()))))
-    meters.watch("graphflow_queued_jobs", lambda: sum(s.queued for s in list(sessions.values())))
+    meters.watch(
+        "graphflow_queued_jobs", lambda: sum(s.queued_jobs for s in list(sessions.values()))
+    )
     meters.watch("graphflow_arena_bytes", lambda: of_devices("arenas"))
     meters.watch("graphflow_variable_bytes", lambda: of_devices("variables"))

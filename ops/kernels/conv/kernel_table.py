@@ -1,0 +1,258 @@
+"""The table of convolution kernels, in order of preference: which one computes a shape, and how.
+
+    choose(shape, "y").forward(shape, y, x, w)             # y = convolution of x by w
+    choose(shape, "x").back_to_input(shape, x, g, w)       # x = gradient in the input, from g
+    choose(shape, "w").back_to_weight(shape, w, x, g)      # w = gradient in the weight, from g
+
+A choice depends on `ConvShape` alone, never on values or threads, since bits follow from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from graphflow.ops.kernels.conv import (
+    direct,
+    im2col,
+    implicit_gemm,
+    pointwise,
+    winograd,
+)
+from graphflow.ops.kernels.conv.winograd_tiles import tile_count
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.gemm import gemm
+from graphflow.ops.windows.window_arguments import Ints, Windows
+
+Target = Literal["y", "x", "w"]
+"""The array that is computed: the result, or the gradient in the input or in the weight."""
+
+
+class ConvShape(NamedTuple):
+    """What the choice of a kernel depends on.
+
+    Attributes:
+        images, inputs, outputs: sizes of the batch, and channels of x and y, of all groups.
+        space: the spatial axes of x; those of y are `windows.out`.
+        exact: whether Winograd's sums, which lose about a digit, are ruled out.
+    """
+
+    xp: Any
+    dtype: np.dtype[Any]
+    images: int
+    inputs: int
+    outputs: int
+    space: Ints
+    windows: Windows
+    groups: int
+    exact: bool = False
+
+    @property
+    def is_native(self) -> bool:
+        """Whether generated kernels may compute it: on a CPU, in float32."""
+        return self.xp is np and self.dtype == np.float32 and is_jit_enabled()
+
+    @property
+    def group_inputs(self) -> int:
+        return self.inputs // self.groups
+
+    @property
+    def group_outputs(self) -> int:
+        return self.outputs // self.groups
+
+    @property
+    def has_unit_stride(self) -> bool:
+        return set(self.windows.stride) == {1}
+
+    @property
+    def transposed(self) -> Windows:
+        """The windows, turned round, that the gradient in the input slides over the cotangent."""
+        w = self.windows
+        axes = zip(w.kernel, w.dilation, w.before, strict=True)
+        return w._replace(before=tuple((k - 1) * d - b for k, d, b in axes), out=self.space)
+
+
+class ConvKernel(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        fits: whether the kernel may compute a target, and no kernel further down is faster.
+        forward: (shape, y, x, w) writes y.
+        back_to_input: (shape, x, g, w) writes x.
+        back_to_weight: (shape, w, x, g) writes w.
+    """
+
+    name: str
+    fits: Callable[[ConvShape, Target], bool]
+    forward: Callable[[ConvShape, Any, Any, Any], None]
+    back_to_input: Callable[[ConvShape, Any, Any, Any], None]
+    back_to_weight: Callable[[ConvShape, Any, Any, Any], None]
+
+
+# Winograd -----------------------------------------------------------------------------------------
+
+
+def _fits_winograd(s: ConvShape, target: Target) -> bool:
+    read, written = (s.windows.out, s.space) if target == "x" else (s.space, s.windows.out)
+    return (
+        not s.exact
+        and s.is_native
+        and s.groups == 1
+        # F(4×4, 3×3) is made for these windows.
+        and s.windows.kernel == (3, 3)
+        and s.windows.stride == s.windows.dilation == (1, 1)
+        # Transforms cost as much as 16 channels of products save.
+        and min(s.inputs, s.outputs) >= 16
+        # Of a tile's 4×4 results at least one in four, on average, must be wanted.
+        and 4 * tile_count(written[0]) * tile_count(written[1]) <= written[0] * written[1]
+        # Tables address the pixels of a row by i32.
+        and max(read[1], written[1]) <= 1 << 16
+    )
+
+
+# Direct -------------------------------------------------------------------------------------------
+
+
+def _fits_direct(s: ConvShape, target: Target) -> bool:
+    if not s.is_native or len(s.space) > 2 or math.prod(s.windows.kernel) == 1:
+        return False
+    if s.groups > 1:
+        # All outputs of a group are sums in registers. The gradient in the weight reads one input.
+        few = max(s.group_inputs, s.group_outputs) <= direct.WIDEST
+        return few and (target != "w" or s.group_inputs == 1)
+    # The gradient in the input would read only some taps of each position of a strided window.
+    if target == "x" and not s.has_unit_stride:
+        return False
+    # From more channels on, products of matrices reuse what they load more often.
+    if min(s.inputs, s.outputs) > direct.FEW_CHANNELS:
+        return False
+    inputs, outputs = (s.outputs, s.inputs) if target == "x" else (s.inputs, s.outputs)
+    return not _overlaps_little(inputs, outputs, s.windows)
+
+
+def _overlaps_little(inputs: int, outputs: int, windows: Windows) -> bool:
+    """Whether windows overlap so little that columns pay: patches of images, spectrograms.
+
+    Columns are then not much larger than x, and high enough for products of matrices.
+    """
+    taps, apart = math.prod(windows.kernel), math.prod(windows.stride)
+    return outputs > direct.FEW_CHANNELS and inputs * taps >= 32 and taps < 4 * apart
+
+
+def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
+    windows = s.transposed._replace(stride=(1,) * len(s.space))
+    direct.convolve(x, g, _flip(s, w), windows, s.groups, s.windows.stride)
+
+
+# Implicit GEMM ------------------------------------------------------------------------------------
+
+
+def _fits_implicit_gemm(s: ConvShape, target: Target) -> bool:
+    return (
+        s.is_native
+        and s.groups == 1
+        # Windows of one element need no table: `pointwise`.
+        and math.prod(s.windows.kernel) > 1
+        # Rows are 64 channels wide; of fewer than 12 most of a row is computed for nothing.
+        and min(s.inputs, s.outputs) >= 12
+        # The rows of an image, which each tap reads anew, should stay in the second cache.
+        and max(math.prod(s.space), math.prod(s.windows.out)) <= 1 << 13
+    )
+
+
+# Pointwise ----------------------------------------------------------------------------------------
+
+
+def _fits_pointwise(s: ConvShape, target: Target) -> bool:
+    w = s.windows
+    axes = zip(w.before, w.out, w.stride, s.space, strict=True)
+    return (
+        s.xp is np
+        and s.groups == 1
+        and math.prod(w.kernel) == 1
+        # Padding would need rows of zeros.
+        and all(before == 0 and (out - 1) * stride < n for before, out, stride, n in axes)
+        and s.dtype in (np.float32, np.float64)
+        and gemm.is_supported(s.dtype.name)
+        and is_jit_enabled()
+    )
+
+
+# im2col -------------------------------------------------------------------------------------------
+
+
+def _im2col_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
+    if s.has_unit_stride and _should_flip(s):
+        im2col.convolve(s.xp, x, g, _flip(s, w), s.transposed, s.groups)
+    else:
+        im2col.input_gradient(s.xp, x, g, w, s.windows, s.groups)
+
+
+def _should_flip(s: ConvShape) -> bool:
+    """Whether turning the weight round costs less than adding windows to each other."""
+    return s.images * math.prod(s.windows.out) >= 2 * s.outputs
+
+
+def _flip(s: ConvShape, w: Any) -> Any:
+    """Return the weight with its windows turned round, and inputs for outputs.
+
+    A convolution of stride 1 by it gives the gradient in the input.
+    """
+    outputs, inputs, *kernel = w.shape
+    flipped = w[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
+    flipped = flipped.reshape(s.groups, outputs // s.groups, inputs, *kernel).swapaxes(1, 2)
+    return s.xp.ascontiguousarray(flipped.reshape(s.groups * inputs, outputs // s.groups, *kernel))
+
+
+# The table ----------------------------------------------------------------------------------------
+
+TABLE = (
+    # A quarter of the products.
+    ConvKernel(
+        "winograd",
+        _fits_winograd,
+        lambda s, y, x, w: winograd.convolve(y, x, w, s.windows),
+        lambda s, x, g, w: winograd.convolve(x, g, w, s.transposed, turned=True),
+        lambda s, w, x, g: winograd.weight_gradient(w, x, g, s.windows),
+    ),
+    # No copies for each tap: planes are read in vectors along their rows. For few channels.
+    ConvKernel(
+        "direct",
+        _fits_direct,
+        lambda s, y, x, w: direct.convolve(y, x, w, s.windows, s.groups),
+        _direct_back_to_input,
+        lambda s, w, x, g: direct.weight_gradient(w, x, g, s.windows, s.groups),
+    ),
+    # No copies for each tap: products of rows whose addresses a table gives. For many channels.
+    ConvKernel(
+        "implicit_gemm",
+        _fits_implicit_gemm,
+        lambda s, y, x, w: implicit_gemm.convolve(y, x, w, s.windows),
+        lambda s, x, g, w: implicit_gemm.convolve(x, g, w, s.windows, turned=True),
+        lambda s, w, x, g: implicit_gemm.weight_gradient(w, x, g, s.windows),
+    ),
+    # Windows of one element: products of matrices where they are.
+    ConvKernel(
+        "pointwise",
+        _fits_pointwise,
+        lambda s, y, x, w: pointwise.convolve(y, x, w, s.windows),
+        lambda s, x, g, w: pointwise.input_gradient(x, g, w, s.windows),
+        lambda s, w, x, g: pointwise.weight_gradient(w, x, g, s.windows),
+    ),
+    # Anything, by products of columns.
+    ConvKernel(
+        "im2col",
+        lambda s, target: True,
+        lambda s, y, x, w: im2col.convolve(s.xp, y, x, w, s.windows, s.groups),
+        _im2col_back_to_input,
+        lambda s, w, x, g: im2col.weight_gradient(s.xp, w, x, g, s.windows, s.groups),
+    ),
+)
+
+
+def choose(shape: ConvShape, target: Target) -> ConvKernel:
+    """Return the first kernel of the table that fits."""
+    return next(kernel for kernel in TABLE if kernel.fits(shape, target))

@@ -1,0 +1,57 @@
+"""Which kernel the table chooses for a convolution and for its two gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphflow.ops.kernels.conv.kernel_table import TABLE, ConvShape, Target, choose
+from graphflow.ops.windows.window_arguments import Windows
+
+TARGETS: tuple[Target, ...] = ("y", "x", "w")
+
+
+def shape(
+    channels: tuple[int, int], size: int, kernel: int, *, rank: int = 2, stride: int = 1,
+    groups: int = 1, images: int = 8, dtype: str = "float32", **more: Any,
+) -> ConvShape:  # fmt: skip
+    """Square images and windows, padded so that stride 1 keeps the size."""
+    before = kernel // 2
+    out = (size + 2 * before - kernel) // stride + 1
+    sizes = (kernel, stride, before, 1, out)
+    windows = Windows(*((n,) * rank for n in sizes))
+    return ConvShape(
+        np, np.dtype(dtype), images, *channels, (size,) * rank, windows, groups, **more
+    )
+
+
+CASES = {
+    "3x3": (shape((64, 64), 32, 3), "winograd winograd winograd"),
+    "exact": (shape((64, 64), 32, 3, exact=True), "implicit_gemm implicit_gemm implicit_gemm"),
+    "strided": (shape((64, 128), 32, 3, stride=2), "implicit_gemm implicit_gemm implicit_gemm"),
+    "few inputs": (shape((3, 64), 32, 3), "direct direct direct"),
+    "few inputs, strided": (shape((3, 64), 32, 7, stride=2), "direct im2col direct"),
+    "1x1": (shape((128, 128), 28, 1), "pointwise pointwise pointwise"),
+    "depthwise": (shape((128, 128), 28, 3, groups=128), "direct direct direct"),
+    "depthwise, 3 axes": (shape((8, 8), 9, 3, rank=3, groups=8), "im2col im2col im2col"),
+    "wide groups": (shape((64, 64), 16, 3, groups=4), "im2col im2col im2col"),
+    "large images": (shape((64, 64), 256, 5), "im2col im2col im2col"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case, names", CASES.values(), ids=CASES)
+def test_a_shape_has_these_kernels_forward_and_back(case: ConvShape, names: str) -> None:
+    assert [choose(case, target).name for target in TARGETS] == names.split()
+
+
+def test_without_generated_kernels_columns_do_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHFLOW_JIT", "off")
+    found = {choose(case, target).name for case, _ in CASES.values() for target in TARGETS}
+    assert found == {"im2col"}
+
+
+def test_every_kernel_of_the_table_is_some_shapes_choice() -> None:
+    found = {name for _, names in CASES.values() for name in names.split()}
+    assert found == {kernel.name for kernel in TABLE}
