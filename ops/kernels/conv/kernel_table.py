@@ -21,6 +21,7 @@ from graphflow.ops.kernels.conv import (
     implicit_gemm,
     pointwise,
     winograd,
+    winograd_weight_gradient,
 )
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
@@ -216,7 +217,7 @@ TABLE = (
         _winograd_fits,
         lambda s, y, x, w: winograd.convolve(y, x, w, s.windows),
         lambda s, x, g, w: winograd.convolve(x, g, w, s.transposed, turned=True),
-        lambda s, w, x, g: winograd.weight_gradient(w, x, g, s.windows),
+        lambda s, w, x, g: winograd_weight_gradient.weight_gradient(w, x, g, s.windows),
     ),
     # No copies for each tap: planes are read in vectors along their rows. For few channels.
     ConvKernel(
