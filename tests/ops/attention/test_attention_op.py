@@ -163,7 +163,7 @@ def test_attention_refuses_what_does_not_fit() -> None:
         nn.attention(q, k[:1], k[:1])
     with pytest.raises(DTypeError, match="q is float32, k float64"):
         nn.attention(q, k.astype("float64"), k)
-    with pytest.raises(DTypeError, match="mask is bool or float32"):
+    with pytest.raises(DTypeError, match="mask must be bool or float32"):
         nn.attention(q, k, k, np.zeros((3, 5), "int64"))
     with pytest.raises(ShapeError, match=r"mask \(3, 4\) does not broadcast"):
         nn.attention(q, k, k, np.zeros((3, 4), bool))
