@@ -1,12 +1,10 @@
-"""Winograd's F(4×4, 3×3): convolutions by 3×3 windows of stride 1, in a quarter of the products.
+"""Winograd's F(4×4, 3×3): 3×3 convolutions of stride 1, in a quarter of the products.
 
 Tiles of 6×6 pixels and the weights are transformed, multiplied as 36 matrix products, and
-transformed back to tiles of 4×4; the gradient in the input is the same with the weights turned
-round, and the gradient in the weights the same form the other way: cotangents and pixels are
-transformed, multiplied over all tiles, and transformed back to weights. A chunk of tiles goes all
-the way while it is in the cache. What is computed depends on the shapes alone, neither on chunks
-nor on threads. float32 only; results are off by about 1e-6 of their scale, as sums of products in
-another order are.
+transformed back to tiles of 4×4. The gradient in the input is the same with the weights turned
+round. A chunk of tiles goes through all stages while it is in the cache. Sums depend on the shapes
+alone, neither on chunks nor on threads. float32 only; the error is about 1e-6 of the results'
+scale, like that of sums in another order.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-_FEW_ROWS = 36  # of a product, for which it pays to have no rest
+_FEW_ROWS = 36  # rows of a product up to which a height without a remainder pays
 
 
 def vector_count(channels: int) -> int:
@@ -54,14 +52,14 @@ def vector_count(channels: int) -> int:
 
 
 class ImagePlanes(NamedTuple):
-    """Planes of pixels: (images, channels, height, width), by address."""
+    """Planes of pixels (images, channels, height, width), by address; `plane` counts elements."""
 
     place: int
     channels: int
     plane: int  # elements
 
     def sizes(self, count: int, number: int, slots: int) -> tuple[int, ...]:
-        """Sizes for `pixels` and `planes`, for a block of channels."""
+        """Return the sizes that `pack_pixels` and `unpack_planes` take, for a block of channels."""
         width = block_width(self.channels, number)
         return count, width, self.plane * 4, self.channels * self.plane * 4, slots * ROW
 
@@ -96,7 +94,7 @@ def transform_tiles(
 
 
 def inverse_transform_tiles(tiles: int, number: int, chunk: TileChunk, result: ImagePlanes) -> None:
-    """Transform products back, and put them where a block of channels of a chunk is."""
+    """Transform products back, and write them to a block of channels of a chunk."""
     band = chunk.band
     slots = row_slots(band.pixels_out)
     rows = ScratchBytes("pixels", chunk.images * slots * ROW)
@@ -114,9 +112,10 @@ def inverse_transform_tiles(tiles: int, number: int, chunk: TileChunk, result: I
 def multiply_tiles(
     places: Ints, counts: Ints, adds: bool, apart: Ints, numbers: range, transposed: bool = False
 ) -> None:
-    """C (+)= A·B for some of the 36 numbers.
+    """Write C (+)= A·B for some of the 36 numbers.
 
     Args:
+        places, apart: addresses of A, B and C, and bytes between their numbers.
         counts: rows of A and C, k, columns (at most `PANEL`).
     """
     rows, depth, columns = counts
@@ -145,8 +144,7 @@ def multiply_tiles(
 
 
 class WinogradWeights(NamedTuple):
-    """Weights (outputs, inputs, 3, 3), by address, as a product wants them: `turned` ones map
-    outputs to inputs."""
+    """Weights (outputs, inputs, 3, 3), by address; `transposed` ones map outputs to inputs."""
 
     place: int
     outputs: int
@@ -178,15 +176,19 @@ class WinogradWeights(NamedTuple):
         call_native(transform("filter"), (begin, target, 0), sizes, 0, 1)
 
 
-_SEVERAL = 4  # blocks of channels that are worth sharing out
+_SEVERAL = 4  # blocks of channels from which threads share them
 
 # Convolution ------------------------------------------------------------------------------------
 
 
-def convolve(out: Any, x: Any, w: Any, windows: Windows, turned: bool = False) -> None:
-    """out[n, o, p] = Σ w[o, c, k] · x[n, c, p - before + k]; `turned` sums over w's first axis, by
-    its windows turned round."""
-    weights = WinogradWeights(address(w), w.shape[0], w.shape[1], turned)
+def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = False) -> None:
+    """Write out[n, o, p] = Σ w[o, c, k] · x[n, c, p - before + k].
+
+    Args:
+        transposed: sum over w's first axis, with its windows turned round: the gradient in the
+            input.
+    """
+    weights = WinogradWeights(address(w), w.shape[0], w.shape[1], transposed)
     where = ConvGeometry(x.shape[2], x.shape[3], windows.before, windows.out)
     source, result = image_planes(x), image_planes(out)
     images, rows = x.shape[0], tile_count(where.out[0])
@@ -205,7 +207,7 @@ def _convolve_chunks(
     source: ImagePlanes,
     result: ImagePlanes,
 ) -> None:
-    """All weights first; then chunk for chunk all the way."""
+    """Transform all weights first; then take each chunk through all stages."""
     depths, columns = block_count(weights.depth), block_count(weights.columns)
     apart = number_stride(weights.depth)
     ready = ScratchBytes("weights", columns * NUMBERS * apart)
@@ -242,7 +244,7 @@ def _convolve_chunks(
 def _convolve_columns(
     chunk: TileChunk, weights: WinogradWeights, source: ImagePlanes, result: ImagePlanes
 ) -> None:
-    """Few tiles: all of these first; then weights are used as soon as they are transformed."""
+    """Transform the few tiles first; then use each block of weights once it is transformed."""
     depths, size, apart = (
         block_count(weights.depth),
         number_stride(chunk.tiles),

@@ -1,4 +1,8 @@
-"""The gradient of a Winograd convolution in its weights."""
+"""The gradient of a Winograd convolution in its weights.
+
+Cotangents and pixels are transformed, multiplied over all tiles, and transformed back to weights:
+the same scheme in the other direction.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +39,15 @@ from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Windows
 
-_GATHERED = 24 << 20  # bytes of transformed tiles between two products of the weights' gradient
+_GATHERED = 24 << 20  # bytes of transformed tiles that are kept for a product
 _DEPTH = 128  # tiles of a product
-_SHARES = 4  # that the 36 numbers are cut into, where there are few blocks of channels
+_SHARES = 4  # parts into which the 36 numbers are split if there are few blocks of channels
 _FEW_BLOCKS = 16
 _BLOCK = NUMBERS * number_stride(PANEL)  # bytes of the sums of a pair of blocks of channels
 
 
 def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
-    """out[o, c, k] = Σ g[n, o, p] · x[n, c, p - before + k]."""
+    """Write out[o, c, k] = Σ g[n, o, p] · x[n, c, p - before + k]."""
     x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
     where = ConvGeometry(x.shape[2], x.shape[3], windows.before, windows.out)
     chunks = plan_chunks(where, x.shape[0], x.shape[1] + g.shape[1])
@@ -58,7 +62,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
 
 
 def _plan_passes(chunks: tuple[TileChunk, ...], channels: int) -> list[list[TileChunk]]:
-    """Chunks whose transformed tiles are kept together."""
+    """Group chunks whose transformed tiles are kept together."""
     most = max(1, _GATHERED // (4 * NUMBERS * channels))
     result: list[list[TileChunk]] = [[]]
     held = 0
@@ -75,7 +79,7 @@ class _WeightGradient:
     """Products over the tiles, summed over passes, by blocks of channels.
 
     Args:
-        several: there is more than one pass, so sums stay in memory between them.
+        several: whether there is more than one pass, so that sums stay in memory between them.
     """
 
     def __init__(self, x: ImagePlanes, g: ImagePlanes, several: bool, out: int) -> None:
@@ -87,7 +91,7 @@ class _WeightGradient:
             self.sums = ScratchBytes("sums", self.pairs * _BLOCK)
 
     def add(self, chunks: list[TileChunk], adds: bool) -> None:
-        """Transform tiles of some chunks, and add their products."""
+        """Transform the tiles of some chunks, and add their products."""
         total = 0
         for chunk in chunks:
             total += chunk.tiles
@@ -136,8 +140,10 @@ class _WeightGradient:
         run_parts(part, self.pairs * shares)
 
     def accumulate_in_cache(self, chunks: tuple[TileChunk, ...]) -> None:
-        """All there is, where sums and a chunk's tiles are in the cache together: each share of the
-        chunks has sums of its own, which are added in order."""
+        """Compute all while the sums and a chunk's tiles are in the cache together.
+
+        Each share of the chunks has sums of its own, which are added in order.
+        """
         shares = min(_SHARES, len(chunks))
         sums = ScratchBytes("sums", shares * _BLOCK)
 
@@ -160,7 +166,7 @@ class _WeightGradient:
 
         run_parts(part, shares)
         each = sums.floats(shares)
-        with np.errstate(all="ignore"):  # there are gaps between the numbers
+        with np.errstate(all="ignore"):  # the gaps between numbers hold any bits
             for more in each[1:]:
                 np.add(each[0], more, out=each[0])
         self._store(0, sums.place)
@@ -173,7 +179,7 @@ class _WeightGradient:
             )
 
     def _store(self, pair: int, sums: int) -> None:
-        """Transform a block back, and put it where it belongs."""
+        """Transform a block back to weights, and write it."""
         row, column = divmod(pair, self.outputs)
         count, wide = block_width(self.x.channels, row), block_width(self.g.channels, column)
         rows = ScratchBytes("taps", row_slots(9 * count) * ROW)

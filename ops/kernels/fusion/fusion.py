@@ -220,7 +220,7 @@ class _RegionShape:
 
     region: Region
     sizes: Sizes
-    ways: tuple[tuple[bool, ...], ...]
+    result_axes: tuple[tuple[bool, ...], ...]
 
 
 def _build_fused(
@@ -254,7 +254,9 @@ def _build_fused(
     if shape is None:
         shape = shapes[key] = _region_shape(group, ops, results, shapes)
     outputs = tuple([nodes[i].outputs[0] for i in results])
-    return FusedRegion(tuple(nodes), shape.region, shape.sizes, operands, outputs, shape.ways)
+    return FusedRegion(
+        tuple(nodes), shape.region, shape.sizes, operands, outputs, shape.result_axes
+    )
 
 
 def _region_shape(

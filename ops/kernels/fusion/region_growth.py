@@ -78,28 +78,28 @@ class GrowingRegion:
             return None
         return tuple(1 if a in self.axes else n for a, n in enumerate(self.shape))
 
-    def place(self, item: NodeForm) -> Placement | None:
-        """How an item lies here; None where it does not belong here."""
-        key = (item, self.shape, self.axes)
+    def place(self, node_form: NodeForm) -> Placement | None:
+        """How an node_form lies here; None where it does not belong here."""
+        key = (node_form, self.shape, self.axes)
         if key not in self._known:
-            self._known[key] = self._place(item)
+            self._known[key] = self._place(node_form)
         return self._known[key]
 
-    def _place(self, item: NodeForm) -> Placement | None:
-        if item.axes is not None:
-            if item.shape != self.shape or self.axes not in (None, item.axes):
+    def _place(self, node_form: NodeForm) -> Placement | None:
+        if node_form.axes is not None:
+            if node_form.shape != self.shape or self.axes not in (None, node_form.axes):
                 return None
-            return True, tuple(_pad_shape(v, len(self.shape)) for v in item.views)
-        if item.shape == self.shape:
-            return True, tuple(_pad_shape(v, len(self.shape)) for v in item.views)
+            return True, tuple(_pad_shape(v, len(self.shape)) for v in node_form.views)
+        if node_form.shape == self.shape:
+            return True, tuple(_pad_shape(v, len(self.shape)) for v in node_form.views)
         if self.axes is None:
             return None
-        if item.shape == self.row:
-            return False, tuple(_pad_shape(v, len(self.shape)) for v in item.views)
+        if node_form.shape == self.row:
+            return False, tuple(_pad_shape(v, len(self.shape)) for v in node_form.views)
         left = [a for a in range(len(self.shape)) if a not in self.axes]
-        if item.shape != tuple(self.shape[a] for a in left):
+        if node_form.shape != tuple(self.shape[a] for a in left):
             return None
-        return False, tuple(_insert_axes(v, left, len(self.shape)) for v in item.views)
+        return False, tuple(_insert_axes(v, left, len(self.shape)) for v in node_form.views)
 
     def holds(self, tensor: Tensor, root: Tensor, view: Sizes) -> bool:
         """Whether a tensor that is a member's value, or an alias of it, is that value here."""
@@ -122,7 +122,7 @@ class GrowingRegion:
 
 
 _PlacementCache = dict[tuple[NodeForm, Sizes, Sizes | None], Placement | None]
-"""How items lie in groups of a shape that reduce some axes."""
+"""How items lie in regions of a shape that reduce some axes."""
 
 
 def collapse_form(
@@ -145,7 +145,7 @@ def _insert_axes(shape: Sizes, left: Sequence[int], rank: int) -> Sizes:
 
 
 class RegionBuilder:
-    """The groups of a program, while its nodes are looked at in order."""
+    """The regions of a program, while its nodes are looked at in order."""
 
     def __init__(self, graph: Graph, wanted: Set[Tensor], roots: Mapping[Tensor, Tensor]) -> None:
         self.consumers = graph.consumers
@@ -161,199 +161,203 @@ class RegionBuilder:
             roots[t]: i for i, n in enumerate(graph.nodes) if not n.op.alias for t in n.inputs
         }
 
-    def add(self, node: Node, item: NodeForm | None) -> None:
-        """The next node: into the groups that it reads, if it may; it closes the others."""
+    def add(self, node: Node, node_form: NodeForm | None) -> None:
+        """The next node: into the regions that it reads, if it may; it closes the others."""
         self.seen[node] = len(self.seen)
         read = self._groups_read(node)
-        if item is not None and len(read) == 1 and self._try_extend(read[0], node, item):
+        if node_form is not None and len(read) == 1 and self._try_extend(read[0], node, node_form):
             return
-        if item is not None and not read and item.axes is None:
-            self._enter(GrowingRegion(item.shape, None, self.known), node, item)
+        if node_form is not None and not read and node_form.axes is None:
+            self._enter(GrowingRegion(node_form.shape, None, self.known), node, node_form)
             return
         joined: list[GrowingRegion] = []
-        for group in read:
-            if item is not None and self._may_join(group, node, item):
-                joined.append(group)
+        for region in read:
+            if node_form is not None and self._may_join(region, node, node_form):
+                joined.append(region)
             elif _reads_inputs(node):
-                group.closed = True
-        if item is None:
+                region.closed = True
+        if node_form is None:
             return
-        home = GrowingRegion(item.shape, item.axes, self.known)
-        for group in joined:
-            if not group.closed:
-                home = self._join(home, group, node, item)
-        self._enter(home if home.nodes else self._find_sibling(home, node, item), node, item)
+        home = GrowingRegion(node_form.shape, node_form.axes, self.known)
+        for region in joined:
+            if not region.closed:
+                home = self._join(home, region, node, node_form)
+        self._enter(
+            home if home.nodes else self._find_sibling(home, node, node_form), node, node_form
+        )
 
-    def _try_extend(self, group: GrowingRegion, node: Node, item: NodeForm) -> bool:
-        """Let an open group without reductions take in an elementwise node of its shape, all whose
+    def _try_extend(self, region: GrowingRegion, node: Node, node_form: NodeForm) -> bool:
+        """Let an open region without reductions take in an elementwise node of its shape, all whose
         operands have that shape or one element. Most nodes are such: what follows is what the
         longer way does with them, in one look at their inputs."""
-        if group.closed or group.axes is not None or item.axes is not None:
+        if region.closed or region.axes is not None or node_form.axes is not None:
             return False
-        shape = group.shape
-        if item.shape != shape or node.op.refuse is not None or node.op.name == "add":
+        shape = region.shape
+        if node_form.shape != shape or node.op.refuse is not None or node.op.name == "add":
             return False
-        place = group.place(item)
+        place = region.place(node_form)
         assert place is not None
         new: list[View] = []
         for tensor, view in zip(node.inputs, place[1], strict=True):
             root = self.roots[tensor]
-            if self.of.get(root.node) is group:
-                if tensor is not root or view != shape or root.node in group.rows:
+            if self.of.get(root.node) is region:
+                if tensor is not root or view != shape or root.node in region.rows:
                     return False
             elif view != shape and prod(view) != 1:
                 return False
-            elif (tensor, view) not in group.operands:
+            elif (tensor, view) not in region.operands:
                 new.append((tensor, view))
-        if len(group.nodes) >= _MOST_NODES or len(group.operands) + len(new) > _MOST_OPERANDS:
+        if len(region.nodes) >= _MOST_NODES or len(region.operands) + len(new) > _MOST_OPERANDS:
             return False
-        group.operands.update(dict.fromkeys(new))
-        group.nodes.append(node)
-        self.of[node] = group
+        region.operands.update(dict.fromkeys(new))
+        region.nodes.append(node)
+        self.of[node] = region
         self.position[node] = len(self.position)
         return True
 
     def _groups_read(self, node: Node) -> list[GrowingRegion]:
         found: list[GrowingRegion] = []
         for tensor in node.inputs:
-            group = self.of.get(self.roots[tensor].node)
-            if group is not None and group not in found:
-                found.append(group)
+            region = self.of.get(self.roots[tensor].node)
+            if region is not None and region not in found:
+                found.append(region)
         return found
 
-    def _find_sibling(self, home: GrowingRegion, node: Node, item: NodeForm) -> GrowingRegion:
+    def _find_sibling(self, home: GrowingRegion, node: Node, node_form: NodeForm) -> GrowingRegion:
         """An open region that reduces the same rows of something that a reduction reads: they share
         a pass over it, and the moments of a norm and of its gradient are computed once."""
-        if item.axes is None:
+        if node_form.axes is None:
             return home
         for tensor in node.inputs:
-            group = self.readers.get(tensor)
+            region = self.readers.get(tensor)
             if (
-                group is not None
-                and not group.closed
-                and (group.shape, group.axes) == (item.shape, item.axes)
-                and self._may_join(group, node, item)
-                and group.fits(1, self._outside_operands(group, node, item), group.axes)
+                region is not None
+                and not region.closed
+                and (region.shape, region.axes) == (node_form.shape, node_form.axes)
+                and self._may_join(region, node, node_form)
+                and region.fits(1, self._outside_operands(region, node, node_form), region.axes)
             ):
-                return group
+                return region
         return home
 
-    def _may_join(self, group: GrowingRegion, node: Node, item: NodeForm) -> bool:
-        """Whether a node belongs in a group, with all that it reads of it."""
-        place = group.place(item)
+    def _may_join(self, region: GrowingRegion, node: Node, node_form: NodeForm) -> bool:
+        """Whether a node belongs in a region, with all that it reads of it."""
+        place = region.place(node_form)
         if place is None:
             return False
-        reduces = group.axes is not None or item.axes is not None
-        if reduces and not self._may_reduce_columns(group, node, item):
+        reduces = region.axes is not None or node_form.axes is not None
+        if reduces and not self._may_reduce_columns(region, node, node_form):
             return False
-        if node.op.name == "add" and self._exceeds_growth(group, node, item):
+        if node.op.name == "add" and self._exceeds_growth(region, node, node_form):
             return False
-        if not place[0] and self._extends_lifetime(group):
+        if not place[0] and self._extends_lifetime(region):
             return False
         for tensor, view in zip(node.inputs, place[1], strict=True):
             root = self.roots[tensor]
-            if self.of.get(root.node) is not group:
+            if self.of.get(root.node) is not region:
                 continue
-            if not group.holds(tensor, root, view) or _checks_values(node, tensor):
+            if not region.holds(tensor, root, view) or _checks_values(node, tensor):
                 return False
         return True
 
-    def _exceeds_growth(self, group: GrowingRegion, node: Node, item: NodeForm) -> bool:
-        """Whether a large sum of a group would grow by what was made after it, once too often. A
+    def _exceeds_growth(self, region: GrowingRegion, node: Node, node_form: NodeForm) -> bool:
+        """Whether a large sum of a region would grow by what was made after it, once too often. A
         region keeps what it reads until its end: one sum over sixteen micro-batches would keep all
         their gradients, which took turns to keep those of one."""
         left, right = (self.roots[tensor].node for tensor in node.inputs)
         for source, other in ((left, right), (right, left)):
-            grows = source.op.name == "add" and self.of.get(source) is group
-            if grows and self.of.get(other) is not group and self.seen[other] > self.seen[source]:
+            grows = source.op.name == "add" and self.of.get(source) is region
+            if grows and self.of.get(other) is not region and self.seen[other] > self.seen[source]:
                 growth = self.grown.get(source, 0) + 1
-                large = prod(item.shape) * node.specs[0].dtype.itemsize > _LARGE
+                large = prod(node_form.shape) * node.specs[0].dtype.itemsize > _LARGE
                 self.grown[node] = growth if growth <= _GROWTH else 0
                 return large and growth > _GROWTH
         return False
 
-    def _extends_lifetime(self, group: GrowingRegion) -> bool:
-        """Whether a value a row would keep something large that a group reads, and nobody else any
+    def _extends_lifetime(self, region: GrowingRegion) -> bool:
+        """Whether a value a row would keep something large that a region reads, and nobody else any
         more. A bias's update would keep cotangents from the backward pass to the end of a step, and
         a sum over micro-batches those of all; the sums of their columns are small."""
         now = len(self.seen) - 1
-        if now - self.seen[group.nodes[-1]] <= _NEARBY_NODES:
+        if now - self.seen[region.nodes[-1]] <= _NEARBY_NODES:
             return False
         return any(
             prod(view) * tensor.dtype.itemsize > _LARGE
             and self.last_read[self.roots[tensor]] < now
             and self.roots[tensor].node.op.name not in _STEP_LONG_OPS
-            for tensor, view in group.operands
+            for tensor, view in region.operands
         )
 
-    def _may_reduce_columns(self, group: GrowingRegion, node: Node, item: NodeForm) -> bool:
+    def _may_reduce_columns(self, region: GrowingRegion, node: Node, node_form: NodeForm) -> bool:
         """Columns are summed in strips, which is a slow way to write what has all elements: what
         goes into a sum of columns goes nowhere else."""
-        if item.axes is None:
-            return not group.reduces_columns or item.shape != group.shape
-        if orientation(item.shape, item.axes) != "columns":
+        if node_form.axes is None:
+            return not region.reduces_columns or node_form.shape != region.shape
+        if orientation(node_form.shape, node_form.axes) != "columns":
             return True
-        members = {*group.nodes, node}
+        members = {*region.nodes, node}
         return all(
             members.issuperset(self.consumers[n]) and n.outputs[0] not in self.wanted
-            for n in group.nodes
-            if n not in group.rows
+            for n in region.nodes
+            if n not in region.rows
         )
 
     def _outside_operands(
-        self, group: GrowingRegion, node: Node, item: NodeForm
+        self, region: GrowingRegion, node: Node, node_form: NodeForm
     ) -> dict[View, None]:
-        """What a node reads that is no value of a group."""
-        place = group.place(item)
+        """What a node reads that is no value of a region."""
+        place = region.place(node_form)
         assert place is not None
         return {
             (tensor, view): None
             for tensor, view in zip(node.inputs, place[1], strict=True)
-            if self.of.get(self.roots[tensor].node) is not group
+            if self.of.get(self.roots[tensor].node) is not region
         }
 
     def _join(
-        self, home: GrowingRegion, group: GrowingRegion, node: Node, item: NodeForm
+        self, home: GrowingRegion, region: GrowingRegion, node: Node, node_form: NodeForm
     ) -> GrowingRegion:
-        """Two groups as one, to which a node comes; the first alone if that is too much."""
+        """Two regions as one, to which a node comes; the first alone if that is too much."""
         if not home.nodes:
-            axes = group.axes if item.axes is None else item.axes
-            if group.fits(1, self._outside_operands(group, node, item), axes):
-                group.axes = axes
-                return group
-        elif self._merge(home, group, node, item):
+            axes = region.axes if node_form.axes is None else node_form.axes
+            if region.fits(1, self._outside_operands(region, node, node_form), axes):
+                region.axes = axes
+                return region
+        elif self._merge(home, region, node, node_form):
             return home
-        group.closed = True
+        region.closed = True
         return home
 
-    def _merge(self, home: GrowingRegion, group: GrowingRegion, node: Node, item: NodeForm) -> bool:
-        """Take a group into the one that a node is about to enter, if they go together."""
-        axes = home.axes if group.axes is None else group.axes
-        axes = axes if item.axes is None else item.axes
-        if home.shape != group.shape or not {home.axes, group.axes} <= {None, axes}:
+    def _merge(
+        self, home: GrowingRegion, region: GrowingRegion, node: Node, node_form: NodeForm
+    ) -> bool:
+        """Take a region into the one that a node is about to enter, if they go together."""
+        axes = home.axes if region.axes is None else region.axes
+        axes = axes if node_form.axes is None else node_form.axes
+        if home.shape != region.shape or not {home.axes, region.axes} <= {None, axes}:
             return False
-        operands = dict(group.operands)
-        for view in self._outside_operands(home, node, item):
-            if self.of.get(self.roots[view[0]].node) is not group:
+        operands = dict(region.operands)
+        for view in self._outside_operands(home, node, node_form):
+            if self.of.get(self.roots[view[0]].node) is not region:
                 operands[view] = None
-        if not home.fits(len(group.nodes) + 1, operands, axes):
+        if not home.fits(len(region.nodes) + 1, operands, axes):
             return False
         home.axes = axes
-        home.operands.update(group.operands)
-        home.rows |= group.rows
-        home.nodes += group.nodes
+        home.operands.update(region.operands)
+        home.rows |= region.rows
+        home.nodes += region.nodes
         home.nodes.sort(key=self.position.__getitem__)
-        for each in group.nodes:
+        for each in region.nodes:
             self.of[each] = home
-        group.closed = True  # it is none any more
+        region.closed = True  # it is none any more
         return True
 
-    def _enter(self, home: GrowingRegion, node: Node, item: NodeForm) -> None:
-        place = home.place(item)
+    def _enter(self, home: GrowingRegion, node: Node, node_form: NodeForm) -> None:
+        place = home.place(node_form)
         assert place is not None
         is_whole, views = place
-        if item.axes is not None:  # a reduction's own value may be one a row
-            is_whole = item.result == item.shape
+        if node_form.axes is not None:  # a reduction's own value may be one a row
+            is_whole = node_form.result == node_form.shape
         home.nodes.append(node)
         if not is_whole:
             home.rows.add(node)
@@ -362,7 +366,7 @@ class RegionBuilder:
                 home.operands[tensor, view] = None
         self.of[node] = home
         self.position[node] = len(self.position)
-        if item.axes is not None:
+        if node_form.axes is not None:
             self.readers.update(dict.fromkeys(node.inputs, home))
 
 
@@ -372,6 +376,6 @@ def _checks_values(node: Node, tensor: Tensor) -> bool:
 
 
 def _reads_inputs(node: Node) -> bool:
-    """Whether a node reads its inputs where it stands. Aliases and groups do not read at all; what
+    """Whether a node reads its inputs where it stands. Aliases and regions do not read at all; what
     an assign takes is read when the step commits, or staged, which comes after all else."""
     return not (node.op.alias or node.op.name in ("assign", "group"))
