@@ -17,11 +17,11 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.collectives.exchanges import DeviceCollective, ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
-from graphflow.runtime.memory.backend import Backend
+from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.transport.tensor_mailbox import Awaited
 from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS
-from graphflow.runtime.wire.tensor_mailbox import Awaited
 
 if TYPE_CHECKING:
     from graphflow.runtime.host.session_state import SessionState
@@ -41,7 +41,7 @@ class CrossDeviceEdges:
     """Where the cut edges of one device lead: a `Channel`."""
 
     session: SessionState
-    backend: Backend
+    backend: DeviceBackend
     incoming: Mapping[int, Awaited]  # what each edge brings
     sources: Mapping[int, DeviceName]  # where it comes from
     part: ProgramCollectives  # in exchanges
@@ -53,7 +53,7 @@ class CrossDeviceEdges:
         partition: Partition,
         bindings: Mapping[str, int],
         session: SessionState,
-        backend: Backend,
+        backend: DeviceBackend,
         part: ProgramCollectives,
     ) -> CrossDeviceEdges:
         """Those of a program, for some sizes."""
