@@ -44,7 +44,7 @@ from graphflow.runtime.collectives.shared_memory_transport import (
     uses_mapped_tensors,
 )
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
-from graphflow.runtime.wire.tensor_mailbox import Awaited
+from graphflow.runtime.transport.tensor_mailbox import Awaited
 
 EdgeEnd = TypeVar("EdgeEnd", ShmEdgeReceiver, ShmEdgeSender)
 

@@ -28,8 +28,8 @@ from graphflow.runtime.collectives.shared_memory_edges import (
     ShmEdgeSender,
 )
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
-from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 
 class SessionCollectives:

@@ -101,7 +101,7 @@ def out_kernel(
     Args:
         plain: let the kernel allocate its result, which is then copied to `out`.
     """
-    into = op.writer(inputs)
+    into = op.into_for(inputs)
     if into is not None and not op.random and not plain:
         return partial(into, xp, **attrs) if attrs else partial(into, xp)
 

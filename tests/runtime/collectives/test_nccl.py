@@ -28,7 +28,7 @@ from graphflow.runtime.collectives.nccl import Communicator, NcclCollective
 from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
-from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
+from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
 from tests.house.sources import ROOT
 from tests.runtime.collectives.test_exchanges import collective, plain, same_bits, together
 
