@@ -26,7 +26,7 @@ from graphflow.errors import (
     TransportError,
     WorkerLost,
 )
-from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.pending_operation import PendingOperation
 from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.client.worker_connection import WorkerConnection
 from graphflow.runtime.launch.local import LocalWorkers
@@ -129,7 +129,7 @@ class SessionIOLoop:
             set()
         )  # workers that were sent to since they were last drained
         self._events: deque[CoordinatorEvent] = deque()
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, PendingOperation] = {}
         self._next_event_at = 0.0  # when the machine's next Tick is, or the next look
         self._inflow_check_at = 0.0  # when to look at how much is under way
         # A socket tells of what comes only once it has been found empty.
@@ -175,39 +175,43 @@ class SessionIOLoop:
 
     # From any thread ---------------------------------------------------------------------------
 
-    def ask(self, begin: BeginOperation, seconds: float, pending: Pending | None = None) -> Replies:
+    def ask(
+        self, begin: BeginOperation, seconds: float, operation: PendingOperation | None = None
+    ) -> Replies:
         """Runs an operation to its end, within `seconds`.
 
         Args:
-            pending: gets the outcome, also where an interrupt ends the call.
+            operation: gets the outcome, also where an interrupt ends the call.
 
         Raises:
             GraphflowError: how it failed; SessionError if the session is closed meanwhile.
             KeyboardInterrupt, or what else a signal's handler raises: and the operation goes on.
         """
-        pending = self.submit(begin, pending)
-        return self.finish(begin.request, pending, seconds)
+        return self.finish(self.submit(begin, operation), seconds)
 
-    def submit(self, begin: BeginOperation, pending: Pending | None = None) -> Pending:
+    def submit(
+        self, begin: BeginOperation, operation: PendingOperation | None = None
+    ) -> PendingOperation:
         """Starts an operation, before any that is asked for later."""
-        pending = self._pending[begin.request] = pending or Pending()
+        operation = operation or PendingOperation(begin.request)
+        self._pending[begin.request] = operation
         self._events.append(begin)
-        return pending
+        return operation
 
-    def finish(self, request: int, pending: Pending, seconds: float) -> Replies:
+    def finish(self, operation: PendingOperation, seconds: float) -> Replies:
         """Runs an operation that was started to its end; raises as `ask`."""
-        self._wait(pending, time.monotonic() + seconds)
-        if pending.outcome is None:  # if this process was stopped, what came meanwhile counts
-            self._wait(pending, time.monotonic() + _CATCH_UP)
-        outcome = pending.outcome
+        self._wait(operation, time.monotonic() + seconds)
+        if operation.outcome is None:  # if this process was stopped, what came meanwhile counts
+            self._wait(operation, time.monotonic() + _CATCH_UP)
+        outcome = operation.outcome
         if isinstance(outcome, Replies):
             return outcome
-        self._pending.pop(request, None)
+        self._pending.pop(operation.request, None)
         raise outcome or WorkerLost("the coordinator's sockets do not answer")
 
-    def knows(self, request: int, pending: Pending) -> bool:
+    def is_submitted(self, operation: PendingOperation) -> bool:
         """Whether an operation was started; those that have ended count."""
-        return request in self._pending or pending.outcome is not None
+        return operation.request in self._pending or operation.outcome is not None
 
     def add(self, event: CoordinatorEvent) -> None:
         """Gives the machine an event, for a thread that is about to wait for what comes of it."""
@@ -262,9 +266,9 @@ class SessionIOLoop:
 
     # Waiting -----------------------------------------------------------------------------------
 
-    def _wait(self, pending: Pending, until: float) -> None:
-        while pending.outcome is None and time.monotonic() < until:
-            self._hold_signals(self._drive_or_wait, pending, until)
+    def _wait(self, operation: PendingOperation, until: float) -> None:
+        while operation.outcome is None and time.monotonic() < until:
+            self._hold_signals(self._drive_or_wait, operation, until)
 
     def _hold_signals(self, act: Callable[..., _T], *args: Any) -> _T:
         """Does what ends soon after a signal has come. On the main thread, where that may be at any
@@ -278,9 +282,9 @@ class SessionIOLoop:
         finally:
             held.restore(before)
 
-    def _drive_or_wait(self, pending: Pending, until: float) -> None:
+    def _drive_or_wait(self, operation: PendingOperation, until: float) -> None:
         came = self._held_signals.received if threading.get_ident() == self._main else []
-        while pending.outcome is None and not came:
+        while operation.outcome is None and not came:
             left = until - time.monotonic()
             if left <= 0:
                 return
@@ -288,16 +292,16 @@ class SessionIOLoop:
                 self._fail_all()
             if self._driver.acquire(DRIVER_WAIT_SECONDS):
                 try:
-                    self._drive(pending, until, came)
+                    self._drive(operation, until, came)
                 finally:
                     self._driver.release()
             else:
                 self._wakeup.wake()
-                pending.wait(min(left, DRIVER_WAIT_SECONDS))
+                operation.wait(min(left, DRIVER_WAIT_SECONDS))
 
     def _drive_in_background(self) -> None:
         """Drives while nobody else does."""
-        nobody = Pending()
+        nobody = PendingOperation(-1)
         try:
             while not self._stopping:
                 due = bool(self._events) or time.monotonic() >= self._next_event_at
@@ -322,12 +326,12 @@ class SessionIOLoop:
 
     # With the driver lock ----------------------------------------------------------------------
 
-    def _drive(self, pending: Pending, until: float, came: list[int]) -> None:
+    def _drive(self, operation: PendingOperation, until: float, came: list[int]) -> None:
         """Moves messages until the operation has an outcome, an interrupt came, or somebody who
         waits for one takes over from the watch."""
         try:
-            while not (pending.outcome or came or self._stopping or self._driver.wanted):
-                self._turn(pending, until)
+            while not (operation.outcome or came or self._stopping or self._driver.wanted):
+                self._turn(operation, until)
                 if time.monotonic() >= until:
                     break
             if self._stopping:
@@ -341,7 +345,7 @@ class SessionIOLoop:
         self._failure, self._stopping = error, True
         self._fail_all()
 
-    def _turn(self, pending: Pending, until: float) -> None:
+    def _turn(self, operation: PendingOperation, until: float) -> None:
         """Handles what has come, after waiting for it if there is nothing yet; without, if the
         operation has an outcome by then: of a step that was begun ahead, all may be there."""
         events = self._events
@@ -362,7 +366,7 @@ class SessionIOLoop:
         if due > self._inflow_check_at:
             due = self._inflow_check_at
         self._next_event_at = due
-        due = min(due, until) if pending.outcome is None else now
+        due = min(due, until) if operation.outcome is None else now
         for worker in list(self._full) if self._full else ():
             due = min(due, now + _RETRY)
             self._flush(worker)
@@ -535,16 +539,16 @@ class SessionIOLoop:
     def _settle(self, action: SettleOperation) -> None:
         if type(action.outcome) is WorkerLost:
             self._activity.on_workers_lost(self._machine.loss_reasons(), self._addresses)
-        pending = self._pending.get(action.request)
-        if pending is not None:
-            pending.settle(action.outcome)
-            self._pending.pop(action.request, None)  # later: `knows` asks on another thread
+        operation = self._pending.get(action.request)
+        if operation is not None:
+            operation.set_outcome(action.outcome)
+            self._pending.pop(action.request, None)  # later: `is_submitted` asks on another thread
 
     def _fail_all(self) -> None:
         reason = f": {self._failure!r}" if self._failure else ""
         while self._pending:
-            _, pending = self._pending.popitem()
-            pending.settle(SessionError(f"the session is closed{reason}"))
+            _, operation = self._pending.popitem()
+            operation.set_outcome(SessionError(f"the session is closed{reason}"))
 
     def _free(self) -> None:
         self._opened.close()

@@ -25,7 +25,7 @@ from graphflow.runtime.checkpoint.manifest import CheckpointShard
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.io_loop import SLACK
-from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.pending_operation import PendingOperation
 from graphflow.runtime.client.worker_membership import WorkerMembership
 from graphflow.runtime.host.host_interface import DirectStep, PendingSave, SavedPart
 from graphflow.runtime.host.session_state import DRAWS, FAILED
@@ -87,13 +87,15 @@ class _DistributedProgram:
     is_free: bool = False  # a step of it changes nothing that another one reads, or that is seen
 
 
-class Begun(NamedTuple):
-    """A step that was begun and is not decided; a `free` one does not wait for those before it."""
+class PendingStep(NamedTuple):
+    """A step that workers compute ahead of its decision, and its pending operation.
+
+    A `free` step changes no state, so that it does not wait for the steps before it.
+    """
 
     step: int
     deadline: float
-    request: int
-    pending: Pending
+    operation: PendingOperation
     free: bool
 
 
@@ -240,9 +242,10 @@ class RemoteHosts(WorkerMembership):
             return replies
         with passing_interrupts():
             request, orders = self._make_orders(loaded, order, step, feeds, waits=True)
-            begin, pending = BeginOperation(request, orders, order.deadline, step), Pending()
-            wait = partial(self._require_loop().ask, begin, order.deadline + SLACK, pending)
-            return self._await_decision(step, request, pending, wait)
+            begin = BeginOperation(request, orders, order.deadline, step)
+            operation = PendingOperation(request)
+            wait = partial(self._require_loop().ask, begin, order.deadline + SLACK, operation)
+            return self._await_decision(step, operation, wait)
 
     def _try_fast_path(
         self,
@@ -267,11 +270,11 @@ class RemoteHosts(WorkerMembership):
                 room -= len(sent)
                 nbytes += array.nbytes
         self._add_failure_count(order)
-        repeat = SteadyStateStep(next(self._requests), step, order, loaded.workers, inside)
+        steady = SteadyStateStep(next(self._requests), step, order, loaded.workers, inside)
         self._last_step = step
-        pending = Pending()
-        wait = partial(loop.run_step, repeat, order.deadline, pending)
-        replies = self._await_decision(step, repeat.request, pending, wait, nbytes)
+        operation = PendingOperation(steady.request)
+        wait = partial(loop.run_step, steady, order.deadline, operation)
+        replies = self._await_decision(step, operation, wait, nbytes)
         if replies is None:
             self._last_step = before
         return replies
@@ -279,15 +282,14 @@ class RemoteHosts(WorkerMembership):
     def _await_decision(
         self,
         step: int,
-        request: int,
-        pending: Pending,
+        operation: PendingOperation,
         wait: Callable[[], _Decided],
         fed: int = 0,
     ) -> _Decided:
         """What a step comes to, which is counted and told, unless it has not begun: None.
 
         Args:
-            wait: runs it to its end, or says None; `pending` gets the outcome.
+            wait: runs it to its end, or says None; `operation` gets the outcome.
             fed: bytes, besides what `_activity` was told.
         """
         began = time.monotonic()
@@ -297,7 +299,7 @@ class RemoteHosts(WorkerMembership):
                 self._last_committed = step
         except BaseException as error:
             if is_interrupt(error):
-                self._cancel_step(step, request, pending)
+                self._cancel_step(step, operation)
             self._failed_steps += 1
             told = error.error if isinstance(error, Interrupt) else error
             self._activity.on_abort(step, time.monotonic() - began, told)
@@ -306,12 +308,12 @@ class RemoteHosts(WorkerMembership):
             self._activity.on_commit(step, time.monotonic() - began, replies.nbytes, fed)
         return replies
 
-    def _cancel_step(self, step: int, request: int, pending: Pending) -> None:
+    def _cancel_step(self, step: int, operation: PendingOperation) -> None:
         """Cancels a step unless it was decided already, and waits until that is known."""
         self.cancel()
         with defer_signals(), suppress(GraphflowError):
-            if (loop := self._loop) is not None and loop.knows(request, pending):
-                loop.finish(request, pending, SLACK)
+            if (loop := self._loop) is not None and loop.is_submitted(operation):
+                loop.finish(operation, SLACK)
                 self._last_committed = step
 
     def has_committed(self, step: int, error: BaseException) -> bool:
@@ -330,7 +332,7 @@ class RemoteHosts(WorkerMembership):
         feeds: Mapping[int, Mapping[str, Array]],
         deadline: float,
         follows: int,
-    ) -> Begun:
+    ) -> PendingStep:
         """Begins a step that is not decided before `finish`; its feeds travel at once, and it
         computes as soon as the step that it `follows` has committed (-1: now).
 
@@ -351,27 +353,25 @@ class RemoteHosts(WorkerMembership):
             )
             request, orders = self._make_orders(loaded, order, step, feeds, waits=False)
             begin = BeginOperation(request, orders, deadline, step, follows, is_held=True)
-            return Begun(step, deadline, request, loop.submit(begin), loaded.is_free)
+            return PendingStep(step, deadline, loop.submit(begin), loaded.is_free)
 
-    def finish(self, begun: Begun) -> StepResult:
+    def finish(self, begun: PendingStep) -> StepResult:
         """Decides a step that was begun, the first of those that are not decided; as `step`."""
         with self._step_lock:
             loop = self._require_loop()
-            loop.add(ReleaseStep(begun.request))
+            loop.add(ReleaseStep(begun.operation.request))
             seconds = 2 * begun.deadline + SLACK  # its own deadline runs from when it may compute
-            wait = partial(loop.finish, begun.request, begun.pending, seconds)
-            return _step_result(
-                self._await_decision(begun.step, begun.request, begun.pending, wait)
-            )
+            wait = partial(loop.finish, begun.operation, seconds)
+            return _step_result(self._await_decision(begun.step, begun.operation, wait))
 
-    def undo(self, begun: Sequence[Begun]) -> None:
+    def undo(self, begun: Sequence[PendingStep]) -> None:
         """Ends steps that were begun and are not decided: nothing of them happens."""
         self._failed_steps += 1
         self.cancel()
         for each in begun:
             with suppress(GraphflowError):
                 if self._loop is not None:
-                    self._loop.finish(each.request, each.pending, SLACK)
+                    self._loop.finish(each.operation, SLACK)
 
     def _require_program(self, program: str) -> _DistributedProgram:
         loaded = self._programs.get(program)
@@ -507,10 +507,10 @@ class RemoteHosts(WorkerMembership):
         loop, request = self._require_loop(), next(self._requests)
         files = {worker: shard_name(worker) for worker in workers}
         orders = {w: Order(Save(request, folder, file, step)) for w, file in files.items()}
-        pending = loop.submit(BeginOperation(request, orders, _SAVE_SECONDS))
+        operation = loop.submit(BeginOperation(request, orders, _SAVE_SECONDS))
 
         def wait(seconds: float) -> dict[int, SavedPart]:
-            replies = loop.finish(request, pending, seconds)
+            replies = loop.finish(operation, seconds)
             written: dict[int, SavedPart] = {}
             for worker, message in replies.messages.items():
                 assert isinstance(message, Saved)
