@@ -29,7 +29,7 @@ from graphflow.errors import (
 from graphflow.runtime.client.pending_operation import PendingOperation
 from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.client.worker_connection import WorkerConnection
-from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.polling.io_driver import LINGER, SLICE, SocketDriverLock
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.clock_sync import clock_identity
@@ -100,7 +100,7 @@ class SessionIOLoop:
         addresses: list[str],
         *,
         insecure: bool,
-        local: LocalWorkers | None,
+        local: Launcher | None,
         pair: KeyPair | None,
         keys: Sequence[str],
         activity: SessionActivity,

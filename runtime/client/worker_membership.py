@@ -29,6 +29,7 @@ from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.client.handshake import Rendezvous, find_answering, load_keys
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.session_activity import SessionActivity
+from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.protocol.coordinator_events import (
     BeginOperation,
@@ -79,7 +80,7 @@ class WorkerMembership:
         self._unreachable: set[int] = (
             set()
         )  # workers without which the others would reach each other
-        self._local: LocalWorkers | None = None
+        self._local: Launcher | None = None
         self._loop: FastPathLoop | None = None
 
     # Start, and start anew -----------------------------------------------------------------------
@@ -274,7 +275,7 @@ class WorkerMembership:
         return [worker for worker in range(len(self._addresses)) if worker not in lost]
 
 
-def _shut_down(loop: FastPathLoop | None, local: LocalWorkers | None, owner: int) -> None:
+def _shut_down(loop: FastPathLoop | None, local: Launcher | None, owner: int) -> None:
     if os.getpid() != owner:  # a fork that ends: threads, sockets and workers are its parent's
         return
     if loop is not None:
@@ -289,7 +290,7 @@ def _launch_local(
     host: str | None,
     ops: Sequence[str],
     store: CheckpointStore | None,
-) -> LocalWorkers | None:
+) -> Launcher | None:
     if cluster.kind != "local":
         return None
     devices = cluster.workers[0].devices

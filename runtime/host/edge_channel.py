@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.device_name import DeviceName
@@ -21,10 +21,25 @@ from graphflow.runtime.memory.backend import Backend
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS
-from graphflow.runtime.wire.tensor_mailbox import Awaited
+from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
-if TYPE_CHECKING:
-    from graphflow.runtime.host.session_state import SessionState
+
+class EdgeTransport(Protocol):
+    """The means by which the devices of one session exchange tensors (`SessionState`)."""
+
+    mail: TensorMailbox
+
+    def send(self, step: int, edge: int, target: DeviceName, array: Any, backend: Backend) -> None:
+        """Send a tensor to a device: by reference, or as a message to its worker."""
+
+    def send_signal(self, step: int, what: str, device: DeviceName) -> None:
+        """Send a device a key that carries no tensor."""
+
+    def send_shared(self, step: int, edge: int, passage: ShmEdgeSender, array: Any) -> bool:
+        """Send a tensor through shared memory; return False if the edge cannot use it."""
+
+    def receive_shared(self, step: int, edge: int, passage: ShmEdgeReceiver) -> Any:
+        """Return a tensor from shared memory; None if the edge does not use it."""
 
 
 def exchanges_with_other_workers(partition: Partition) -> bool:
@@ -40,7 +55,7 @@ def exchanges_with_other_workers(partition: Partition) -> bool:
 class CrossDeviceEdges:
     """Where the cut edges of one device lead: a `Channel`."""
 
-    session: SessionState
+    session: EdgeTransport
     backend: Backend
     incoming: Mapping[int, Awaited]  # what each edge brings
     sources: Mapping[int, DeviceName]  # where it comes from
@@ -52,7 +67,7 @@ class CrossDeviceEdges:
     def for_program(
         partition: Partition,
         bindings: Mapping[str, int],
-        session: SessionState,
+        session: EdgeTransport,
         backend: Backend,
         part: ProgramCollectives,
     ) -> CrossDeviceEdges:

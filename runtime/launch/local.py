@@ -17,7 +17,6 @@ from functools import partial
 from typing import IO, TextIO
 
 from graphflow.base.interrupts import defer_signals
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.user_modules import module_folders
 from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.placement.clusters.host_facts import divide_cores
@@ -25,29 +24,12 @@ from graphflow.runtime.diagnostics.crash_recorder import OUT_OF_MEMORY, CrashRec
 from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 from graphflow.runtime.launch import child
 from graphflow.runtime.launch.fork_server import ForkedProcess, ForkServer, can_fork, start_process
+from graphflow.runtime.launch.launcher import WorkerExit
 
 _GRACE = 2.0  # seconds between the request to end and the kill
 _TAIL_LINES = 20
 _READY = " listening on "
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-@dataclass(frozen=True)
-class WorkerExit:
-    """How a process ended.
-
-    Attributes:
-        reason: in a few words: "exit status 1", "killed by signal 9", `OUT_OF_MEMORY`.
-        op: what it was in at a signal, with its node and the user's line; "" if that is unknown.
-        by_itself: no signal ended it, nor the end of its nursery.
-    """
-
-    reason: str
-    op: str = ""
-    by_itself: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.reason}, in {self.op}" if self.op else self.reason
 
 
 class LocalWorker:
