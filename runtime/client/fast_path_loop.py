@@ -1,4 +1,7 @@
-"""A session's sockets in steps that step: the short way of `protocol.steps`, by lanes."""
+"""The I/O loop with a fast path for steady-state steps (`protocol.fast_path`).
+
+Orders and answers then go over the fast channels, past the general event queue.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from graphflow.runtime.protocol.fast_path import FastPathCoordinator, SteadyStat
 
 
 class FastPathLoop(SessionIOLoop):
-    """The sockets of one session, with a short way for steps like those before."""
+    """The I/O loop of one session, with the fast path."""
 
     _Machine = FastPathCoordinator
     _machine: FastPathCoordinator
@@ -21,8 +24,10 @@ class FastPathLoop(SessionIOLoop):
     def run_step(
         self, step: SteadyStateStep, deadline: float, operation: PendingOperation
     ) -> Replies | None:
-        """Runs a step to its end; None where that takes more than the short way, and nothing was
-        begun. `operation` gets the outcome, also where an interrupt ends the call.
+        """Run a step to its end; return None, with nothing begun, if the fast path does not apply.
+
+        Args:
+            operation: gets the outcome, also if an interrupt ends the call.
 
         Raises:
             GraphflowError, KeyboardInterrupt: as `ask`.
@@ -35,7 +40,7 @@ class FastPathLoop(SessionIOLoop):
         return self.finish(operation, deadline + SLACK)
 
     def _run(self, step: SteadyStateStep, operation: PendingOperation) -> bool:
-        """Runs a step as far as the short way leads; whether it has begun."""
+        """Run a step as far as the fast path leads; return True if it has begun."""
         if not self._driver.acquire(DRIVER_WAIT_SECONDS):
             return False
         try:
@@ -49,7 +54,8 @@ class FastPathLoop(SessionIOLoop):
         return True
 
     def _send_orders(self, step: SteadyStateStep, operation: PendingOperation) -> bool:
-        """Tells the workers of a step that now has `operation`, if that is all there is to do."""
+        """Send a step's orders, if nothing else has to be done first; return True if they were
+        sent."""
         now = time.monotonic()
         if (
             self._events
@@ -73,7 +79,7 @@ class FastPathLoop(SessionIOLoop):
         return True
 
     def _receive_answers(self, operation: PendingOperation) -> None:
-        """Takes what comes until all have answered, or until there is anything else to do."""
+        """Receive until all workers have answered, or until another event must be handled."""
         self._next_event_at = due = min(self._machine.wake_at(0.0), self._inflow_check_at)
         while operation.outcome is None:
             if self._recently_sent or self._unread or self._events or self._held_signals.received:

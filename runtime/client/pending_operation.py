@@ -11,9 +11,9 @@ from graphflow.runtime.protocol.coordinator_events import Replies
 class PendingOperation:
     """One request to workers, from its submission to its outcome.
 
-    The I/O loop creates one for each operation, or takes the caller's. The caller waits for the
-    outcome with `SessionIOLoop.finish`. `protocol.operations.Operation` is the protocol's record of
-    the same operation: which workers have replied, and when its deadline ends.
+    The I/O loop makes one for each operation, or takes the caller's. The caller waits for the
+    outcome with `SessionIOLoop.finish`. `protocol.operations.Operation` is the machine's record of
+    the same operation: which workers have replied, and when its deadline passes.
 
     Attributes:
         request: the number that orders and replies of the operation carry.

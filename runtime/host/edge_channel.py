@@ -1,7 +1,7 @@
-"""The channel of a program: where the edges lead that were cut between its device and others.
+"""The channel of a program: the edges between its device and others.
 
-Devices of one worker hand tensors over by reference. Between workers they go through memory that
-both see (`runtime/collectives/shared_memory_edges.py`), or as messages.
+Devices of one worker hand tensors over by reference. Between workers tensors go through shared
+memory (`runtime/collectives/shared_memory_edges.py`), or as messages.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class EdgeTransport(Protocol):
 
 
 def exchanges_with_other_workers(partition: Partition) -> bool:
-    """Whether a device agrees with those of other workers on ways, so that all of them keep and
-    let go of a program's forms alike."""
+    """Return True if a device agrees with devices of other workers on how tensors travel.
+
+    All such devices must keep, and drop, the compiled forms of a program alike.
+    """
     here = _device(partition.device).worker
     return bool(partition.graph.of_op("collective_start")) or any(
         _device(end).worker != here for end in _cut_edge_nodes(partition)
@@ -53,14 +55,14 @@ def exchanges_with_other_workers(partition: Partition) -> bool:
 
 @dataclass(frozen=True)
 class CrossDeviceEdges:
-    """Where the cut edges of one device lead: a `Channel`."""
+    """The edges of one device that lead to other devices; implements `Channel`."""
 
     session: EdgeTransport
     backend: Backend
-    incoming: Mapping[int, Awaited]  # what each edge brings
-    sources: Mapping[int, DeviceName]  # where it comes from
-    part: ProgramCollectives  # in exchanges
-    outward: Mapping[int, ShmEdgeSender]  # of edges that may go through memory that both ends see
+    incoming: Mapping[int, Awaited]  # the tensor of each edge, for errors
+    sources: Mapping[int, DeviceName]  # its source device
+    part: ProgramCollectives  # this device's part of the program's exchanges
+    outward: Mapping[int, ShmEdgeSender]  # edges that may go through shared memory
     inward: Mapping[int, ShmEdgeReceiver]
 
     @staticmethod
@@ -71,7 +73,7 @@ class CrossDeviceEdges:
         backend: Backend,
         part: ProgramCollectives,
     ) -> CrossDeviceEdges:
-        """Those of a program, for some sizes."""
+        """Return the edges of a partition, for some sizes."""
         recvs = [n for n in partition.graph.walk() if n.op.name == "recv"]
         incoming = {n.attrs["edge"]: _describe_incoming(n) for n in recvs}
         sources = {n.attrs["edge"]: _device(n.attrs["source"]) for n in recvs}
@@ -87,7 +89,7 @@ class CrossDeviceEdges:
             ):
                 continue
             if peer.kind != "cpu" or mine.kind != "cpu":
-                continue  # a GPU's tensors come through memory of its own
+                continue  # a GPU's tensors are in its own memory
             sent, received = (
                 _edge_specs(nodes, "send", bindings),
                 _edge_specs(nodes, "recv", bindings),
@@ -138,7 +140,7 @@ class CrossDeviceEdges:
 
 
 def _cut_edge_nodes(partition: Partition) -> dict[str, list[Node]]:
-    """The nodes that send to and receive from each other device, but for those in bodies."""
+    """Return the send and receive nodes of each other device, except those inside bodies."""
     found: dict[str, list[Node]] = {}
     for node in partition.graph.nodes:
         if node.op.name in ("send", "recv"):
@@ -148,7 +150,7 @@ def _cut_edge_nodes(partition: Partition) -> dict[str, list[Node]]:
 
 
 def _edge_specs(nodes: list[Node], op: str, bindings: Mapping[str, int]) -> dict[int, TensorSpec]:
-    """What edges carry."""
+    """Return the specs of the tensors on edges."""
     return {
         int(node.attrs["edge"]): (node.inputs or node.outputs)[0].spec.bind(bindings)
         for node in nodes
