@@ -1,4 +1,4 @@
-"""Where graphs begin: placeholders, variables, constants and assignments."""
+"""Builders of placeholders, variables, constants and assignments."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from graphflow.ir.scopes import current_prefix
 from graphflow.ir.spec import as_dtype, normalize_shape
 
 RESERVED = "__metadata__"
-"""What no variable is named: safetensors, the format of checkpoints, keeps it for itself."""
+"""A name that variables cannot have: safetensors, the format of checkpoints, reserves it."""
 
 
 @checks_argument_names(ArgumentError)
 def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
-    """A tensor that is fed at each step.
+    """Make a tensor that is fed at each step.
 
     Args:
         dtype: "float32", "int64", "bool", …
-        shape: ints; None for any size; a string for a size shared by several placeholders.
+        shape: for each axis an int, None for any size, or a string for a size that several
+            placeholders share.
 
     Raises:
         DTypeError, ShapeError: not a dtype, not a shape.
@@ -43,13 +44,15 @@ def placeholder(dtype: Any, shape: Any = (), name: str | None = None) -> Tensor:
 def variable(
     initial: Any, name: str | None = None, trainable: bool = True, dtype: Any = None
 ) -> Tensor:
-    """State that lives in a session: reading it gives its value as the step began.
+    """Make a variable, whose value a session keeps from step to step.
+
+    A step reads the value that the variable had when the step began.
 
     Args:
         initial: an array (converted to float32 if it is a plain list of floats) or a `gf.init`
             initializer.
-        name: unique in a session; made up if not given.
-        trainable: whether `minimize` updates it unless told otherwise.
+        name: unique in a session; default: generated.
+        trainable: whether `minimize` updates it by default.
 
     Raises:
         VariableError, DTypeError: the initial value is symbolic, or has no supported dtype.
@@ -58,7 +61,7 @@ def variable(
     with error_location("variable"):
         if not isinstance(trainable, bool):
             raise ArgumentError(f"trainable is True or False, not {trainable!r}")
-        # said now, not hours later by a checkpoint
+        # refused here, since a checkpoint would refuse it hours later
         if isinstance(name, str) and name == RESERVED and not current_prefix():
             raise ArgumentError(f"files of checkpoints keep the name {name!r}; choose another")
         if not isinstance(initial, Initializer):
@@ -69,7 +72,7 @@ def variable(
 
 
 def make_variable(initial: Any, name: str | None, trainable: bool) -> Tensor:
-    """A variable that begins as an array which nobody changes, of which no copy is made."""
+    """Make a variable without copying its initial array, which nobody may change."""
     tensor: Tensor = REGISTRY["variable"](
         initial=initial,
         trainable=trainable,
@@ -82,7 +85,7 @@ def make_variable(initial: Any, name: str | None, trainable: bool) -> Tensor:
 
 
 def _copy_initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """A copy of an initial value that nobody changes."""
+    """Return a read-only copy of an initial value."""
     if isinstance(value, Tensor):
         raise VariableError("the initial value is a tensor; give an array")
     try:
@@ -104,7 +107,7 @@ def _copy_initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
 
 @checks_argument_names(ArgumentError)
 def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
-    """A fixed array in the graph (a copy; plain lists of floats become float32).
+    """Put a copy of an array into the graph; Python lists of floats become float32.
 
     Raises:
         DTypeError: no array of a supported dtype.
@@ -122,7 +125,7 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
 
 
 def _convert_foreign(value: Any) -> np.ndarray[Any, Any]:
-    """An array of another library as one of numpy's."""
+    """Convert an array of another library to numpy's."""
     try:
         return array_of(value)
     except NoArrayError as error:

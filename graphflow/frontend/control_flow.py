@@ -1,4 +1,4 @@
-"""Control flow: Python functions traced into bodies, and the nodes that hold them."""
+"""Control flow: trace Python functions into bodies, and build the nodes that hold them."""
 
 from __future__ import annotations
 
@@ -31,23 +31,25 @@ from graphflow.ir.spec import (
     show_shape,
 )
 from graphflow.ops.control_flow import control
+from graphflow.ops.tensors.shape import reshape
 
 
 @function
 def call(fn: Callable[..., Any] | Graph, *args: Any, name: str | None = None) -> Any:
-    """`fn(*args)` as one node that holds what the function builds.
+    """Build `fn(*args)` as one node, whose body holds the nodes that the function builds.
 
     Args:
         fn: a function of nests of tensors, or a Graph, whose placeholders are the arguments in the
             order in which they were made.
 
     Returns:
-        What the function returns; of a Graph, a tuple of its outputs.
+        The nest that the function returns; for a Graph, a tuple of its outputs.
 
     Raises:
-        ArgumentError: no function; as many arguments as a graph has placeholders are needed.
-        VariableError: it assigns variables.
-        ShapeError: an argument of a graph is not what its placeholder takes.
+        ArgumentError: fn is no function, or a graph gets another number of arguments than it has
+            placeholders.
+        VariableError: fn assigns variables.
+        ShapeError: an argument does not have the shape of the graph's placeholder.
     """
     if isinstance(fn, Graph):
         return _call_graph(fn, args, name)
@@ -84,7 +86,7 @@ def call_body(
 def _make_control_node(
     op: Op, operands: Sequence[Tensor], attrs: dict[str, Any], name: str | None
 ) -> Node:
-    """A node that holds bodies; where all that is pinned in them has one pin, it has it, too."""
+    """Build a node that holds bodies, with the pin of their nodes if these have only one."""
     inner = (n for v in attrs.values() if isinstance(v, Body) for n in v.graph.walk())
     pins = {n.device for n in inner if n.op.name not in control.UNPLACED_OPS and n.device}
     if len(pins) != 1:
@@ -95,7 +97,7 @@ def _make_control_node(
 
 
 def _with_new_streams(body: Body) -> Body:
-    """The body with random streams of its own, so that each call draws other numbers."""
+    """Give a body new random streams, so that each call of it draws other numbers."""
     if not any("stream" in node.attrs for node in body.graph.walk()):
         return body
 
@@ -121,15 +123,16 @@ def cond(
     *args: Any,
     name: str | None = None,
 ) -> Any:
-    """`true_fn(*args)` where `pred` holds, else `false_fn(*args)`; only one of them runs.
+    """Build `true_fn(*args)` if `pred` is true, else `false_fn(*args)`; only one of them runs.
 
     Args:
-        pred: one bool. A Python bool chooses now, and nothing is decided when the graph runs.
+        pred: one bool. A Python bool chooses while the graph is built.
         true_fn, false_fn: functions of nests of tensors that return the same nest, shapes, dtypes.
 
     Raises:
-        ArgumentError: no functions, or they return nests of different structure.
-        ShapeError, DTypeError: the predicate is not one bool; the branches differ.
+        ArgumentError: a branch is no function, or the branches return different nests.
+        ShapeError, DTypeError: the predicate is not one bool, or the branches return different
+            shapes or dtypes.
         VariableError: a branch assigns variables.
     """
     require_function(true_fn, "true_fn")
@@ -173,22 +176,23 @@ def scan(
     length: Any = None,
     name: str | None = None,
 ) -> Any:
-    """A loop over the first axis of `xs` that carries a state and stacks what it makes.
+    """Build a loop over the first axis of `xs` that carries a state and stacks its outputs.
 
     Args:
-        body_fn: (carry, x) -> (carry, y): nests; the carry keeps its shapes and dtypes; y may be
-            None. It is traced once. What it reads from outside may be any tensor.
+        body_fn: (carry, x) -> (carry, y), all nests. The carry keeps its shapes and dtypes; y may
+            be None. The function is traced once, and may read any tensors from outside.
         init: the first carry.
-        xs: a nest of tensors of the same first size; None if only `length` counts (x is None then).
-        reverse: from the last x to the first; the ys keep their places.
+        xs: a nest of tensors of the same first size; None if there is only a `length` (then x is
+            None).
+        reverse: go from the last x to the first; the ys keep the order of xs.
         length: the number of iterations, if there are no xs.
 
     Returns:
-        The last carry, and the ys, each with a first axis of that length.
+        The last carry, and the ys, stacked along a new first axis.
 
     Raises:
-        ArgumentError: body_fn is no function, or does not return a pair; neither xs nor length.
-        ShapeError: the carry changes; the first sizes of xs differ.
+        ArgumentError: body_fn is no function, or does not return a pair; xs and length are missing.
+        ShapeError: the carry changes shape or dtype; the first sizes of xs differ.
         VariableError: the body assigns variables.
     """
     require_function(body_fn, "body_fn")
@@ -241,27 +245,19 @@ def _length(items: Sequence[Tensor], length: Any) -> Size:
 
 
 def _equate_lengths(items: Sequence[Tensor], size: Size) -> list[Tensor]:
-    """The items, their first sizes equated to the length."""
+    """Equate the first sizes of the items to the length, and reshape items of another symbol."""
     same = []
     for i, item in enumerate(items):
         what = f"xs {i} has {show_shape(item.shape)}, and the length is {size}"
         if item.shape[0] != size:
             equate(item.shape[0], size, what)
-            item = _reshape(item, (size, *item.shape[1:]))
+            item = reshape(item, (size, *item.shape[1:]))
         same.append(item)
     return same
 
 
-def _reshape(tensor: Tensor, shape: Sequence[Size]) -> Tensor:
-    """A tensor whose size is known by another name."""
-    from graphflow.ops.tensors.shape import reshape
-
-    result: Tensor = reshape(tensor, tuple(shape))
-    return result
-
-
 def _check_carry(init: Any, traced: TracedFunction, carries: int, what: str) -> None:
-    """The nest and the specs of what is carried stay the same."""
+    """Require a carried value to keep its nest and its specs."""
     _, init_of = flatten_values(init, "init")
     numbered = traced.rebuild(range(len(traced.outputs)))
     carried = numbered[0] if what == "carry" else numbered
@@ -288,21 +284,22 @@ def while_loop(
     max_iterations: int | None = None,
     name: str | None = None,
 ) -> Any:
-    """`state = body_fn(state)` while `cond_fn(state)` holds.
+    """Build a loop: `state = body_fn(state)` while `cond_fn(state)` is true.
 
     Args:
         cond_fn: state -> one bool.
         body_fn: state -> state, of the same nest, shapes and dtypes.
         init: the first state.
-        max_iterations: the loop ends after so many, if it has not before. A loop with a gradient
-            needs it: it says how many iterates may have to be kept. Without it, a loop that does
-            not end is ended by the session's deadline.
+        max_iterations: the largest number of iterations. A loop with a gradient needs it, since it
+            bounds the number of iterates to keep. Without it, only the session's deadline ends an
+            infinite loop.
 
     Returns:
         The last state.
 
     Raises:
-        ArgumentError: no functions; the state comes back as another nest; a bad max_iterations.
+        ArgumentError: an argument is no function; the state comes back as another nest;
+            max_iterations is not a positive int.
         ShapeError: the state changes shape or dtype; the condition is not one bool.
         VariableError: a function assigns variables.
     """

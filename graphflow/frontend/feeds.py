@@ -1,4 +1,4 @@
-"""Feeding: a user's value for a placeholder (or a variable) as an array of its dtype and rank."""
+"""Feeds: convert a user's value for a placeholder or a variable to an array of its spec."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from graphflow.ir.spec import (
 )
 
 PlaceholderGroups = Callable[[], Sequence[Iterable[Node]]]
-"""Groups of placeholders that a name may stand for. The first group that has the name counts."""
+"""Groups of placeholders that feeds may name; the first group with the name is used."""
 
 
 def convert_feeds(feeds: Any, known: PlaceholderGroups = tuple) -> dict[Node, np.ndarray[Any, Any]]:
-    """A user's feeds by placeholder, each converted. A key may be a placeholder's name.
+    """Convert a user's feeds to arrays by placeholder. A key may be a placeholder's name.
 
     Raises:
-        FeedError: no dict, a key that is no placeholder, one that is fed twice, a value that does
-            not convert.
+        FeedError: feeds are no dict; a key is no placeholder, or fed twice; a value does not
+            convert.
     """
     if feeds is None:
         return {}
@@ -54,7 +54,7 @@ def convert_feeds(feeds: Any, known: PlaceholderGroups = tuple) -> dict[Node, np
 
 
 def _find_placeholder(name: str, groups: Sequence[Iterable[Node]]) -> Node:
-    """The placeholder of a name."""
+    """Return the placeholder of a name, from the first group that has it."""
     names: list[str] = []
     for group in groups:
         nodes = list(group)
@@ -76,10 +76,10 @@ def _find_placeholder(name: str, groups: Sequence[Iterable[Node]]) -> Node:
 
 
 def as_placeholder(tensor: Any) -> Node:
-    """The node of a placeholder.
+    """Return the node of a placeholder.
 
     Raises:
-        FeedError: it is none.
+        FeedError: the tensor is no placeholder.
     """
     if not isinstance(tensor, Tensor):
         raise FeedError(
@@ -96,12 +96,11 @@ def as_placeholder(tensor: Any) -> Node:
 def convert(
     node: Node, value: Any, error: type[GraphflowError] = FeedError
 ) -> np.ndarray[Any, Any]:
-    """The value as an array of the node's dtype, its known sizes checked.
+    """Convert a value to an array of the node's dtype, and check its rank and known sizes.
 
-    Converts where numpy calls it safe, and float64 to float32 (complex128 to complex64) unless a
-    finite number would become infinite; plain
-    Python numbers and lists also where every element keeps its value (so `[1, 2]` may be fed as
-    float32).
+    Conversions are those that numpy calls safe, and float64 to float32 (complex128 to complex64)
+    unless a finite number would become infinite. Python numbers and lists also convert if every
+    element keeps its value, so `[1, 2]` may be fed as float32.
 
     Raises:
         FeedError (or `error`): another dtype, rank or size; names the node, its line and both
@@ -122,10 +121,10 @@ def convert(
 
 
 def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any, Any]:
-    """The value as an array of the node's dtype, of whatever shape.
+    """Convert a value to an array of the node's dtype, of any shape.
 
     Raises:
-        error: no array, or of a dtype that does not convert.
+        error: the value is no array, or its dtype does not convert.
     """
     spec = node.specs[0]
     what = _describe_node(node)
@@ -141,11 +140,11 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
         )
         if not _converts_safely(array, spec.dtype, plain):
             name = repr(spec.dtype.name)
-            told = f"{what} is {spec.dtype}, the given value {array.dtype}"
+            message = f"{what} is {spec.dtype}, the given value {array.dtype}"
             if array.dtype.kind not in "biufcV" or array.dtype.fields:
-                raise error(f"{told}; give numbers that some dtype holds")
+                raise error(f"{message}; give numbers that some dtype holds")
             remedy = f"np.asarray(value, {name})" if plain else f"value.astype({name})"
-            raise error(f"{told}, which does not convert safely; give {remedy}")
+            raise error(f"{message}, which does not convert safely; give {remedy}")
         try:
             array = cast_in_range(array, spec.dtype)
         except OverflowError as cause:
@@ -167,7 +166,7 @@ def _converts_safely(array: np.ndarray[Any, Any], dtype: np.dtype[Any], plain: b
     if given in _NARROWER and dtype.name in _NARROWER[given]:
         return True
     if plain and array.size == 0:
-        return True  # an empty list has the dtype that one likes
+        return True  # numpy's dtype of an empty list means nothing
     if not plain or array.dtype.kind not in "biufcV" or array.dtype.kind == "b" != dtype.kind:
         return False
     if is_inexact(array.dtype):
@@ -184,7 +183,7 @@ _NARROWER = {"float64": ("float32", "complex64"), "complex128": ("complex64",)}
 
 
 def _show_expected_shape(spec: TensorSpec) -> str:
-    """A placeholder's shape as the user wrote it: fresh symbols are None."""
+    """Write a placeholder's shape as the user did: fresh symbols are None."""
     sizes = ("None" if _is_open(size) else str(size) for size in spec.shape)
     return show_shape(tuple(sizes))
 

@@ -1,7 +1,6 @@
-"""Functions that are traced once: each call is a node, and shares what was built.
+"""Functions that are traced once for each signature; their calls are nodes that share a body.
 
-`gf.function`, `gf.checkpoint` and `gf.custom_vjp` wrap a function so that calling it makes such a
-node.
+`gf.function`, `gf.checkpoint` and `gf.custom_vjp` wrap a Python function in a `CachedFunction`.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from graphflow.ir.spec import TensorSpec, show_distinctly
 
 
 class CachedFunction:
-    """A Python function that is traced once for each signature; each call makes one node.
+    """A Python function that is traced once for each signature; each call builds one node.
 
-    A signature is the nest of the arguments, the specs of the tensors in it, and the values of
-    whatever else is in it (which must be hashable).
+    A signature is the nest of the arguments, the specs of its tensors, and the values of its other
+    leaves, which must be hashable.
 
     Attributes:
-        traces: how many signatures there were.
+        traces: the number of signatures so far.
     """
 
     def __init__(self, fn: Callable[..., Any], recompute: bool = False, rule: Any = None) -> None:
@@ -39,11 +38,11 @@ class CachedFunction:
         self._fn = fn
         self._recompute = recompute
         self._rule = rule
-        self._known: dict[Any, tuple[Body, tuple[Tensor, ...], Rebuild]] = {}
+        self._traces: dict[Any, tuple[Body, tuple[Tensor, ...], Rebuild]] = {}
 
     @property
     def traces(self) -> int:
-        return len(self._known)
+        return len(self._traces)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = getattr(self._fn, "__name__", "function")
@@ -55,9 +54,9 @@ class CachedFunction:
                 f"it is part of the signature: {error}"
             ) from None
         key = (static, tuple(t.spec for t in tensors))
-        if key not in self._known:
-            self._known[key] = self._trace(tensors, fill)
-        body, captures, rebuild = self._known[key]
+        if key not in self._traces:
+            self._traces[key] = self._trace(tensors, fill)
+        body, captures, rebuild = self._traces[key]
         return rebuild(call_body(body, (*tensors, *captures), name, self._recompute))
 
     def _trace(
@@ -76,13 +75,15 @@ class CachedFunction:
         return body, traced.captures, traced.rebuild
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method, it is bound like any function."""
+        """Bind the function to an instance, as methods are."""
         return self if instance is None else functools.partial(self, instance)
 
 
 def _split_static(nest: Any) -> tuple[list[Tensor], Any, Rebuild]:
-    """The tensors of a nest (arrays become constants), the rest as a hashable key, and the way
-    back."""
+    """Split a nest into its tensors, a hashable key of the rest, and a function that rebuilds it.
+
+    Arrays become constants.
+    """
     if isinstance(nest, Tensor | np.ndarray):
         return [as_tensor(nest)], "tensor", lambda values: values[0]
     if isinstance(nest, dict):
@@ -108,7 +109,7 @@ def _split_static(nest: Any) -> tuple[list[Tensor], Any, Rebuild]:
 
 
 def _wrap_vjp_rule(vjp: Callable[..., Any], traced: TracedFunction, count: int, name: str) -> Any:
-    """The user's (g, y, *args) -> cotangents as the rule of a body."""
+    """Make the rule of a body of the user's (g, y, *args) -> cotangents."""
 
     def rule(g: Any, y: Any, *inputs: Tensor) -> Sequence[Tensor | None]:
         outs = y if isinstance(y, tuple) else (y,)
@@ -138,24 +139,25 @@ def _check_cotangent(name: str, i: int, spec: TensorSpec, part: Any) -> None:
 
 @checks_argument_names(ArgumentError)
 def trace_once(fn: Callable[..., Any]) -> CachedFunction:
-    """A function whose graph is built once for each signature: `@gf.function`.
+    """Wrap a function so that its graph is built once for each signature: `@gf.function`.
 
-    Its calls are nodes that share what was built, so that a large model that is called often (for
-    each layer, micro-batch or replica) stays small. Python code in it runs while it is traced only.
-    It may read tensors and variables from outside; it may not assign.
+    Calls are nodes that share one body, so a model stays small that calls the function often (for
+    each layer, micro-batch or replica). Python code in the function runs only while it is traced.
+    It may read tensors and variables from outside, but not assign them.
 
     Raises:
-        ArgumentError: no function; later, an argument that is neither tensor, nest nor hashable.
-        VariableError: it assigns.
+        ArgumentError: fn is no function; later, if an argument is neither tensor, nest nor
+            hashable.
+        VariableError: the function assigns a variable.
     """
     return CachedFunction(fn)
 
 
 @checks_argument_names(ArgumentError)
 def checkpoint(fn: Callable[..., Any]) -> CachedFunction:
-    """A function whose gradient computes it again instead of keeping what is inside.
+    """Wrap a function so that its gradient computes it again (activation checkpointing).
 
-    What lives from the forward to the backward pass is its arguments and results only.
+    Between the forward and the backward pass, only its arguments and results stay in memory.
 
     Source: Chen, Xu, Zhang & Guestrin, "Training deep nets with sublinear memory cost", 2016.
     """
@@ -166,17 +168,18 @@ def checkpoint(fn: Callable[..., Any]) -> CachedFunction:
 def custom_vjp(
     fn: Callable[..., Any] | None = None, *, vjp: Callable[..., Any] | None = None
 ) -> Any:
-    """A function with a gradient of your own: `gf.custom_vjp(fn, vjp=rule)`, or as a decorator
-    `@gf.custom_vjp(vjp=rule)`.
+    """Give a function a gradient of your own.
+
+    Write `gf.custom_vjp(fn, vjp=rule)`, or the decorator `@gf.custom_vjp(vjp=rule)`.
 
     Args:
         vjp: (g, y, *tensors) -> a cotangent, or None, for each tensor among the arguments. g and y
-            are of the nest that fn returns. It builds tensors, so that it is differentiable, too.
-            Tensors that fn reads from outside get no gradient: pass them in.
+            have the nest that fn returns. The rule builds tensors, so it is differentiable, too.
+            Tensors that fn reads from outside get no gradient: pass them as arguments.
 
     Raises:
-        ArgumentError: no vjp.
-        DifferentiationError: later, if the vjp gives too few cotangents, or of other specs.
+        ArgumentError: vjp is no function.
+        DifferentiationError: later, if the vjp returns too few cotangents, or other specs.
     """
     if vjp is None or not callable(vjp):
         raise ArgumentError(

@@ -1,7 +1,6 @@
-"""The reference: a graph run node by node, each op by itself and with a result of its own.
+"""The reference interpreter: run a graph node by node, each result in an array of its own.
 
-Constant folding uses it, tests compare with it, and it is the way to debug. Programs do the same
-faster.
+Constant folding and debugging use it, and tests compare compiled programs with it.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ def evaluate(
     step: int = 0,
     xp: Any = np,
 ) -> list[Any]:
-    """Values of outputs, as arrays of `xp`; placeholders (and, if wished, variables) come from
-    `feeds`.
+    """Compute outputs as arrays of `xp`, given the values of placeholders.
 
-    Variables that are not fed have their initial value. Nothing is assigned.
+    `feeds` may hold variables, too; others have their initial value. Nothing is assigned.
 
     Raises:
-        FeedError: a placeholder is not fed, or sizes do not fit each other.
+        FeedError: a placeholder is not fed, or sizes are inconsistent.
     """
     given = {t.node: xp.asarray(value) for t, value in (feeds or {}).items()}
     graph = Graph(outputs)
@@ -41,7 +39,7 @@ def evaluate(
 def run(
     graph: Graph, given: Mapping[Node, Any], bindings: Mapping[str, int], step: int, xp: Any
 ) -> list[Any]:
-    """Values of a graph's outputs; those of some nodes of one output are given."""
+    """Compute a graph's outputs. `given` holds the values of some nodes that have one output."""
     values: dict[Tensor, Any] = {}
     with one_blas_thread(), np.errstate(all="ignore"):
         for node in graph.nodes:
@@ -57,6 +55,6 @@ def _run(
     if node.op.name == "variable":
         initial = node.attrs["initial"]
         return (initial() if callable(initial) else initial,)
-    node.bound_specs(bindings)  # refuses negative sizes, which no kernel looks for
+    node.bound_specs(bindings)  # raises for negative sizes, which kernels do not check
     inputs = [values[t] for t in node.inputs]
     return node.op.run(xp, inputs, bind_attrs(node.attrs, bindings), step)

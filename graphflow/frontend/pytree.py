@@ -1,7 +1,7 @@
-"""Between what users hand over and what a graph takes: structures of fetches, and shapes of feeds.
+"""Nests of tensors, and the sizes of a graph's symbols.
 
-Sessions and plans stand on this: a fetch may be any nest of tensors, and values come back in the
-same nest; the shapes of what is fed fix the symbols of the graph.
+Sessions and plans use both: fetches are nests, whose values come back in the same nest, and the
+shapes of feeds determine the symbols of the graph.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from graphflow.ir.spec import (
 )
 
 Rebuild = Callable[[Sequence[Any]], Any]
-"""Puts values, in the order of the flat tensors, into the structure that was flattened."""
+"""Rebuilds the flattened structure from values in the order of the flat tensors."""
 Leaf = Callable[[Any, str], Tensor | None]
-"""What stands for a leaf that is no tensor: (leaf, path) -> tensor, or nothing."""
+"""Converts a leaf that is no tensor: (leaf, path) -> tensor, or None to drop it."""
 
 
 # Fetches --------------------------------------------------------------------------------------
 
 
 def flatten(fetches: Any) -> tuple[list[Tensor], Rebuild]:
-    """The tensors in a nest of lists, tuples, named tuples and dicts, and the way back.
+    """Flatten a nest of lists, tuples, named tuples and dicts into tensors, and a rebuilder.
 
     Raises:
-        FetchError: something else is in it; the message says where.
+        FetchError: a leaf is no tensor; the message names its path.
     """
     tensors: list[Tensor] = []
     build = _flatten(fetches, "fetches", tensors, None)
@@ -45,13 +45,13 @@ def flatten(fetches: Any) -> tuple[list[Tensor], Rebuild]:
 
 
 def flatten_values(values: Any, what: str) -> tuple[list[Tensor], Rebuild]:
-    """As `flatten`, where numbers and arrays stand for constants, and None for nothing.
+    """Flatten a nest whose leaves may also be numbers and arrays (constants), and None.
 
     Args:
-        what: the nest is, for errors.
+        what: the name of the nest in messages.
 
     Raises:
-        ArgumentError: something else is in it.
+        ArgumentError: a leaf does not convert to a tensor.
     """
     tensors: list[Tensor] = []
 
@@ -118,8 +118,10 @@ def _remedy(item: Any) -> str:
 
 
 def depends_on_placeholder(graph: Graph, placeholder: Node) -> bool:
-    """Whether a graph reads a placeholder, or needs a size that nothing else in it fixes: the
-    gradient of `sum(x + b)` to b counts the rows of x without reading them."""
+    """Return True if a graph reads a placeholder, or needs a size that only this one determines.
+
+    The gradient of `sum(x + b)` to b counts the rows of x without reading them.
+    """
     if placeholder in graph.placeholders:
         return True
     fixed = symbols_of(graph.placeholders)
@@ -127,8 +129,10 @@ def depends_on_placeholder(graph: Graph, placeholder: Node) -> bool:
 
 
 def placeholders_behind(graph: Graph) -> set[Node]:
-    """The placeholders that a graph, or anything that its nodes are derivatives of, depends on: a
-    gradient of `sum(2 * x)` is derived from x, though it reads nothing of it."""
+    """Return the placeholders that a graph depends on, also through origins of its nodes.
+
+    A gradient of `sum(2 * x)` does not read x, but is a derivative of nodes that do.
+    """
     found = set(graph.nodes)
     stack = list(graph.nodes)
     while stack:
@@ -150,12 +154,12 @@ def accepts_feed(graph: Graph, placeholder: Node) -> bool:
 
 
 def symbols_of(nodes: Iterable[Node]) -> set[str]:
-    """Symbols in the shapes of what nodes make, and in their attributes."""
+    """Return the symbols in the output shapes and attributes of nodes, and of their bodies."""
     found: set[str] = set()
     known: tuple[Any, ...] = ()
     for each in nodes:
         for node in _with_bodies(each):
-            if node.specs is not known:  # nodes that stand together often share theirs
+            if node.specs is not known:  # consecutive nodes often share their specs
                 known = node.specs
                 for spec in known:
                     found.update(_symbols_in(spec.shape))
@@ -166,7 +170,7 @@ def symbols_of(nodes: Iterable[Node]) -> set[str]:
 
 
 def _with_bodies(node: Node) -> Iterable[Node]:
-    """A node, and those of the bodies that it holds."""
+    """Return a node and the nodes of its bodies."""
     inner = bodies(node)
     return (node,) if not inner else (node, *(n for body in inner for n in body.graph.walk()))
 
@@ -185,16 +189,16 @@ def bind(
     shapes: Mapping[Node, tuple[int, ...]],
     error: type[GraphflowError] = FeedError,
 ) -> dict[str, int]:
-    """The sizes of a graph's symbols, from the shapes of its placeholders.
+    """Compute the sizes of a graph's symbols from the shapes of its placeholders.
 
     Args:
-        shapes: for each placeholder of the graph; further ones are taken too (a graph may need the
-            size of a placeholder whose values it does not read).
-        error: what to raise.
+        shapes: the shapes by placeholder, at least of all placeholders of the graph. A graph may
+            also need the size of a placeholder whose values it does not read.
+        error: the class of errors to raise.
 
     Raises:
         error: a placeholder has no shape, the wrong rank or size; two disagree on a shared size;
-            sizes that an op equated differ; a size comes out negative or stays unknown.
+            sizes that an op equated differ; a size is negative or stays unknown.
     """
     for node in graph.placeholders:
         if node not in shapes:
@@ -212,7 +216,7 @@ def bind(
 
 
 def fed_sizes(graph: Graph, shapes: Mapping[Node, Sequence[int]]) -> dict[str, int]:
-    """The sizes of symbols that shapes of placeholders give plainly; `bind` checks them."""
+    """Return the sizes of symbols that are axes of placeholders, unchecked (see `bind`)."""
     return {
         symbol: int(size)
         for node, shape in shapes.items()
@@ -223,7 +227,7 @@ def fed_sizes(graph: Graph, shapes: Mapping[Node, Sequence[int]]) -> dict[str, i
 
 
 class _SizeSolver:
-    """Sizes of symbols as they become known, and who fixed each."""
+    """Solves for the sizes of symbols, and remembers which placeholder determined each."""
 
     def __init__(self, graph: Graph, error: type[GraphflowError]) -> None:
         self.graph = graph
@@ -232,7 +236,7 @@ class _SizeSolver:
         self._from: dict[str, Node] = {}
 
     def bind_placeholder(self, node: Node, given: tuple[int, ...]) -> None:
-        """Fix the symbols that stand alone in a placeholder's shape."""
+        """Set the symbols that are whole axes of a placeholder."""
         if node.op.name != "placeholder":
             raise self.error(
                 f"{node.name!r} (made at {node.location}) is a {node.op.name}, no placeholder: "
@@ -257,16 +261,16 @@ class _SizeSolver:
             first = self._from.setdefault(symbol, node)
             if known != have:
                 if first is node:
-                    told = f"size {show_symbol(symbol)!r} is {known} and {have} in one shape"
+                    problem = f"size {show_symbol(symbol)!r} is {known} and {have} in one shape"
                 else:
-                    told = (
+                    problem = (
                         f"size {show_symbol(symbol)!r} is {have} here, but {known} in "
                         f"{_placeholder(self.graph, first)}; give both the same size"
                     )
-                raise self._mismatch(node, given, told)
+                raise self._mismatch(node, given, problem)
 
     def check_derived(self, shapes: Mapping[Node, tuple[int, ...]]) -> None:
-        """Sizes such as `2*n` in the shape of a placeholder: solve for one symbol, or check."""
+        """Solve axes such as `2*n` of placeholders for one symbol, and check the others."""
         for node, given in shapes.items():
             for axis, (want, have) in enumerate(zip(node.specs[0].shape, given, strict=True)):
                 if not isinstance(want, Dim):
@@ -275,11 +279,11 @@ class _SizeSolver:
                 if all(s in self.sizes for s in symbols(want)):
                     value = self._evaluate(want, node)
                     if value != have:
-                        told = f"axis {axis} must be {want} = {value}, not {have}"
-                        raise self._mismatch(node, given, told)
+                        problem = f"axis {axis} must be {want} = {value}, not {have}"
+                        raise self._mismatch(node, given, problem)
 
     def _solve(self, size: Dim, value: int) -> None:
-        """Learn n from `a*n + b = value`, where that has an integer solution."""
+        """Set n if `a*n + b = value` has an integer solution."""
         unknown = [m for m in size.terms if m and not all(s in self.sizes for s in m)]
         if len(unknown) != 1 or len(unknown[0]) != 1 or not isinstance(unknown[0][0], str):
             return
@@ -291,25 +295,24 @@ class _SizeSolver:
             self.sizes[unknown[0][0]] = rest // factor
 
     def check_equations(self) -> None:
-        """What shape rules assumed while the graph was built."""
+        """Check the equations that shape rules assumed while the graph was built."""
         for node, (a, b) in self.graph.equations:
             x, y = self._evaluate(a, node), self._evaluate(b, node)
             if x != y:
                 limit = _limit_of(a, b)
                 left, right = show_distinctly(a, b)
-                told = (
+                problem = (
                     f"{left} == {right}, but these shapes make them {x} and {y}"
                     if limit is None
                     else f"{b} to be at least {limit}, but these shapes make it {y}"
                 )
                 raise self.error(
                     f"{node.op.name} {self._name(node)!r} (made at {node.location}) needs "
-                    f"{told}; {self._origin_hint(a, b)}"
+                    f"{problem}; {self._origin_hint(a, b)}"
                 )
 
     def check_specs(self) -> None:
-        """Every size of every tensor must be known and not negative; those that attributes hold
-        must be known."""
+        """Check that all sizes are known, and that those in shapes are not negative."""
         seen: set[Size] = set()
         for node in self.graph.walk():
             for value in node.attrs.values():
@@ -330,7 +333,7 @@ class _SizeSolver:
                         )
 
     def _name(self, node: Node) -> str:
-        """A node's name in the graph; those of bodies have their own only."""
+        """Return a node's name in the graph; a node of a body keeps its own name."""
         return self.graph.names.get(node, node.name)
 
     def _evaluate(self, size: Size, node: Node) -> int:
@@ -347,7 +350,7 @@ class _SizeSolver:
             raise self.error(f"{where}: the size {size} divides by 0 for these shapes") from None
 
     def _origin_hint(self, *sizes: Size) -> str:
-        """Which placeholders to look at."""
+        """Return the remedy: the placeholders that determined the symbols of some sizes."""
         names = dict.fromkeys(s for size in sizes for s in symbols(size) if s in self._from)
         found = [
             f"{shown} = {self.sizes[s]} from {_placeholder(self.graph, self._from[s])}"
@@ -355,15 +358,15 @@ class _SizeSolver:
         ]
         return "give sizes that fit" + (": " + ", ".join(found) if found else "")
 
-    def _mismatch(self, node: Node, given: tuple[int, ...], told: str) -> GraphflowError:
+    def _mismatch(self, node: Node, given: tuple[int, ...], problem: str) -> GraphflowError:
         return self.error(
             f"{_placeholder(self.graph, node)} takes shape {show_shape(node.specs[0].shape)}, "
-            f"got {show_shape(given)}: {told}"
+            f"got {show_shape(given)}: {problem}"
         )
 
 
 def _limit_of(a: Size, b: Size) -> Size | None:
-    """k, if a is max(b, k): the equation of both says that b is at least k."""
+    """Return k if a is max(b, k), since the equation a == b then means b >= k; else None."""
     if isinstance(a, Dim) and len(a.terms) == 1:
         ((monomial, factor),) = a.terms.items()
         if factor == 1 and len(monomial) == 1 and monomial[0][:2] == ("max", b):

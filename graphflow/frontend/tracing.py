@@ -1,8 +1,8 @@
-"""Tracing: a Python function of tensors -> a body, and what it captures.
+"""Tracing: turn a Python function of tensors into a body and its captures.
 
-The function is called once, on placeholders. What it builds is recognised by its serial number;
-older tensors that it reads, and state wherever it was made, become further parameters, so that a
-body depends on nothing but its arguments.
+The function is called once, on placeholders. Nodes that it builds have higher serial numbers than
+all earlier ones. Older tensors that it reads, variables and placeholders are captures: they become
+further parameters, so a body depends on its arguments only.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from graphflow.ir.spec import TensorSpec
 
 @dataclass(frozen=True)
 class TracedFunction:
-    """A function as a graph of its arguments, before it is known what further it captures.
+    """The graph of a function, before its captures become parameters.
 
     Attributes:
         inputs: the parameters.
-        outputs: what the function returned, flat.
+        outputs: the tensors that the function returned, flat.
         rebuild: puts values for the outputs into the nest that it returned.
-        captures: older tensors that it reads, in order of their making.
+        captures: tensors that it reads from outside, in build order.
+        since: the serial number at which tracing began.
     """
 
     inputs: tuple[Node, ...]
@@ -37,7 +38,7 @@ class TracedFunction:
     since: int
 
     def body(self, captures: Sequence[Tensor]) -> Body:
-        """The body whose further parameters are `captures`, at least those of this function."""
+        """Return the body with the further parameters `captures`, a superset of this function's."""
         inner, _ = _find_region(self.outputs, self.inputs, self.since)
         stand_ins = [make_parameter(t.spec, t.node.name) for t in captures]
         mapped: dict[Tensor, Tensor] = {
@@ -56,14 +57,14 @@ class TracedFunction:
 def trace(
     function: Callable[..., Any], specs: Sequence[TensorSpec], arguments: Rebuild
 ) -> TracedFunction:
-    """Call a function on placeholders of some specs.
+    """Call a function on placeholders of some specs, and return its graph.
 
     Args:
-        arguments: puts the placeholders' tensors into the tuple of its arguments.
+        arguments: puts the placeholders' tensors into the tuple of the function's arguments.
 
     Raises:
-        GraphError: it returns what is no nest of tensors, or trains inside.
-        VariableError: it assigns.
+        ArgumentError: it takes another number of arguments, or returns no nest of tensors.
+        VariableError: the function assigns variables.
     """
     since = next_serial()
     inputs = tuple(make_parameter(spec, f"argument_{i}") for i, spec in enumerate(specs))
@@ -84,10 +85,10 @@ def trace(
 
 
 def _check_arity(function: Callable[..., Any], given: Sequence[Any], name: str) -> None:
-    """Refuse a function that does not take as many arguments as it is going to get."""
+    """Raise ArgumentError if a function does not take the arguments that it will get."""
     try:
         signature = signature_of(function)
-    except (TypeError, ValueError):  # of what is written in C, nothing is known
+    except (TypeError, ValueError):  # a function written in C has no signature
         return
     try:
         signature.bind(*given)
@@ -99,7 +100,7 @@ def _check_arity(function: Callable[..., Any], given: Sequence[Any], name: str) 
 
 
 def graph_body(graph: Graph) -> tuple[Body, tuple[Tensor, ...]]:
-    """A graph as a body: its placeholders are the parameters; and the variables it captures."""
+    """Turn a graph into a body whose parameters are its placeholders; return its captures, too."""
     if graph.of_op("assign") or graph.of_op("group"):
         raise GraphError("the graph assigns variables, which a body cannot; call what it computes")
     _, captures = _find_region(graph.outputs, graph.placeholders, 0)
@@ -108,7 +109,7 @@ def graph_body(graph: Graph) -> tuple[Body, tuple[Tensor, ...]]:
 
 
 def make_parameter(spec: TensorSpec, name: str) -> Node:
-    """A placeholder of a body."""
+    """Make a placeholder that is a parameter of a body."""
     tensor: Tensor = REGISTRY["placeholder"](
         shape=spec.shape, dtype=spec.dtype.name, name=name.rpartition("/")[2]
     )
@@ -118,10 +119,10 @@ def make_parameter(spec: TensorSpec, name: str) -> Node:
 def _find_region(
     outputs: Sequence[Tensor], inputs: Sequence[Node], since: int
 ) -> tuple[list[Node], tuple[Tensor, ...]]:
-    """The nodes between parameters and outputs, in order, and the tensors that come from outside.
+    """Find the nodes between parameters and outputs, in order, and the captured tensors.
 
-    Constants belong to whoever reads them; state and feeds come from outside even if the function
-    made them.
+    Constants are never captured: each body holds its own. Variables and placeholders always are,
+    even if the function made them.
     """
     known = set(inputs)
     inner: set[Node] = set()

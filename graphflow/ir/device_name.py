@@ -1,5 +1,4 @@
-"""Names of devices: `/worker:1/cpu:0`, and partial names that constrain: `gpu`, `cpu:1`,
-`/worker:1`."""
+"""Device names such as `/worker:1/cpu:0`, and partial names as constraints: `gpu`, `/worker:1`."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ _NAME = re.compile(r"(?:/worker:(?P<worker>\d+))?/?(?:(?P<kind>cpu|gpu)(?::(?P<i
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeviceName:
-    """A device, or a constraint on it: a part that is None may be anything."""
+    """A device, or a constraint on devices: a part that is None matches any value."""
 
     worker: int | None = None
     kind: str | None = None
@@ -21,7 +20,7 @@ class DeviceName:
 
     @staticmethod
     def parse(text: str) -> DeviceName:
-        """Read a full or partial name.
+        """Parse a full or partial name.
 
         Raises:
             DeviceError: not of the form `/worker:N/cpu:N`, or a part of it.
@@ -38,7 +37,7 @@ class DeviceName:
         )
 
     def refine(self, inner: DeviceName) -> DeviceName:
-        """This constraint with the parts that `inner` gives."""
+        """Return this constraint with the parts of `inner` in place of its own."""
         if inner.kind is not None and inner.kind != self.kind:
             index = inner.index
         else:
@@ -50,7 +49,7 @@ class DeviceName:
         )
 
     def matches(self, device: DeviceName) -> bool:
-        """Whether a full name satisfies this constraint."""
+        """Return True if the device of a full name satisfies this constraint."""
         return all(
             want is None or want == have
             for want, have in (
@@ -71,7 +70,7 @@ class DeviceName:
 
 
 def _suggest_name(text: object) -> str:
-    """Return a question that names the device which was meant, such as "gpu:0" by "cuda:0"."""
+    """Return "did you mean …?" for a misspelt name, such as "gpu:0" for "cuda:0"; "" if unknown."""
     plain = str(text).lower().replace("cuda", "gpu").replace("device:", "").strip("/ ")
     plain = re.sub(r"(cpu|gpu|worker)[ _-]?(\d)", r"\1:\2", plain)
     plain = f"/{plain}" if plain.startswith("worker") else plain

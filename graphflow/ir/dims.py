@@ -1,7 +1,8 @@
-"""Dims: sizes that are known by name only, as integer polynomials.
+"""Symbolic sizes as integer polynomials.
 
-A size is an int or a `Dim`. `None` in a placeholder's shape makes a fresh symbol, a string a shared
-one. A fresh symbol has a number, which makes it unique, and what it is shown as: `?7 x.shape[0]`.
+A size is an int or a `Dim`. In a placeholder's shape, `None` makes a fresh symbol and a string a
+shared one. The name of a fresh symbol holds a unique number, and the text that messages show:
+`?7 x.shape[0]`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ Atom = Any
 Monomial = tuple[Atom, ...]
 
 _fresh = itertools.count()
-_FRESH = "?"  # no identifier begins with it, as the names that users give do
+_FRESH = "?"  # users' names are identifiers, which cannot begin with it
 
 
 class Dim:
-    """An integer polynomial over symbols, immutable and hashable: `n`, `2*n + 1`, `n*m`, `n//2`."""
+    """An immutable integer polynomial over symbols: `n`, `2*n + 1`, `n*m`, `n//2`.
+
+    `terms` maps each monomial, a sorted tuple of atoms, to its coefficient.
+    """
 
     __slots__ = ("_hash", "terms")
 
@@ -38,12 +42,12 @@ class Dim:
 
     @staticmethod
     def symbol(name: str) -> Dim:
-        """A size known by name."""
+        """Return the size that is the symbol `name`."""
         return Dim({(name,): 1})
 
     @staticmethod
     def fresh(shown: str = "None") -> Dim:
-        """A size that is equal to no other, however alike both are shown."""
+        """Return a new symbol, which messages show as `shown`; equal to no other symbol."""
         return Dim.symbol(f"{_FRESH}{next(_fresh)} {shown}")
 
     def __hash__(self) -> int:
@@ -106,7 +110,7 @@ class Dim:
             else self._refuse_operand(other, "floor_divide")
         )
 
-    # What a size known by name only is not ----------------------------------------------------
+    # Operations that need a number ----------------------------------------------------
 
     def __int__(self) -> int:
         raise GraphError(
@@ -125,7 +129,7 @@ class Dim:
     __lt__ = __le__ = __gt__ = __ge__ = _compare
 
     def _refuse_operand(self, other: Any, op: str) -> Size:
-        """A tensor computes with sizes itself; with a number, an error says which op makes one."""
+        """Leave the operation to a tensor operand; raise GraphError for a number."""
         if not isinstance(other, int | float | complex | np.number | Dim):
             return cast("Size", NotImplemented)
         raise GraphError(
@@ -154,17 +158,17 @@ def _simplify(terms: Mapping[Monomial, int]) -> Size:
 
 
 def is_fresh(symbol: str) -> bool:
-    """Whether nobody has named it: it was None in a shape."""
+    """Return True for the symbol of a None in a shape, which has no name of the user's."""
     return symbol.startswith(_FRESH)
 
 
 def fresh_number(symbol: str) -> int:
-    """The number of a fresh symbol; a later one has a higher number."""
+    """Return the number of a fresh symbol; later symbols have higher numbers."""
     return int(symbol[len(_FRESH) :].partition(" ")[0])
 
 
 def show_symbol(symbol: str) -> str:
-    """A symbol as people read it: a fresh one without its number."""
+    """Return a symbol's name for messages: of a fresh one, without its number."""
     return symbol.partition(" ")[2] if is_fresh(symbol) else symbol
 
 
@@ -187,7 +191,7 @@ def _show_atom(atom: Atom) -> str:
 
 
 def floordiv(a: Size, b: Size) -> Size:
-    """a // b: exact division of polynomials where it exists, else an opaque size."""
+    """Return a // b: the exact quotient of polynomials if there is one, else an opaque atom."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     if isinstance(b, int) and b == 1:
@@ -197,7 +201,7 @@ def floordiv(a: Size, b: Size) -> Size:
 
 
 def _divide_exactly(a: Size, b: Size) -> Size | None:
-    """a / b for a single-term b, if every term of a is divisible by it."""
+    """Return a / b if b has one term that divides every term of a; else None."""
     if a == b:
         return 1
     if a == 0:
@@ -220,21 +224,21 @@ def _divide_exactly(a: Size, b: Size) -> Size | None:
 
 
 def minimum(a: Size, b: Size) -> Size:
-    """The smaller of two sizes; opaque where a symbol hides which."""
+    """Return the smaller of two sizes; an opaque atom if symbols leave it open."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     return a if a == b else Dim({(("min", a, b),): 1})
 
 
 def maximum(a: Size, b: Size) -> Size:
-    """The larger of two sizes; opaque where a symbol hides which."""
+    """Return the larger of two sizes; an opaque atom if symbols leave it open."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
     return a if a == b else Dim({(("max", a, b),): 1})
 
 
 def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
-    """The value of a size under sizes of its symbols.
+    """Return the value of a size, given the sizes of its symbols.
 
     Raises:
         KeyError: a symbol has no binding.
@@ -258,7 +262,7 @@ def _atom_value(atom: Atom, bindings: Mapping[str, int]) -> int:
 
 
 def substitute(size: Size, sizes: Mapping[str, Size]) -> Size:
-    """A size with other sizes in place of some of its symbols."""
+    """Replace some symbols in a size by other sizes."""
     if not isinstance(size, Dim):
         return size
     total: Size = 0
@@ -281,12 +285,13 @@ def _substitute_atom(atom: Atom, sizes: Mapping[str, Size]) -> Size:
 
 
 def is_nonnegative(size: Size) -> bool:
-    """Return True if a size is at least 0 for any sizes of its symbols."""
+    """Return True if a size is provably at least 0, whatever the sizes of its symbols."""
     if not isinstance(size, Dim):
         return size >= 0
     for monomial, factor in size.terms.items():
         if factor < 0:
-            # min(p, q) <= p, so that subtracting p instead can only make it smaller
+            # Subtracting min(p, q) leaves at least as much as subtracting p, or q: it is enough
+            # that one of these differences is not negative.
             if len(monomial) != 1 or isinstance(monomial[0], str) or monomial[0][0] != "min":
                 return False
             rest = size + Dim({monomial: -factor})
@@ -303,7 +308,7 @@ def _is_nonnegative_atom(atom: Any) -> bool:
 
 
 def sole_symbol(size: Size) -> str | None:
-    """The symbol that a size is, if it is nothing else."""
+    """Return the symbol if a size is a single symbol, else None."""
     if isinstance(size, Dim) and len(size.terms) == 1:
         ((monomial, factor),) = size.terms.items()
         if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
@@ -312,7 +317,7 @@ def sole_symbol(size: Size) -> str | None:
 
 
 def symbols(size: Size) -> Iterator[str]:
-    """Names of the symbols that a size depends on."""
+    """Iterate over the symbols in a size, also inside atoms."""
     if isinstance(size, Dim):
         for atom in itertools.chain.from_iterable(size.terms):
             if isinstance(atom, str):
@@ -323,7 +328,7 @@ def symbols(size: Size) -> Iterator[str]:
 
 
 def product(shape: Iterable[Size]) -> Size:
-    """Number of elements of a shape."""
+    """Return the product of sizes: the number of elements of a shape."""
     total: Size = 1
     for size in shape:
         total = total * size

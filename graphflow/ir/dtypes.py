@@ -1,4 +1,4 @@
-"""Dtypes: which there are, of what kind they are, and what two of them give."""
+"""The supported dtypes, their kinds, and their promotion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """A supported numpy dtype from a name, type or dtype.
+    """Return the supported numpy dtype of a name, type or dtype, in native byte order.
 
     Raises:
         DTypeError: not one of `DTYPES`.
@@ -41,8 +41,8 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         hint = did_you_mean(dtype, DTYPES) if isinstance(dtype, str) else ""
         if isinstance(dtype, int | np.integer):
             hint = "a shape is one argument, such as (4, 2), and before the dtype it is a tuple;"
-        told = f"{hint} use" if hint else "use"
-        raise DTypeError(f"dtype {dtype!r} is not supported; {told} one of {', '.join(DTYPES)}")
+        remedy = f"{hint} use" if hint else "use"
+        raise DTypeError(f"dtype {dtype!r} is not supported; {remedy} one of {', '.join(DTYPES)}")
     native: np.dtype[Any] = result.newbyteorder("=")
     return native
 
@@ -50,31 +50,31 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 _NATIVE: dict[str | np.dtype[Any], np.dtype[Any]] = {
     key: np.dtype(name) for name in DTYPES for key in (name, np.dtype(name))
 }
-"""By names and dtypes: numpy takes microseconds to say how a dtype is called."""
+"""Dtypes by name and by dtype: `dtype.name` of numpy takes microseconds."""
 
 
 def kind(dtype: np.dtype[Any]) -> str:
-    """One of "bool", "int" (signed or not), "float" and "complex"."""
+    """Return the kind of a dtype: "bool", "int" (signed or not), "float" or "complex"."""
     return _KINDS[dtype.kind]
 
 
-# bfloat16 is no type of numpy's own, so it has the kind of raw memory.
+# bfloat16 is an extension type (ml_dtypes), so numpy gives it the kind of raw memory.
 _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "V": "float", "c": "complex"}
 
 
 def is_inexact(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is float or complex: one that gradients flow through."""
+    """Return True for float and complex dtypes, through which gradients flow."""
     return dtype.kind in "fcV"
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is a float of 16 bits, which stores numbers but is not computed in."""
+    """Return True for 16-bit floats, which kernels store but do not compute in."""
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
 @cache
 def limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """The least and the largest finite number of a numeric dtype (of a complex one's parts)."""
+    """Return the least and the largest finite number of a dtype (of its parts if complex)."""
     if dtype.kind in "iu":
         return np.iinfo(dtype).min, np.iinfo(dtype).max
     high = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
@@ -82,20 +82,22 @@ def limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the parts of a complex dtype; others stay."""
+    """Return the dtype of the parts of a complex dtype; other dtypes stay."""
     return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
 
 
 def complex_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The complex dtype whose parts hold a float dtype; complex ones stay."""
+    """Return the complex dtype whose parts can hold a float dtype; complex dtypes stay."""
     if dtype.kind == "c":
         return dtype
     return np.dtype("complex128" if dtype.itemsize == 8 else "complex64")
 
 
 def promote(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
-    """The array-API result type of two dtypes: within bool, ints, and floats with complex numbers;
-    other kinds never mix. float16 with bfloat16 gives float32, which holds both.
+    """Return the result dtype of two dtypes, as the array API defines it.
+
+    Only float and complex mix; other kinds are promoted among themselves. float16 with bfloat16
+    gives float32, which can represent both.
 
     Raises:
         DTypeError: the kinds differ, or the pair is uint64 with a signed int.

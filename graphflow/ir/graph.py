@@ -1,7 +1,8 @@
-"""Graph: the closure of some outputs, immutable, in a deterministic topological order.
+"""Graph, the immutable closure of some outputs, and Body, a graph with parameters.
 
-Nodes refer to their inputs, so a graph is found from its outputs by iteration (never recursion)
-and ordered by when its nodes were built. Every pass is a `rewrite`.
+Nodes refer to their inputs, so a graph is found from its outputs. The search is iterative, because
+graphs are deeper than Python's recursion limit. Nodes are in build order, which is topological and
+deterministic. Every pass is a `rewrite`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from graphflow.ir.spec import Dim, Equation, evaluate
 
 @checks_argument_names(GraphError)
 class Graph:
-    """The nodes that some outputs need.
+    """The nodes that some outputs depend on.
 
     Attributes:
-        outputs: the tensors asked for.
-        nodes: every node they depend on, inputs before consumers, in build order.
+        outputs: the requested tensors.
+        nodes: every node that they depend on, inputs before consumers, in build order.
         names: a unique name for each node.
 
     Raises:
@@ -58,11 +59,11 @@ class Graph:
         self._verified = False
 
     def __deepcopy__(self, memo: Any) -> Graph:
-        return self  # it never changes
+        return self  # immutable
 
     @property
     def names(self) -> dict[Node, str]:
-        """A unique name for each node; many a graph is never asked for them."""
+        """A unique name for each node, computed on first use: many graphs never need it."""
         if self._names is None:
             self._names = _unique_names(self.nodes, {})
         return self._names
@@ -108,7 +109,7 @@ class Graph:
 
     @cached_property
     def equations(self) -> tuple[tuple[Node, Equation], ...]:
-        """What the shape rules assumed of symbolic sizes, with the node that did."""
+        """Equations between symbolic sizes that shape rules assumed, each with its node."""
         return tuple(
             (node, equation)
             for node in self.walk()
@@ -117,7 +118,7 @@ class Graph:
         )
 
     def walk(self) -> Iterator[Node]:
-        """Every node, and those of the bodies that nodes hold, to any depth."""
+        """Iterate over all nodes, and those of bodies at any depth."""
         if not self.holders:
             yield from self.nodes
             return
@@ -132,10 +133,11 @@ class Graph:
                 stack.extend(iter(body.graph.nodes) for body in bodies(node))
 
     def verify(self) -> Graph:
-        """Check, once, the invariants that every function on graphs keeps; O(nodes).
+        """Check the invariants of graphs, once for each graph, in O(nodes).
 
         Raises:
-            GraphError: inputs come late or are foreign, a name is used twice.
+            GraphError: an input does not precede its consumer, or is no output of its node; a name
+                is used twice.
             VariableError: a variable is assigned twice.
         """
         if self._verified:
@@ -165,8 +167,11 @@ class Graph:
         return self
 
     def _training_step_of(self, assignment: Node) -> Node:
-        """The step of training that an assignment is part of, if it is of one: an optimiser's count
-        as made where their variables are."""
+        """Return the training step that contains an assignment, else the assignment.
+
+        An optimiser's assignments count as built at the lines of their variables, which an error
+        message should not name.
+        """
         return next((n for n in self.consumers[assignment] if n.op.name == "group"), assignment)
 
     @checks_arguments(GraphError)
@@ -175,18 +180,19 @@ class Graph:
         replace: Callable[[Node, tuple[Tensor, ...]], Sequence[Tensor] | None],
         ops: tuple[str, ...] | None = None,
     ) -> Graph:
-        """The graph with nodes replaced, in order.
+        """Return the graph with nodes replaced, in order.
+
+        If nothing is replaced, the graph itself comes back. A replacement takes over the name of
+        the node that it replaces.
 
         Args:
-            ops: the names of the ops whose nodes are replaced; None: of any op.
-
-        `replace(node, inputs)` gets a node and its already rewritten inputs, and returns the
-        tensors that stand for its outputs, or None to keep it. Replaced nodes' names pass to what
-        replaces them. Where nothing is replaced, the graph is returned as it is.
+            replace: (node, rewritten inputs) -> the tensors that stand for the node's outputs, or
+                None to keep the node.
+            ops: the names of the ops whose nodes may be replaced; None means any op.
         """
         if ops is not None and self.op_names.isdisjoint(ops):
             return self
-        mapped: dict[Tensor, Tensor] = {}  # only what was replaced
+        mapped: dict[Tensor, Tensor] = {}  # of replaced tensors only
         replaced, known = mapped.keys(), self.names
         names: dict[Node, str] = {}
         for count, node in enumerate(self.nodes):
@@ -201,7 +207,7 @@ class Graph:
                 if names and node not in names:
                     names[node] = known[node]
                 continue
-            if not names:  # until here, all nodes were kept
+            if not names:  # all nodes before this one were kept
                 names = {kept: known[kept] for kept in self.nodes[:count]}
             if len(own) == len(outputs) == 1:
                 if own[0] is not outputs[0]:
@@ -210,7 +216,7 @@ class Graph:
                 for before, after in zip(own, outputs, strict=True):
                     if before is not after:
                         mapped[before] = after
-            if outputs:  # one node bears the name, though several may stand for the outputs
+            if outputs:  # several nodes may stand for the outputs; the first takes the name
                 names.setdefault(outputs[0].node, known[node])
         if not mapped and len(names) in (0, len(self.nodes)):
             return self
@@ -244,10 +250,12 @@ class Graph:
 
 
 def _closure(outputs: Sequence[Tensor]) -> tuple[Node, ...]:
-    """Nodes reachable from outputs. Inputs are built before consumers, so build order is
-    topological."""
+    """Return the nodes that are reachable from outputs, in build order.
+
+    Inputs are built before consumers, so this order is topological.
+    """
     seen: set[Node] = set()
-    found: list[Node] = []  # in stretches of falling numbers, which are sorted quickly
+    found: list[Node] = []  # in runs of falling serial numbers, which sort quickly
     stack = [t.node for t in outputs]
     while stack:
         node = stack.pop()
@@ -267,7 +275,7 @@ _SERIAL = attrgetter("serial")
 
 
 def _unique_names(nodes: Sequence[Node], given: Mapping[Node, str]) -> dict[Node, str]:
-    """Each node's own name if free, else with the lowest free number: `matmul`, `matmul_1`, …"""
+    """Give each node its own name, with the lowest free number if taken: `matmul`, `matmul_1`."""
     names = {node: given[node] for node in nodes if node in given} if given else {}
     if len(names) == len(nodes):
         return names
@@ -316,13 +324,13 @@ def substitute_tensors(
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """A graph with parameters, which a node holds as an attribute: `call`, `cond`, `scan`, …
+    """A graph with parameters, held as an attribute by `call`, `cond`, `scan` and `while_loop`.
 
     Attributes:
-        inputs: the placeholders that stand for its arguments; the graph may not need all of them.
-        graph: the first `results` outputs are the results, further ones are run for their effect.
-        base: the body as it was traced, where this one computes further results for a gradient.
-        rule: the vjp that the user gave, (g, y, *inputs) -> cotangents; it never travels.
+        inputs: placeholders that stand for arguments; the graph need not depend on all of them.
+        graph: its first `results` outputs are the results; further ones run for their effect.
+        base: the traced body, if this one computes further results for a gradient.
+        rule: the user's vjp, (g, y, *inputs) -> cotangents; it is never sent to workers.
         bindings: sizes of symbols, once they are known.
     """
 
@@ -335,7 +343,7 @@ class Body:
 
     @property
     def root(self) -> Body:
-        """The body that was traced."""
+        """The body as it was traced, without further results."""
         return self if self.base is None else self.base
 
     @property
@@ -347,7 +355,7 @@ class Body:
         return replace(self, bindings=bindings)
 
     def with_extra_results(self, further: Sequence[Tensor]) -> Body:
-        """The body with further results, tensors of the same parameters."""
+        """Return the body with further results, which are tensors of the same parameters."""
         outputs = (*self.outputs, *further)
         return replace(self, graph=Graph(outputs), results=len(outputs), base=self.root)
 
@@ -356,7 +364,7 @@ class Body:
 
 
 def bodies(node: Node) -> tuple[Body, ...]:
-    """The bodies that a node holds."""
+    """Return the bodies among a node's attributes."""
     attrs = node.attrs
     if not attrs:
         return ()
@@ -368,7 +376,7 @@ def bodies(node: Node) -> tuple[Body, ...]:
 
 
 def bind_attrs(attrs: Mapping[str, Any], bindings: Mapping[str, int]) -> Mapping[str, Any]:
-    """Attributes with symbolic sizes (alone, or in tuples) replaced by their values."""
+    """Replace symbolic sizes in attributes, also in tuples and bodies, by their values."""
     if not attrs:
         return attrs
     return {name: _bind_value(value, bindings) for name, value in attrs.items()}

@@ -1,8 +1,8 @@
-"""Floats of 16 bits: stored as float16 or bfloat16, computed in float32.
+"""16-bit floats: stored as float16 or bfloat16, computed in float32.
 
-No kernel computes in 16 bits. One that is given such arrays sees them as float32, and its float
-results are rounded once, to nearest, when they are stored: sums, products and norms lose nothing
-on the way. Kernels that only move numbers (`Op.halves`) get them as they are.
+No kernel computes in 16 bits. A kernel gets such arrays as float32, and its float results are
+rounded once, to nearest, when they are stored. So sums, products and norms do not accumulate
+rounding errors. Kernels that only move numbers (`Op.halves`) get 16-bit arrays as they are.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from graphflow.ir.spec import TensorSpec, is_half
 
 
 def has_half(arrays: Sequence[Any]) -> bool:
-    """Whether some array (or spec) is of 16-bit floats."""
+    """Return True if an array (or spec) has a 16-bit float dtype."""
     return any(is_half(a.dtype) for a in arrays)
 
 
 def upcast_half(arrays: Sequence[Any]) -> list[Any]:
-    """Arrays with those of 16-bit floats as float32: exactly the same numbers."""
+    """Convert arrays of 16-bit floats to float32, which is exact; others stay."""
     return [a.astype("float32") if is_half(a.dtype) else a for a in arrays]
 
 
 def round_to_specs(results: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[Any, ...]:
-    """Results in the dtypes of their specs: 16-bit floats rounded from float32."""
+    """Round results to the dtypes of their specs where these are 16-bit floats."""
     return tuple(
         r.astype(s.dtype) if is_half(s.dtype) else r for r, s in zip(results, specs, strict=True)
     )
 
 
 def upcast_into(into: Callable[..., None]) -> Callable[..., None]:
-    """The `into` of an op for arrays of 16-bit floats: by way of float32 buffers of its own."""
+    """Wrap the `into` of an op for 16-bit floats: compute in float32 buffers, then round."""
 
     def narrow(xp: Any, out: Any, *arrays: Any, **attrs: Any) -> None:
         outs = out if isinstance(out, tuple) else (out,)

@@ -1,4 +1,4 @@
-"""Nodes from calls of ops: inputs are converted, and the op's shape rule checks them."""
+"""Building nodes: convert the inputs of an op's call, and check them by its shape rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from graphflow.ir.tensor_conversion import as_tensor, autocast_inputs, promote_i
 
 
 def apply_op(op: Op, inputs: tuple[Any, ...], name: str | None, attrs: Mapping[str, Any]) -> Any:
-    """Apply an op to tensors, or what converts to them: a Tensor, or a tuple of them.
+    """Apply an op to tensors, or to values that convert: a Tensor, or a tuple of them.
 
     Raises:
         ArgumentError: another number of inputs than the op takes.
@@ -50,11 +50,11 @@ set_node_builder(apply_op)
 def make_node(
     op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], name: str | None = None
 ) -> Node:
-    """Check an application of an op by its shape rule and build the node.
+    """Check an application of an op by its shape rule, and build the node.
 
     Raises:
         ShapeError, DTypeError, ArgumentError: the rule refuses; the message names op and line.
-        OpCheckError: the rule gives something that is no spec.
+        OpCheckError: the rule returns something other than specs.
     """
     scope = current_scope.get()
     location = scope.location or user_location()
@@ -96,8 +96,10 @@ def make_node(
 
 
 def _float64_hint(inputs: Sequence[Tensor]) -> str:
-    """Where float32 became float64 by a scalar of numpy, which people take for a number; "" if it
-    did not."""
+    """Name the numpy scalar that turned float32 into float64; "" if there is none.
+
+    Python scalars take the dtype of tensors, numpy scalars keep theirs; users confuse the two.
+    """
     stack = [t.node for t in inputs if t.dtype == np.float64]
     seen = set(stack)
     while stack:
@@ -127,7 +129,7 @@ def _are_specs(outputs: tuple[Any, ...]) -> bool:
 def _require_attributes(
     op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], location: Location
 ) -> None:
-    """Refuse attributes that the op does not have, or say which it lacks."""
+    """Raise ArgumentError if attributes are unknown to the op, or missing."""
     try:
         signature_of(op.infer).bind(*inputs, **attrs)
     except TypeError as error:

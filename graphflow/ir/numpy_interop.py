@@ -1,9 +1,8 @@
-"""numpy's functions beside tensors, and what tensors and modules have elsewhere: which op each
-stands for, and what is said where it is asked for.
+"""numpy's functions on tensors, and hints for names that other libraries have.
 
-numpy's arrays leave their operators to tensors (`array + x`), through the ufuncs behind them. All
-else that numpy is asked to do with a tensor is refused on the user's line, with what there is
-instead: a part of numpy that worked would only hide where the rest begins.
+In `array + x`, numpy passes the operator on to the tensor by the ufunc behind it. Every other
+function of numpy raises an error that names the op to use instead. Supporting some of them would
+hide where the support ends.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ OPERATORS = {
     "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
     "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
 }  # fmt: skip
-"""The ufuncs behind Python's operators, and our names of them."""
+"""The ufuncs behind Python's operators, and the ops that they stand for."""
 
 ARRAY_API_NAMES = {
     **OPERATORS,
@@ -37,10 +36,10 @@ ARRAY_API_NAMES = {
     "rint": "round", "transpose": "permute_dims", "true_divide": "divide",
     "unique": "unique_all",
 }  # fmt: skip
-"""What the array API, and so graphflow, calls otherwise than older numpy; "": it has no such op."""
+"""Names of the array API, which graphflow follows, by older names of numpy; "" if there is none."""
 
 ATTRIBUTES = ("shape", "ndim", "size", "real", "imag")
-"""Functions of numpy that only ask for an attribute."""
+"""Functions of numpy that only read an attribute."""
 
 _METHODS = (
     "abs argsort clip cumsum diagonal exp expand_dims flip floor gather log logsumexp matmul "
@@ -71,7 +70,7 @@ ATTRIBUTE_HINTS = {
     "expand": "gf.broadcast_to(x, shape)", "masked_fill": "gf.where(mask, value, x)",
     "dim": ".ndim", "numel": ".size", "get_shape": ".shape",
 }  # fmt: skip
-"""What stands for attributes that the arrays of numpy, torch, JAX and TensorFlow have."""
+"""Replacements for attributes of arrays in numpy, torch, JAX and TensorFlow."""
 
 _LOSSES = {
     "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
@@ -147,7 +146,7 @@ FUNCTION_HINTS = {
     "xlogy": "x * gf.log(gf.where((x == 0) & (y <= 0), 1.0, y))",
     "column_stack": "gf.stack(vectors, 1)", "dstack": "gf.stack(matrices, 2)",
 }  # fmt: skip
-"""What stands for functions and classes that their modules have."""
+"""Replacements for functions and classes of these libraries."""
 
 SESSION_HINTS = {
     **dict.fromkeys(("eval", "partial_run", "predict", "forward"), "s.run(fetches, feeds)"),
@@ -157,7 +156,7 @@ SESSION_HINTS = {
     "as_default": "`with gf.Session() as s:`, and s.run(fetches, feeds) in the block",
     "graph": "gf.Graph(tensors), of what is fetched: there is no default graph",
 }
-"""What stands for attributes that sessions have elsewhere."""
+"""Replacements for attributes of sessions, models and graphs in other libraries."""
 
 
 MODULE_CALL_HINTS = {
@@ -176,20 +175,20 @@ MODULE_CALL_HINTS = {
     "control": "gf.cond, gf.while_loop and gf.scan do", "running": "s.run(fetches, feeds) runs",
     "spec": "gf.spec(dtype, shape) does", "dtypes": 'a dtype is a word, such as "float32"',
 }  # fmt: skip
-"""What to use instead of a module that is called, or that is looked for by such a name."""
+"""Replacements for modules that are called like functions, or sought under such a name."""
 
 
 class HintingModule(ModuleType):
-    """The class of graphflow's modules: if one is called, the error says what to use instead."""
+    """The class of graphflow's public modules: calling one raises an error with a replacement."""
 
     def __getattr__(self, name: str) -> Any:
-        # Of a name that is not there: a module's own __getattr__ knows more.
+        # Called for missing names only. A module's own __getattr__ has better hints.
         own = self.__dict__.get("__getattr__")
         if own is not None:
             return own(name)
-        told = f"module {self.__name__!r} has no attribute {name!r}"
+        message = f"module {self.__name__!r} has no attribute {name!r}"
         hint = "" if name.startswith("__") else did_you_mean(name, self.__dict__.get("__all__", ()))
-        raise AttributeError(f"{told}; {hint}" if hint else told, name=name, obj=self)
+        raise AttributeError(f"{message}; {hint}" if hint else message, name=name, obj=self)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         shown = vars(sys.modules["graphflow"]).items()  # a file's name may be another
@@ -204,14 +203,14 @@ class HintingModule(ModuleType):
 
 
 def install_module_hints(package: ModuleType) -> None:
-    """Have the modules that a package shows say what to use if they are called."""
+    """Let the modules in a package's namespace raise errors with hints (see `HintingModule`)."""
     for found in vars(package).values():
         if type(found) is ModuleType and found.__name__.startswith("graphflow."):
             found.__class__ = HintingModule
 
 
 def attribute_hint(name: str) -> str:
-    """Return what to use for an attribute that tensors do not have; "" where that is not known."""
+    """Return a hint for an attribute that tensors do not have; "" where none is known."""
     if name in ATTRIBUTE_HINTS:
         return f"; use {ATTRIBUTE_HINTS[name]}"
     if name.endswith("_") and name.islower():  # torch's names of what changes a tensor
@@ -221,19 +220,19 @@ def attribute_hint(name: str) -> str:
 
 def missing_attribute_error(path: str, name: str) -> AttributeError:
     """Return the error for a name that the public module at `path`, `gf.<last part>`, lacks."""
-    told = f"gf.{path.rpartition('.')[2]} has no attribute {name!r}"
+    message = f"gf.{path.rpartition('.')[2]} has no attribute {name!r}"
     module = sys.modules[path]
     if name in FUNCTION_HINTS:
-        told += f"; it is {FUNCTION_HINTS[name]}"
+        message += f"; it is {FUNCTION_HINTS[name]}"
     elif not name.startswith("__") and (
         hint := did_you_mean(name, module.__dict__.get("__all__", ()))
     ):
-        told += f"; {hint}"
-    return AttributeError(told, name=name, obj=module)
+        message += f"; {hint}"
+    return AttributeError(message, name=name, obj=module)
 
 
 def unsupported_message(function: Any, what: str) -> str:
-    """What is said of a function of numpy that was given a tensor, `what`."""
+    """Return the error message for a function of numpy that was given `what`, a tensor."""
     name = ARRAY_API_NAMES.get(function.__name__, function.__name__)
     part = str(getattr(function, "__module__", "")).removeprefix("numpy.")
     room = f"{part}." if part in ("linalg", "fft") else ""

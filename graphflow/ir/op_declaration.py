@@ -17,17 +17,23 @@ from graphflow.ir.spec import Outer, Shape, Size, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run of a node needs: floating point operations, and bytes moved (None: in + out)."""
+    """The work of one run of a node: floating point operations, and bytes moved to or from memory.
+
+    Without `bytes`, a node moves its inputs and outputs once.
+    """
 
     flops: Size
     bytes: Size | None = None
 
 
 class Rows(NamedTuple):
-    """How an op goes along rows: the axes that it reduces over, and the shape, right-aligned to
-    that of the whole, in which it sees each input (the same elements in the same order).
+    """The axes that an op reduces over, and how it views its inputs.
 
-    An op that reduces none (axes None) says what the whole is, if not what its inputs broadcast to.
+    Attributes:
+        axes: the reduced axes; None for an op that only reads along rows.
+        shapes: the shape in which the op views each input, with the same elements in the same
+            order, right-aligned to `whole`.
+        whole: the common shape, where the shapes of the inputs do not broadcast to it.
     """
 
     axes: tuple[int, ...] | None
@@ -36,52 +42,55 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What shards along a letter tell each other, when each has looked at its own piece.
+class ShardExchange:
+    """The exchange by which shards finish a computation that each began on its own piece.
 
     Attributes:
-        letter: along which; cut along one axis of the mesh.
-        tell: (op, start, *inputs, **attrs) -> (what the shard keeps, what it tells others), both
-            tuples of tensors; `start` is where its piece begins.
-        hear: (op, kept, heard, **attrs) -> the outputs; `heard` has what each shard told that is
-            heard, in order.
-        who: is heard: those "before", those "after", or "all".
+        letter: the letter of the equation along which the shards are cut, by one mesh axis.
+        contribute: (op, start, *inputs, **attrs) -> (values that the shard keeps, values that it
+            sends), both tuples of tensors; `start` is the index at which its piece begins.
+        combine: (op, kept, received, **attrs) -> the outputs; `received` holds the values of each
+            sender, in the order of the shards.
+        senders: the shards that a shard hears from: those "before" it, "after" it, or "all".
     """
 
     letter: str
-    tell: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
-    hear: Callable[..., tuple[Any, ...]]
-    who: str
+    contribute: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
+    combine: Callable[..., tuple[Any, ...]]
+    senders: str
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one application of an op may be cut into shards (see ops/sharding/rules.py).
+    """A rule that says how one application of an op may be cut into shards.
+
+    The partitioner reads these rules (see ops/sharding/rules.py).
 
     Attributes:
-        equation: for each input and output a letter for each of its axes, "ik,kj->ij". What has one
-            letter is cut together; a letter missing on the right is reduced, so that each shard has
-            a partial result. `.` is an axis that is needed whole; a capital is one that an `expand`
-            is needed for.
-        scale: of (tensor, axis), inputs first, that has so many elements for each of its letter's.
-        outer: of (tensor, axis) that has its letter's elements so many times over, in rows; or in
-            rows of such lengths.
-        alternatives: other rules that hold as well, for axes that this one needs whole.
-        placeless: `build` does not look at where a piece begins.
-        linear: sets of inputs, together in each of which the op is linear: partial sums may pass.
+        equation: a letter for each axis of each input and output, as in "ik,kj->ij". Axes of one
+            letter are cut together. A letter that is missing on the right is reduced, so each
+            shard computes a partial result. `.` marks an axis that must be whole, a capital letter
+            an axis that only `expand` can cut.
+        scale: elements for each element of the letter, by (tensor, axis), inputs first.
+        outer: number of segments in which the axis repeats its letter's elements, or the lengths of
+            these segments, by (tensor, axis).
+        alternatives: further rules that hold, for axes that this one needs whole.
+        ignores_start: `build` does not depend on where a piece begins.
+        linear: sets of inputs; the op is linear in each set together, so partial sums may pass.
         kind: how partial results are combined: "sum", "max", "min", "prod", "any", "all", or
             "moments" (`ops/reductions/sharded_moments.py`).
         sizes: the attribute that holds the shape of the (first) output.
-        build: (op, cut, *inputs, **attrs) -> outputs of one shard, where the op itself will not do.
-        windows: letters along which a shard needs more of the first input than its own piece.
-        windowed: the inputs of which it needs more, if not the first only.
-        needs: (letter, start, stop) of such a letter -> (start, stop) of the first input: a halo;
-            or a list of such, one for each input.
-        expand: (*inputs, **attrs) -> the outputs, by simpler ops, for letters that are capitals.
-        meeting: for a letter along which shards finish together what each has begun.
-        view: moves or renames numbers only.
-        apart: how results of shards that each look at their own piece along capitals only are
-            combined ("mean", "sum"), where a strategy asks for that.
+        build: (op, cut, *inputs, **attrs) -> the outputs of one shard, where applying the op to the
+            pieces would give another result.
+        windows: letters along which a shard needs more of an input than its own piece.
+        windowed: the inputs of which a shard needs more; default: the first.
+        needs: (letter, start, stop) of the output -> (start, stop) of the first input, or a list of
+            such pairs, one for each windowed input. The difference is the halo.
+        expand: (*inputs, **attrs) -> the outputs, by simpler ops, for capital letters.
+        exchange: how shards along a letter finish together.
+        view: the op only moves or renames numbers.
+        apart: how results are combined ("mean", "sum") if a strategy lets shards compute along
+            capital letters from their own pieces only.
     """
 
     equation: str
@@ -98,18 +107,22 @@ class Sharding:
     apart: str | None = None
     outer: Mapping[tuple[int, int], Outer] = field(default_factory=dict)
     alternatives: tuple[Sharding, ...] = ()
-    placeless: bool = False
-    meeting: Meeting | None = None
+    ignores_start: bool = False
+    exchange: ShardExchange | None = None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One example call of an op for the tests over the whole registry.
+    """An example call of an op, for the tests over the whole registry.
 
-    `low` and `high` bound the random float inputs (keep away from kinks and poles); integer inputs
-    are drawn from [0, `classes`). An op that fails on most such inputs (it takes regular matrices
-    only, say) names a `make`: arrays drawn -> arrays it takes, of the same specs. `fixed` are float
-    inputs that have no gradient.
+    Attributes:
+        inputs: the specs of the inputs.
+        attrs: the attributes.
+        low, high: bounds of random float inputs; keep them away from kinks and poles.
+        classes: integer inputs are drawn from [0, classes).
+        make: drawn arrays -> arrays that the op takes, of the same specs; for an op that fails on
+            most random inputs, such as one that takes regular matrices only.
+        fixed: float inputs without a gradient.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -131,7 +144,7 @@ def sample(
     fixed: tuple[int, ...] = (),
     **attrs: Any,
 ) -> Sample:
-    """A `Sample` in one line: `sample(spec("float32", (3, 4)), axis=1)`."""
+    """Make a `Sample` in one line: `sample(spec("float32", (3, 4)), axis=1)`."""
     return Sample(inputs, attrs, low, high, classes, make, fixed)
 
 
@@ -150,37 +163,40 @@ class Op:
             op's axes, which stay with size 1 (see ops/kernels/fusion/row_ops.py).
         rows: (*shapes, **attrs) -> `Rows`: over which axes `expr` reduces, and how it sees inputs.
         refuse: (xp, *arrays, **attrs), which raises for values that the op does not take; programs
-            call it before a generated kernel, and on a GPU before any, with the specs of floats
-            for these.
-        native: (*specs, **attrs) -> the generated kernel of the same bits for inputs of these sizes
-            on a cpu, a `kernels.native.Task`; None where there is none.
+            call it before a generated kernel. On a GPU they call it before every kernel, with
+            specs in place of float arrays.
+        native: (*specs, **attrs) -> the generated CPU kernel for inputs of these sizes, a
+            `kernels.native.Task` with the same bits; None where there is none.
         ufunc: the name in xp of the ufunc that is the whole op.
         vjp: (g, y, *inputs, **attrs) -> one cotangent (or None) for each input; builds nodes.
-        joint: of collectives, whose nodes differ in `rank` only: (nodes, gs) -> one cotangent for
-            each input, of all ranks together; None where each rank's vjp is to be taken.
-        jvp: (tangents, y, *inputs, **attrs) -> the tangent(s) of the output(s), where that is
-            cheaper than what follows from vjp; a tangent is None where it is zero.
-        batch: (op, inputs, batched, **attrs) -> the outputs for inputs that have a new first axis
-            where `batched` says so (one at least); it leads each output, too. See ops/batching.py.
-            Elementwise ops need none.
-        sharding: (*specs, **attrs) -> `Sharding`, or just its equation: how it is cut over devices.
-            Elementwise ops need none; others without one get their inputs whole.
-        cost: (*specs, **attrs) -> Cost; default: one flop an output element.
-        samples: calls for the tests over the registry.
-        promotes: its inputs are converted to one dtype; Python scalars take the tensors'.
+        joint: for collectives, whose nodes differ in `rank` only: (nodes, gs) -> one cotangent for
+            each input of all ranks; None if each rank's own vjp applies.
+        jvp: (tangents, y, *inputs, **attrs) -> the tangent(s) of the output(s), where this is
+            cheaper than the rule derived from vjp; None stands for a zero tangent.
+        batch: (op, inputs, batched, **attrs) -> the outputs, each with a new first axis.
+            `batched` marks the inputs that have this axis, at least one. See ops/batching.py.
+            Elementwise ops need no rule.
+        sharding: (*specs, **attrs) -> how the op is cut over devices: a `Sharding`, or its
+            equation. Elementwise ops need none. Others without one get their inputs whole.
+        cost: (*specs, **attrs) -> Cost; default: one flop for each output element.
+        rate: "product" if the flops run as fast as those of matrix products; "half_product" if GPU
+            libraries compute them in 16 bits, too. None: as measured for this op or its kind.
+        samples: example calls for the tests over the registry.
+        promotes: convert all inputs to one dtype; Python scalars take that of the tensors.
         elementwise: an element of the output depends on the same element of the inputs only, so
-            that `out` may be an input's buffer.
-        in_place: `out` may be input 0's buffer; then `into` writes only what changes, and raises
-            nothing any more.
+            `out` may be an input's buffer.
+        in_place: `out` may be input 0's buffer. `into` then writes only elements that change, after
+            all checks that could raise.
         alias: the output is input 0's memory under another shape.
-        pure: it may be merged, folded and run again. False: state, randomness, side effects.
+        pure: nodes may be merged, folded and run again. False for state, randomness and effects.
         random: the kernel takes `step=`, the session's step number.
-        halves: its kernel takes float16 and bfloat16 as they are, since it only moves numbers, or
-            runs a body; others get float32, and their results are rounded (see half_precision.py).
-        autocast: under `gf.autocast`, "low" takes its float32 inputs in 16 bits, "high" its 16-bit
-            inputs in float32; None: inputs as they come.
-        device_kinds: on which it has a kernel.
-        doc: what it computes, in words: the first line of its `help`.
+        halves: the kernel takes float16 and bfloat16 as they are, since it only moves numbers or
+            runs a body. Other kernels get float32, and their results are rounded (see
+            half_precision.py).
+        autocast: under `gf.autocast`, "low" converts float32 inputs to 16 bits, "high" 16-bit
+            inputs to float32; None converts nothing.
+        device_kinds: the kinds of devices that have a kernel.
+        doc: the first line of its `help`.
     """
 
     name: str
@@ -198,6 +214,7 @@ class Op:
     batch: Callable[..., Any] | None = None
     sharding: Callable[..., Any] | None = None
     cost: Callable[..., Cost] | None = None
+    rate: Literal["product", "half_product"] | None = None
     samples: Sequence[Sample] = ()
     promotes: bool = False
     elementwise: bool = False
@@ -211,12 +228,12 @@ class Op:
     doc: str = ""
 
     def __call__(self, *inputs: Any, name: str | None = None, **attrs: Any) -> Any:
-        """Apply to tensors (or what converts to them): a Tensor, or a tuple of them."""
+        """Apply the op to tensors, or to values that convert: a Tensor, or a tuple of them."""
         return _installed.node_builder(self, inputs, name, attrs)
 
     @functools.cached_property
     def arity(self) -> int | None:
-        """How many tensors it takes, as its samples show; None: any number."""
+        """The number of inputs, as the samples show; None if it varies."""
         counts = {len(sample.inputs) for sample in self.samples}
         return counts.pop() if len(counts) == 1 else None
 
@@ -228,10 +245,10 @@ class Op:
         step: int = 0,
         plain: bool = False,
     ) -> tuple[Any, ...]:
-        """The outputs for concrete arrays, freshly made: the bits that a program gives.
+        """Compute new output arrays, with the bits that a program gives.
 
         Args:
-            plain: not by a generated kernel; the last bits of exp and its like may differ.
+            plain: use no generated kernel; the last bits of exp and similar functions may differ.
         """
         if not (self.halves or self.alias) and has_half(arrays):
             specs = self.infer(*(TensorSpec(a.shape, a.dtype) for a in arrays), **attrs)
@@ -253,8 +270,8 @@ class Op:
             result = self.kernel(xp, *arrays, **attrs)
         return result if isinstance(result, tuple) else (result,)
 
-    def writer(self, inputs: Sequence[TensorSpec]) -> Callable[..., None] | None:
-        """`into` for inputs of these dtypes."""
+    def into_for(self, inputs: Sequence[TensorSpec]) -> Callable[..., None] | None:
+        """Return `into` for inputs of these dtypes; None if the op has none."""
         if self.into is None or self.halves or not has_half(inputs):
             return self.into
         return upcast_into(self.into)
@@ -263,7 +280,7 @@ class Op:
         return f"<op {self.name}>"
 
     def __deepcopy__(self, memo: Any) -> Op:
-        return self  # of each name there is one
+        return self  # the registry holds one op of each name
 
 
 Op.__doc__ = OpDoc(Op.__doc__)  # type: ignore[assignment]
@@ -273,7 +290,7 @@ ElementwiseRunner = Callable[[Op, Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
 class _Installed:
-    """Functions of modules that know ops, and which this module therefore cannot import."""
+    """Functions that modules above this one install, since they import it."""
 
     node_builder: NodeBuilder
     elementwise_runner: ElementwiseRunner | None = None

@@ -1,4 +1,4 @@
-"""What is found by name: ops, and the functions behind Tensor's operators and methods."""
+"""Registries of ops, and of the functions behind Tensor's operators and methods, by name."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def function(f: F) -> F:
-    """Enter a public function under its own name, for Tensor's operators and methods to find; its
-    arguments are validate_arguments, and its errors name it and the user's line."""
-    entered = FUNCTIONS[f.__name__] = validate_arguments(f, f.__name__)
-    return cast(F, entered)
+    """Register a public function under its own name, for Tensor's operators and methods to find.
+
+    The function that comes back validates its arguments, and its errors name it and the user's
+    line.
+    """
+    registered = FUNCTIONS[f.__name__] = validate_arguments(f, f.__name__)
+    return cast(F, registered)
 
 
-_OWNERS: dict[str, tuple[str, str]] = {}  # of users' ops: the module that registers it, and where
+_OWNERS: dict[str, tuple[str, str]] = {}  # of users' ops: the module and line that register each
 
 
 def register(op: Op) -> Op:
-    """Enter an op into the registry; its name is its identity on the wire.
+    """Register an op under its name, by which workers find it, too.
 
     Raises:
         ArgumentError: not an op.
-        GraphError: the name is taken, by one of graphflow's ops or another of a user's.
+        GraphError: an op of graphflow or of a user has the name already.
     """
     if not isinstance(op, Op):
         raise ArgumentError(f"register_op at {user_location()}: give a gf.Op, not {op!r}")
@@ -52,5 +55,5 @@ def register(op: Op) -> Op:
 
 
 def owner_module(op: Op) -> str | None:
-    """The module that registers an op of a user's; None for graphflow's own."""
+    """Return the module that registered a user's op; None for an op of graphflow."""
     return _OWNERS.get(op.name, (None,))[0]

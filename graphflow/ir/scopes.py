@@ -1,6 +1,6 @@
-"""What nodes built in a block share: names, devices, lines, random streams, dtypes.
+"""Scopes: the names, devices, lines, random streams and dtypes that nodes built in a block share.
 
-Two context variables, the only global state there is.
+Two context variables hold them. They are the only mutable global state while a graph is built.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from graphflow.ir.spec import as_dtype, is_half
 
 @dataclass
 class RandomStreams:
-    """Numbers the random streams that are drawn from one seed."""
+    """A counter of the random streams of one seed."""
 
     seed: int = 0
     count: int = 0
@@ -37,25 +37,33 @@ class RandomStreams:
 
 @dataclass(frozen=True, eq=False)
 class Autocast:
-    """The 16-bit dtype of a `gf.autocast` block, and the conversions made in it, each once."""
+    """The 16-bit dtype of a `gf.autocast` block, and the conversions already built in it."""
 
     dtype: np.dtype[Any]
-    made: dict[tuple[Tensor, str, DeviceName], Tensor] = field(default_factory=dict)
+    conversions: dict[tuple[Tensor, str, DeviceName], Tensor] = field(default_factory=dict)
 
     def cast(self, tensor: Tensor, to: str) -> Tensor:
-        """float32 in 16 bits for "low", 16 bits in float32 for "high"; anything else as it is."""
+        """Convert float32 to 16 bits for "low", 16 bits to float32 for "high"; keep others."""
         if tensor.dtype != np.float32 if to == "low" else not is_half(tensor.dtype):
             return tensor
         key = (tensor, to, current_device.get())
-        if key not in self.made:
+        if key not in self.conversions:
             wanted = self.dtype if to == "low" else np.dtype("float32")
-            self.made[key] = FUNCTIONS["astype"](tensor, wanted)
-        return self.made[key]
+            self.conversions[key] = FUNCTIONS["astype"](tensor, wanted)
+        return self.conversions[key]
 
 
 class NameScope(NamedTuple):
-    """What nodes built in a block share: the prefix of their names, where they count as made, the
-    source of their randomness, how their inputs are converted, and their turn."""
+    """The properties that nodes built in a block share.
+
+    Attributes:
+        streams: the source of random streams.
+        prefix: the start of their names.
+        location: the line that they count as built at; None for the user's own line.
+        origin: the node that they are derivatives of.
+        autocast: the conversion of their inputs.
+        turn: see `Node`.
+    """
 
     streams: RandomStreams
     prefix: str = ""
@@ -72,8 +80,10 @@ current_device: ContextVar[DeviceName] = ContextVar("device_scope", default=_ANY
 
 
 def is_name(name: Any) -> bool:
-    """Whether this is text that files and other programs can hold, too: half a surrogate pair can
-    be told to nobody."""
+    """Return True for non-empty text that is valid Unicode.
+
+    Files and wire messages cannot hold a lone surrogate.
+    """
     if not isinstance(name, str) or not name:
         return False
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
@@ -84,7 +94,7 @@ def name_scope(name: str) -> AbstractContextManager[None]:
     """Prefix the names of nodes built in the block: `with gf.name_scope("tower"):`.
 
     Raises:
-        ArgumentError: no name.
+        ArgumentError: the name is not a non-empty Unicode str.
     """
     if not is_name(name):
         raise ArgumentError(
@@ -95,12 +105,12 @@ def name_scope(name: str) -> AbstractContextManager[None]:
 
 
 def current_prefix() -> str:
-    """What the names of nodes built here begin with: "" or `outer/inner/`."""
+    """Return the prefix of names in the open scope: "" or `outer/inner/`."""
     return current_scope.get().prefix
 
 
 def prefix_scope(prefix: str) -> AbstractContextManager[None]:
-    """Names of nodes built in the block begin with a prefix, whatever scope is open."""
+    """Begin the names of nodes built in the block with `prefix`, whatever scope is open."""
     return _scope(prefix=prefix)
 
 
@@ -131,10 +141,12 @@ def _device_scope(device: DeviceName) -> Iterator[None]:
 
 
 class origin_scope:
-    """Nodes built in the block (gradients, updates) count as made at the line of `origin`, and
-    stay near it, or on a `device`. Their dtypes follow from their inputs: autocasting ends here.
+    """Attribute nodes built in the block (gradients, updates) to the node `origin`.
 
-    Not a generator: every node that is differentiated opens one.
+    They count as built at its line, and get its device pin or `device`. Autocasting is off, since
+    their dtypes follow from their inputs.
+
+    A class with slots rather than a generator: differentiation opens one for every node.
     """
 
     __slots__ = ("_device", "_origin", "_pin", "_prefix", "_scope", "_turn")
@@ -163,33 +175,38 @@ class origin_scope:
 
 
 def derivative_scope(node: Node, what: str = "gradients/") -> origin_scope:
-    """Nodes built in the block are derived of one: its gradient, tangent, or twin with a batch.
-    They are named in the scope that is open, like all that is built there; what is derived while
-    such are built is not named deeper."""
+    """Attribute nodes built in the block to a node that they are a derivative of.
+
+    Derivatives are gradients, tangents and batched versions. Their names begin with the open
+    scope's prefix and `what`; derivatives of derivatives get no further prefix.
+    """
     scope = current_scope.get()
     return origin_scope(node, scope.prefix if scope.origin is not None else scope.prefix + what)
 
 
 def derivative_seed_scope(node: Node) -> AbstractContextManager[None]:
-    """Nodes built in the block begin a derivative of a node: its cotangent or tangent of ones or
-    zeros. All else, such as their line, is that of the open scope."""
+    """Set the origin of nodes built in the block, and leave their line and device as they are.
+
+    For the cotangents and tangents of ones or zeros with which a derivative begins.
+    """
     return _scope(origin=node)
 
 
 def replacement_scope(node: Node) -> origin_scope:
-    """Nodes built in the block are what a pass puts in the place of a node: they are in its scope
-    and have its turn, its line and its device."""
+    """Give nodes built in the block the scope, turn, line and device of the replaced node."""
     return origin_scope(node, prefix_of(node), turn=node.turn)
 
 
 def prefix_of(node: Node) -> str:
-    """What the name of a node begins with: "" or `outer/inner/`."""
+    """Return the scope in a node's name: "" or `outer/inner/`."""
     return node.name[: node.name.rfind("/") + 1]
 
 
 def source_scope(name: str, location: Location) -> AbstractContextManager[None]:
-    """Nodes built in the block are named `name/…` and count as made at `location`: a place in a
-    file that describes a graph, rather than a line of the user's code."""
+    """Name nodes built in the block `name/…`, and let them count as built at `location`.
+
+    The location is a place in a file that describes a graph, such as an ONNX model.
+    """
     return _scope(prefix=f"{current_scope.get().prefix}{name}/", location=location)
 
 
@@ -206,10 +223,11 @@ def _scope(**changes: Any) -> Iterator[None]:
 def autocast(dtype: Any) -> AbstractContextManager[None]:
     """Compute products in 16 bits in the block: `with gf.autocast("bfloat16"):`.
 
-    matmul, convolutions and attention take their float32 inputs in the given dtype (and still sum
-    in float32); reductions, softmax, losses and norms take theirs in float32; elementwise ops take
-    what comes. Conversions are ops with a gradient, so gradients of float32 variables are float32.
-    A variable is converted once a block. None ends autocasting for a block inside another.
+    matmul, convolutions and attention convert float32 inputs to the given dtype, and still sum in
+    float32. Reductions, softmax, losses and norms convert their inputs to float32. Elementwise ops
+    convert nothing. Conversions are ops with a gradient, so gradients of float32 variables are
+    float32. Each variable is converted once in a block. None turns autocasting off in an inner
+    block.
 
     Args:
         dtype: "bfloat16", "float16" (see `gf.optim.LossScaling`) or None.
@@ -230,11 +248,11 @@ def autocast(dtype: Any) -> AbstractContextManager[None]:
 
 @contextmanager
 def seed_scope(seed: int) -> Iterator[None]:
-    """Draw the streams of random nodes built in the block from `seed`, counted from 0."""
+    """Number the streams of random nodes built in the block from 0, under `seed`."""
     with _scope(streams=RandomStreams(seed)):
         yield
 
 
 def next_stream() -> tuple[int, int]:
-    """A stream (seed, number) that no other random node has."""
+    """Take a stream (seed, number) that no other random node has."""
     return current_scope.get().streams.next()

@@ -1,8 +1,8 @@
-"""Shapes and dtypes: what is known of a tensor before it exists.
+"""Tensor specs: shapes, dtypes, and equations between symbolic sizes.
 
-Shape rules (`infer` of an op) work on `TensorSpec`s only; where a rule equates two symbolic sizes,
-the equation is recorded and checked when a step is fed. Of `dims` and `dtypes`, this module has the
-public names.
+Shape rules (`infer` of an op) work on `TensorSpec`s only. If a rule equates two symbolic sizes, the
+equation is recorded, and checked when a step is fed. This module re-exports names of `dims` and
+`dtypes`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from graphflow.ir.dtypes import (
 )
 
 LARGEST_SIZE = 2**63 - 1
-"""Of an axis."""
+"""The largest size of an axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class TensorSpec:
 
     @property
     def rank(self) -> int:
-        """How many axes there are."""
+        """Number of axes."""
         return len(self.shape)
 
     @property
@@ -69,16 +69,16 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> Size:
-        """Bytes of the elements."""
+        """Size of the elements, in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
     def is_concrete(self) -> bool:
-        """Whether every size is a known int."""
+        """True if every size is an int."""
         return all(isinstance(s, int) for s in self.shape)
 
     def bind(self, bindings: Mapping[str, int]) -> TensorSpec:
-        """This spec with its symbols replaced by sizes.
+        """Return this spec with its symbols replaced by sizes.
 
         Raises:
             ShapeError: a size comes out negative.
@@ -94,11 +94,11 @@ class TensorSpec:
         return TensorSpec(shape, self.dtype)
 
     def with_shape(self, shape: Iterable[Size]) -> TensorSpec:
-        """The same dtype in another shape."""
+        """Return the spec of the same dtype and another shape."""
         return TensorSpec(tuple(shape), self.dtype)
 
     def with_dtype(self, dtype: Any) -> TensorSpec:
-        """The same shape of another dtype."""
+        """Return the spec of the same shape and another dtype."""
         return TensorSpec(self.shape, np.dtype(dtype))
 
     def __repr__(self) -> str:
@@ -111,13 +111,13 @@ def _show_bindings(shape: Shape, bindings: Mapping[str, int]) -> str:
 
 
 def nbytes(spec: TensorSpec) -> int:
-    """Bytes of a tensor of known shape."""
+    """Return the size of a tensor of known shape, in bytes."""
     return evaluate(spec.nbytes, {})
 
 
 @checks_argument_names(ShapeError)
 def spec(dtype: Any, shape: Any = ()) -> TensorSpec:
-    """A TensorSpec from plain words: `spec("float32", (None, 64))`."""
+    """Make a TensorSpec of plain values: `spec("float32", (None, 64))`."""
     return TensorSpec(normalize_shape(shape, of=""), as_dtype(dtype))
 
 
@@ -130,7 +130,7 @@ _equations: ContextVar[list[Equation] | None] = ContextVar("equations", default=
 class record_equations:
     """Collect the equations that shape rules assume while the block runs.
 
-    Not a generator: every node that is built opens one.
+    A class with a slot rather than a generator: the building of every node opens one.
     """
 
     __slots__ = ("_token",)
@@ -145,10 +145,12 @@ class record_equations:
 
 
 def equate(a: Size, b: Size, what: str) -> Size:
-    """Two sizes that must agree: the better known of both; a symbolic equation is recorded.
+    """Require two sizes to be equal, and return the one that is known better.
+
+    If a symbol leaves it open, the equation is recorded, to be checked when a step is fed.
 
     Raises:
-        ShapeError: both are known and differ.
+        ShapeError: both are numbers and differ; `what` begins the message.
     """
     if a == b:
         return a
@@ -161,10 +163,10 @@ def equate(a: Size, b: Size, what: str) -> Size:
 
 
 def require_nonnegative(size: Size, what: str) -> None:
-    """Refuse a negative size; a symbolic one is checked when fed.
+    """Require a size to be at least 0; a symbolic one is checked when a step is fed.
 
     Raises:
-        ShapeError: it is negative; `what` is the message.
+        ShapeError: the size is negative; `what` is the message.
     """
     if not is_nonnegative(size):
         if not isinstance(size, Dim):
@@ -173,7 +175,7 @@ def require_nonnegative(size: Size, what: str) -> None:
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """Numpy broadcasting; a symbol broadcasts only with itself or 1, anything else is equated.
+    """Broadcast shapes as numpy does; a symbol is equated with any other size than 1.
 
     Raises:
         ShapeError: two known sizes differ and neither is 1.
@@ -194,13 +196,15 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def show_shape(shape: Sequence[Size | str]) -> str:
-    """A shape as Python writes it: `(n, 64)`."""
+    """Write a shape as Python does: `(n, 64)`."""
     return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
 
 
 def show_distinctly(*things: Size | TensorSpec) -> list[str]:
-    """Sizes and specs for a message: fresh sizes that are shown alike but differ have numbers, in
-    the order in which they were made."""
+    """Write sizes and specs for one message, so that different fresh symbols look different.
+
+    Fresh symbols of the same text get numbers, in the order in which they were made.
+    """
     shapes = [thing.shape if isinstance(thing, TensorSpec) else (thing,) for thing in things]
     fresh = {name for shape in shapes for size in shape for name in symbols(size) if is_fresh(name)}
     alike: dict[str, list[str]] = {}
@@ -211,15 +215,15 @@ def show_distinctly(*things: Size | TensorSpec) -> list[str]:
         head, dot, tail = shown.rpartition(".shape[") if ".shape[" in shown else (shown, "", "")
         if len(names) > 1:
             numbered |= {n: Dim.symbol(f"{head}#{i}{dot}{tail}") for i, n in enumerate(names, 1)}
-    told = [tuple(substitute(size, numbered) for size in shape) for shape in shapes]
+    shapes_shown = [tuple(substitute(size, numbered) for size in shape) for shape in shapes]
     return [
         str(thing.with_shape(shape) if isinstance(thing, TensorSpec) else shape[0])
-        for thing, shape in zip(things, told, strict=True)
+        for thing, shape in zip(things, shapes_shown, strict=True)
     ]
 
 
 def mismatch_hint(before: TensorSpec, after: TensorSpec) -> str:
-    """The end of a message on two specs that have to be equal: how to make them so."""
+    """Return the end of a message about two specs that must be equal: how to make them equal."""
     known = [(a, b) for a, b in zip(before.shape, after.shape, strict=False) if a != b]
     named = all(isinstance(a, Dim) and isinstance(b, Dim) for a, b in known)
     if before.dtype != after.dtype or before.rank != after.rank or not named:
@@ -231,10 +235,12 @@ def mismatch_hint(before: TensorSpec, after: TensorSpec) -> str:
 
 
 def normalize_shape(shape: Any, what: str = "shape", of: str | None = None) -> Shape:
-    """A user's shape (ints, names, dims) as a tuple of sizes.
+    """Convert a user's shape (ints, names, dims) to a tuple of sizes.
 
     Args:
-        of: the tensor whose shape it is, where None is any size; "" where that is none yet.
+        what: the name of the shape in messages.
+        of: name of the tensor of this shape, "" if it has none; then an entry may be None, for any
+            size.
 
     Raises:
         ShapeError: an entry is negative or of another type.
@@ -273,20 +279,23 @@ def _normalize_size(entry: Any, what: str) -> Size:
     raise ShapeError(f"{what}: a size is an int, None or a name, not {entry!r}")
 
 
-# Parts of axes --------------------------------------------------------------------------------
+# Pieces of axes --------------------------------------------------------------------------------
 
 Outer = Size | tuple[int, ...]
-"""Of how many stretches of equal length an axis consists; or of which lengths these are."""
+"""How many segments of equal length an axis consists of, or the relative lengths of these."""
 
 
 def segment_count(outer: Outer) -> Size:
-    """How many stretches of length 1 there are."""
+    """Return the number of segments, counted in units of relative length 1."""
     return sum(outer) if isinstance(outer, tuple) else outer
 
 
 class Span(NamedTuple):
-    """The part of an axis from start to stop; of each of `rows` stretches of equal length, or of
-    stretches of such lengths, as many times."""
+    """The part of an axis from start to stop, or this part of each segment of the axis.
+
+    `rows` is the number of segments of equal length, or a tuple of their relative lengths, by which
+    start and stop are multiplied.
+    """
 
     start: int
     stop: int
@@ -297,7 +306,7 @@ class Span(NamedTuple):
         return (self.stop - self.start) * int(segment_count(self.rows))
 
     def to_index(self, size: int) -> Any:
-        """What an array of this size along the axis is indexed by."""
+        """Return the index of this part in an axis of `size` elements: a slice, or an array."""
         if self.rows == 1:
             return slice(self.start, self.stop)
         lengths = self.rows if isinstance(self.rows, tuple) else (1,) * self.rows
@@ -310,7 +319,7 @@ class Span(NamedTuple):
 
 
 def index_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:
-    """What an array of a shape is indexed by, of which one axis at most is in rows."""
+    """Return the index of spans, one for each axis; at most one may have several segments."""
     return tuple(span.to_index(int(n)) for span, n in zip(spans, shape, strict=True))
 
 

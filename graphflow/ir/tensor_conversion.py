@@ -1,4 +1,4 @@
-"""Inputs of ops as tensors of the dtypes that the op computes in."""
+"""Conversion of inputs to tensors, and to the dtype that an op computes in."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from graphflow.ir.scopes import current_scope
 from graphflow.ir.spec import Dim, as_dtype, complex_dtype, is_inexact, kind, limits, promote
 from graphflow.ir.tensor_operators import is_operand
 
-# What plain Python numbers and lists become, by the dtype that numpy gives them.
+# The dtype of constants made of Python numbers and lists, by the dtype that numpy gives them.
 DEFAULT_DTYPES = {"float64": "float32", "complex128": "complex64"}
 _PLAIN_DTYPES = {np.dtype(given): np.dtype(taken) for given, taken in DEFAULT_DTYPES.items()}
 
 
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
-    """A tensor as it is; arrays, lists and Python scalars as constants (lists of floats become
-    float32, of complex numbers complex64); a symbolic size as the number that it is (int64).
+    """Convert a value to a tensor.
+
+    A tensor stays as it is. Arrays, lists and Python scalars become constants; without a dtype,
+    Python floats become float32 and complex numbers complex64. A symbolic size becomes an int64
+    tensor.
 
     Raises:
         DTypeError: the value has no supported dtype.
@@ -60,11 +63,13 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
 
 
 def promote_inputs(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Inputs converted to their common dtype; Python scalars are weak and take the tensors', a
-    complex one the complex dtype of the floats'.
+    """Convert the inputs of an op to their common dtype.
+
+    Python scalars take the dtype of the tensors; a complex scalar makes the complex dtype of float
+    tensors.
 
     Raises:
-        DTypeError: kinds would mix, or a scalar does not fit.
+        DTypeError: kinds of dtypes mix, or a scalar does not fit.
     """
     try:
         strong: Sequence[Tensor] = [as_tensor(x) for x in inputs if type(x) not in _SCALAR_KINDS]
@@ -92,7 +97,7 @@ def promote_inputs(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
 def autocast_inputs(
     tensors: Sequence[Tensor], to: Literal["low", "high"] | None
 ) -> Sequence[Tensor]:
-    """Inputs in the dtypes in which a `gf.autocast` block computes what declares `to`."""
+    """Convert tensors as an open `gf.autocast` block does for ops that declare `to`."""
     scope = current_scope.get().autocast
     if scope is None or to is None:
         return tensors
@@ -100,8 +105,7 @@ def autocast_inputs(
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether a value is a Python scalar (np.float64 is a float, but keeps its dtype), or a size,
-    which counts as one."""
+    """Return True for a Python scalar or a size, but not for np.float64, which keeps its dtype."""
     return type(value) in _SCALAR_KINDS
 
 
@@ -120,12 +124,15 @@ def _convert_scalar(scalar: Any, dtype: np.dtype[Any]) -> Tensor:
     if not isinstance(scalar, Dim) and not _is_in_range(scalar, dtype):
         raise DTypeError(f"Python scalar {scalar!r} is outside the range of {dtype}")
     if scalar_kind == "int" and is_inexact(dtype) and not isinstance(scalar, Dim):
-        scalar = float(scalar)  # an int may be longer than any of numpy's
+        scalar = float(scalar)  # a Python int may exceed every dtype of numpy
     return as_tensor(scalar, dtype)
 
 
 def _is_in_range(scalar: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype holds a number, or nearly; floats hold infinities and NaN."""
+    """Return True if a dtype can represent a number, at least approximately.
+
+    Floats represent infinities and NaN.
+    """
     if kind(dtype) == "bool":
         return True
     low, high = limits(dtype)

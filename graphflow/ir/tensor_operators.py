@@ -75,7 +75,7 @@ class TensorOperators:
     astype, squeeze = _method("astype"), _method("squeeze")
 
     def reshape(self, *shape: Any, **named: Any) -> Any:
-        """`gf.reshape(self, shape)`; sizes may be given one by one, as to numpy's arrays."""
+        """`gf.reshape(self, shape)`; sizes may be separate arguments, as for numpy's arrays."""
         given = shape if len(shape) < 2 else (shape,)
         return FUNCTIONS["reshape"](self, *given, **named)
 
@@ -86,5 +86,5 @@ _OPERANDS = (
 
 
 def is_operand(value: Any) -> bool:
-    """Whether a value is a tensor, or of a type that becomes a constant."""
+    """Return True for a tensor, and for a value of a type that becomes a constant."""
     return isinstance(value, _OPERANDS)

@@ -1,7 +1,6 @@
-"""Sums of products are one buffer: each product is added to what is there, where it is.
+"""AccumulateProducts: add matrix products to a sum in place, without a buffer for each product.
 
-Weight gradients over micro-batches are such sums, of a variable, of what a scan carries, or of each
-other.
+Weight gradients over micro-batches are such sums.
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ from graphflow.ops.matrices.matmul import generated_accumulation
 from graphflow.passes.base import Pass, Phase, register_pass
 
 _KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
-"""Ops whose values are sums that grow; others are left to fused regions."""
+"""Ops whose values may be such sums. Additions to others are left to fused regions."""
 
 
 @dataclass(frozen=True)
 class AccumulateProducts(Pass):
-    """Replace c + a @ b by accumulate_product(c, a, b), where nobody else reads the product, it is
-    of at least `least` bytes, and a generated kernel computes it, or may where the size along which
-    it sums is open: the bits are the same."""
+    """Replace c + a @ b by accumulate_product(c, a, b), which has the same bits.
+
+    The product must have no other consumer and at least `least` bytes. A generated kernel must
+    compute it, or may do so if the size of the summed axis is symbolic.
+    """
 
     phase: ClassVar[Phase] = Phase.ACCUMULATION
 

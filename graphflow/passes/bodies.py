@@ -1,5 +1,4 @@
-"""Bodies: nodes of one body become one node; passes reach into bodies; calls over several devices
-are inlined."""
+"""MergeBodies and InlineCalls: passes over nodes that hold bodies; and `map_bodies`."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from graphflow.passes.duplicates import key_of
 
 @dataclass(frozen=True)
 class MergeBodies(Pass):
-    """Let one node stand for all that run one body on the same operands.
+    """Merge all nodes that run one traced body on the same operands.
 
-    A gradient asks the body of a forward node for further results by a node of its own; computing
-    both would run the body twice.
+    A gradient builds a second node of the forward body that returns further results. Without this
+    pass the body would run twice.
     """
 
     phase: ClassVar[Phase] = Phase.BODIES
@@ -47,20 +46,20 @@ class MergeBodies(Pass):
 
 
 def _merge_key(node: Node) -> Hashable:
-    """Equal for nodes of the same traced bodies and operands."""
+    """Return a key that is equal for nodes of the same traced bodies, operands and attributes."""
     attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, Body)}
     roots = tuple(id(body.root) for body in bodies(node))
     return (node.op.name, node.inputs, roots, key_of(attrs))
 
 
 def _extra_results(node: Node) -> list[tuple[Tensor, ...]]:
-    """What each further result is, in all bodies that return results."""
+    """Return the tensors of each further result, one for each body that has further results."""
     extended = [b for b in bodies(node) if b.base is not None]
     return list(zip(*(b.outputs[b.root.results :] for b in extended), strict=True))
 
 
 def _merge_nodes(group: Sequence[Node], inputs: tuple[Tensor, ...]) -> Node:
-    """A node that computes what any of the group does."""
+    """Build a node that returns all further results of a group of nodes."""
     node = group[0]
     wanted = list(dict.fromkeys(further for each in group for further in _extra_results(each)))
     widest = max(group, key=lambda each: len(_extra_results(each)))
@@ -75,7 +74,7 @@ def _merge_nodes(group: Sequence[Node], inputs: tuple[Tensor, ...]) -> Node:
 
 
 def _outputs_for(node: Node, merged: Node) -> tuple[Tensor, ...]:
-    """The outputs of a merged node that stand for a node's."""
+    """Return the outputs of a merged node that stand for those of one node of the group."""
     own = len(node.outputs) - len(_extra_results(node))
     places = {further: own + i for i, further in enumerate(_extra_results(merged))}
     found = [merged.outputs[places[further]] for further in _extra_results(node)]
@@ -83,7 +82,7 @@ def _outputs_for(node: Node, merged: Node) -> tuple[Tensor, ...]:
 
 
 def map_bodies(graph: Graph, function: Callable[[Graph], Graph]) -> Graph:
-    """The graph with a function applied to the graph of each body, once to one that is shared."""
+    """Apply a function to the graph of each body, once if nodes share the body."""
     if not graph.holders:
         return graph
     done: dict[Body, Body] = {}
@@ -110,7 +109,7 @@ def map_bodies(graph: Graph, function: Callable[[Graph], Graph]) -> Graph:
 
 @dataclass(frozen=True)
 class InlineCalls(Pass):
-    """Put what a call holds in its place if parts of it are pinned elsewhere than the call.
+    """Replace a call by the nodes of its body if some of these are pinned to other devices.
 
     Runs after the passes that merge and simplify nodes, so that pins change nothing of what these
     do.
@@ -144,7 +143,7 @@ def _inline_call(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | N
 
 
 def spans_devices(node: Node) -> bool:
-    """Whether parts of a node's bodies are pinned elsewhere than the node."""
+    """Return True if nodes in a node's bodies are pinned to another device than the node."""
     return any(
         inner.device and inner.device != node.device and inner.op.name not in UNPLACED_OPS
         for body in bodies(node)

@@ -1,5 +1,4 @@
-"""Constant folding: what depends on constants only is computed once, while the graph is
-compiled."""
+"""FoldConstants: compute nodes of constant inputs once, while the graph is compiled."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from graphflow.passes.base import Pass, Phase, register_pass
 class FoldConstants(Pass):
     """Replace a pure node of constant inputs by its value.
 
-    A value may not take more than `limit` bytes beyond those of its inputs: folding `zeros((10**4,
-    10**4))` would trade a cheap fill for a constant to store and send.
+    A value may take at most `limit` bytes more than its inputs. Folding `zeros((10**4, 10**4))`
+    would trade a cheap fill for a large constant to store and send.
     """
 
     phase: ClassVar[Phase] = Phase.CONSTANTS
@@ -29,7 +28,7 @@ class FoldConstants(Pass):
     limit: int = 65536
 
     def __call__(self, graph: Graph) -> Graph:
-        with one_blas_thread(), np.errstate(all="ignore"):  # as in a program, for the same bits
+        with one_blas_thread(), np.errstate(all="ignore"):  # as programs do, for equal bits
             return graph.rewrite(self._fold)
 
     def _fold(self, node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
@@ -51,7 +50,7 @@ class FoldConstants(Pass):
             attrs = bind_attrs(node.attrs, {})
             values = node.op.run(np, [t.node.attrs["value"] for t in inputs], attrs)
         except Exception:
-            return None  # it fails in the same way, with its line, when the step runs
+            return None  # the step will raise the error, with the node's line
         return [
             _constant(node, np.asarray(value, spec.dtype), i)
             for i, (value, spec) in enumerate(zip(values, node.specs, strict=True))

@@ -1,4 +1,4 @@
-"""Common subexpressions: equal applications of pure ops are computed once."""
+"""MergeDuplicates: compute equal applications of pure ops once (common subexpressions)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _INLINE_BYTES = 1024  # larger constants are equal only if they are the same arr
 
 @dataclass(frozen=True)
 class MergeDuplicates(Pass):
-    """Let the first of equal pure nodes (same op, inputs, attributes, pin and turn) stand for the
-    others: what is computed again in a later turn is so for the memory that this saves.
+    """Let the first of equal pure nodes (op, inputs, attributes, pin, turn) stand for the others.
 
-    State, random streams and side effects are never merged.
+    Nodes of different turns are not merged: a strategy computes them again to save memory. State,
+    random streams and side effects are never merged.
     """
 
     phase: ClassVar[Phase] = Phase.DUPLICATES
 
     def __call__(self, graph: Graph) -> Graph:
         first: dict[Hashable, list[Node]] = {}
-        keys: dict[int, Hashable] = {}  # of attributes, which copies of a node share
+        keys: dict[int, Hashable] = {}  # by id of attributes, which copies of a node share
 
         def merge(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
             if not node.op.pure:
@@ -38,7 +38,7 @@ class MergeDuplicates(Pass):
                 if attrs is None:
                     attrs = keys[id(node.attrs)] = key_of(dict(node.attrs))
             alike = first.setdefault((node.op.name, inputs, attrs), [])
-            for known in alike:  # nearly always one: its pin, specs and turn need no hash
+            for known in alike:  # nearly always one: comparing is cheaper than hashing more
                 if (known.device, known.specs, known.turn) == (node.device, node.specs, node.turn):
                     return known.outputs
             kept = node if inputs is node.inputs else node.with_inputs(inputs)
@@ -49,7 +49,7 @@ class MergeDuplicates(Pass):
 
 
 def key_of(value: Any) -> Hashable:
-    """A hashable stand-in that is equal exactly where attributes are."""
+    """Return a hashable key that is equal exactly if the attribute values are equal."""
     if isinstance(value, np.ndarray):
         if value.nbytes > _INLINE_BYTES:
             return ("array", id(value))

@@ -1,4 +1,4 @@
-"""Products of a matrix with its own transpose are computed by one triangle."""
+"""UseSyrk: compute one triangle of a matrix times its own transpose, as BLAS's syrk does."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from graphflow.passes.base import Pass, Phase, register_pass
 
 @dataclass(frozen=True)
 class UseSyrk(Pass):
-    """Replace x.T @ x and x @ x.T by the op `gram`, where that is quicker, or may be where sizes
-    are open; the sizes decide then."""
+    """Replace x.T @ x and x @ x.T by the op `gram` where this is faster.
+
+    If sizes are symbolic, the product becomes `gram` as well, and the kernel decides by the sizes.
+    """
 
     phase: ClassVar[Phase] = Phase.SYMMETRY
 

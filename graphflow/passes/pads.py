@@ -1,5 +1,7 @@
-"""Sums of what does not overlap: the parts of a split, whose gradients are padded and added, are
-joined instead."""
+"""JoinPads: replace sums of padded tensors that do not overlap by a concatenation.
+
+The gradient of a split is such a sum: each part's gradient is padded with zeros, and all are added.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ from graphflow.ir.spec import Size
 from graphflow.passes.base import Pass, Phase, register_pass
 
 _MAX_PARTS = 64
-"""Parts, at most."""
+"""The largest number of parts of a sum."""
 
 
 @dataclass(frozen=True)
 class JoinPads(Pass):
-    """Replace a sum of tensors padded with zeros to one shape, which together fill an axis of it
-    without a gap, by their concatenation. (A sum would make 0 of a part's -0.)"""
+    """Replace a sum of zero-padded tensors that fill an axis without a gap by their concatenation.
+
+    The bits may differ in one way: a sum turns a part's -0 into 0, a concatenation keeps it.
+    """
 
     phase: ClassVar[Phase] = Phase.SIMPLIFY
 
@@ -46,7 +50,7 @@ def _join(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
 
 
 def _terms(inputs: tuple[Tensor, ...]) -> list[Node] | None:
-    """The pads of a sum of nothing but pads."""
+    """Return the pads of a sum that has no other terms; None for other sums."""
     pads: list[Node] = []
     left = list(inputs)
     while left:
@@ -63,7 +67,7 @@ def _terms(inputs: tuple[Tensor, ...]) -> list[Node] | None:
 
 
 def _is_pad(tensor: Tensor) -> bool:
-    """Whether a tensor is another one amid zeros."""
+    """Return True if a tensor is another one surrounded by zeros."""
     node = tensor.node
     if node.op.name != "pad":
         return False
@@ -72,8 +76,10 @@ def _is_pad(tensor: Tensor) -> bool:
 
 
 def _along_one_axis(pads: Sequence[Node]) -> tuple[int, list[tuple[Size, Tensor]]]:
-    """The axis along which all are padded, and no other; where each begins, and what it is, in
-    order. Nothing where there is no such axis."""
+    """Return the only axis along which tensors are padded, and each start and tensor in order.
+
+    Without such an axis, there are no tensors.
+    """
     shape = pads[0].specs[0].shape
     padded = {
         axis

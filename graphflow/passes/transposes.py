@@ -1,4 +1,4 @@
-"""Transposes become matmul flags: an operand is read either way round, without a copy."""
+"""FoldTransposes: turn transposes into flags of matmul, whose kernels read either layout."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from graphflow.passes.base import Pass, Phase, register_pass
 
 @dataclass(frozen=True)
 class FoldTransposes(Pass):
-    """Spare the copies that transposes are.
+    """Remove transposes, which copy.
 
-    matmul(permute_dims(a), b) becomes matmul(a, b, transpose_a=True), and b likewise; a product
-    that is only wanted transposed becomes that of the transposed operands, the other way round. Two
-    permutations become one, and one that only moves axes of size 1 a reshape, which is none.
+    - matmul(permute_dims(a), b) becomes matmul(a, b, transpose_a=True), and b likewise.
+    - A product that is only read transposed becomes the product of the transposed operands.
+    - Two permutations become one.
+    - A permutation that only moves axes of size 1 becomes a reshape, which does not copy.
     """
 
     phase: ClassVar[Phase] = Phase.SIMPLIFY
@@ -36,7 +37,7 @@ class FoldTransposes(Pass):
 
 
 def _absorb_transposes(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-    """A product whose operands are not transposed but said to be."""
+    """Replace transposed operands of a product by flags; None if there are none."""
     if any(t.ndim < 2 for t in inputs):
         return None
     flags = [node.attrs.get("transpose_a", False), node.attrs.get("transpose_b", False)]
@@ -52,7 +53,7 @@ def _absorb_transposes(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tenso
 
 
 def _simplify_permutation(node: Node, x: Tensor, once: bool) -> Sequence[Tensor] | None:
-    """A permutation of a permutation, of a product that nobody else reads, or of little."""
+    """Simplify a permutation of a permutation, of a product, or of axes of size 1; else None."""
     axes = tuple(node.attrs["axes"])
     source, before = x.node, x
     if source.op.name == "permute_dims":

@@ -20,34 +20,33 @@ from graphflow.transforms.batching_transform import Batching, BodyRule, Flags, T
 
 
 def _swap_outer_axes(x: Tensor) -> Tensor:
-    """The first two axes exchanged: a stack of batches as a batch of stacks, and back."""
+    """Exchange the first two axes: a stack of batches becomes a batch of stacks, and back."""
     moved: Tensor = FUNCTIONS["swapaxes"](x, 0, 1)
     return moved
 
 
-def _select(choice: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """a where the choice, one for each element of the batch, is true, else b."""
+def _select_rows(choice: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Select a if the choice, one bool for each element of the batch, is true, else b."""
     shape = (choice.shape[0], *(1,) * (a.ndim - 1))
     chosen: Tensor = FUNCTIONS["where"](FUNCTIONS["reshape"](choice, shape), a, b)
     return chosen
 
 
 def _restrict_to(choice: Tensor, twins: Sequence[Twin], size: Size) -> list[Twin]:
-    """Operands of a computation that only chosen elements of the batch need.
+    """Replace the operands of elements of the batch that are not chosen.
 
-    The other elements get the operands of the first chosen element, and pass no gradient on. So
-    they compute nothing that the chosen ones do not: no error, and no NaN, whose product with a
-    cotangent of 0 would be NaN. If none is chosen, operands without the batch axis pass no gradient
-    on, either.
+    They get the operands of the first chosen element, and pass no gradient on. So they raise no
+    error and compute no NaN that the chosen elements do not; NaN times a cotangent of 0 would be
+    NaN. If no element is chosen, operands without the batch axis pass no gradient on, either.
     """
-    marks = FUNCTIONS["astype"](choice, "int8")  # and one more, since the batch may be empty
+    marks = FUNCTIONS["astype"](choice, "int8")  # with one more, as argmax refuses empty batches
     first = FUNCTIONS["argmax"](FUNCTIONS["concat"]([marks, FUNCTIONS["zeros"]((1,), "int8")]))
     rows = FUNCTIONS["where"](choice, FUNCTIONS["arange"](size), first)
     some = FUNCTIONS["any"](choice)
     kept: list[Twin] = []
     for x, has in twins:
         if has:
-            x = _select(choice, x, FUNCTIONS["stop_gradient"](FUNCTIONS["take"](x, rows, 0)))
+            x = _select_rows(choice, x, FUNCTIONS["stop_gradient"](FUNCTIONS["take"](x, rows, 0)))
         elif is_inexact(x.dtype):
             x = stop_gradient_unless(some, x)
         kept.append((x, has))
@@ -57,7 +56,7 @@ def _restrict_to(choice: Tensor, twins: Sequence[Twin], size: Size) -> list[Twin
 def _restrict_to_active(
     active: Tensor, body: Body, flags: Sequence[bool], size: Size
 ) -> list[Tensor]:
-    """The results of a loop's body, computed of what only its active elements are fed."""
+    """Return the results of a loop's body, whose inactive elements compute as an active one."""
     given = [node.outputs[0] for node in body.inputs]
     batched = [t for t, has in zip(given, flags, strict=True) if has]
     kept = [t for t, _ in _restrict_to(active, [(t, True) for t in batched], size)]
@@ -70,7 +69,7 @@ def _add_batch_axis(engine: Batching, x: Tensor, has: bool, wanted: bool) -> Ten
 
 def _batch_call(engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]) -> list[Twin]:
     body: Body = node.attrs["body"]
-    # a vjp given by the user is for results that all have the axis
+    # the batched rule of a user's vjp expects the axis on all results
     forced = (body.rule is not None,) * body.results
     inside, flags = engine.batch_body(body, tuple(has), forced)
     outputs = make_node(node.op, tuple(inputs), {**node.attrs, "body": inside}).outputs
@@ -79,14 +78,14 @@ def _batch_call(engine: Batching, node: Node, inputs: list[Tensor], has: list[bo
 
 def _batch_cond(engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]) -> list[Twin]:
     branches = [node.attrs["then"], node.attrs["orelse"]]
-    if has[0]:  # both branches, and a choice for each
+    if has[0]:  # compute both branches, and select for each element
         twins = list(zip(inputs[1:], has[1:], strict=True))
         chosen = [inputs[0], FUNCTIONS["logical_not"](inputs[0])]
         first, second = (
             engine.inline_body(b, _restrict_to(c, twins, engine.size))
             for b, c in zip(branches, chosen, strict=True)
         )
-        return [(_select(inputs[0], a, b), True) for a, b in zip(first, second, strict=True)]
+        return [(_select_rows(inputs[0], a, b), True) for a, b in zip(first, second, strict=True)]
     flags = tuple(has[1:])
     forced = [
         a or b for a, b in zip(*(engine.batched_results(b, flags) for b in branches), strict=True)
@@ -98,7 +97,7 @@ def _batch_cond(engine: Batching, node: Node, inputs: list[Tensor], has: list[bo
 
 @dataclass(frozen=True)
 class _BatchedLoop:
-    """The operands of a loop, and which have the batch axis: carries, items, captures."""
+    """The operands of a batched loop (carries, items, captures), and which have the batch axis."""
 
     engine: Batching
     body: Body
@@ -117,7 +116,11 @@ class _BatchedLoop:
         items: int,
         everything: bool = False,
     ) -> _BatchedLoop:
-        """With what a carry becomes taken into account: the axis that it gets, it begins with."""
+        """Find the carries that need the batch axis, and add it to their initial values.
+
+        A carry that gets the axis in the body must begin with it. This may give the axis to further
+        carries, so the search goes on to a fixed point.
+        """
         flags = tuple(has)
         while True:
             found = engine.batched_results(body, flags)[:carries]
@@ -134,12 +137,12 @@ class _BatchedLoop:
         return _BatchedLoop(engine, body, wide, flags, carries, items)
 
     def required_axes(self, everything: bool = False) -> Flags:
-        """Results that must have the axis."""
+        """Return the results that must have the axis: those of carries that begin with it."""
         rest = self.body.results - self.carries
         return (*self.flags[: self.carries], *(everything,) * rest)
 
     def results(self, outputs: Sequence[Tensor], has: Sequence[bool]) -> list[Twin]:
-        """The outputs of the loop, those that it stacks with the batch axis in front."""
+        """Return the twins of the loop's outputs, with the batch axis before the stacking axis."""
         pairs = list(zip(outputs, has, strict=True))
         stacked = [(_swap_outer_axes(t) if b else t, b) for t, b in pairs[self.carries :]]
         return [*pairs[: self.carries], *stacked]
@@ -168,15 +171,18 @@ def _batch_scan(engine: Batching, node: Node, inputs: list[Tensor], has: list[bo
 
 
 def _masked_body(engine: Batching, body: Body, loop: _BatchedLoop) -> Body:
-    """A body that does nothing in the iterations beyond the count of an element: what it carries
-    stays, what it stacks is 0. The position is a further item, the counts a further capture."""
+    """Return a body that does nothing for an element beyond its number of iterations.
+
+    Carries then stay, and stacked rows are 0. The position is a further item, the counts are a
+    further capture.
+    """
     position = make_parameter(control.COUNT, "position")
     counts = make_parameter(control.COUNT.with_shape((engine.size,)), "counts")
     active = FUNCTIONS["less"](position.outputs[0], counts.outputs[0])
     before = [n.outputs[0] for n in body.inputs[: loop.carries]]
     before += [FUNCTIONS["zeros_like"](t) for t in body.outputs[loop.carries :]]
     after = _restrict_to_active(active, body, loop.flags, engine.size)
-    outputs = [_select(active, t, b) for t, b in zip(after, before, strict=True)]
+    outputs = [_select_rows(active, t, b) for t, b in zip(after, before, strict=True)]
     end = loop.carries + loop.items
     inputs = (*body.inputs[:end], position, *body.inputs[end:], counts)
     return Body(inputs, Graph(outputs), len(outputs))
@@ -197,8 +203,10 @@ def _batch_while(engine: Batching, node: Node, inputs: list[Tensor], has: list[b
 def _batch_while_each(
     engine: Batching, node: Node, inputs: list[Tensor], has: list[bool]
 ) -> list[Twin]:
-    """A loop that runs until the condition holds for no element; those that are done keep their
-    state. A further state counts the iterations of each."""
+    """Build a loop that runs until the condition is false for all elements of the batch.
+
+    Elements that are done keep their state. A further state counts the iterations of each.
+    """
     attrs = dict(node.attrs)
     test, states = attrs["test"], attrs["states"]
     loop = _BatchedLoop.infer_axes(engine, attrs["body"], inputs, has, states, 0, everything=True)
@@ -213,7 +221,7 @@ def _batch_while_each(
     active = evaluate_test()
     before = [n.outputs[0] for n in body.inputs[:states]]
     after = _restrict_to_active(active, body, loop.flags, engine.size)
-    outputs = [_select(active, t, b) for t, b in zip(after, before, strict=False)]
+    outputs = [_select_rows(active, t, b) for t, b in zip(after, before, strict=False)]
     outputs.append(counts.outputs[0] + FUNCTIONS["astype"](active, "int64"))
     outputs += after[states:]
     attrs["body"] = Body(parameters, Graph(outputs), len(outputs))

@@ -1,9 +1,9 @@
-"""Batching: a traced graph emitted once more, with a batch axis in front of what depends on the
-batch.
+"""The batching transform: emit a traced graph again, with a batch axis in front of tensors.
 
-Each op has a rule (`Op.batch`; see ops/base/batching_rules.py); elementwise ops share one, random
-ops draw for each element of the batch, and an op without a rule runs in a loop over the batch.
-Nodes that hold bodies get batched bodies (batching_control_flow.py).
+Only tensors that depend on the batch get this axis. Most ops have a rule (`Op.batch`; see
+ops/base/batching_rules.py), and elementwise ops share one. Random ops draw for each element of the
+batch, and an op without a rule runs in a loop over the batch. Nodes that hold bodies get batched
+bodies (batching_control_flow.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.control_flow import control
 
 Twin = tuple[Tensor, bool]
-"""What stands for a tensor, and whether it has the batch axis."""
+"""The tensor that stands for another one, and whether it has the batch axis."""
 Flags = tuple[bool, ...]
 BodyRule = Callable[["Batching", Node, list[Tensor], list[bool]], list[Twin]]
 """(engine, node, inputs, which of them have the batch axis) -> the node's outputs."""
@@ -29,18 +29,18 @@ _Cache = dict[tuple[Body, Flags], "_BodyBatching"]
 
 
 def draws(node: Node) -> bool:
-    """Whether a node, or a body that it holds, draws random numbers."""
+    """Return True if a node, or a node of a body that it holds, draws random numbers."""
     if not control.is_control(node.op):
         return node.op.random
     return any(draws(inner) for body in bodies(node) for inner in body.graph.nodes)
 
 
 class Batching:
-    """The twins of the tensors of one graph.
+    """Batches the nodes of one graph: it holds the twin of each tensor.
 
     Args:
-        size: of the batch.
-        twins: of the graph's parameters; what has none stays as it is.
+        size: the size of the batch.
+        twins: the twins of the graph's parameters; a tensor without one stands for itself.
         rules: by op, how nodes that hold bodies are batched.
     """
 
@@ -57,16 +57,16 @@ class Batching:
         self._cache: _Cache = {} if cache is None else cache
 
     def twin(self, tensor: Tensor) -> Twin:
-        """What stands for a tensor."""
+        """Return the twin of a tensor; the tensor itself if it does not depend on the batch."""
         return self._twins.get(tensor, (tensor, False))
 
     def batched_twin(self, tensor: Tensor) -> Tensor:
-        """What stands for a tensor, with the batch axis in any case."""
+        """Return the twin of a tensor, repeated along a batch axis if it has none."""
         twin, has = self.twin(tensor)
         return twin if has else batching.add_batch_axis(twin, self.size)
 
     def emit(self, nodes: Sequence[Node]) -> None:
-        """Emit nodes, which are in order."""
+        """Emit the twins of nodes, which are in build order."""
         for node in nodes:
             if node.outputs[0] in self._twins:
                 continue
@@ -96,7 +96,7 @@ class Batching:
             raise type(error)(f"vmap of {node.name!r} at {node.location}: {error}") from error
 
     def _apply_rule(self, node: Node, inputs: list[Tensor], has: list[bool]) -> Sequence[Tensor]:
-        if not inputs:  # it draws
+        if not inputs:  # only random ops without inputs get here
             attrs = {**node.attrs, "shape": (self.size, *node.attrs["shape"])}
             return make_node(node.op, (), attrs).outputs
         rule = node.op.batch or (batching.elementwise if node.op.elementwise else None)
@@ -119,7 +119,7 @@ class Batching:
     # Bodies -------------------------------------------------------------------------------------
 
     def batched_results(self, body: Body, flags: Sequence[bool]) -> list[bool]:
-        """Which results of a body depend on the batch, given which parameters do."""
+        """Return which results of a body depend on the batch, if the flagged parameters do."""
         reached = {t for n, b in zip(body.inputs, flags, strict=True) if b for t in n.outputs}
         for node in body.graph.nodes:
             if draws(node) or any(t in reached for t in node.inputs):
@@ -127,7 +127,7 @@ class Batching:
         return [t in reached for t in body.outputs]
 
     def inline_body(self, body: Body, twins: Sequence[Twin]) -> list[Tensor]:
-        """The results of a body, computed here, all with the batch axis."""
+        """Emit a body's nodes here, and return its results, all with the batch axis."""
         mapping = dict(zip((n.outputs[0] for n in body.inputs), twins, strict=True))
         inner = Batching(self.size, mapping, self.rules, self._cache)
         inner.emit(body.graph.nodes)
@@ -136,10 +136,14 @@ class Batching:
     def batch_body(
         self, body: Body, flags: Flags, forced: Sequence[bool]
     ) -> tuple[Body, list[bool]]:
-        """A body whose parameters and results have the batch axis where said, or where they must.
+        """Return a batched body, and which of its results have the batch axis.
 
-        What a gradient adds to a body is added to the same batched one, so that both still run as
-        one.
+        Args:
+            flags: the parameters that have the axis.
+            forced: the results that must have it; others have it if they depend on the batch.
+
+        Further results that a gradient asks for are added to the same batched root, so
+        `passes.MergeBodies` still merges both nodes.
         """
         inner = self._body_batching(body, flags)
         inner.emit(body.graph.nodes)
@@ -170,7 +174,7 @@ class Batching:
 
 
 class _BodyBatching(Batching):
-    """As `Batching`, for a body; keeps what it made."""
+    """Batches the nodes of a body, and caches the batched bodies."""
 
     def __init__(
         self, size: Size, twins: dict[Tensor, Twin], rules: Mapping[str, BodyRule], cache: _Cache
@@ -180,7 +184,7 @@ class _BodyBatching(Batching):
         self._made: dict[Flags, Body] = {}
 
     def batched_body(self, body: Body, flags: Flags, has: Flags) -> Body:
-        """The batched body; one object for each set of results with the axis."""
+        """Return the batched body whose flagged results have the axis; one object for each set."""
         if has not in self._made:
             self.emit(body.graph.nodes)
             outputs = [
@@ -195,7 +199,7 @@ class _BodyBatching(Batching):
 
 
 def _batched_rule(outer: Batching, body: Body, flags: Flags) -> Any:
-    """A user's vjp, which is for one element of the batch, for all of them."""
+    """Make the rule of a batched body of a user's vjp, which is written for one element."""
 
     def rule(g: Any, y: Any, *inputs: Tensor) -> list[Tensor | None]:
         twins: dict[Tensor, Twin] = {}

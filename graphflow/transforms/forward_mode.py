@@ -1,9 +1,9 @@
-"""Forward mode: tangents pushed through a graph, as graph to graph.
+"""Forward mode: build the tangents of a graph's outputs as a graph.
 
-Each op's vjp gives the forward rule, too. With u in place of a cotangent, what the vjp builds is
-linear in u, and its own gradient with respect to u, for the tangents of the inputs as cotangents,
-is the tangent of the output. It does not depend on u: what does is left out by construction, since
-a graph is the closure of its outputs. Ops may declare a cheaper rule (`Op.jvp`).
+An op's vjp gives its forward rule, too. For a dummy cotangent u, the vjp builds J^T u, which is
+linear in u. Its own vjp with respect to u, with the tangents of the inputs as cotangents, is J t,
+the tangent of the output. J t does not depend on u, and a graph is the closure of its outputs, so
+the nodes of u drop out. Ops may declare a cheaper rule (`Op.jvp`).
 
 Source: "A new trick for calculating Jacobian vector products", J. Townsend, 2017.
 """
@@ -44,27 +44,26 @@ Tangents = dict[Tensor, Tensor]
 
 @function
 def jvp(target: Any, inputs: Any, tangents: Any) -> Any:
-    """The derivative of tensors along a direction: what they change by, to first order, when the
-    inputs change by the tangents.
+    """Compute the Jacobian-vector product: the derivative of tensors along a direction.
 
-    `gf.jvp(y, [x], [t])` gives the tangent of y (a tensor or a nest of them): the sum over the
-    inputs of gradient times tangent. `gf.jvp(f, (x,), (t,))` calls the function and gives
-    (f(x), its tangent). It costs about as much as computing the outputs once more; `gradients`
-    costs that for each output instead of each direction. Outputs that do not depend on the inputs,
-    and outputs of ints and bools, have zeros.
+    `gf.jvp(y, [x], [t])` returns the tangent of y (a tensor or a nest of them): the sum over the
+    inputs of Jacobian times tangent. `gf.jvp(f, (x,), (t,))` calls the function and returns
+    (f(x), its tangent). A direction costs about as much as computing the outputs once more, as an
+    output does for `gradients`. Outputs that do not depend on the inputs, and outputs of ints and
+    bools, have tangents of zeros.
 
     Args:
         target: tensors, or a function of `inputs`.
         inputs: a list of tensors of the graph; for a function its arguments, each a tensor, an
             array, or a nest.
         tangents: tensors or arrays of the shapes and dtypes of the inputs, in their structure; None
-            for an input that stays the same.
+            for an input that does not change.
 
     Raises:
-        DifferentiationError: an input is not float (or complex) and has a tangent, or an op on the
-            way has no gradient.
-        ShapeError, DTypeError: a tangent is not like its input.
-        ArgumentError: not as many tangents as inputs.
+        DifferentiationError: an input with a tangent is not float or complex, or an op between
+            inputs and outputs has no gradient.
+        ShapeError, DTypeError: a tangent has another shape or dtype than its input.
+        ArgumentError: the numbers of tangents and inputs differ.
     """
     if not isinstance(inputs, list | tuple):
         raise ArgumentError("give lists: gf.jvp(y, [x], [t])")
@@ -80,8 +79,11 @@ def jvp(target: Any, inputs: Any, tangents: Any) -> Any:
 
 
 def _jvp_of_function(target: Callable[..., Any], inputs: Sequence[Any], tangents: Any) -> Any:
-    """Value and tangent of a function: on parameters first, so that an input given twice is two,
-    and nothing else that it reads counts as depending on them."""
+    """Return the value and the tangent of a function.
+
+    The function is called on parameters first. So a tensor that is given twice counts as two
+    inputs, and tensors that the function reads from outside do not count as dependent.
+    """
     values, rebuild = flatten_values(tuple(inputs), "the inputs")
     flat = [t for x, t in zip(inputs, _match_tangents(inputs, tangents, "inputs"), strict=True)
             for t in _flat_tangents(x, t)]  # fmt: skip
@@ -100,7 +102,7 @@ def _match_tangents(inputs: Sequence[Any], tangents: Any, what: str) -> list[Any
 
 
 def _flat_tangents(x: Any, tangent: Any) -> list[Any]:
-    """The tangents of the tensors in one argument."""
+    """Flatten the tangents of one argument to one for each of its tensors."""
     if tangent is None:
         return [None] * len(flatten_values(x, "the inputs")[0])
     if isinstance(x, dict):
@@ -114,7 +116,7 @@ def _flat_tangents(x: Any, tangent: Any) -> list[Any]:
 
 
 def _collect_directions(inputs: Sequence[Tensor], tangents: Sequence[Any]) -> Tangents:
-    """The tangent of each input that has one; those of an input given twice are added."""
+    """Check tangents, and return them by input; those of an input given twice are added."""
     given: Tangents = {}
     for x, tangent in zip(inputs, tangents, strict=True):
         if tangent is None:
@@ -138,11 +140,11 @@ def _collect_directions(inputs: Sequence[Tensor], tangents: Sequence[Any]) -> Ta
     return given
 
 
-# The walk ---------------------------------------------------------------------------------------
+# Propagation -----------------------------------------------------------------------------------
 
 
 def push_forward(outputs: Sequence[Tensor], given: Tangents) -> list[Tensor]:
-    """The tangents of outputs, given those of some tensors they depend on."""
+    """Return the tangents of outputs, given those of some tensors that they depend on."""
     tangents: Tangents = dict(given)
     found = push_through(Graph(outputs).nodes if outputs else (), tangents)
     return [found[y] if y in found else _zero_tangent(y) for y in outputs]
@@ -154,7 +156,7 @@ def _zero_tangent(y: Tensor) -> Tensor:
 
 
 def push_through(nodes: Sequence[Node], tangents: Tangents) -> Tangents:
-    """Tangents of all that depends on those given, by way of some nodes in build order."""
+    """Propagate tangents through nodes in build order; add to `tangents`, and return it."""
     for node in nodes:
         if not any(t in tangents for t in node.inputs):
             continue
@@ -164,14 +166,14 @@ def push_through(nodes: Sequence[Node], tangents: Tangents) -> Tangents:
             results = _node_tangents(node, [tangents.get(t) for t in node.inputs])
         for tensor, tangent in zip(node.outputs, results, strict=True):
             if tangent is not None and is_inexact(tensor.dtype):
-                # an input that depends on another has the sum of both
+                # an input that depends on another one has the sum of both tangents
                 before = tangents.get(tensor)
                 tangents[tensor] = tangent if before is None else before + tangent
     return tangents
 
 
 def _node_tangents(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """The tangents of a node's outputs."""
+    """Return the tangents of a node's outputs, None where they are zero."""
     op = node.op
     if op.jvp is None and op.vjp is None:
         raise DifferentiationError(
@@ -196,7 +198,7 @@ def _node_tangents(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Te
 
 
 def _is_diagonal(node: Node, tangents: Sequence[Tensor | None]) -> bool:
-    """Whether the Jacobian for each varying input is diagonal and real, hence its own transpose."""
+    """Return True if the Jacobian of each varying input is diagonal and real, thus symmetric."""
     return (
         node.op.elementwise
         and len(node.outputs) == 1
@@ -219,7 +221,7 @@ def _diagonal_tangent(node: Node, tangents: Sequence[Tensor | None]) -> Tensor |
 
 def _double_transpose(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     since = next_serial()
-    # ones: a vjp may leave out what it would multiply by zeros that it sees
+    # ones, since a vjp may leave out products with constant zeros
     dummies = [
         FUNCTIONS["full_like"](t, t.dtype.type(is_inexact(t.dtype)).item()) for t in node.outputs
     ]

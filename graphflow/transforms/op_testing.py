@@ -1,8 +1,8 @@
-"""What an op promises, checked on its samples: for the tests over the registry, and for users' ops.
+"""Checks of an op on its samples, for the tests over the registry and for users' ops.
 
-A sample is one call with random inputs. Kernels must give what the shape rule says, the same bits
-each time, and leave their inputs alone; `into` must give the kernel's bits; derivatives must be
-those of the kernel, to second order; and a batch must be a stack of calls.
+A sample is one call with random inputs. A kernel must agree with the shape rule, be deterministic,
+and leave its inputs unchanged. `into` must give the kernel's bits. Derivatives must agree with
+finite differences to second order, and a batch with a stack of calls.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ _WIDE = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {"complex
 def check_op(op: Op) -> None:
     """Check an op of your own on its samples, as graphflow's ops are checked.
 
-    The shape rule against the kernel, also with symbolic sizes; `into` against the kernel; that
-    results repeat bit by bit and inputs stay as they are; gradients to second order and tangents
-    against finite differences (in float64, so the kernel must take it); `vmap` against a stack of
-    calls.
+    It compares the shape rule with the kernel, also for symbolic sizes, and `into` with the kernel.
+    It checks that results repeat bit by bit, and that inputs stay unchanged. It compares gradients
+    to second order, and tangents, with finite differences in float64, which the kernel must
+    support; and `vmap` with a stack of calls.
 
     Raises:
-        OpCheckError: the first check that fails; names the sample, what was found and what was
-            expected.
-        ArgumentError: not an op, or it has no samples.
+        OpCheckError: a check fails; the message names the sample, the result and the expectation.
+        ArgumentError: the argument is not an op, or has no samples.
     """
     with error_location("check_op"):
         if not isinstance(op, Op):
@@ -70,12 +69,12 @@ def _require(holds: bool, message: str) -> None:
 
 
 def is_smooth(spec: TensorSpec) -> bool:
-    """Whether gradients flow through it."""
+    """Return True if gradients flow to tensors of this spec."""
     return is_inexact(spec.dtype)
 
 
 def to_double(sample: Sample) -> Sample:
-    """The sample in float64 or complex128, so that finite differences mean something."""
+    """Convert a sample to float64 or complex128, where finite differences are accurate enough."""
     inputs = tuple(
         s if i in sample.fixed else s.with_dtype(_DOUBLE.get(kind(s.dtype), s.dtype))
         for i, s in enumerate(sample.inputs)
@@ -85,7 +84,7 @@ def to_double(sample: Sample) -> Sample:
 
 
 def draw(sample: Sample, seed: str) -> list[Array]:
-    """Random inputs of a sample, which cannot be written to."""
+    """Draw random, read-only inputs of a sample."""
     rng = np.random.default_rng(zlib.crc32(seed.encode()))
     arrays: list[Array] = []
     for spec in sample.inputs:
@@ -113,13 +112,13 @@ def _known_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def infer_specs(op: Op, sample: Sample, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """What the shape rule says of a sample, for inputs of some specs."""
+    """Return the output specs of a sample by the shape rule, for inputs of some specs."""
     result = op.infer(*specs, **sample.attrs)
     return (result,) if isinstance(result, TensorSpec) else result
 
 
 def has_equal_bits(a: Any, b: Any) -> bool:
-    """Whether arrays are equal bit by bit."""
+    """Return True if two arrays are equal in dtype, shape and bits."""
     return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
 
 
@@ -127,7 +126,7 @@ def has_equal_bits(a: Any, b: Any) -> bool:
 
 
 def check_kernel(op: Op, sample: Sample) -> None:
-    """The kernel gives what the shape rule says, twice the same, and leaves its inputs alone."""
+    """Check that the kernel agrees with infer, is deterministic, and keeps its inputs unchanged."""
     arrays = draw(sample, op.name)
     before = [a.tobytes() for a in arrays]
     with np.errstate(all="ignore"):
@@ -153,7 +152,7 @@ def check_kernel(op: Op, sample: Sample) -> None:
 
 
 def check_cost(op: Op, sample: Sample) -> None:
-    """Costs are not negative."""
+    """Check that costs are not negative."""
     if op.cost is not None:
         cost = op.cost(*sample.inputs, **sample.attrs)
         for what, number in (("flops", cost.flops), ("bytes", cost.bytes)):
@@ -161,7 +160,7 @@ def check_cost(op: Op, sample: Sample) -> None:
 
 
 def check_symbolic_sizes(op: Op, sample: Sample) -> None:
-    """The shape rule and the cost say the same, whether a leading size is known now or later."""
+    """Check that symbolic leading sizes give the specs and costs of known ones."""
     bindings: dict[str, int] = {}
 
     def symbolic(spec: TensorSpec) -> TensorSpec:
@@ -182,7 +181,7 @@ def check_symbolic_sizes(op: Op, sample: Sample) -> None:
 
 
 def check_into(op: Op, sample: Sample) -> None:
-    """`into` a used buffer gives the bits of the kernel."""
+    """Check that `into` gives the bits of the kernel in a buffer that holds other data."""
     if op.into is None:
         return
     arrays = draw(sample, op.name)
@@ -198,7 +197,7 @@ def check_into(op: Op, sample: Sample) -> None:
 
 
 def check_writing_in_place(op: Op, sample: Sample) -> None:
-    """An elementwise op may write over an input of its result's spec."""
+    """Check that an elementwise op may overwrite an input of its result's spec."""
     if op.into is None or not op.elementwise:
         return
     arrays = draw(sample, op.name)
@@ -220,14 +219,14 @@ def check_writing_in_place(op: Op, sample: Sample) -> None:
 
 
 def is_differentiable(op: Op, sample: Sample) -> bool:
-    """Whether a sample has a gradient to check."""
+    """Return True if a sample has a gradient to check."""
     outputs = infer_specs(op, sample, sample.inputs)
     smooth = any(map(is_smooth, sample.inputs)) and any(map(is_smooth, outputs))
     return op.vjp is not None and smooth
 
 
 def check_gradients(op: Op, sample: Sample) -> None:
-    """The vjp, and its own, agree with finite differences."""
+    """Check that the vjp, and the vjp of its result, agree with finite differences."""
     if is_differentiable(op, sample):
         sample = to_double(sample)
         rng = np.random.default_rng(zlib.crc32(op.name.encode()))
@@ -266,7 +265,7 @@ def compare_gradients(
 
 
 def project(outputs: Any, rng: np.random.Generator) -> Any:
-    """A real scalar out of the float and complex outputs: their sum, weighted at random."""
+    """Return the randomly weighted sum of float and complex outputs, a real scalar."""
     tensors = [outputs] if isinstance(outputs, Tensor) else outputs
     total: Any = None
     for y in tensors:
@@ -290,7 +289,7 @@ def _direction(array: Array, rng: np.random.Generator) -> Array:
 def _evaluate_moved(
     outputs: Any, xs: Sequence[Tensor], arrays: Sequence[Array], along: dict[int, Array], by: float
 ) -> Any:
-    """Values where the inputs have gone some way along their directions."""
+    """Evaluate outputs at inputs that are moved by `by` along their directions."""
     values = [a + by * along[i] if i in along else a for i, a in enumerate(arrays)]
     many = isinstance(outputs, list)
     found = evaluate(outputs if many else [outputs], dict(zip(xs, values, strict=True)))
@@ -298,7 +297,7 @@ def _evaluate_moved(
 
 
 def check_tangents(op: Op, sample: Sample) -> None:
-    """The tangents of `jvp` agree with finite differences."""
+    """Check that the tangents of `jvp` agree with finite differences."""
     if not is_differentiable(op, sample):
         return
     sample = to_double(sample)
@@ -325,7 +324,7 @@ _BATCH = 3
 
 
 def check_batches(op: Op, sample: Sample) -> None:
-    """`vmap` over all inputs, and over each alone, gives what a stack of calls gives."""
+    """Check that `vmap` over all inputs, and over each alone, equals a stack of calls."""
     count = len(sample.inputs)
     if not count or op.random:
         return

@@ -1,9 +1,8 @@
-"""Gradients as graph to graph: each op's vjp builds more nodes, so gradients can be differentiated
-again.
+"""Reverse mode: build the gradients of a graph as a graph.
 
-Contributions to a tensor's cotangent are added in the order in which its consumers were built,
-whatever the placement. Gradient nodes count as made at the line of the node they differentiate,
-and share its pin.
+Each op's vjp builds nodes, so gradients can be differentiated again. Contributions to a cotangent
+are added in the build order of the tensor's consumers, so sums do not depend on the placement.
+Gradient nodes count as built at the line of the node that they differentiate, and share its pin.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def gradients(
     xs: Sequence[Tensor],
     grad_ys: Any = None,
 ) -> list[Tensor]:
-    """d(sum of y · grad_y) / dx for each x; zeros where y does not depend on x.
+    """Build d(sum of y · grad_y) / dx for each x; zeros where y does not depend on x.
 
     Args:
         y: float tensor(s); without `grad_ys` a scalar, or an array that counts as summed. Complex
@@ -74,7 +73,7 @@ def gradients(
 def pull_back(
     ys: Sequence[Tensor], seeds: Sequence[Tensor], xs: Sequence[Tensor], nodes: Sequence[Node]
 ) -> list[Tensor]:
-    """The cotangents of `xs` for those of `ys`, by way of some nodes, which are in build order."""
+    """Return the cotangents of `xs`, given those of `ys`, through nodes in build order."""
     cotangents = _Cotangents()
     for tensor, seed in zip(ys, seeds, strict=True):
         cotangents.add(tensor, seed)
@@ -110,7 +109,7 @@ class _Cotangents:
         return tensor in self._parts
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum, kept: each tensor's parts are added once. That of 16 bits is rounded once."""
+        """Return the sum, which replaces its parts. A sum of 16-bit floats is rounded once."""
         parts = self._parts.get(tensor)
         if parts is None:
             return zeros_like(tensor)
@@ -139,9 +138,11 @@ def _propagate(node: Node, cotangents: _Cotangents, wanted: set[Node]) -> None:
 
 
 def input_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
-    """What a node's vjp makes of cotangents `g` of its outputs. The inputs of an elementwise op may
-    have been broadcast, which its vjp need not know: cotangents are summed here. Those of 16-bit
-    inputs are float32 where the op computes."""
+    """Return the cotangents of a node's inputs, given `g`, those of its outputs.
+
+    The vjp of an elementwise op may ignore broadcasting: sums over broadcast axes are added here.
+    Cotangents of 16-bit inputs are float32 if the op computes in float32.
+    """
     op = node.op
     assert op.vjp is not None
     since = next_serial()
@@ -173,7 +174,7 @@ def _reads_only_output(
 
 
 def nodes_built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
-    """The nodes that outputs depend on and that are younger than a serial number, in order."""
+    """Return the nodes that outputs depend on and that were built after `since`, in order."""
     seen: set[Node] = set()
     stack = [t.node for t in outputs]
     while stack:
@@ -185,7 +186,7 @@ def nodes_built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
 
 
 def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """Of each node of a complete group of collectives: its group, in build order."""
+    """Map each node of a complete group of collectives to the group, in build order."""
     return {
         node: sorted(group, key=lambda each: each.serial)
         for group in groups_of(nodes)
@@ -194,8 +195,10 @@ def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
 
 
 def _propagate_group(group: Sequence[Node], cotangents: _Cotangents, wanted: set[Node]) -> None:
-    """Pass the cotangents of a group of collectives on: by collectives again, if at least two
-    ranks have one."""
+    """Pass the cotangents of a group of collectives on to their inputs.
+
+    If at least two ranks have a cotangent, collectives exchange them (`Op.joint`).
+    """
     reached = [node for node in group if cotangents.has(node.outputs[0])]
     ranked = sorted(group, key=lambda node: int(node.attrs["rank"]))
     joint, parts = ranked[0].op.joint, None
@@ -216,8 +219,10 @@ def _propagate_group(group: Sequence[Node], cotangents: _Cotangents, wanted: set
 
 
 def _cast_cotangent(part: Tensor, tensor: Tensor) -> Tensor:
-    """A cotangent in its tensor's dtype, where an op mixes dtypes: real parts for real tensors.
-    One for 16 bits stays float32 until it is summed."""
+    """Convert a cotangent to its tensor's dtype; that of a real tensor is a real part.
+
+    A cotangent of a 16-bit tensor stays float32 until it is summed.
+    """
     if part.dtype != tensor.dtype:
         if kind(tensor.dtype) != "complex":
             part = FUNCTIONS["real"](part)
@@ -227,7 +232,7 @@ def _cast_cotangent(part: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _nodes_leading_to(nodes: Sequence[Node], xs: Sequence[Tensor]) -> set[Node]:
-    """Nodes through which a gradient flows to one of xs."""
+    """Return the nodes through which gradients flow to xs, and the nodes of xs."""
     wanted = {x.node for x in xs}
     for node in nodes:
         if node not in wanted and any(

@@ -1,4 +1,4 @@
-"""`gf.vmap`: a function of one example as a function of a batch of them."""
+"""`gf.vmap`: turn a function of one example into a function of a batch."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from graphflow.transforms.reverse_mode import nodes_built_since
 
 @function
 def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
-    """A function that applies `fn` to each slice of its arguments, in one batched computation.
+    """Return a function that applies `fn` to each slice of its arguments, as one computation.
 
-    `fn` is traced on tensors without the batch axis, and each node is emitted again with it; an op
-    that has no rule for batches runs in a loop. The result is what a stack of calls would give, but
-    for the order in which matrix products add. Random ops draw anew for each example; a `cond`
-    whose predicate depends on the example computes both branches, and a `while_loop` runs until the
-    last example is done. Calls nest, and gradients may be taken inside (of each example) and
-    outside.
+    `fn` is traced on tensors without the batch axis, and each node is emitted again with it. An op
+    without a batching rule runs in a loop. The result equals a stack of calls, up to the order in
+    which matrix products add. Random ops draw anew for each example. A `cond` whose predicate
+    depends on the example computes both branches, and a `while_loop` runs until the last example is
+    done. Calls nest. Gradients may be taken inside (for each example) and outside.
 
     Args:
-        fn: nests of tensors -> a nest of tensors. What it reads from outside is shared.
-        in_axes: the axis that is mapped, for all arguments, or a tuple or list of one for each
-            argument; None for an argument that all calls share. In place of an axis, an argument
-            that is a nest may have a nest of them.
-        out_axes: where the new axis stands in the results: an axis, or a nest of them like the
+        fn: nests of tensors -> a nest of tensors. Tensors that it reads from outside are shared.
+        in_axes: the mapped axis of all arguments, or a tuple or list with one for each argument;
+            None for an argument that all calls share. An argument that is a nest may have a nest of
+            axes.
+        out_axes: the position of the batch axis in the results: an axis, or a nest of axes like the
             results; None for a result that does not depend on the example.
 
     Raises:
         ArgumentError: fn is no function; axes do not fit the arguments; nothing is mapped; a result
             with None depends on the example.
         ShapeError: an axis is outside an argument, or the mapped sizes differ.
-        VariableError: fn assigns what depends on the example.
+        VariableError: fn assigns a value that depends on the example.
     """
     if not callable(fn):
         raise ArgumentError(f"give a function, not {fn!r}")
@@ -78,7 +77,7 @@ def _apply_batched(
 def _move_mapped_axes(
     tensors: Sequence[Tensor], axes: Sequence[int | None]
 ) -> tuple[list[Tensor], Size]:
-    """The tensors with the mapped axis in front, and its size."""
+    """Move the mapped axis of each tensor to the front, and return its size, too."""
     size: Size | None = None
     whole = []
     for i, (x, axis) in enumerate(zip(tensors, axes, strict=True)):
@@ -112,7 +111,7 @@ def _result(engine: Batching, y: Tensor, axis: int | None) -> Tensor:
 
 
 def _axes_of(value: Any, axes: Any, what: str) -> list[int | None]:
-    """An axis for each tensor of a nest, from one for all or a nest of them."""
+    """Return an axis for each tensor of a nest, given one axis for all or a nest of axes."""
     if axes is None or (isinstance(axes, int) and not isinstance(axes, bool)):
         return [axes] * len(flatten_values(value, what)[0])
     if isinstance(axes, Mapping) and isinstance(value, Mapping) and axes.keys() == value.keys():

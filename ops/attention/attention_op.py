@@ -332,6 +332,7 @@ attention_grad = register(
         batch=batching.attention(6),
         sharding=row_sharding.attention_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 5),
+        rate="product",
         samples=tuple(
             sample(*_grad_specs(specs), *mask, low=-1.0, high=1.0, **attrs)
             for specs, mask, attrs in _CASES
@@ -347,6 +348,7 @@ attention_mask_grad = register(
         batch=batching.attention(6, masks=True),
         sharding=row_sharding.attention_mask_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 2),
+        rate="product",
         samples=tuple(
             sample(*_grad_specs(_CASES[3][0]), m, low=-1.0, high=1.0, **_ATTRS)
             for m in (spec("float32", (2, 1, 3)), spec("float32", (2, 1, 2, 1)))
@@ -364,6 +366,7 @@ _attention = register(
         batch=batching.attention(3),
         sharding=row_sharding.attention_rule,
         cost=lambda q, k, v, *mask, **attrs: _flops(q, k, 2),
+        rate="half_product",
         autocast="low",
         samples=tuple(sample(*specs, *mask, **attrs) for specs, mask, attrs in _CASES),
     )

@@ -1,13 +1,14 @@
-"""Divided differences that eigenvectors and singular vectors need, where two values are equal.
+"""Confluent divided differences: gradients of eigenvectors and singular vectors at equal values.
 
-The cotangent of vectors is divided by the gaps between values. Where values are equal, their
-vectors are any basis of a space. A function that does not depend on the choice makes the dividend
-0 there, and the quotient has a limit: the slope of the dividend by its slope as the values move
-apart with the vectors kept. The cotangents know that slope if they are computed from the values, as
-those of V·f(w)·Vᴴ are. A function that does depend on the choice has no derivative: NaN.
+The cotangent of vectors is divided by the gaps between values. Equal values have no unique vectors:
+these may be any basis of a space. If a function does not depend on the choice of the basis, its
+dividend is 0 there, and the quotient has a limit: the slope of the dividend over the slope of the
+gap, as the values move apart while the vectors stay. That slope of the cotangents is found by
+forward mode if they are computed from the values, as those of V·f(w)·Vᴴ are. If a function does
+depend on the choice, it has no derivative, and the result is NaN.
 
-Where values are close, the quotient divides rounding by a small gap. The limit is better there, if
-it explains the dividend up to rounding.
+If values are close, the quotient divides rounding errors by a small gap. The limit is then more
+accurate, provided that it explains the dividend up to rounding.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from graphflow.ops.base.shape_rules import conj
 from graphflow.ops.matrices.matrix_rules import identity, per_column, per_row, times
 
 _VALUE_OUTPUTS = {"eigh": 0, "eigvalsh": 0, "eig": 0, "svd": 1, "svdvals": 0}
-"""Ops that give values, and the output that holds them."""
+"""Ops that compute values, and the output that holds them."""
 _MAX_NODES = 2000
-"""Nodes of a graph up to which it is differentiated along the values."""
+"""Most nodes of a graph that forward mode runs through along the values."""
 
 
 def separation_slopes(values: Tensor, close: Tensor | None = None) -> Tensor:
@@ -42,13 +43,13 @@ def separation_slopes(values: Tensor, close: Tensor | None = None) -> Tensor:
 
 
 def rounding_error(values: Tensor) -> float:
-    """Return the rounding of values (…, n), relative to the largest."""
+    """Return the rounding error of values (…, n), relative to the largest."""
     n = values.shape[-1]
     return machine_epsilon(values) * (max(n, 16) if isinstance(n, int) else 16)
 
 
 def largest_magnitude(values: Tensor) -> Tensor:
-    """Return the size of the largest of values (…, n), (…, 1, 1)."""
+    """Return the magnitude of the largest of values (…, n) as (…, 1, 1)."""
     return per_column(_max_abs(values, -1))
 
 
@@ -58,7 +59,7 @@ def is_close(gaps: Tensor, size: Tensor) -> Tensor:
 
 
 def machine_epsilon(x: Tensor) -> float:
-    """Return the rounding of 1 in the dtype of x, or of its parts."""
+    """Return the machine epsilon of the dtype of x (for complex numbers, of their parts)."""
     return float(ml_dtypes.finfo(real_dtype(x.dtype)).eps)  # type: ignore[no-untyped-call]
 
 
@@ -68,7 +69,7 @@ def _max_abs(x: Tensor, axes: Any) -> Tensor:
 
 
 def matrix_scale(*turned: Tensor) -> Tensor:
-    """Return the largest element of each matrix, or pair of matrices."""
+    """Return the largest magnitude in each matrix, or in each group of matrices."""
     first, *others = (_max_abs(t, (-2, -1)) for t in turned)
     for other in others:
         first = FUNCTIONS["maximum"](first, other)
@@ -76,7 +77,7 @@ def matrix_scale(*turned: Tensor) -> Tensor:
 
 
 def pairwise_differences(values: Tensor, sign: int = -1) -> Tensor:
-    """Return vⱼ - vᵢ (or sums), infinite on the diagonal."""
+    """Return vⱼ - vᵢ (or vⱼ + vᵢ for sign 1), with infinity on the diagonal."""
     alone = identity(values.shape[-1], values) == 1
     return FUNCTIONS["where"](alone, float("inf"), per_column(values) + per_row(values) * sign)  # type: ignore[no-any-return]
 
@@ -84,10 +85,10 @@ def pairwise_differences(values: Tensor, sign: int = -1) -> Tensor:
 def cotangent_slopes(
     x: Tensor, gs: Sequence[Tensor], close: Sequence[Tensor], apart: Tensor
 ) -> list[Tensor] | None:
-    """Return how cotangents change as the values of x move `apart` and the vectors stay.
+    """Return how cotangents change as the values of x move `apart` while the vectors stay.
 
-    They are computed in the step only where some values are `close`. None if the cotangents do not
-    depend on the values, or on too many nodes.
+    They are computed in the step only where some values are `close`. Unknown slopes are NaN there.
+    None if the cotangents do not depend on the values.
     """
     nodes = Graph(gs).nodes
     found = [
@@ -112,7 +113,7 @@ def cotangent_slopes(
 
     try:
         results: Sequence[Tensor] = FUNCTIONS["cond"](some, differentiate, give_zeros)
-    except GraphflowError:  # an op on the way has no tangent
+    except GraphflowError:  # an op between the values and the cotangents has no tangent
         return [FUNCTIONS["where"](some, u, 0) for u in unknown]
     return list(results)
 
@@ -123,13 +124,13 @@ def confluent_quotient(
 ) -> Tensor:  # fmt: skip
     """Return top / bottom, and the limit moved / apart where the bottom is 0 or close to it.
 
-    There is no limit where the top is not 0 beside `scale`: then, and for the derivatives of a
-    limit, the result is NaN.
+    There is no limit where the bottom is 0 and the top is not, relative to `scale`: the result is
+    NaN then. Derivatives of a limit are NaN, too.
 
     Args:
-        scale, size: of what tops and bottoms are computed of.
-        error: the rounding of bottoms, relative to `size`.
-        condition: a factor of all rounding.
+        scale, size: magnitudes of the numbers that tops and bottoms are computed from.
+        error: the rounding error of bottoms, relative to `size`.
+        condition: a factor of all rounding errors.
     """
     where, size = FUNCTIONS["where"], size * condition
     equal, close = FUNCTIONS["abs"](bottom) <= size * error, is_close(bottom, size)
@@ -137,7 +138,7 @@ def confluent_quotient(
     rest = FUNCTIONS["abs"](top - where(close, bottom, 0) * limit)
     noise = machine_epsilon(top) * 4 * condition
     explained = close & (rest <= scale * where(equal, machine_epsilon(top) ** 0.5, noise))
-    # infinite instead of both others, which derivatives tell
+    # Infinite where another branch is selected, so that derivatives of this one are NaN there.
     regular = top * (1 / where(equal | explained, 0, bottom))
     return where(explained, limit, where(equal, float("nan"), regular))  # type: ignore[no-any-return]
 
@@ -156,8 +157,9 @@ def divide_by_gaps(
         x: the matrices.
         values, vectors: their eigenvalues (…, n) and eigenvectors (…, n, n).
         g: the cotangent of the vectors.
-        turn: linear; makes the dividend of a cotangent of the vectors.
-        condition: that of the vectors, by which rounding grows; a number or (…, 1, 1).
+        turn: the linear map from a cotangent of the vectors to the dividend.
+        condition: the condition number of the vectors, a number or (…, 1, 1); rounding errors grow
+            by it.
     """
     gaps, size = pairwise_differences(values), largest_magnitude(values)
     close = is_close(gaps, size * condition)

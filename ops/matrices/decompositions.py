@@ -1,7 +1,6 @@
-"""Decompositions of matrices: cholesky, qr, eigh, eig. Public in `gf.linalg`.
+"""Cholesky and QR decompositions. Public in `gf.linalg`.
 
 Their gradients are made of products and triangular solves, so they can be differentiated again.
-Where eigenvalues are equal their vectors are not unique: see `confluent.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.slicing import concat, window
 
 M33, BATCH33 = spec("float32", (3, 3)), spec("float32", (2, 3, 3))
-# The phase of complex vectors is LAPACK's choice: finite differences would see it change.
+# Without complex samples: LAPACK chooses the phase of complex vectors, and finite differences would
+# see it change.
 REAL = (M33, BATCH33)
 C33 = spec("complex64", (3, 3))
 
@@ -46,7 +46,7 @@ def _infer_square(x: TensorSpec) -> TensorSpec:
 
 
 def symmetrize(x: Any) -> Any:
-    """The symmetric part of an array; a symmetric one comes back bit by bit."""
+    """Return the symmetric part of an array; a symmetric array comes back bit by bit."""
     return (x + array_adjoint(x)) * x.dtype.type(0.5)
 
 
@@ -63,7 +63,7 @@ def _cholesky_kernel(xp: Any, x: Any) -> Any:
 
 
 def _cholesky_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """L⁻ᴴ·Φ(Lᴴg)·L⁻¹, symmetrised; Φ takes the lower triangle, its diagonal halved."""
+    """Return L⁻ᴴ·Φ(Lᴴg)·L⁻¹, symmetrised; Φ takes the lower triangle with its diagonal halved."""
     inner = times(y, g, adjoint_a=True)
     halved = (tril(inner) + tril(inner, k=-1)) * 0.5
 
@@ -92,17 +92,18 @@ cholesky_op = register(
 @composite("x", to="high")
 @function
 def cholesky(x: Any, *, upper: bool = False) -> Tensor:
-    """The lower triangular L, its diagonal positive, with L @ Lᴴ = x; `upper`: Lᴴ.
+    """Factor x into L @ Lᴴ, with L lower triangular and its diagonal positive.
 
     Args:
-        x: symmetric (Hermitian) positive definite matrices (…, n, n); of others the symmetric part
-            counts, and its gradient is symmetric.
+        x: symmetric (Hermitian) positive definite matrices (…, n, n), float or complex. Of others
+            the symmetric part counts, and its gradient is symmetric.
+        upper: return Lᴴ instead of L.
 
     Raises:
-        ShapeError: not square.
-        DTypeError: not float or complex.
+        ShapeError: x is not square.
+        DTypeError: x is neither float nor complex.
         ArgumentError: upper is not a bool.
-        CheckError: from the step, where a matrix is not positive definite.
+        CheckError: from the step, if a matrix is not positive definite.
 
     Source: Murray, "Differentiation of the Cholesky decomposition", arXiv:1602.07527.
     """
@@ -129,7 +130,7 @@ def _qr_kernel(xp: Any, x: Any, mode: str) -> tuple[Any, Any]:
 def _qr_vjp(
     g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor, mode: str
 ) -> tuple[Tensor]:
-    """Of a wide x = [X, Y] it is the QR of X, and R = [U, QᴴY]."""
+    """Return the gradient of QR; a wide x = [X, Y] has the q of X, and r = [U, QᴴY]."""
     m, n = x.shape[-2:]
     (gq, gr), (q, r) = g, y
     if m == n:
@@ -155,9 +156,9 @@ def _qr_vjp(
 
 
 def _tall_qr_grad(gq: Tensor, gr: Tensor, q: Tensor, r: Tensor) -> Tensor:
-    """(gQ + Q·sym(M))·R⁻ᴴ with M the upper triangle of gR·Rᴴ - Qᴴ·gQ, its diagonal halved.
+    """Return (gQ + Q·sym(M))·R⁻ᴴ, M being the upper triangle of gR·Rᴴ - Qᴴ·gQ, its diagonal halved.
 
-    NaN where columns depend on each other: the last of them may turn to any side.
+    NaN if columns are linearly dependent, since the last of them then has no unique direction.
     """
     where = FUNCTIONS["where"]
     diagonal = FUNCTIONS["abs"](FUNCTIONS["diagonal"](r))
@@ -196,18 +197,18 @@ qr_op = register(
 @composite("x", to="high")
 @function
 def qr(x: Any, *, mode: str = "reduced") -> tuple[Tensor, Tensor]:
-    """(q, r) with q @ r = x, the columns of q orthonormal, r upper triangular.
+    """Factor x into q @ r, the columns of q orthonormal, r upper triangular.
 
     Args:
-        x: matrices (…, m, n). The gradient is NaN of those whose columns (the first m of them,
-            where m < n) depend on each other.
-        mode: "reduced": q (…, m, k), r (…, k, n), k the smaller of m and n; "complete": q is
-            square, and has a gradient only where m <= n.
+        x: matrices (…, m, n), float or complex. The gradient is NaN if their columns (the first m
+            of them, if m < n) are linearly dependent.
+        mode: "reduced": q (…, m, k) and r (…, k, n), k the smaller of m and n. "complete": q is
+            square, and has a gradient only if m <= n.
 
     Raises:
-        ShapeError: x has no two axes.
-        DTypeError: not float or complex.
-        ArgumentError: another mode.
+        ShapeError: x has fewer than two axes.
+        DTypeError: x is neither float nor complex.
+        ArgumentError: the mode is unknown.
 
     Source: Walter & Lehmann, "Algorithmic differentiation of linear algebra functions",
     arXiv:1001.1654; Seeger et al., "Auto-differentiating linear algebra", arXiv:1710.08717.

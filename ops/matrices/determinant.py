@@ -1,4 +1,4 @@
-"""Determinants, plain and as a sign and a logarithm. Public in `gf.linalg`.
+"""Determinants, as they are and as a sign and a logarithm. Public in `gf.linalg`.
 
 Source of the gradients: Giles, "An extended collection of matrix derivative results for forward and
 reverse mode algorithmic differentiation", 2008.
@@ -45,7 +45,10 @@ def _det_kernel(xp: Any, x: Any) -> Any:
 
 
 def _cofactor_kernel(xp: Any, x: Any) -> Any:
-    """With x = u·s·v: det(u)·det(v)·u*·s'·v*, s'ᵢ the product of the other singular values."""
+    """Compute det(u)·det(v)·u*·s'·v* for x = u·s·v.
+
+    s'ᵢ is the product of all singular values but the i-th.
+    """
     u, s, v = call_lapack(xp, xp.linalg.svd, x, "has no singular values: does it hold NaN or inf?")
     n = s.shape[-1]
     others = xp.where(xp.eye(n, dtype=bool), s.dtype.type(1), s[..., None, :]).prod(-1)
@@ -55,7 +58,7 @@ def _cofactor_kernel(xp: Any, x: Any) -> Any:
 
 
 def _cofactor_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """dC = (tr(Cᵀdx)·C - C·dxᵀ·C) / det x, of regular matrices."""
+    """Apply dC = (tr(Cᵀdx)·C - C·dxᵀ·C) / det x, for regular matrices."""
     c = conj(y)
     inner = FUNCTIONS["sum"](g * c, axis=(-2, -1), keepdims=True)
     crossed = matmul(matmul(c, matrix_transpose(g)), c)
@@ -66,7 +69,7 @@ def _as_matrix(values: Tensor) -> Tensor:
     return expand_dims(values, (-2, -1))
 
 
-# det(x)·x⁻ᵀ, which singular matrices have, too: the derivative of the determinant.
+# det(x)·x⁻ᵀ, the derivative of the determinant. Singular matrices have it, too.
 cofactor = register(
     Op(
         "cofactor",
@@ -98,13 +101,14 @@ det_op = register(
 @composite("x", to="high")
 @function
 def det(x: Any) -> Tensor:
-    """The determinant of each matrix of x (…, n, n).
+    """Compute the determinant of each matrix of x (…, n, n), float or complex.
 
-    Singular matrices have a gradient, too (the cofactors); its own gradient takes regular ones.
+    Singular matrices have a gradient, too (the cofactors). Second derivatives need regular
+    matrices.
 
     Raises:
-        ShapeError: not square.
-        DTypeError: not float or complex.
+        ShapeError: x is not square.
+        DTypeError: x is neither float nor complex.
     """
     result: Tensor = det_op(as_tensor(x))
     return result
@@ -125,7 +129,7 @@ def _slogdet_kernel(xp: Any, x: Any) -> tuple[Any, Any]:
 
 
 def _slogdet_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
-    """d(log|det| + i·arg det) = tr(x⁻¹dx); the sign of a real determinant is flat."""
+    """Apply d(log|det| + i·arg det) = tr(x⁻¹dx); the sign of a real determinant is flat."""
     g_sign, factor = g
     if x.dtype.kind == "c":
         turn: Tensor = FUNCTIONS["imag"](conj(g_sign) * y[0])
@@ -151,13 +155,14 @@ slogdet_op = register(
 @composite("x", to="high")
 @function
 def slogdet(x: Any) -> tuple[Tensor, Tensor]:
-    """(sign, log|det|) of each matrix of x (…, n, n); (0, -inf) of singular ones.
+    """Compute (sign, log|det|) of each matrix of x (…, n, n); (0, -inf) for singular ones.
 
-    It neither overflows nor underflows. The sign of complex matrices is a number of modulus 1.
+    The result neither overflows nor underflows. The sign of complex matrices is a number of modulus
+    1.
 
     Raises:
-        ShapeError: not square.
-        DTypeError: not float or complex.
+        ShapeError: x is not square.
+        DTypeError: x is neither float nor complex.
         CheckError: from a step that takes the gradient at a singular matrix.
     """
     sign, log = slogdet_op(as_tensor(x))

@@ -1,4 +1,7 @@
-"""Eigenvalues and eigenvectors: eigh, eigvalsh, eig and eigvals. Public in `gf.linalg`."""
+"""Eigenvalues and eigenvectors: eigh, eigvalsh, eig and eigvals. Public in `gf.linalg`.
+
+Equal eigenvalues have no unique vectors: see `confluent.py`.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +53,12 @@ def _eigvalsh_kernel(xp: Any, x: Any) -> Any:
 
 
 def _from_eigenpairs(values: Tensor, vectors: Tensor) -> Tensor:
-    """V·diag(values)·Vᴴ."""
+    """Return V·diag(values)·Vᴴ."""
     return times(vectors * per_column(values), vectors, adjoint_b=True)
 
 
 def _eigh_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
-    """V·(diag(gw) + F∘skew(Vᴴ·gV))·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ)."""
+    """Return V·(diag(gw) + F∘skew(Vᴴ·gV))·Vᴴ with Fᵢⱼ = 1/(wⱼ - wᵢ)."""
     (g_values, g_vectors), (values, vectors) = g, y
     result = _from_eigenpairs(g_values, vectors)
     if not is_zeros(g_vectors):
@@ -103,19 +106,20 @@ eigvalsh_op = register(
 @composite("x", to="high")
 @function
 def eigh(x: Any) -> tuple[Tensor, Tensor]:
-    """(values, vectors) of symmetric (Hermitian) matrices: x @ v = v·w for each column v.
+    """Compute eigenvalues w and eigenvectors v of symmetric (Hermitian) matrices: x @ v = v·w.
 
     Args:
-        x: (…, n, n); of matrices that are not symmetric the symmetric part counts.
+        x: (…, n, n), float or complex; of matrices that are not symmetric the symmetric part
+            counts.
 
     Returns:
-        Real eigenvalues (…, n), ascending, and orthonormal vectors (…, n, n), the columns. A
-        vector's sign (phase) is LAPACK's choice, and functions of vectors should not depend on it.
+        Real eigenvalues (…, n), ascending, and orthonormal eigenvectors (…, n, n), the columns.
+        LAPACK chooses each vector's sign (phase), so functions of vectors should not depend on it.
 
     Raises:
-        ShapeError: not square.
-        DTypeError: not float or complex.
-        CheckError: from the step, where the iterations do not converge.
+        ShapeError: x is not square.
+        DTypeError: x is neither float nor complex.
+        CheckError: from the step, if the iterations do not converge.
 
     Source: Giles, "An extended collection of matrix derivative results", 2008.
     """
@@ -126,7 +130,7 @@ def eigh(x: Any) -> tuple[Tensor, Tensor]:
 @composite("x", to="high")
 @function
 def eigvalsh(x: Any) -> Tensor:
-    """The eigenvalues of `eigh`, without the vectors.
+    """Compute the eigenvalues of `eigh` without the vectors.
 
     Raises:
         ShapeError, DTypeError, CheckError: as `eigh`.
@@ -154,8 +158,10 @@ def _frobenius_norm(x: Tensor) -> Tensor:
 
 
 def _eig_vjp(g: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor]:
-    """V⁻ᴴ·(diag(gw) + (Vᴴ·gV - VᴴV·diag(Re diag(Vᴴ·gV))) ∘ F*)·Vᴴ, Fᵢⱼ = 1/(wⱼ - wᵢ): the
-    vectors are of length 1, which the second term keeps."""
+    """Return V⁻ᴴ·(diag(gw) + (Vᴴ·gV - VᴴV·diag(Re diag(Vᴴ·gV))) ∘ F*)·Vᴴ with Fᵢⱼ = 1/(wⱼ - wᵢ).
+
+    The second term keeps the vectors' length of 1.
+    """
     (g_values, g_vectors), (values, vectors) = g, y
     eye = identity(x.shape[-1], FUNCTIONS["real"](values))
     inner = eye * per_column(g_values)
@@ -195,19 +201,19 @@ eig_op = register(
 @composite("x", to="high")
 @function
 def eig(x: Any) -> tuple[Tensor, Tensor]:
-    """(values, vectors) of square matrices: x @ v = v·w for each column v. Both are complex.
+    """Compute complex eigenvalues w and eigenvectors v of square matrices: x @ v = v·w.
 
     Args:
-        x: (…, n, n), diagonalisable for the gradient.
+        x: (…, n, n), float or complex; diagonalisable for the gradient.
 
     Returns:
-        Eigenvalues (…, n) in no order, and vectors (…, n, n) of length 1, the columns; functions of
-        them should not depend on their phase.
+        Eigenvalues (…, n) in no order, and eigenvectors (…, n, n) of length 1, the columns.
+        Functions of the vectors should not depend on their phase.
 
     Raises:
-        ShapeError: not square.
-        DTypeError: not float or complex.
-        CheckError: from the step, where the iterations do not converge.
+        ShapeError: x is not square.
+        DTypeError: x is neither float nor complex.
+        CheckError: from the step, if the iterations do not converge.
 
     Source: Boeddeker et al., "On the computation of complex-valued gradients", arXiv:1701.00392.
     """
@@ -218,7 +224,7 @@ def eig(x: Any) -> tuple[Tensor, Tensor]:
 @composite("x", to="high")
 @function
 def eigvals(x: Any) -> Tensor:
-    """The eigenvalues of `eig`.
+    """Compute the eigenvalues of `eig`.
 
     Raises:
         ShapeError, DTypeError, CheckError: as `eig`.

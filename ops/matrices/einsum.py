@@ -15,17 +15,21 @@ from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.triangles import diagonal
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims, permute_dims, reshape
 
-_Label = Any  # a letter, or ("...", position from the right)
+_Label = Any  # a letter, or ("...", position counted from the right)
 
 
 @function
 def einsum(subscripts: str, *operands: Any) -> Tensor:
-    """Sum of products named by letters: `einsum("bij,bjk->bik", a, b)`.
+    """Sum products over axes named by letters: `einsum("bij,bjk->bik", a, b)`.
 
-    The output may be left out (letters that occur once, in order), `...` stands for axes that
-    broadcast, and a letter twice in one operand takes its diagonal. It is lowered to permutations,
-    reshapes, matmuls and sums; more than two operands are contracted in pairs in the order that
-    opt_einsum finds best (left to right where a size is unknown).
+    If the output is left out, it has the letters that occur once, in order. `...` stands for axes
+    that broadcast, and a letter twice in one operand takes its diagonal. More than two operands are
+    contracted in pairs, in the order that opt_einsum finds best (left to right if a size is
+    unknown).
+
+    Args:
+        subscripts: a letter for each axis of each operand, as in numpy.
+        operands: tensors of ints, floats or complex numbers.
 
     Raises:
         ArgumentError: the subscripts are malformed or do not fit the operands.
@@ -44,9 +48,7 @@ def _parse(subscripts: str, operands: Sequence[Tensor]) -> tuple[list[list[_Labe
     left, arrow, right = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(operands) or not operands:
-        raise ArgumentError(
-            f"{subscripts!r}: names {len(terms)} operands, {len(operands)} are given"
-        )
+        raise ArgumentError(f"{subscripts!r} names {len(terms)} operands, got {len(operands)}")
     inputs = []
     for term, x in zip(terms, operands, strict=True):
         labels = _labels(term, x.ndim, subscripts)
@@ -94,7 +96,7 @@ _einsum_of_many = composite("tensors", to="low")(_einsum)
 
 
 def _is_one_product(inputs: Sequence[list[_Label]], output: list[_Label]) -> bool:
-    """Return True for one operand, or two without an axis that is summed before they meet."""
+    """Return True for one operand, or two without an axis that is summed in one of them alone."""
     summed = set(itertools.chain.from_iterable(inputs)).difference(output)
     met = all(label in labels for label in summed for labels in inputs)
     return len(inputs) < 3 and (met or len(inputs) == 1)
@@ -103,7 +105,7 @@ def _is_one_product(inputs: Sequence[list[_Label]], output: list[_Label]) -> boo
 def _label_sizes(
     tensors: list[Tensor], inputs: list[list[_Label]], what: str
 ) -> dict[_Label, Size]:
-    """The size of each label; 1 broadcasts."""
+    """Return the size of each label; sizes of 1 broadcast."""
     sizes: dict[_Label, Size] = {}
     for x, labels in zip(tensors, inputs, strict=True):
         for n, label in zip(x.shape, labels, strict=True):
@@ -119,7 +121,7 @@ def _label_sizes(
 def _contraction_order(
     terms: Sequence[tuple[Tensor, list[_Label]]], output: list[_Label]
 ) -> list[tuple[int, ...]]:
-    """Pairs of positions to contract; the result goes to the end of the list."""
+    """Return pairs of positions to contract; each result is appended to the list."""
     count = len(terms)
     if count < 3 or not all(x.spec.is_concrete for x, _ in terms):
         # the first two, then the result, which stands last, with the next
@@ -137,7 +139,7 @@ def _contraction_order(
 
 
 def _take_diagonals(x: Tensor, labels: list[_Label]) -> tuple[Tensor, list[_Label]]:
-    """A label that occurs twice replaced by the diagonal of its axes."""
+    """Replace a label that occurs twice by the diagonal of its axes."""
     labels = list(labels)
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
@@ -159,7 +161,7 @@ def _sum_axes(x: Tensor, labels: list[_Label], keep: set[_Label]) -> tuple[Tenso
 def _contract(
     pair: Sequence[tuple[Tensor, list[_Label]]], needed: set[_Label], sizes: dict[_Label, Size]
 ) -> tuple[Tensor, list[_Label]]:
-    """The product of two terms, summed over the labels that nobody needs."""
+    """Multiply two terms and sum over the labels that are needed no more."""
     (a, la), (b, lb) = pair
     a, la = _sum_axes(a, la, needed | set(lb))
     b, lb = _sum_axes(b, lb, needed | set(la))
@@ -183,7 +185,7 @@ def _contract(
 
 
 def _arrange_axes(x: Tensor, labels: list[_Label], order: list[_Label]) -> Tensor:
-    """Axes in the given order, those that are missing as size 1."""
+    """Put axes into the given order; missing ones get size 1."""
     x = permute_dims(x, [labels.index(label) for label in order if label in labels])
     return expand_dims(x, [i for i, label in enumerate(order) if label not in labels])
 
@@ -191,7 +193,7 @@ def _arrange_axes(x: Tensor, labels: list[_Label], order: list[_Label]) -> Tenso
 def _broadcast_inner_axes(
     x: Tensor, labels: list[_Label], inner: list[_Label], sizes: dict[_Label, Size]
 ) -> Tensor:
-    """Axes of size 1 that are summed against longer ones, broadcast to them."""
+    """Broadcast axes of size 1 that are summed against longer ones."""
     shape = tuple(
         sizes[label] if n == 1 and label in inner else n
         for n, label in zip(x.shape, labels, strict=True)
@@ -202,7 +204,7 @@ def _broadcast_inner_axes(
 def _as_matrix(
     x: Tensor, labels: list[_Label], batch: list[_Label], rows: list[_Label], columns: list[_Label]
 ) -> tuple[Tensor, bool]:
-    """Axes arranged as (*batch, rows, columns), or transposed, with True, if that needs no copy."""
+    """Arrange axes as (*batch, rows, columns); or transposed, with True, if that needs no copy."""
     flipped = labels == batch + columns + rows
     if flipped:
         rows, columns = columns, rows
@@ -216,23 +218,33 @@ def _as_matrix(
 
 @function
 def tensordot(a: Tensor, b: Tensor, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
-    """Sum of products over pairs of axes: the last `axes` of a with the first of b, or those named.
+    """Sum products over pairs of axes of a and b.
+
+    Args:
+        a, b: tensors of ints, floats or complex numbers.
+        axes: a count: the last axes of a with the first of b; or two lists of axes, paired in
+            order.
 
     Raises:
-        ArgumentError: the two lists differ in length, or there are not as many axes.
-        ShapeError: sizes differ.
+        ArgumentError: the lists differ in length, an axis is given twice, or there are too few
+            axes.
+        ShapeError: sizes of paired axes differ.
     """
     a, b = promote_inputs("tensordot", (a, b))
     if isinstance(axes, int):
         if not 0 <= axes <= min(a.ndim, b.ndim):
-            raise ArgumentError(f"tensordot over {axes} axes of ranks {a.ndim} and {b.ndim}")
+            raise ArgumentError(
+                f"axes is at most the smaller rank of a and b, {min(a.ndim, b.ndim)}, not {axes}"
+            )
         axes = (tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes)))
     pair = require_list("axes", axes)
     if len(pair) != 2:
         raise ArgumentError(f"axes are a count or two lists, not {axes!r}")
     first, second = ([x] if isinstance(x, int) else require_list("axes", x) for x in pair)
     if len(first) != len(second):
-        raise ArgumentError(f"{len(first)} axes of a, {len(second)} of b")
+        raise ArgumentError(
+            f"axes name {len(first)} axes of a but {len(second)} of b; give as many of each"
+        )
     labels_a = [("a", i) for i in range(a.ndim)]
     labels_b = [("b", i) for i in range(b.ndim)]
     for i, j in zip(first, second, strict=True):

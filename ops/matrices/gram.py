@@ -1,7 +1,8 @@
-"""Products of a matrix with its own transpose: x.T @ x and x @ x.T, at half the price.
+"""Products of a matrix with its own transpose, x.T @ x and x @ x.T, at half the cost.
 
-`passes/gram.py` makes them of `matmul`. Large ones are BLAS's `syrk`, which computes one triangle
-and is what numpy takes for two views of one memory; others are the products that they were.
+`passes/gram.py` replaces such `matmul` nodes by this op. Large products use BLAS's `syrk`, which
+computes one triangle; numpy selects it for two views of one memory. Other products are computed as
+`matmul` would compute them.
 """
 
 from __future__ import annotations
@@ -30,33 +31,35 @@ from graphflow.ops.tensors.shape import matrix_transpose
 Array = np.ndarray[Any, Any]
 
 SYRK_DTYPES = ("float32", "float64")
-"""Of products that may be computed by their triangle."""
+"""Dtypes whose products may be computed by `syrk`."""
 _MIN_SYRK_FLOPS = 2.5e7
-"""Flops of the whole product from which one triangle of it takes less time."""
+"""Flops of the whole product from which `syrk` takes less time."""
 _MAX_NARROW_COLUMNS = 32
-"""Columns up to which generated kernels are quicker, however long these are."""
+"""Columns up to which generated kernels are faster, however long the columns are."""
 
 
 def uses_syrk(n: int, k: int, dtype: str) -> bool:
-    """Whether a product of n columns of length k is computed by its triangle: a function of sizes
-    and dtype alone, since bits follow from it."""
+    """Return True if a product of n columns of length k is computed by `syrk`.
+
+    It depends on sizes and dtype alone, since the bits of the result depend on it.
+    """
     return dtype in SYRK_DTYPES and n > _MAX_NARROW_COLUMNS and 2.0 * n * n * k >= _MIN_SYRK_FLOPS
 
 
 def matmul_flags(columns: bool) -> dict[str, bool]:
-    """Of `matmul`, for the same product."""
+    """Return the flags of `matmul` for the same product."""
     return {"transpose_a": columns, "transpose_b": not columns}
 
 
 def gram_sizes(x: TensorSpec, columns: bool) -> tuple[Size, Size]:
-    """The size of the result, and the length that is summed over."""
+    """Return the size of the result and the length that is summed over."""
     return (x.shape[1], x.shape[0]) if columns else (x.shape[0], x.shape[1])
 
 
 def _infer(x: TensorSpec, columns: bool) -> TensorSpec:
     require_kind(x, "float")
     if x.rank != 2:
-        raise ShapeError(f"takes a matrix, not {show_shape(x.shape)}")
+        raise ShapeError(f"expected a matrix, got {show_shape(x.shape)}")
     n, _ = gram_sizes(x, columns)
     return x.with_shape((n, n))
 
@@ -92,7 +95,7 @@ def _gram_into(xp: Any, out: Any, x: Any, columns: bool) -> None:
 
 
 def _multiply_upper_blocks(out: Array, tall: Array, parts: int) -> None:
-    """Blocks of the result on its diagonal and above; those below are their mirror image."""
+    """Multiply blocks on and above the diagonal; mirror them to the blocks below."""
     n = tall.shape[1]
     blocks = [slice(a, b) for a, b in pairwise([n * i // parts for i in range(parts + 1)])]
     pairs = [(a, b) for i, a in enumerate(blocks) for b in blocks[i:]]
@@ -127,6 +130,7 @@ register(
         native=_native,
         vjp=_vjp,
         cost=_cost,
+        rate="product",
         autocast="low",
         doc="The products of all columns (or rows) of a matrix: x.T @ x (or x @ x.T).",
         samples=(

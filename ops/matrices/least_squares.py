@@ -49,7 +49,7 @@ from graphflow.ops.tensors.shape import expand_dims, squeeze
 
 
 def _inverse_parts(xp: Any, x: Any, rtol: float | None) -> tuple[Any, Any, Any]:
-    """u, the reciprocals of the singular values that count (else 0), and vh."""
+    """Return u, the reciprocals of the significant singular values (else 0), and vh."""
     u, s, vh = call_lapack(xp, lambda a: xp.linalg.svd(a, False), x, NO_SINGULAR_VALUES)
     kept = significant_values(xp, s, max(x.shape[-2:]), rtol)
     return u, xp.where(kept, 1 / xp.where(kept, s, 1), s.dtype.type(0)), vh
@@ -67,7 +67,7 @@ def _pinv_kernel(xp: Any, x: Any, rtol: float | None) -> Any:
 
 
 def _pinv_vjp(g: Tensor, y: Tensor, x: Tensor, rtol: float | None) -> tuple[Tensor]:
-    """dP = -P·dx·P + P·Pᴴ·dxᴴ·(1 - xP) + (1 - Px)·dxᴴ·Pᴴ·P, among matrices of one rank."""
+    """Apply dP = -P·dx·P + P·Pᴴ·dxᴴ·(1 - xP) + (1 - Px)·dxᴴ·Pᴴ·P, among matrices of one rank."""
     gp = times(g, y, adjoint_a=True)  # gᴴP
     pg = times(y, g, adjoint_b=True)  # Pgᴴ
     result = -times(times(y, g, adjoint_a=True), y, adjoint_b=True)
@@ -95,15 +95,16 @@ pinv_op = register(
 @composite("x", to="high")
 @function
 def pinv(x: Any, *, rtol: float | None = None) -> Tensor:
-    """The Moore-Penrose inverse (…, n, m) of each matrix (…, m, n).
+    """Compute the Moore-Penrose inverse (…, n, m) of each matrix of x (…, m, n).
 
     Args:
-        rtol: singular values up to rtol times the largest count as 0; by default the larger of m
-            and n times the dtype's epsilon. The gradient takes the rank as fixed.
+        x: floats or complex numbers.
+        rtol: singular values up to rtol times the largest count as 0; default: the larger of m and
+            n times the dtype's epsilon. The gradient takes the rank as fixed.
 
     Raises:
-        ShapeError: x has no two axes.
-        DTypeError: not float or complex.
+        ShapeError: x has fewer than two axes.
+        DTypeError: x is neither float nor complex.
         ArgumentError: rtol is no number, or negative.
 
     Source: Golub & Pereyra, SIAM J. Numer. Anal. 10(2), 1973.
@@ -131,8 +132,10 @@ def _lstsq_kernel(xp: Any, a: Any, b: Any, adjoint: bool, rtol: float | None) ->
 def _lstsq_vjp(
     g: Tensor, y: Tensor, a: Tensor, b: Tensor, adjoint: bool, rtol: float | None
 ) -> tuple[Tensor, Tensor]:
-    """From the differential of the pseudo-inverse P: with z = Pᴴg and the residual r = b - a·y,
-    ga = -z·yᴴ + r·(P·z)ᴴ + (Pᴴy)·(g - aᴴz)ᴴ."""
+    """Return the gradients that follow from the differential of the pseudo-inverse P.
+
+    With z = Pᴴg and the residual r = b - a·y: ga = -z·yᴴ + r·(P·z)ᴴ + (Pᴴy)·(g - aᴴz)ᴴ.
+    """
 
     def solve_least_squares(right: Tensor, of_adjoint: bool) -> Tensor:
         result: Tensor = lstsq_op(a, right, adjoint=of_adjoint, rtol=rtol)
@@ -193,16 +196,16 @@ lstsq_op: Op = register(
 @composite("a", "b", to="high")
 @function
 def lstsq(a: Any, b: Any, *, rtol: float | None = None) -> Tensor:
-    """The x of least norm that minimises the norm of a @ x - b, by singular values.
+    """Return the x of least norm that minimises the norm of a @ x - b.
 
     Args:
-        a: matrices (…, m, n) of any rank; leading axes broadcast with b's.
+        a: matrices (…, m, n) of any rank, float or complex; leading axes broadcast with b's.
         b: right sides (…, m, k), or one vector (m,).
-        rtol: see `pinv`.
+        rtol: as for `pinv`.
 
     Raises:
-        ShapeError: the rows differ.
-        DTypeError: not float or complex.
+        ShapeError: the rows of a and b differ.
+        DTypeError: a or b is neither float nor complex.
         ArgumentError: rtol is no number, or negative.
 
     Source: Golub & Pereyra, SIAM J. Numer. Anal. 10(2), 1973.

@@ -1,7 +1,7 @@
 """Linear algebra, public as `gf.linalg`: the array API's names and some more of numpy's.
 
-Matrices are the last two axes of a tensor; the axes before them are batches. All take floats and
-complex numbers, and have gradients to any order.
+Matrices are the last two axes of a tensor; the axes before them are batches. Unless a docstring
+says otherwise, functions take floats and complex numbers and have gradients of any order.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from graphflow.ops.tensors.slicing import roll, window
 
 @checks_argument_names(ArgumentError)
 def diagonal(x: Any, *, offset: int = 0) -> Tensor:
-    """The diagonal of each matrix of x (…, m, n), `offset` columns above the main one.
+    """Return the diagonal of each matrix of x (…, m, n), `offset` columns above the main one.
 
     Raises:
-        ShapeError: x has no two axes.
+        ShapeError: x has fewer than two axes.
         ArgumentError: offset is no int.
     """
     with error_location("diagonal"):
         tensor = as_tensor(x)
         offset = require_int("offset", offset)
         if tensor.ndim < 2:
-            raise ShapeError(f"takes matrices, not {show_shape(tensor.shape)}")
+            raise ShapeError(f"expected matrices, got {show_shape(tensor.shape)}")
         down, right = max(-int(offset), 0), max(int(offset), 0)
         m, n = tensor.shape[-2:]
         if offset or m != n:
@@ -57,7 +57,7 @@ def diagonal(x: Any, *, offset: int = 0) -> Tensor:
 
 @checks_argument_names(ArgumentError)
 def trace(x: Any, *, offset: int = 0, dtype: Any = None) -> Tensor:
-    """The sum of a diagonal of each matrix of x (…, m, n); see `diagonal` and `gf.sum`.
+    """Sum a diagonal of each matrix of x (…, m, n); arguments as for `diagonal` and `gf.sum`.
 
     Raises:
         ShapeError, ArgumentError: as `diagonal`.
@@ -69,11 +69,15 @@ def trace(x: Any, *, offset: int = 0, dtype: Any = None) -> Tensor:
 @composite("a", "b")
 @function
 def cross(a: Any, b: Any, *, axis: int = -1) -> Tensor:
-    """The cross product of vectors of three elements along an axis; the others broadcast.
+    """Compute the cross product of vectors of three elements along an axis.
+
+    Args:
+        a, b: tensors of ints, floats or complex numbers, whose other axes broadcast.
+        axis: the axis of size 3 in both.
 
     Raises:
-        ShapeError: the axis is not of size 3 in both.
-        DTypeError: bools, or kinds mix.
+        ShapeError: the axis is not of size 3 in both, or the other axes do not broadcast.
+        DTypeError: a or b is bool, or kinds mix.
     """
     a, b = promote_inputs("cross", (a, b))
     require_kind(a.spec, "int", "float", "complex")
@@ -92,16 +96,20 @@ def cross(a: Any, b: Any, *, axis: int = -1) -> Tensor:
 @composite("arrays", to="low")
 @function
 def multi_dot(arrays: Sequence[Any]) -> Tensor:
-    """The product of matrices, multiplied in the order that costs least; the first and the last
-    may be vectors.
+    """Multiply several matrices in the order that costs least.
+
+    Args:
+        arrays: two or more matrices; the first and the last may be vectors.
 
     Raises:
-        ArgumentError: less than two, or no list.
-        ShapeError: another rank, or sizes that do not fit.
+        ArgumentError: arrays is no list, or holds fewer than two.
+        ShapeError: an array has another rank, or sizes do not fit.
     """
     given = require_list("arrays", arrays)
     if not 2 <= len(given) < len(string.ascii_letters):
-        raise ArgumentError(f"takes from 2 to {len(string.ascii_letters) - 1} matrices")
+        raise ArgumentError(
+            f"expected 2 to {len(string.ascii_letters) - 1} matrices, got {len(given)}"
+        )
     tensors = promote_inputs("multi_dot", given)
     for i, x in enumerate(tensors):
         if x.ndim != 2 and not (x.ndim == 1 and i in (0, len(tensors) - 1)):

@@ -1,9 +1,9 @@
-"""Products: matmul and its kin, diagonals and triangles.
+"""Matrix products: `matmul`, and the product that is added to a tensor.
 
-`matmul` is the op that most time goes into. Small and medium products are generated kernels
-(`ops/kernels/gemm/gemm.py`), large ones BLAS's, split into blocks; which, and how, depends on the
-shapes alone, so that the bits are the same for any number of threads. BLAS itself runs on one
-thread.
+`matmul` is the op that takes most of the time of typical steps. Small and medium products run
+generated kernels (`ops/kernels/gemm/gemm.py`). Large ones run BLAS on blocks, one thread each.
+Which of the two runs, and how a product is split, depends on shapes, flags and dtype alone, so
+results have the same bits for any number of threads.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ from graphflow.ops.tensors.shape import (
 
 # matmul -----------------------------------------------------------------------------------------
 
-# (least flops, blocks). Handing a block to a thread and hearing back takes about 50 µs, and blocks
-# cost one thread alone 4 to 8 % of the time of the whole product (measured, MLP sizes): products of
-# under about 0.3 ms stay whole.
+# (least flops, blocks). A block on another thread costs about 50 µs, and on one thread alone blocks
+# make the product 4 to 8 % slower (measured at MLP sizes). So products of less than about 0.3 ms
+# stay whole.
 _BLOCKS = ((8e9, 16), (2e9, 8), (4e8, 4), (4e7, 2))
 _SMALLEST_BLOCK = 32  # rows or columns
 
@@ -70,7 +70,7 @@ _SMALLEST_BLOCK = 32  # rows or columns
 def _matmul_sizes(
     a: TensorSpec, b: TensorSpec, ta: bool, tb: bool
 ) -> tuple[Size, Size, Size, Size]:
-    """m, k, k again as b has it, n."""
+    """Return m, k as a has it, k as b has it, and n."""
     m, k = a.shape[-2:] if not ta else a.shape[:-3:-1]
     k2, n = b.shape[-2:] if not tb else b.shape[:-3:-1]
     return m, k, k2, n
@@ -81,7 +81,7 @@ def _infer_matmul(
 ) -> TensorSpec:
     require_kind(a, "int", "float", "complex")
     if a.rank < 2 or b.rank < 2:
-        raise ShapeError(f"takes matrices, not {show_shape(a.shape)} @ {show_shape(b.shape)}")
+        raise ShapeError(f"expected matrices, got {show_shape(a.shape)} @ {show_shape(b.shape)}")
     m, k, k2, n = _matmul_sizes(a, b, transpose_a, transpose_b)
     if isinstance(k, int) and isinstance(k2, int) and k != k2:
         shown = [
@@ -104,8 +104,10 @@ def _cost_matmul(
 
 
 def choose_blocks(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int]:
-    """(axis, blocks) of a split; a function of the shapes only. The axis is one of the product, or
-    the one after them: that which is summed over."""
+    """Return (axis, blocks) of a split, which depends on the shapes only.
+
+    The axis is one of the product's, or the one after them: the axis that is summed over.
+    """
     flops = 2.0 * math.prod(batch) * m * k * n
     wanted = next((blocks for least, blocks in _BLOCKS if flops >= least), 1)
     if wanted == 1:
@@ -114,7 +116,7 @@ def choose_blocks(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, 
     if batch and batch[longest] > 1:
         return longest, min(wanted, batch[longest])
     if not batch and k >= wanted * max(m, n):
-        return 2, wanted  # all blocks of rows or columns would read the whole of the other operand
+        return 2, wanted  # each block of rows or columns would read all of the other operand
     # the longer side: a block of rows reads all of b, a block of columns all of a
     size, axis = (m, len(batch)) if m >= n else (n, len(batch) + 1)
     return axis, max(1, min(wanted, size // _SMALLEST_BLOCK))
@@ -123,7 +125,7 @@ def choose_blocks(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, 
 def native_matmul(
     a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
 ) -> KernelTask | None:
-    """The generated kernel of a product; None where BLAS does it."""
+    """Return the generated kernel of a product, or None if BLAS computes it."""
     of_vector = _generated_vector_product(a, b, transpose_a, transpose_b)
     if of_vector is not None:
         return of_vector.task
@@ -140,7 +142,7 @@ def native_matmul(
 def _generated_product(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool, added: bool = False
 ) -> MatrixProduct | None:
-    """What multiplies arrays, or specs of arrays, that are contiguous; None: BLAS."""
+    """Return the kernel for contiguous arrays (or their specs), or None if BLAS multiplies them."""
     if a.dtype != b.dtype or not is_jit_enabled():
         return None
     return plan_if_faster_than_blas(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b, added)
@@ -149,7 +151,7 @@ def _generated_product(
 def _generated_vector_product(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool
 ) -> VectorProduct | None:
-    """What multiplies a large matrix and a vector."""
+    """Return the kernel that multiplies a large matrix and a vector, or None for other operands."""
     if a.dtype != b.dtype or not is_jit_enabled() or vector_width() < 8:
         return None
     return plan_vector_product(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
@@ -158,6 +160,7 @@ def _generated_vector_product(
 def matmul_into(
     xp: Any, out: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
 ) -> None:
+    """Write the product of a and b, each transposed if its flag is set, to `out`."""
     if xp is np:
         of_vector = _generated_vector_product(a, b, transpose_a, transpose_b)
         if of_vector is not None and out.dtype == a.dtype:
@@ -169,7 +172,7 @@ def matmul_into(
             generated.run(address(out), address(a), address(b))
             return
     if xp is np and transpose_a != transpose_b and a.shape == b.shape and np.may_share_memory(a, b):
-        # numpy takes x @ x.T for symmetric, by another routine of other bits, if it sees one memory
+        # If both operands share memory, numpy computes x @ x.T by `syrk`, which gives other bits.
         b = b.copy()
     if transpose_a:
         a = a.swapaxes(-1, -2)
@@ -187,7 +190,7 @@ def matmul_into(
 
 
 def sum_of_products(out: Any, a: Any, b: Any, blocks: int) -> None:
-    """A product of matrices as that of some terms after the other, added in order."""
+    """Multiply blocks of the summed axis one by one, and add their products in order."""
     count = a.shape[1]
     edges = [count * i // blocks for i in range(blocks + 1)]
     products = scratch(np, "products", (blocks, *out.shape), out.dtype)
@@ -207,7 +210,7 @@ def _matmul_blocks(out: Any, a: Any, b: Any, axis: int, blocks: int) -> None:
     edges = [size * i // blocks for i in range(blocks + 1)]
 
     def rows(x: Any, skip: int, block: slice) -> Any:
-        """The block of an operand; `skip` is the axis of the product that it does not have."""
+        """Return the block of an operand, which lacks axis `skip` of the product."""
         own = axis - (rank - x.ndim)
         if axis == skip or own < 0 or (axis < rank - 2 and x.shape[own] == 1):
             return x
@@ -262,6 +265,7 @@ matmul_op = register(
         batch=batching.matmul,
         sharding=sharding.matmul_rule,
         cost=_cost_matmul,
+        rate="half_product",
         autocast="low",
         samples=(
             sample(M34, M45),
@@ -288,7 +292,9 @@ def _infer_accumulate(
 ) -> TensorSpec:  # fmt: skip
     made = _infer_matmul(a, b, transpose_a, transpose_b)
     if c.rank != made.rank or c.dtype != made.dtype:
-        raise ShapeError(f"adds a product {made} to {c}; both are of one shape and dtype")
+        raise ShapeError(
+            f"the product is {made} and the summand {c}; give them one shape and dtype"
+        )
     shape = tuple(equate(n, m, "sizes of a sum") for n, m in zip(c.shape, made.shape, strict=True))
     return made.with_shape(shape)
 
@@ -296,7 +302,7 @@ def _infer_accumulate(
 def generated_accumulation(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool
 ) -> MatrixProduct | None:
-    """What adds the product of arrays, or specs of arrays, to something; None: it is made first."""
+    """Return the kernel that adds the product to a tensor, or None if the product is made first."""
     if _generated_vector_product(a, b, transpose_a, transpose_b) is not None:
         return None
     return _generated_product(a, b, transpose_a, transpose_b, added=True)
@@ -365,13 +371,18 @@ accumulate_op = register(
 
 @function
 def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
-    """Matrix product over the last two axes, broadcast over the others; vectors as in numpy.
+    """Multiply matrices over the last two axes, broadcast over the others; vectors as in numpy.
 
-    The flags transpose the last two axes of an operand first, without a copy. Costs 2·m·n·k flops.
+    Args:
+        a, b: ints, floats or complex numbers, (…, m, k) and (…, k, n) after transposition.
+        transpose_a, transpose_b: exchange the last two axes of an operand first, without a copy.
+
+    Returns:
+        (…, m, n). Costs 2·m·n·k flops for each matrix.
 
     Raises:
         ShapeError: inner sizes differ, other axes do not broadcast, or an operand is a scalar.
-        DTypeError: kinds mix, or bools.
+        DTypeError: an operand is bool, or kinds mix.
     """
     a, b = promote_inputs("matmul", (a, b))
     if not a.ndim or not b.ndim:
@@ -390,8 +401,10 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
 
 
 def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
-    """A product of weights with its bias added, which goes along where `gf.autocast` made the
-    product one of 16 bits."""
+    """Add a bias to a product of weights; None adds nothing.
+
+    If `gf.autocast` made the product one of 16 bits, the bias is converted, too.
+    """
     if bias is None:
         return y
     (bias,) = autocast_inputs([bias], "low" if is_half(y.dtype) else None)

@@ -1,8 +1,7 @@
-"""What the ops on matrices share: shape rules, adjoints, and LAPACK with errors that say which
-matrix was at fault.
+"""Parts of ops on matrices: shape rules, adjoints, LAPACK calls, and inputs of samples.
 
-Such ops take batches: matrices are the last two axes, everything before counts them. LAPACK runs
-on one thread, so bits do not depend on how many a device has.
+The last two axes are matrices, the axes before them a batch. LAPACK runs on one thread per block of
+the batch, so results have the same bits for any number of threads.
 """
 
 from __future__ import annotations
@@ -26,30 +25,32 @@ from graphflow.ops.tensors.shape import expand_dims, matrix_transpose
 
 
 def matrix_sizes(x: TensorSpec) -> tuple[Size, Size]:
-    """Rows and columns of a tensor of float or complex matrices.
+    """Return the rows and columns of a tensor of float or complex matrices.
 
     Raises:
-        DTypeError, ShapeError: of another kind, or no matrices.
+        DTypeError: x is neither float nor complex.
+        ShapeError: x has fewer than two axes.
     """
     require_kind(x, "float", "complex")
     if x.rank < 2:
-        raise ShapeError(f"takes matrices (the last two axes), not {show_shape(x.shape)}")
+        raise ShapeError(f"expected matrices in the last two axes, got {show_shape(x.shape)}")
     m, n = x.shape[-2:]
     return m, n
 
 
 def square_size(x: TensorSpec) -> Size:
-    """Rows, and columns, of a tensor of square matrices.
+    """Return the size of the square matrices of x.
 
     Raises:
-        DTypeError, ShapeError: of another kind, or not square.
+        DTypeError: x is neither float nor complex.
+        ShapeError: x is not square.
     """
     m, n = matrix_sizes(x)
-    return equate(m, n, f"takes square matrices, not {show_shape(x.shape)}")
+    return equate(m, n, f"expected square matrices, got {show_shape(x.shape)}")
 
 
 def cubic_cost(flops: int) -> Callable[..., Cost]:
-    """A cost rule: so many flops for each element of the first input and each of its columns."""
+    """Return a cost rule of `flops` for each element of the first input and each of its columns."""
     return lambda x, *others, **attrs: Cost(flops=x.size * x.shape[-1] * flops)
 
 
@@ -57,12 +58,12 @@ def cubic_cost(flops: int) -> Callable[..., Cost]:
 
 
 def adjoint(x: Tensor) -> Tensor:
-    """The conjugate transpose of matrices."""
+    """Return the conjugate transpose of matrices."""
     return matrix_transpose(conj(x))
 
 
 def times(a: Tensor, b: Tensor, *, adjoint_a: bool = False, adjoint_b: bool = False) -> Tensor:
-    """The matrix product of a or its adjoint with b or its."""
+    """Multiply a, or its adjoint, by b, or its adjoint."""
     return matmul(
         conj(a) if adjoint_a else a,
         conj(b) if adjoint_b else b,
@@ -72,29 +73,29 @@ def times(a: Tensor, b: Tensor, *, adjoint_a: bool = False, adjoint_b: bool = Fa
 
 
 def symmetric_part(x: Tensor) -> Tensor:
-    """(x + xᴴ) / 2: the gradient of what depends on that part of its input only."""
+    """Return (x + xᴴ) / 2, the gradient of functions of the symmetric part of their input."""
     result: Tensor = (x + adjoint(x)) * 0.5
     return result
 
 
 def per_column(values: Tensor) -> Tensor:
-    """Vectors (…, n) as (…, 1, n): a factor or summand for each column."""
+    """Return vectors (…, n) as (…, 1, n), to scale or shift each column."""
     return expand_dims(values, -2)
 
 
 def per_row(values: Tensor) -> Tensor:
-    """Vectors (…, n) as (…, n, 1): a factor or summand for each row."""
+    """Return vectors (…, n) as (…, n, 1), to scale or shift each row."""
     return expand_dims(values, -1)
 
 
 def identity(size: Size, like: Tensor) -> Tensor:
-    """The identity matrix of a dtype that mixes with that of `like`."""
+    """Return the identity matrix in the dtype of `like`."""
     result: Tensor = FUNCTIONS["eye"](size, dtype=like.dtype)
     return result
 
 
 def match_kind(g: Tensor, x: Tensor) -> Tensor:
-    """A cotangent for x: of a real x the real part."""
+    """Convert a cotangent to the kind of x; for a real x take the real part."""
     if kind(x.dtype) == "complex":
         return astype(g, x.dtype)
     return astype(FUNCTIONS["real"](g), x.dtype) if kind(g.dtype) == "complex" else g
@@ -104,12 +105,12 @@ def match_kind(g: Tensor, x: Tensor) -> Tensor:
 
 
 def cast_result(xp: Any, x: Any, dtype: Any) -> Any:
-    """A contiguous result in the dtype of the input."""
+    """Return a contiguous result in the given dtype."""
     return xp.ascontiguousarray(x, dtype=dtype)
 
 
 def array_adjoint(x: Any) -> Any:
-    """The conjugate transpose of an array of matrices."""
+    """Return the conjugate transpose of an array of matrices."""
     transposed = x.swapaxes(-1, -2)
     return transposed.conj() if transposed.dtype.kind == "c" else transposed
 
@@ -117,12 +118,14 @@ def array_adjoint(x: Any) -> Any:
 def call_lapack(
     xp: Any, call: Callable[[Any], Any], x: Any, fault: str, whole: bool = False
 ) -> Any:
-    """call(x), where LAPACK may find that a matrix of x has a fault.
+    """Run call(x), where LAPACK may refuse a matrix of x.
 
-    `whole`: the call takes all matrices of x at once, or one, but no part of a batch.
+    Args:
+        fault: what is wrong with a refused matrix, and the remedy.
+        whole: the call takes all matrices of x at once, or one, but no part of a batch.
 
     Raises:
-        CheckError: it has; the message says which of the matrices, and the remedy in `fault`.
+        CheckError: LAPACK refused a matrix; the message holds its index and `fault`.
     """
     try:
         with _raise_linalg_errors(xp):
@@ -131,12 +134,12 @@ def call_lapack(
         raise CheckError(f"{_first_failure(call, x)} of shape {x.shape[-2:]} {fault}") from None
 
 
-# (least multiplications, blocks) as matmul has them: handing a block to a thread takes about 50 µs.
+# (least multiplications, blocks), as in matmul: a block on another thread costs about 50 µs.
 _BLOCKS = ((1e7, 8), (2e5, 2))
 
 
 def _call_by_blocks(call: Callable[[Any], Any], x: Any) -> Any:
-    """call(x) on blocks of the first axis of a batch, which threads share.
+    """Run call(x) on blocks of the first axis of a batch, which threads share.
 
     The blocks depend on the shape only, and each matrix is decomposed alone.
     """
@@ -157,7 +160,7 @@ def _call_by_blocks(call: Callable[[Any], Any], x: Any) -> Any:
 
 
 def _raise_linalg_errors(xp: Any) -> AbstractContextManager[Any]:
-    """CuPy looks at what LAPACK says only where it is told to."""
+    """Return a context in which CuPy raises LAPACK's errors; by default it ignores them."""
     if xp is np:
         return nullcontext()
     import cupyx
@@ -180,7 +183,7 @@ def _first_failure(call: Callable[[Any], Any], x: Any) -> str:
 
 
 def make_well_conditioned(arrays: list[Any]) -> list[Any]:
-    """The first input with its diagonal raised, so that its matrices are well conditioned."""
+    """Raise the diagonal of the first input, so that its matrices are well conditioned."""
     x, *others = arrays
     x = x.copy()
     diagonal = range(min(x.shape[-2:]))
@@ -189,7 +192,7 @@ def make_well_conditioned(arrays: list[Any]) -> list[Any]:
 
 
 def make_positive_definite(arrays: list[Any]) -> list[Any]:
-    """The first input made positive definite: its products with themselves, and the identity."""
+    """Replace the first input x by x @ xᴴ / n + 1, which is positive definite."""
     x, *others = arrays
     x = x @ x.swapaxes(-1, -2).conj() / x.shape[-1]
     diagonal = range(x.shape[-1])
@@ -198,8 +201,10 @@ def make_positive_definite(arrays: list[Any]) -> list[Any]:
 
 
 def make_distinct_spectrum(arrays: list[Any]) -> list[Any]:
-    """The first input with a rising diagonal added, so that its spectrum is well separated
-    (and real, of real matrices up to 3×3)."""
+    """Add a rising diagonal to the first input, so that its spectrum is well separated.
+
+    The spectrum of real matrices up to 3×3 is then real.
+    """
     x, *others = arrays
     x = x.copy()
     diagonal = range(min(x.shape[-2:]))

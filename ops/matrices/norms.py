@@ -33,7 +33,7 @@ from graphflow.ops.tensors.shape import expand_dims, permute_dims, squeeze
 Axes = tuple[int, ...]
 INF = float("inf")
 _DIVISIBLE_ORDERS = (3.0, 4.0, 5.0, 6.0)
-"""Orders at which the gradient of a norm looks for a power of it."""
+"""Orders at which the gradient looks for a power of the norm in its cotangent."""
 
 
 # Vectors ----------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def _norm_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, ord: float) -> Any
 
 
 def _norm_of(xp: Any, x: Any, axis: Axes, keepdims: bool, ord: float) -> Any:
-    """Of real numbers."""
+    """Compute the norm of a row of real numbers, for generated kernels."""
     if abs(ord) == INF:
         return xp.max(abs(x)) if ord > 0 else xp.min(abs(x))
     if ord == 1:
@@ -79,7 +79,10 @@ def _norm_of(xp: Any, x: Any, axis: Axes, keepdims: bool, ord: float) -> Any:
 def _norm_vjp(
     g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool, ord: float
 ) -> tuple[Tensor | None]:
-    """g·x/|x|·(|x|/y)^(ord - 1), and 0 where x or y is 0; the extrema of |x| share alike."""
+    """Return g·x/|x|·(|x|/y)^(ord - 1), and 0 where x or y is 0.
+
+    For ord = ±inf, equal extrema share the cotangent.
+    """
     if ord == 0:
         return (None,)
     if ord == 2:
@@ -89,7 +92,7 @@ def _norm_vjp(
     quotient: Tensor | None = g if ord in _DIVISIBLE_ORDERS else None
     for _ in range(int(ord) - 1 if ord in _DIVISIBLE_ORDERS else 0):
         quotient = quotient if quotient is None else divide_out(quotient, y)
-    if quotient is not None:  # of a power of y no less than ord, which has derivatives at 0
+    if quotient is not None:  # g comes from a power of y, at least ord, which is smooth at 0
         return (x * size ** (ord - 2) * restore_reduced_axes(quotient, x.shape, axis, keepdims),)
     g, y = (restore_reduced_axes(t, x.shape, axis, keepdims) for t in (g, one_where_masked(g, y)))
     if ord == 1 and kind(x.dtype) == "complex":
@@ -103,7 +106,7 @@ def _norm_vjp(
             FUNCTIONS["astype"](hit, size.dtype), axis=axis, keepdims=True
         )
         return (match_kind(where(hit & (size != 0), direction * shared, 0), x),)
-    ratio = where(size == 0, 1.0, size) / y  # of no value where y is 0, which derivatives tell
+    ratio = where(size == 0, 1.0, size) / y  # infinite where y is 0: derivatives there are NaN
     slope = direction * (g * where(ratio == 0, 1.0, ratio) ** (ord - 1))
     return (match_kind(zero_at_root(y, x, slope), x),)
 
@@ -143,17 +146,20 @@ vector_norm_op = register(
 def vector_norm(
     x: Any, axis: Any = None, keepdims: bool = False, ord: float = 2, name: str | None = None
 ) -> Tensor:
-    """The norm of the vectors along axes (None: all elements): (Σ|x|^ord)^(1/ord), in real numbers.
+    """Compute (Σ|x|^ord)^(1/ord) over axes (None: all elements), as a real tensor.
+
+    The gradient is 0 where the vector is 0 (for ord other than 2, where an element is 0). Equal
+    largest or least elements share it.
 
     Args:
-        ord: any number; inf and -inf give the largest and the least |x|, 0 counts what is not 0.
-
-    The gradient is 0 where the vector (for ord=1, or another, the element) is 0, and largest and
-    least elements that are equal share it.
+        x: floats or complex numbers.
+        ord: any number. inf and -inf give the largest and the least |x|; 0 counts elements that are
+            not 0.
 
     Raises:
-        ShapeError, ArgumentError: not axes of x, ord is no number, or no elements for ±inf.
-        DTypeError: not float or complex.
+        ShapeError: an axis is outside x, or there are no elements for ord = ±inf.
+        ArgumentError: an axis is given twice, or ord is no number.
+        DTypeError: x is neither float nor complex.
     """
     x, axes = normalize_arguments("vector_norm", x, axis, keepdims)
     if isinstance(ord, bool) or not isinstance(ord, int | float) or ord != ord:
@@ -174,19 +180,20 @@ def _is_order(ord: Any, *orders: Any) -> bool:
 @composite("x")
 @function
 def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
-    """The norm of each matrix of x (…, m, n).
+    """Compute the norm of each matrix of x (…, m, n).
+
+    Singular values that are 0 up to rounding have gradient 0, as |x| has at 0. If the largest
+    (least) ones are equal, the gradient is that of one choice of their vectors.
 
     Args:
         ord: "fro" the root of the sum of squares, "nuc" the sum of the singular values, 2 (-2) the
-            largest (least) of them, 1 (-1) the largest (least) sum of |x| down a column, inf (-inf)
-            along a row.
-
-    Singular values that are 0, but for rounding, have the gradient 0, as |x| has at 0. Where the
-    largest (least) ones are equal, the gradient is that of one choice of their vectors.
+            largest (least) of them, 1 (-1) the largest (least) sum of |x| over a column, inf (-inf)
+            over a row.
 
     Raises:
-        ShapeError, ArgumentError: x has no two axes, or ord is none of these.
-        DTypeError: not float or complex.
+        ShapeError: x has fewer than two axes.
+        ArgumentError: ord is none of these.
+        DTypeError: x is neither float nor complex.
     """
     x, _ = normalize_arguments("matrix_norm", x, None, keepdims)
     matrix_sizes(x.spec)
@@ -209,16 +216,17 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
 
 @function
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """The norm of vectors or matrices, told apart as numpy does.
+    """Compute the norm of vectors or matrices, with numpy's rules for which of the two.
 
     Args:
-        ord: as `vector_norm` or `matrix_norm` have it; None: the root of the sum of squares.
-        axis: one axis for vectors, two for matrices; None: all elements where ord is None, else x
-            is one vector or one matrix.
+        ord: as for `vector_norm` or `matrix_norm`; None: the root of the sum of squares.
+        axis: one axis for vectors, two for matrices. None: all elements if ord is None; else x is
+            one vector or one matrix.
 
     Raises:
-        ShapeError, ArgumentError: not axes of x, or ord is none of theirs.
-        DTypeError: not float or complex.
+        ShapeError: an axis is outside x, or axis names more than two.
+        ArgumentError: ord is none of theirs.
+        DTypeError: x is neither float nor complex.
     """
     x, axes = normalize_arguments("norm", x, axis, keepdims)
     if ord is None:
@@ -226,7 +234,9 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     if len(axes) == 1:
         return vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
     if len(axes) != 2:
-        raise ShapeError(f"norm {ord!r} takes one axis or two, not {len(axes)}; name them")
+        raise ShapeError(
+            f"a norm of order {ord!r} is over one axis or two, got {len(axes)}; name them"
+        )
     first, second = axes if axis is None else (normalize_axis(a, x.ndim) for a in axis)
     others = [i for i in range(x.ndim) if i not in axes]
     result = matrix_norm(permute_dims(x, [*others, first, second]), ord=ord)
@@ -236,16 +246,17 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
 @composite("x")
 @function
 def cond(x: Any, p: Any = None) -> Tensor:
-    """The condition number of each matrix of x (…, m, n): norm(x)·norm(x⁻¹).
+    """Compute the condition number norm(x)·norm(x⁻¹) of each matrix of x (…, m, n).
 
     Args:
-        p: the norm, as `matrix_norm` has it. None, 2: the largest singular value over the least
-            (-2: the other way), for matrices of any shape; others take square ones.
+        p: the norm, as for `matrix_norm`. None or 2: the largest singular value over the least (-2:
+            the reciprocal), for matrices of any shape; other norms need square matrices.
 
     Raises:
-        ShapeError, ArgumentError: not matrices, not square, or another p.
-        DTypeError: not float or complex.
-        CheckError: from the step, where a matrix is singular (None, 2: inf).
+        ShapeError: x holds no matrices, or they must be square and are not.
+        ArgumentError: p is no norm.
+        DTypeError: x is neither float nor complex.
+        CheckError: from the step, if a matrix is singular (for None and 2 the result is inf).
     """
     tensor = as_tensor(x)
     if p is None or _is_order(p, 2, -2):

@@ -1,8 +1,8 @@
 """Linear systems: solve, triangular_solve, inv and matrix_power. Public in `gf.linalg`.
 
 Gradients follow Giles, "An extended collection of matrix derivative results for forward and
-reverse mode algorithmic differentiation", 2008, with adjoints in place of transposes where
-matrices are complex. They are made of the same ops, so they can be differentiated again.
+reverse mode algorithmic differentiation", 2008, with adjoints in place of transposes for complex
+matrices. They are made of the same ops, so they can be differentiated again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SINGULAR = (
 
 
 def _well_conditioned_sample(*inputs: TensorSpec, **attrs: Any) -> Any:
-    """A sample whose first input is made of regular matrices."""
+    """Return a sample whose first input is made of well-conditioned matrices."""
     return sample_of(*inputs, make=make_well_conditioned, **attrs)
 
 
@@ -62,7 +62,7 @@ def _well_conditioned_sample(*inputs: TensorSpec, **attrs: Any) -> Any:
 def _infer_solve(a: TensorSpec, b: TensorSpec, **attrs: Any) -> TensorSpec:
     n = square_size(a)
     if b.rank < 2:
-        raise ShapeError(f"the right side is a matrix, not of shape {show_shape(b.shape)}")
+        raise ShapeError(f"expected the right side to be a matrix, got shape {show_shape(b.shape)}")
     what = f"systems {show_shape(a.shape)} with right sides {show_shape(b.shape)}"
     equate(n, b.shape[-2], f"{what}: rows differ")
     return b.with_shape((*broadcast_shapes(a.shape[:-2], b.shape[:-2]), n, b.shape[-1]))
@@ -74,7 +74,7 @@ def _cost_solve(a: TensorSpec, b: TensorSpec, **attrs: Any) -> Cost:
 
 
 def _solve_broadcast(xp: Any, a: Any, b: Any) -> Any:
-    """The x of a @ x = b; CuPy's own broadcasts no leading axes."""
+    """Solve a @ x = b; CuPy's own function broadcasts no leading axes."""
     if xp is not np:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         a, b = (xp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
@@ -82,7 +82,7 @@ def _solve_broadcast(xp: Any, a: Any, b: Any) -> Any:
 
 
 def _solve_as_columns(xp: Any, solve: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """solve(a, b); a batch of right sides of one matrix as columns, so that it is factored once."""
+    """Run solve(a, b); a batch of right sides of one matrix becomes columns, to factor it once."""
     if a.ndim > 2 or b.ndim == 2:
         return solve(a, b)
     wide = xp.moveaxis(b, -2, 0)
@@ -134,15 +134,16 @@ solve_op: Op = register(
 @composite("a", "b", to="high")
 @function
 def solve(a: Any, b: Any) -> Tensor:
-    """The x with a @ x = b, for matrices a (…, n, n); leading axes broadcast.
+    """Solve a @ x = b for x; leading axes broadcast. Costs 2/3·n³ + 2·n²·k flops.
 
     Args:
-        b: right sides (…, n, k), or one vector (n,). Costs 2/3·n³ + 2·n²·k flops.
+        a: square matrices (…, n, n), float or complex.
+        b: right sides (…, n, k), or one vector (n,).
 
     Raises:
-        ShapeError: a is not square, or the rows differ.
-        DTypeError: not float or complex.
-        CheckError: from the step, where a matrix is singular.
+        ShapeError: a is not square, or the rows of a and b differ.
+        DTypeError: a or b is neither float nor complex.
+        CheckError: from the step, if a matrix is singular.
     """
     a, b = promote_inputs("solve", (a, b))
     square_size(a.spec)
@@ -154,14 +155,14 @@ def solve(a: Any, b: Any) -> Tensor:
 
 # Triangular systems -----------------------------------------------------------------------------
 
-_BLOCK = 64  # rows: what is left of a product below this side gains nothing
+_BLOCK = 64  # rows; smaller blocks would leave products too small to gain anything
 
 
 def _solve_upper(xp: Any, a: Any, b: Any) -> Any:
-    """x of a @ x = b for an upper triangular a, by blocks of rows from the last to the first.
+    """Solve a @ x = b for an upper triangular a, by blocks of rows from the last to the first.
 
-    The LU factors of such a matrix are the identity and itself, so that what `solve` does with a
-    block on the diagonal is back substitution.
+    The LU factors of such a matrix are the identity and the matrix itself. So `solve` of a block on
+    the diagonal is back substitution.
     """
     n = a.shape[-1]
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
@@ -189,7 +190,7 @@ def _triangular_kernel(
         left = array_adjoint(left)
     if lower == adjoint:
         return cast_result(xp, _solve_as_columns(xp, partial(_solve_upper, xp), left, b), b.dtype)
-    # the same system, read from its end, is upper triangular
+    # A lower triangular system read from its end is upper triangular.
     left, right = left[..., ::-1, ::-1], b[..., ::-1, :]
     solved = _solve_as_columns(xp, partial(_solve_upper, xp), left, right)
     return cast_result(xp, solved[..., ::-1, :], b.dtype)
@@ -239,19 +240,20 @@ triangular_solve_op: Op = register(
 def triangular_solve(
     a: Any, b: Any, *, lower: bool = True, adjoint: bool = False, unit_diagonal: bool = False
 ) -> Tensor:
-    """The x with t @ x = b, or tᴴ @ x = b, where t is one triangle of a (…, n, n).
+    """Solve t @ x = b, or tᴴ @ x = b, where t is one triangle of a. Costs n²·k flops.
 
     Args:
-        b: right sides (…, n, k), or one vector (n,). Costs n²·k flops.
-        lower: which triangle is read; the other may hold anything.
+        a: square matrices (…, n, n), float or complex.
+        b: right sides (…, n, k), or one vector (n,).
+        lower: read the lower triangle, else the upper one; the other may hold anything.
         adjoint: solve with the conjugate transpose of t.
         unit_diagonal: take the diagonal as ones, without reading it.
 
     Raises:
-        ShapeError: a is not square, or the rows differ.
-        DTypeError: not float or complex.
+        ShapeError: a is not square, or the rows of a and b differ.
+        DTypeError: a or b is neither float nor complex.
         ArgumentError: a flag is not a bool.
-        CheckError: from the step, where the diagonal holds a 0.
+        CheckError: from the step, if the diagonal holds a 0.
     """
     a, b = promote_inputs("triangular_solve", (a, b))
     flags: dict[str, Any] = {"lower": lower, "adjoint": adjoint, "unit_diagonal": unit_diagonal}
@@ -299,12 +301,12 @@ inv_op = register(
 @composite("x", to="high")
 @function
 def inv(x: Any) -> Tensor:
-    """The inverse of each matrix of x (…, n, n). To solve a system, `solve` is faster and exacter.
+    """Invert each matrix of x (…, n, n). To solve a system, `solve` is faster and more accurate.
 
     Raises:
-        ShapeError: not square.
-        DTypeError: not float or complex.
-        CheckError: from the step, where a matrix is singular.
+        ShapeError: x is not square.
+        DTypeError: x is neither float nor complex.
+        CheckError: from the step, if a matrix is singular.
     """
     result: Tensor = inv_op(as_tensor(x))
     return result
@@ -313,15 +315,15 @@ def inv(x: Any) -> Tensor:
 @composite("x", to="low")
 @function
 def matrix_power(x: Any, n: int) -> Tensor:
-    """The matrix product of n copies of each matrix of x (…, m, m); of its inverse for n < 0.
+    """Raise each matrix of x (…, m, m) to the integer power n; if n < 0, its inverse to -n.
 
-    By repeated squaring: about 2·log2(n) products.
+    Repeated squaring takes about 2·log2(n) products.
 
     Raises:
         ArgumentError: n is no int.
-        ShapeError: not square.
-        DTypeError: not float or complex.
-        CheckError: from the step, where n < 0 and a matrix is singular.
+        ShapeError: x is not square.
+        DTypeError: x is neither float nor complex.
+        CheckError: from the step, if n < 0 and a matrix is singular.
     """
     tensor = as_tensor(x)
     if isinstance(n, bool) or not isinstance(n, int | np.integer):

@@ -1,9 +1,8 @@
-"""Sparse matrices in CSR form, public as `gf.sparse`: products with dense matrices, and their
-gradients for the dense side and for the values.
+"""Sparse matrices in CSR form, public as `gf.sparse`: products with dense matrices and vectors.
 
-The structure (columns and row offsets) is data like any other, so one graph serves matrices of
-any pattern; it is checked whenever a kernel reads it. Two ops are each other's gradients:
-`csr_matmul`, and `csr_sample`, which is a dense product at the places of the pattern only.
+The structure (columns and row offsets) is data like any other, so one graph serves matrices of any
+pattern. It is checked whenever a kernel reads it. Products have gradients for the dense side and
+for the values.
 """
 
 from __future__ import annotations
@@ -44,8 +43,10 @@ from graphflow.ops.tensors.shape import matrix_transpose, reshape
 @checks_arguments(ArgumentError)
 @dataclass(frozen=True, eq=False)
 class CSR:
-    """A sparse matrix: `values[row_offsets[i]:row_offsets[i + 1]]` are the entries of row i, in the
-    `columns` of the same places. Entries of one place add up.
+    """A sparse matrix in compressed row form.
+
+    Row i has the entries `values[row_offsets[i]:row_offsets[i + 1]]`, in the columns at the same
+    positions of `columns`. Entries of one row and column add up.
 
     Attributes:
         values: (entries,), a tensor that may be trained.
@@ -73,16 +74,16 @@ class CSR:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values."""
+        """Dtype of the values."""
         return self.values.dtype
 
     @property
     def entries(self) -> Size:
-        """How many values are stored."""
+        """Number of stored values."""
         return self.values.shape[0]
 
     def with_values(self, values: Tensor) -> CSR:
-        """The same pattern with other values."""
+        """Return a matrix of the same pattern with other values."""
         return csr(values, self.columns, self.row_offsets, self.shape)
 
     def __matmul__(self, dense: Any) -> Tensor:
@@ -98,14 +99,15 @@ class CSR:
 
 @checks_argument_names(ArgumentError)
 def csr(values: Any, columns: Any, row_offsets: Any, shape: Any) -> CSR:
-    """A sparse matrix of its parts, tensors or arrays; see `CSR`.
+    """Make a sparse matrix of its parts, which are tensors or arrays; see `CSR`.
 
-    A structure that is known is checked at once, any other in each step (OpError).
+    A structure of constants is checked at once, any other in each step (OpError).
 
     Raises:
-        DTypeError: columns or offsets are not ints, or values not numbers.
+        DTypeError: columns or offsets are not ints, or values are not numbers.
         ShapeError: the parts do not fit each other.
-        ArgumentError: a column outside the matrix, or offsets that fall or end elsewhere.
+        ArgumentError: a column lies outside the matrix, or offsets decrease or do not end at
+            entries.
     """
     with error_location("sparse.csr"):
         sizes = normalize_shape(shape, "sparse.csr")
@@ -126,18 +128,18 @@ def csr(values: Any, columns: Any, row_offsets: Any, shape: Any) -> CSR:
 
 @checks_argument_names(ArgumentError)
 def from_dense(array: Any, dtype: Any = None) -> CSR:
-    """The entries of an array that are not 0, as constants.
+    """Make a sparse matrix of an array's elements that are not 0, as constants.
 
     Raises:
-        ArgumentError: a tensor, whose zeros are not known.
-        ShapeError: no matrix.
+        ArgumentError: array is a tensor, whose zeros are unknown.
+        ShapeError: array is no matrix.
     """
     with error_location("sparse.from_dense"):
         if isinstance(array, Tensor):
             raise ArgumentError("the zeros of a tensor are known only when it runs; give an array")
         dense = as_tensor(array, dtype).node.attrs["value"]
         if dense.ndim != 2:
-            raise ShapeError(f"a matrix is wanted, not {show_shape(dense.shape)}")
+            raise ShapeError(f"expected a matrix, got {show_shape(dense.shape)}")
         rows, columns = np.nonzero(dense)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=dense.shape[0]))])
         return csr(dense[rows, columns], columns, offsets.astype(I64), dense.shape)
@@ -145,11 +147,13 @@ def from_dense(array: Any, dtype: Any = None) -> CSR:
 
 @checks_argument_names(ArgumentError)
 def from_scipy(matrix: Any) -> CSR:
-    """A matrix with the attributes of `scipy.sparse.csr_array` (data, indices, indptr, shape), as
-    constants.
+    """Make a sparse matrix of a `scipy.sparse.csr_array`, as constants.
+
+    Args:
+        matrix: any object with the attributes data, indices, indptr and shape.
 
     Raises:
-        ArgumentError: it has them not.
+        ArgumentError: matrix lacks one of them, or is of another format.
     """
     with error_location("sparse.from_scipy"):
         wanted = ("data", "indices", "indptr", "shape")
@@ -162,11 +166,11 @@ def from_scipy(matrix: Any) -> CSR:
 
 @checks_argument_names(ArgumentError)
 def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
-    """matrix @ dense for a dense matrix, or the transposed sparse matrix @ dense.
+    """Multiply a sparse matrix (transposed with `transpose`) by a dense one: (m, n) @ (n, k).
 
     Raises:
-        ArgumentError: matrix is no CSR.
-        DTypeError, ShapeError: the dense side does not fit.
+        ArgumentError: matrix is no CSR, or transpose is no bool.
+        DTypeError, ShapeError: the dense matrix does not fit.
     """
     with error_location("sparse.spmm"):
         _require_csr(matrix)
@@ -182,24 +186,24 @@ def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
 
 @checks_argument_names(ArgumentError)
 def spmv(matrix: CSR, vector: Any, transpose: bool = False) -> Tensor:
-    """As `spmm`, for a dense vector.
+    """Multiply a sparse matrix (transposed with `transpose`) by a dense vector: (m, n) @ (n,).
 
     Raises:
-        ArgumentError: matrix is no CSR.
+        ArgumentError: matrix is no CSR, or transpose is no bool.
         DTypeError, ShapeError: the vector does not fit.
     """
     with error_location("sparse.spmv"):
         _require_csr(matrix)
         vector = as_tensor(vector)
         if vector.ndim != 1:
-            raise ShapeError(f"a vector is wanted, not {vector.spec}; use spmm")
+            raise ShapeError(f"expected a vector, got {vector.spec}; use spmm for matrices")
         product = spmm(matrix, reshape(vector, (vector.size, 1)), transpose)
         return reshape(product, (product.shape[0],))
 
 
 @checks_argument_names(ArgumentError)
 def to_dense(matrix: CSR) -> Tensor:
-    """The matrix with its zeros.
+    """Return the matrix as a dense tensor, with its zeros.
 
     Raises:
         ArgumentError: matrix is no CSR.
@@ -214,7 +218,7 @@ def to_dense(matrix: CSR) -> Tensor:
 
 def _require_csr(matrix: Any) -> None:
     if not isinstance(matrix, CSR):
-        raise ArgumentError(f"a sparse matrix is wanted, see sparse.csr; not {matrix!r}")
+        raise ArgumentError(f"expected a sparse matrix (see gf.sparse.csr), got {matrix!r}")
 
 
 __all__ = ["CSR", "csr", "from_dense", "from_scipy", "spmm", "spmv", "to_dense"]

@@ -1,4 +1,8 @@
-"""Ops on sparse matrices in CSR form."""
+"""Ops on sparse matrices in CSR form.
+
+Two ops are each other's gradients: `csr_matmul`, and `csr_sample`, which computes a dense product
+at the positions of the pattern only.
+"""
 
 from __future__ import annotations
 
@@ -111,13 +115,13 @@ _SHAPE = (3, 4)
 
 
 def _set_offsets(arrays: list[Any]) -> list[Any]:
-    """Random inputs with offsets that are some; they follow the columns."""
+    """Replace the row offsets of random inputs by valid ones; they follow the columns."""
     at = next(i for i, a in enumerate(arrays) if a.shape == (4,) and a.dtype == I64)
     arrays[at] = np.array([0, 3, 3, 7])  # the middle row is empty
     return arrays
 
 
-# A @ dense, or A^T @ dense, of a CSR matrix A of `shape`.
+# A @ dense, or Aᵀ @ dense, of a CSR matrix A of `shape`.
 csr_matmul: Op = register(
     Op(
         "csr_matmul",
@@ -183,7 +187,7 @@ def _sample_vjp(
     )
 
 
-# The entries of rows @ others^T at the places of a pattern.
+# The entries of rows @ othersᵀ at the positions of a pattern.
 csr_sample: Op = register(
     Op(
         "csr_sample",
@@ -211,7 +215,7 @@ def _infer_places(columns: TensorSpec, offsets: TensorSpec, shape: Shape) -> Ten
     return columns.with_dtype(I64)
 
 
-# Where each entry is in the flattened dense matrix.
+# The index of each entry in the flattened dense matrix.
 csr_places: Op = register(
     Op(
         "csr_places",

@@ -1,7 +1,6 @@
-"""Singular values and what is made of them: svd, svdvals, pinv, lstsq, matrix_rank. Public in
-`gf.linalg`.
+"""Singular values: svd, svdvals and matrix_rank. Public in `gf.linalg`.
 
-Where singular values are equal their vectors are not unique: see `confluent.py`.
+Equal singular values have no unique vectors: see `confluent.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,8 @@ from graphflow.ops.tensors.shape import squeeze
 M33, M42 = spec("float32", (3, 3)), spec("float32", (4, 2))
 BATCH35 = spec("float32", (2, 3, 5))
 C43 = spec("complex64", (4, 3))
-# The phase of complex vectors is LAPACK's choice: finite differences would see it change.
+# Without complex samples: LAPACK chooses the phase of complex vectors, and finite differences would
+# see it change.
 REAL = (M33, M42, BATCH35)
 SHAPES = (*REAL, C43)
 NO_SINGULAR_VALUES = "has no singular values that LAPACK could find; does it hold NaN or infinity?"
@@ -93,9 +93,11 @@ def _svd_vjp(
     x: Tensor,
     full_matrices: bool,
 ) -> tuple[Tensor]:
-    """U·((skew(Uᴴ·gU)∘E)·S + S·(skew(Vᴴ·gV)∘E) + diag(gS))·Vᴴ, Eᵢⱼ = 1/(sⱼ² - sᵢ²), and what
-    leaves the spans of U and V. Half the sum of both parts is divided by sⱼ - sᵢ, half their
-    difference by sⱼ + sᵢ."""
+    """Return U·((skew(Uᴴ·gU)∘E)·S + S·(skew(Vᴴ·gV)∘E) + diag(gS))·Vᴴ plus parts outside the spans.
+
+    Eᵢⱼ is 1/(sⱼ² - sᵢ²). Half the sum of both skew parts is divided by sⱼ - sᵢ, half their
+    difference by sⱼ + sᵢ.
+    """
     m, n = x.shape[-2:]
     if full_matrices and m != n:
         raise DifferentiationError(
@@ -108,7 +110,7 @@ def _svd_vjp(
         return (match_kind(times(times(u, inner), vh), x),)
 
     def divisors(s: Tensor) -> list[Tensor]:
-        """What each part is divided by; sums have a diagonal where u has a phase against v."""
+        """Return the divisor of each part; sums keep a diagonal if u has a phase against v."""
         is_complex = x.dtype.kind == "c"
         sums = per_column(s) + per_row(s) if is_complex else confluent.pairwise_differences(s, 1)
         return [confluent.pairwise_differences(s), sums, per_column(s), per_column(s)]
@@ -116,7 +118,7 @@ def _svd_vjp(
     size, error, bottoms = confluent.largest_magnitude(s), confluent.rounding_error(s), divisors(s)
     close = [confluent.is_close(b, size) for b in bottoms]
     steps = (per_column(confluent.separation_slopes(s, near)) for near in (None, close[0]))
-    apart = squeeze(FUNCTIONS["where"](close[2], *steps), -2)  # from 0, or from each other
+    apart = squeeze(FUNCTIONS["where"](close[2], *steps), -2)  # apart from 0, or from each other
     slopes = confluent.cotangent_slopes(x, [gu, gvh], close, apart)
     now, later = (
         _rotate_cotangents(u, vh, gu, gvh),
@@ -139,8 +141,10 @@ def _svd_vjp(
 
 
 def _rotate_cotangents(u: Tensor, vh: Tensor, gu: Tensor, gvh: Tensor) -> Sequence[Tensor]:
-    """Uᴴ·gU, Vᴴ·gV, half of the sum and of the difference of their skew parts, and what of gU and
-    gV leaves the spans of U and V."""
+    """Return Uᴴ·gU, Vᴴ·gV, half the sum and half the difference of their skew parts, and two more.
+
+    The last two are the parts of gU and gV outside the spans of U and V.
+    """
     of_u, of_v = times(u, gu, adjoint_a=True), times(vh, gvh, adjoint_b=True)
     left, right = of_u - adjoint_of(of_u), of_v - adjoint_of(of_v)
     return (
@@ -192,21 +196,22 @@ svdvals_op = register(
 @composite("x", to="high")
 @function
 def svd(x: Any, *, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """(u, s, vh) with x = u·diag(s)·vh, u and vhᴴ with orthonormal columns, s >= 0 descending.
+    """Factor x into u·diag(s)·vh: u and vhᴴ have orthonormal columns, s >= 0 is descending.
 
     Args:
-        x: matrices (…, m, n); k is the smaller of m and n.
-        full_matrices: u (…, m, m) and vh (…, n, n), which have a gradient only where m = n; else u
-            (…, m, k) and vh (…, k, n). s is (…, k) and real.
+        x: matrices (…, m, n), float or complex; k is the smaller of m and n.
+        full_matrices: True: u is (…, m, m) and vh (…, n, n), with a gradient only if m = n. False:
+            u is (…, m, k) and vh (…, k, n).
 
-    A pair of vectors' sign (phase) is LAPACK's choice, and functions of vectors should not depend
-    on it.
+    Returns:
+        (u, s, vh); s is (…, k) and real. LAPACK chooses the sign (phase) of each pair of vectors,
+        so functions of vectors should not depend on it.
 
     Raises:
-        ShapeError: x has no two axes.
-        DTypeError: not float or complex.
+        ShapeError: x has fewer than two axes.
+        DTypeError: x is neither float nor complex.
         ArgumentError: full_matrices is not a bool.
-        CheckError: from the step, where the iterations do not converge.
+        CheckError: from the step, if the iterations do not converge.
 
     Source: Townsend, "Differentiating the singular value decomposition", 2016; Seeger et al.,
     "Auto-differentiating linear algebra", arXiv:1710.08717.
@@ -220,7 +225,7 @@ def svd(x: Any, *, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
 @composite("x", to="high")
 @function
 def svdvals(x: Any) -> Tensor:
-    """The singular values of matrices (…, m, n), descending.
+    """Compute the singular values of matrices x (…, m, n), descending: (…, min(m, n)), real.
 
     Raises:
         ShapeError, DTypeError, CheckError: as `svd`.
@@ -245,7 +250,10 @@ def _infer_rank(s: TensorSpec, longer: Size, rtol: float | None) -> TensorSpec:
 
 
 def significant_values(xp: Any, s: Any, longer: int, rtol: float | None) -> Any:
-    """Which singular values count; by default those above the rounding of a matrix that long."""
+    """Return which singular values exceed rtol times the largest.
+
+    By default rtol is the rounding error of a matrix with `longer` rows or columns.
+    """
     if rtol is None:
         rtol = longer * float(xp.finfo(s.dtype).eps)
     if not s.shape[-1]:
@@ -274,14 +282,14 @@ _rank = register(
 @composite("x", to="high")
 @function
 def matrix_rank(x: Any, *, rtol: float | None = None) -> Tensor:
-    """How many singular values of each matrix (…, m, n) exceed rtol times the largest; int64.
+    """Count the singular values of each matrix of x (…, m, n) above rtol times the largest; int64.
 
     Args:
-        rtol: by default the larger of m and n times the dtype's epsilon.
+        rtol: default: the larger of m and n times the dtype's epsilon.
 
     Raises:
-        ShapeError: x has no two axes.
-        DTypeError: not float or complex.
+        ShapeError: x has fewer than two axes.
+        DTypeError: x is neither float nor complex.
         ArgumentError: rtol is no number, or negative.
     """
     tensor = as_tensor(x)

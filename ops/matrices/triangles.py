@@ -34,7 +34,7 @@ from graphflow.ops.tensors.slicing import slice_op
 
 @function
 def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
-    """The elements whose indices on two axes of one size are equal, as a last axis.
+    """Return the elements whose indices on two axes of equal size are equal, as a new last axis.
 
     Raises:
         ShapeError: the sizes differ.
@@ -56,14 +56,18 @@ def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
 
 @function
 def trace(x: Tensor) -> Tensor:
-    """Sum of the diagonal of the last two axes."""
+    """Sum the diagonal of the last two axes.
+
+    Raises:
+        ShapeError: the sizes differ, or x has fewer than two axes.
+    """
     result: Tensor = FUNCTIONS["sum"](diagonal(x), axis=-1)
     return result
 
 
 def _infer_matrix(x: TensorSpec, k: int) -> TensorSpec:
     if x.rank < 2:
-        raise ShapeError(f"takes matrices, not {show_shape(x.shape)}")
+        raise ShapeError(f"expected matrices, got {show_shape(x.shape)}")
     return x
 
 
@@ -91,10 +95,11 @@ tril_op, triu_op = _triangle("tril"), _triangle("triu")
 
 @function
 def tril(x: Tensor, *, k: int = 0) -> Tensor:
-    """x (…, m, n) with zeros above the diagonal number k of each matrix (0 is the main one).
+    """Return x (…, m, n) with zeros above diagonal number k of each matrix (0 is the main one).
 
     Raises:
-        ShapeError, ArgumentError: x is no matrix; k is no int.
+        ShapeError: x has fewer than two axes.
+        ArgumentError: k is no int.
     """
     result: Tensor = tril_op(as_tensor(x), k=require_int("k", k))
     return result
@@ -102,10 +107,11 @@ def tril(x: Tensor, *, k: int = 0) -> Tensor:
 
 @function
 def triu(x: Tensor, *, k: int = 0) -> Tensor:
-    """x (…, m, n) with zeros below the diagonal number k of each matrix (0 is the main one).
+    """Return x (…, m, n) with zeros below diagonal number k of each matrix (0 is the main one).
 
     Raises:
-        ShapeError, ArgumentError: x is no matrix; k is no int.
+        ShapeError: x has fewer than two axes.
+        ArgumentError: k is no int.
     """
     result: Tensor = triu_op(as_tensor(x), k=require_int("k", k))
     return result

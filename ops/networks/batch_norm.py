@@ -1,6 +1,6 @@
-"""Batch normalisation: by the moments of a batch, or by running ones.
+"""Batch normalisation by moments of a batch or running ones. Public as `gf.nn.batch_norm`.
 
-The gradients by the moments of a batch are one op, since one sweep over a channel gives all three.
+The three gradients by the moments of a batch are one op, since one sweep over a channel gives all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PLANES = spec("float32", (2, 3, 5, 7))
 
 
 def _summable(x: Any) -> Any:
-    """x in the dtype to sum in: two-byte floats as float32."""
+    """Return x in the dtype to sum in: two-byte floats as float32."""
     return x.astype("float32") if x.dtype.itemsize == 2 else x
 
 
@@ -144,7 +144,7 @@ def _batch_norm_grad_vjp(
     hs: Sequence[Tensor], ys: Sequence[Tensor], g: Tensor, x: Tensor, scale: Tensor,
     channel: int, epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dx = L(scale·g) with L symmetric and linear, dscale = Σ g·x̂, dbias = Σ g."""
+    """Use dx = L(scale·g) with L symmetric and linear, dscale = Σ g·x̂, dbias = Σ g."""
     h, h_scale, h_bias = hs
     axes, over = _reduced_axes(x.ndim, channel), parameter_shape(x.shape, (channel,))
     attrs: dict[str, Any] = {"axis": axes, "epsilon": epsilon}
@@ -157,7 +157,7 @@ def _batch_norm_grad_vjp(
     return dg, dx, sum(spread * g, axes)
 
 
-# The gradients of `batch_norm` in x, scale and bias, for a cotangent of its first result.
+# The cotangents of x, scale and bias for a cotangent of the first result of `batch_norm`.
 _batch_norm_grad = register(
     Op(
         "batch_norm_grad",
@@ -177,7 +177,8 @@ _batch_norm_grad = register(
 )
 
 
-# The batch-normalised x, and the mean and variance of each channel; x is divided by the biased one.
+# The normalised x, and the mean and variance of each channel. x is divided by the deviation of the
+# biased variance, also if the returned variance is `unbiased`.
 _batch_norm = register(
     Op(
         "batch_norm",
@@ -199,7 +200,7 @@ _batch_norm = register(
 )
 
 
-# By moments that are given ----------------------------------------------------------------------
+# By given moments -------------------------------------------------------------------------------
 
 
 def _infer_channel_affine(
@@ -240,7 +241,7 @@ def _channel_affine_vjp(
     return dx, along * per_deviation, total, -(total * factor), d_variance
 
 
-# (x - mean)·scale / √(variance + epsilon) + bias, each by channel.
+# (x - mean)·scale / √(variance + epsilon) + bias for each channel.
 _channel_affine = register(
     Op(
         "channel_affine",
@@ -266,23 +267,25 @@ def batch_norm(
     training: bool = False, momentum: float = 0.1, epsilon: float = 1e-5, unbiased: bool = True,
     channels_last: bool = False, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Each channel standardised over the batch and its places, scaled and shifted.
+    """Standardise each channel of x over the batch and its positions, then scale and shift it.
 
-    With `training` by the moments of the batch: gives (y, new running mean, new running variance),
-    where new = (1 - momentum)·running + momentum·(of the batch), through which no gradient flows;
-    else by the given mean and variance: gives y.
+    With `training`, by the moments of the batch; the result is (y, new running mean, new running
+    variance), where new = (1 - momentum)·running + momentum·(of the batch), without a gradient.
+    Otherwise by the given mean and variance; the result is y.
 
     Args:
-        x: (N, C, …), or (N, …, C) with `channels_last`.
+        x: floats (N, C, …), or (N, …, C) with `channels_last`.
         scale, bias: (C,), or None.
-        mean, variance: (C,): of all data, or so far.
-        unbiased: the variance that goes into the running one is divided by (count - 1), as torch
-            has it; ONNX divides by the count (and calls 1 - momentum momentum).
+        mean, variance: (C,): the running moments.
+        momentum: weight of the batch's moments in the new running ones, from 0 to 1.
+        epsilon: is added to the variance.
+        unbiased: divide the variance that enters the running one by (count - 1), as torch does.
+            ONNX divides by the count (and calls 1 - momentum momentum).
 
     Raises:
         DTypeError: a tensor is not float.
-        ShapeError, ArgumentError: parameters of another shape, no mean or variance, one value for
-            each channel only in training, numbers out of range.
+        ShapeError: a parameter has another shape, or training has one value for each channel only.
+        ArgumentError: mean or variance is missing, or a number is out of range.
 
     Source: Ioffe & Szegedy, ICML 2015.
     """
@@ -318,27 +321,27 @@ def batch_norm(
 
 
 def _cast_to_widest(x: Tensor, scale: Tensor, bias: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """x, scale and bias in the widest dtype among them: float16 data has float32 statistics."""
+    """Cast x, scale and bias to the widest dtype among all: float16 data has float32 statistics."""
     widest = max((x, scale, bias, *others), key=lambda t: t.dtype.itemsize).dtype
     return tuple(astype(t, widest) for t in (x, scale, bias))
 
 
 def _require_enough_values(spread: Tensor, items: Any, least: int, x: Tensor) -> Tensor:
-    """The variance, where there are enough values for one: a NaN would stay in what is running."""
+    """Return the variance if it has enough values; a NaN would stay in the running one."""
     if isinstance(items, int) and items >= least:
         return spread
     have, remedy = ("no value", "") if least == 1 else ("one value", ", or say unbiased=False")
-    told = (
+    message = (
         f"x {show_shape(x.shape)} has {have} for each channel: its variance is unknown; "
         f"train on more{remedy}"
     )
     if isinstance(items, int):
-        raise ShapeError(told)
-    return check(spread, size_of(size=items, dtype="int64") >= least, f"in batch_norm, {told}")
+        raise ShapeError(message)
+    return check(spread, size_of(size=items, dtype="int64") >= least, f"in batch_norm, {message}")
 
 
 def _bessel_correction(items: Any, like: Tensor) -> Any:
-    """count / (count - 1), for counts known or not."""
+    """Return count / (count - 1), for known and unknown counts."""
     if isinstance(items, int):
         return items / max(items - 1, 1)
     number = size_of(size=items, dtype=like.dtype.name)

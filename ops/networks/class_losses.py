@@ -62,7 +62,7 @@ def _nll_vjp(g: Tensor, y: Tensor, x: Tensor, labels: Tensor) -> tuple[Tensor, N
     return where(hot, -FUNCTIONS["expand_dims"](g, -1), 0), None
 
 
-# -x[label] of each row.
+# -x[label] for each row.
 _nll: Op = register(
     Op(
         "nll",
@@ -85,10 +85,10 @@ _nll: Op = register(
 def _class_losses(
     loss_of: Callable[..., Tensor], x: Tensor, labels: Tensor, weights: Any, ignored: Any
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Losses by their weights, the weights, and which labels are not ignored.
+    """Return weighted losses, the weight of each row, and a mask of labels that are not ignored.
 
     Args:
-        loss_of: of x, labels and which rows count (None: all).
+        loss_of: the loss of x, labels and a mask of rows that count (None: all).
     """
     seen = factor = None
     if ignored is not None:
@@ -112,14 +112,14 @@ def _class_losses(
 
 
 def _stop_uncounted_rows(counts: Tensor | None, x: Tensor) -> Tensor:
-    """x, whose rows pass a gradient on only where they count."""
+    """Return x, whose rows pass gradients on only where they count."""
     if counts is None:
         return x
     return stop_gradient_unless(FUNCTIONS["expand_dims"](counts, -1), x)
 
 
 def _reduce_by_class(loss: Tensor, factor: Tensor | None, reduction: Any) -> Tensor:
-    """Weighted losses, their sum, or their sum over that of the weights."""
+    """Return weighted losses, their sum, or their sum over the sum of the weights."""
     if factor is None or reduction != "mean":
         return reduce_loss(loss, reduction)
     return sum(loss) / sum(factor)  # type: ignore[no-any-return]
@@ -138,7 +138,11 @@ def nll_loss(
     log_probabilities: Any, labels: Any, weights: Any = None, ignore_index: int | None = None,
     reduction: str = "none", axis: int = -1,
 ) -> Tensor:  # fmt: skip
-    """-log_probabilities[label] for each row; arguments and errors as for `cross_entropy`."""
+    """Compute -log_probabilities[label] for each row; other arguments as for `cross_entropy`.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `cross_entropy`.
+    """
     x = _classes_last(as_tensor(log_probabilities), axis)
 
     def loss_of(x: Tensor, labels: Tensor, counts: Tensor | None) -> Tensor:
@@ -156,23 +160,27 @@ def cross_entropy(
     ignore_index: int | None = None, label_smoothing: float = 0.0, reduction: str = "none",
     axis: int = -1,
 ) -> Tensor:  # fmt: skip
-    """-log softmax(logits)[label] for each row: logits (…, classes), int labels (…), losses (…).
+    """Compute -log softmax(logits)[label] for each row.
 
-    A label outside [0, classes) is an error when the step runs.
+    A label outside [0, classes) is an OpError in the step.
 
     Args:
-        labels: ints; or floats of the shape of the logits, the probability of each class. A class
-            of probability 0 counts nothing, even at a logit of -inf.
+        logits: floats (…, classes).
+        labels: ints (…); or floats of the shape of the logits, the probability of each class. A
+            class of probability 0 adds nothing, even at a logit of -inf.
         weights: (classes,), factors of the losses by class.
-        ignore_index: a label whose rows count nothing, not in the mean either; they may hold NaN.
+        ignore_index: rows with this label have loss 0, do not count in the mean, and may hold NaN.
         label_smoothing: share of the label's probability that is spread over all classes.
         reduction: "none", "mean" (over the sum of the weights, if there are any) or "sum".
-        axis: that of the classes, such as 1 for logits (N, C, …) and labels (N, …).
+        axis: the axis of the classes, such as 1 for logits (N, C, …) and labels (N, …).
+
+    Returns:
+        Losses (…), or one number for "mean" and "sum".
 
     Raises:
-        DTypeError: logits are not float, or labels neither ints nor floats.
-        ShapeError: labels have not the shape of the rows, or weights not that of the classes.
-        ArgumentError: another reduction, a share outside [0, 1].
+        DTypeError: logits are not float, or labels are neither ints nor floats.
+        ShapeError: labels do not have the shape of the rows, or weights not that of the classes.
+        ArgumentError: the reduction is unknown, or label_smoothing is outside [0, 1].
     """
     x, labels = as_tensor(logits), as_tensor(labels)
     smoothing = require_finite("cross_entropy", "label_smoothing", label_smoothing)
@@ -206,9 +214,9 @@ def _soft_cross_entropy(
     x: Tensor, target: Tensor, weights: Any, ignored: Any, smoothing: float, reduction: Any,
     axis: Any,
 ) -> Tensor:  # fmt: skip
-    """Cross entropy of probabilities; the mean is over the rows, whatever the weights.
+    """Compute the cross entropy of probabilities; its mean is over the rows, whatever the weights.
 
-    A class of probability 0 adds 0, and a row without any passes no gradient on.
+    A class of probability 0 adds 0, and a row of zeros passes no gradient on.
     """
     if ignored is not None:
         raise ArgumentError("ignore_index is for int labels; give rows a target of zeros instead")

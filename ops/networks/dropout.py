@@ -1,4 +1,4 @@
-"""Dropout: elements left out at random, anew in each step."""
+"""Dropout: set random elements to 0, other ones in each step. Public as `gf.nn.dropout`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _masked_of(xp: Any, x: Any, mask: Any, scale: float) -> Any:
     return xp.where(mask, x * scale, 0)
 
 
-# x·scale where the mask is set, else 0, for an infinite x, too.
+# x·scale where the mask is set, else 0, even if x is infinite there.
 masked: Op = elementwise(
     "masked",
     _masked_of,
@@ -42,9 +42,13 @@ masked: Op = elementwise(
 
 @function
 def dropout(x: Any, rate: float, name: str | None = None) -> Tensor:
-    """x with each element dropped (0) with probability `rate`, the others divided by (1 - rate).
+    """Set each element of x to 0 with probability `rate`, and divide the others by (1 - rate).
 
-    Draws a random stream of its own (see `gf.random.seed`), anew in each step.
+    Each call draws from a random stream of its own (see `gf.random.seed`), anew in each step.
+
+    Args:
+        x: floats.
+        rate: a number in [0, 1).
 
     Raises:
         DTypeError: x is not float.

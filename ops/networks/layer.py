@@ -26,7 +26,7 @@ from graphflow.ir.op import (
 
 
 class Layer:
-    """Base of layers and of models made of them: what finds the variables in an object.
+    """Base class of layers and of models made of them: it finds the variables in an object.
 
     A model keeps its layers as attributes (or in lists, tuples and dicts) and defines `__call__`:
 
@@ -38,16 +38,16 @@ class Layer:
             def __call__(self, x):
                 return self.out(gf.nn.relu(self.hidden(x)))
 
-    What a layer computes is named as its variables are: `hidden/matmul` beside `hidden/weight`. One
-    of yours has a name where it was made under one, `with gf.name_scope("encoder"): Classifier()`,
-    or gives itself one, `with self.scope("encoder"):` around what `__init__` makes.
+    A layer names its ops as its variables: `hidden/matmul` beside `hidden/weight`. A layer of yours
+    has the name of the scope that it was made in, `with gf.name_scope("encoder"): Classifier()`, or
+    gives itself one by `with self.scope("encoder"):` around the body of `__init__`.
     """
 
-    _outer_scope: str = ""  # the scope that it was made in
-    _scope: str = ""  # its own
+    _outer_scope: str = ""  # name scope in which the layer was made
+    _scope: str = ""  # name scope of its own
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let our own layers check their arguments as functions do; a user's are left alone."""
+        """Check the arguments of graphflow's own layers; leave users' layers alone."""
         super().__init_subclass__(**options)
         if cls.__module__.startswith("graphflow."):
             for name in ("__init__", "__call__"):
@@ -57,16 +57,16 @@ class Layer:
             setattr(cls, "__call__", _run_in_scope(vars(cls)["__call__"]))  # noqa: B010
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A layer that knows in which name scope it is made."""
+        """Make a layer that remembers the current name scope."""
         layer = super().__new__(cls)
         set_attributes(layer, _outer_scope=current_prefix())
         return layer
 
     def scope(self, name: str) -> AbstractContextManager[None]:
-        """A name scope for what `__init__` makes, under which the layer computes, too.
+        """Open a name scope for variables that `__init__` makes; the layer also computes under it.
 
         Raises:
-            ArgumentError: no name.
+            ArgumentError: name is no valid name.
         """
         opened = name_scope(name)
         if not self._scope:  # the outermost counts
@@ -74,16 +74,16 @@ class Layer:
         return opened
 
     def parameters(self) -> dict[str, Tensor]:
-        """The trainable variables by name, each once, in the order in which they were made."""
+        """Return the trainable variables by name, each once, in order of creation."""
         return _variables_by_name(self, True)
 
     def buffers(self) -> dict[str, Tensor]:
-        """The other variables, such as running statistics, by name."""
+        """Return the other variables, such as running statistics, by name."""
         return _variables_by_name(self, False)
 
 
 def _run_in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's call, under its name."""
+    """Wrap a layer's `__call__` to run under the layer's name scope."""
 
     @wraps(call)
     def wrapper(self: Layer, *args: Any, **kwargs: Any) -> Any:
@@ -94,8 +94,11 @@ def _run_in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _prefix_of(layer: Layer) -> str:
-    """Where a layer computes: under the scope of its variables, unless it is called within another
-    one; there under its own name."""
+    """Return the prefix of names that a layer computes under.
+
+    It is the scope of its variables. If the layer is called within another scope, it is that scope
+    and the layer's own name.
+    """
     here, there = current_prefix(), layer._scope or layer._outer_scope
     if there.startswith(here):
         return there
@@ -112,7 +115,7 @@ def _variables_by_name(layer: Layer, trainable: bool) -> dict[str, Tensor]:
 
 
 def _variables(item: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Variables in layers, and in lists, tuples and dicts of them."""
+    """Yield the variables in layers, and in lists, tuples and dicts of layers."""
     if isinstance(item, Tensor):
         if item.node.op is REGISTRY["variable"]:
             yield item
@@ -133,7 +136,7 @@ def _variables(item: Any, seen: set[int]) -> Iterator[Tensor]:
 
 
 def parameter(name: str, initial: Initializer, trainable: bool = True) -> Tensor:
-    """A variable under the name of the scope; a second one of that name gets a number."""
+    """Make a variable in the current name scope; a second one of the same name gets a number."""
     tensor: Tensor = REGISTRY["variable"](
         initial=initial,
         trainable=trainable,
@@ -146,12 +149,12 @@ def parameter(name: str, initial: Initializer, trainable: bool = True) -> Tensor
 
 
 def uniform_parameter(name: str, shape: tuple[int, ...], bound: float, dtype: Any) -> Tensor:
-    """A parameter, uniform on ±bound to begin with."""
+    """Make a parameter that is initially uniform on ±bound."""
     return parameter(name, init.uniform(shape, -bound, bound, dtype))
 
 
 def inverse_root(number: int) -> float:
-    """1/√number: the bound of torch's linear maps of so many inputs."""
+    """Return 1/√number: torch's bound for linear maps of so many inputs."""
     return 1 / math.sqrt(number)
 
 
@@ -162,7 +165,7 @@ def set_attributes(layer: Layer, **attributes: Any) -> None:
 
 
 def require_sizes(layer: Layer, **sizes: Any) -> None:
-    """Refuse sizes that are no ints above 0; names the layer and the user's line."""
+    """Refuse sizes that are not positive ints; the message names the layer and the user's line."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ArgumentError(

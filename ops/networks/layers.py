@@ -1,7 +1,7 @@
-"""Layers: small frozen values that hold variables and are called on tensors.
+"""Layers: frozen objects that hold variables and are called on tensors. Public in `gf.nn`.
 
-Initial values are torch's defaults, drawn from streams of their own (see `gf.random.seed`). Names
-of variables come from name scopes and the layer's name: `encoder/linear/weight`.
+Initial values are torch's defaults, drawn from random streams of their own (see `gf.random.seed`).
+Names of variables consist of name scopes and the layer's name: `encoder/linear/weight`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ Key = int | slice
 
 @dataclass(frozen=True, eq=False, init=False)
 class Linear(Layer):
-    """x·weightᵀ + bias over the last axis: (…, inputs) to (…, outputs).
+    """A linear map x·weightᵀ + bias over the last axis: (…, inputs) to (…, outputs).
+
+    Args:
+        inputs, outputs: sizes of the last axis.
+        bias: add a bias.
 
     Variables: `weight` (outputs, inputs) and `bias` (outputs,), uniform on ±1/√inputs.
     """
@@ -77,10 +81,14 @@ class Linear(Layer):
 
 @dataclass(frozen=True, eq=False, init=False)
 class Embedding(Layer):
-    """Rows of a table: ints of any shape to that shape and (size,).
+    """A table whose rows are looked up by number: ints of shape s to floats (*s, size).
+
+    Args:
+        number: rows of the table.
+        size: elements of a row.
 
     Variables: `weight` (number, size), standard normal. An int outside [-number, number) is an
-    error in the step.
+    OpError in the step.
     """
 
     weight: Tensor
@@ -103,9 +111,13 @@ class Embedding(Layer):
 
 @dataclass(frozen=True, eq=False, init=False)
 class LayerNorm(Layer):
-    """`gf.nn.layer_norm` over the last axes, of the given shape (an int: the last).
+    """Layer normalisation over the last axes, by `gf.nn.layer_norm`.
 
-    Variables, unless `affine` is False: `scale` and `bias`.
+    Args:
+        shape: sizes of the last axes; an int for the last axis alone.
+        affine: scale and, with `bias`, shift the result.
+
+    Variables, unless `affine` is False: `scale` (ones) and `bias` (zeros), of the given shape.
     """
 
     scale: Tensor | None
@@ -128,9 +140,13 @@ class LayerNorm(Layer):
 
 @dataclass(frozen=True, eq=False, init=False)
 class RMSNorm(Layer):
-    """`gf.nn.rms_norm` over the last axes, of the given shape (an int: the last).
+    """Normalisation by the root mean square over the last axes, by `gf.nn.rms_norm`.
 
-    Variables, unless `affine` is False: `scale`.
+    Args:
+        shape: sizes of the last axes; an int for the last axis alone.
+        affine: scale the result.
+
+    Variables, unless `affine` is False: `scale` (ones), of the given shape.
     """
 
     scale: Tensor | None
@@ -153,7 +169,11 @@ class RMSNorm(Layer):
 def _set_affine(
     layer: Layer, shape: tuple[int, ...], scale: bool, bias: bool | None, dtype: Any
 ) -> None:
-    """The variables of a norm, 1 and 0; None where they are not wanted, no bias for None."""
+    """Make the variables of a norm, ones and zeros; None where they are unwanted.
+
+    Args:
+        bias: None for norms without a bias attribute.
+    """
     set_attributes(layer, scale=parameter("scale", init.ones(shape, dtype)) if scale else None)
     if bias is not None:
         set_attributes(layer, bias=parameter("bias", init.zeros(shape, dtype)) if bias else None)
@@ -169,7 +189,7 @@ def _normalized_shape(layer: Layer, shape: Any) -> tuple[int, ...]:
 def _require_last_axes(
     layer: Layer, x: Any, shape: tuple[int, ...]
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """x, and which of its axes a norm is over."""
+    """Return x and the axes that a norm is over; refuse other sizes."""
     x = as_tensor(x)
     if x.shape[-len(shape) :] != shape:
         raise ShapeError(
@@ -181,7 +201,14 @@ def _require_last_axes(
 
 @dataclass(frozen=True, eq=False, init=False)
 class GroupNorm(Layer):
-    """`gf.nn.group_norm`. Variables, unless `affine` is False: `scale` and `bias` (channels,)."""
+    """Group normalisation by `gf.nn.group_norm`.
+
+    Args:
+        groups: number of groups, a divisor of `channels`.
+        affine: scale and shift each channel.
+
+    Variables, unless `affine` is False: `scale` (ones) and `bias` (zeros), (channels,).
+    """
 
     scale: Tensor | None
     bias: Tensor | None
@@ -204,13 +231,14 @@ class GroupNorm(Layer):
 
 @dataclass(frozen=True, eq=False, init=False)
 class BatchNorm(Layer):
-    """`gf.nn.batch_norm`: in a `gf.nn.training` block by the batch, else by running statistics.
+    """Batch normalisation by `gf.nn.batch_norm`.
 
-    In training, the assignments of the new running statistics go to the list of the block; a step
-    that trains fetches them too. Optimisers leave them alone: they are not trainable.
+    In a `gf.nn.training` block it uses the moments of the batch, else running moments. The block's
+    list collects the assignments of new running moments; fetch them in a step that trains.
+    Optimisers leave the moments alone, since they are not trainable.
 
-    Variables: `scale` and `bias` unless `affine` is False; buffers `mean` and `variance`; all
-    (channels,).
+    Variables: `scale` (ones) and `bias` (zeros) unless `affine` is False; buffers `mean` (zeros)
+    and `variance` (ones); all (channels,).
     """
 
     scale: Tensor | None
@@ -279,7 +307,7 @@ class BatchNorm3d(BatchNorm):
 @checks_argument_names(ArgumentError)
 @dataclass(frozen=True, eq=False)
 class Dropout(Layer):
-    """`gf.nn.dropout` in a `gf.nn.training` block, else x as it is."""
+    """Dropout by `gf.nn.dropout` in a `gf.nn.training` block; otherwise x is returned as it is."""
 
     rate: float = 0.5
 
@@ -295,7 +323,7 @@ class Dropout(Layer):
 
 
 class Sequential(Layer):
-    """Layers and functions, one after the other: `Sequential(Linear(4, 8), gf.nn.relu)`."""
+    """Layers and functions, applied one after the other: `Sequential(Linear(4, 8), gf.nn.relu)`."""
 
     def __init__(self, *layers: Callable[[Any], Any]) -> None:
         with error_location("Sequential"):
@@ -313,7 +341,7 @@ class Sequential(Layer):
         return len(self.layers)
 
     def __getitem__(self, index: Key) -> Any:
-        """A layer, or a Sequential of several."""
+        """Return a layer, or a Sequential for a slice."""
         chosen = self.layers[index]
         return Sequential(*chosen) if isinstance(chosen, tuple) else chosen
 

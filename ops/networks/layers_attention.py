@@ -1,4 +1,4 @@
-"""Attention layers: multi-head attention, and a transformer's block."""
+"""Attention layers: multi-head attention and transformer blocks. Public in `gf.nn`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from graphflow.ops.tensors.slicing import window as rows_of
 
 @dataclass(frozen=True, eq=False, init=False)
 class MultiHeadAttention(Layer):
-    """Attention of (…, T, size) in several heads, between linear maps.
+    """Multi-head attention of (…, T, size), between linear maps.
 
     Args:
-        heads: divide size.
-        shared: heads of keys and values, a divisor of `heads` (grouped-query attention); default
-            `heads`.
+        size: size of queries, keys and values.
+        heads: number of heads, a divisor of size.
+        shared: number of heads of keys and values, a divisor of `heads` (grouped-query attention);
+            default: `heads`.
         rotary: base of rotary embeddings of queries and keys; None for none.
 
-    Variables: `weight` (size + 2·shared·d, size) maps to queries, keys and values, one above the
-    other, for d = size/heads; `bias`; and those of the linear map `out`. As in torch: the weight
-    Glorot-uniform, biases 0.
+    Variables: `weight` (size + 2·shared·d, size) with d = size/heads, whose rows map to queries,
+    then keys, then values; its `bias`; and those of the linear map `out`. As in torch, weights are
+    Glorot-uniform and biases 0.
 
     Source: Vaswani et al., NeurIPS 2017; Ainslie et al., EMNLP 2023.
     """
@@ -84,8 +85,10 @@ class MultiHeadAttention(Layer):
         self, query: Any, key: Any = None, value: Any = None, *, mask: Any = None,
         causal: bool = False, window: Any = None, offset: Size = 0,
     ) -> Tensor:  # fmt: skip
-        """Attend to key and value (default: key, and that to query); the rest as for
-        `gf.nn.attention`."""
+        """Attend with query to key and value, (…, T, size) each.
+
+        Key defaults to query, and value to key. Other arguments as for `gf.nn.attention`.
+        """
         query = as_tensor(query)
         key = query if key is None else as_tensor(key)
         value = key if value is None else as_tensor(value)
@@ -104,7 +107,7 @@ class MultiHeadAttention(Layer):
         return self.out(reshape(merged, (*merged.shape[:-2], size)))
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Queries, keys and values, (…, heads, T, d); of one tensor by one product."""
+        """Return queries, keys and values (…, heads, T, d); one product serves a common input."""
         size = int(self.weight.shape[1])
         few = self.shared * (size // self.heads)
         depth, counts, starts = size // self.heads, (size, few, few), (0, size, size + few)
@@ -125,12 +128,14 @@ class MultiHeadAttention(Layer):
 
 @dataclass(frozen=True, eq=False, init=False)
 class TransformerBlock(Layer):
-    """Attention, then two linear maps with an activation between, each with a norm and a way past.
+    """A transformer block: attention and two linear maps, each branch with a norm and a shortcut.
 
     Args:
-        hidden: size between the linear maps; default 4·size.
-        dropout: rate at the end of each way, in a `gf.nn.training` block.
-        norm_first: norms stand at the beginning of each way (GPT-2), else after it is joined.
+        size, heads: as for `MultiHeadAttention`.
+        hidden: size between the linear maps; default: 4·size.
+        dropout: rate at the end of each branch, in a `gf.nn.training` block.
+        activation: function between the linear maps.
+        norm_first: norms begin each branch (GPT-2); otherwise they follow each sum.
 
     Source: Vaswani et al., NeurIPS 2017; Xiong et al., ICML 2020.
     """
@@ -166,7 +171,7 @@ class TransformerBlock(Layer):
             )
 
     def __call__(self, x: Any, *, mask: Any = None, causal: bool = False) -> Tensor:
-        """x (…, T, size); mask and causal as for `gf.nn.attention`."""
+        """Transform x (…, T, size); mask and causal as for `gf.nn.attention`."""
 
         def attend(x: Tensor) -> Tensor:
             return self.dropout(self.attention(x, mask=mask, causal=causal))

@@ -1,4 +1,4 @@
-"""Convolutional layers."""
+"""Convolutional layers. Public in `gf.nn`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from graphflow.ops.windows.window_arguments import per_axis
 
 
 def _kernel_sizes(layer: Layer, kernel: Any, rank: int) -> tuple[int, ...]:
-    """Sizes of a window, one for each spatial axis."""
+    """Return the kernel's size on each spatial axis."""
     sizes = tuple(kernel) if isinstance(kernel, tuple | list) else (kernel,) * rank
     for size in sizes:
         require_sizes(layer, kernel=size)
@@ -44,15 +44,16 @@ def _require_rank(layer: Layer, x: Any, rank: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False, init=False)
 class _Conv(Layer):
-    """A convolution of some rank.
+    """A convolution of some rank, by `gf.nn.conv`.
 
     Args:
         inputs, outputs: channels, multiples of `groups`.
-        kernel: an int, or one for each spatial axis; likewise `stride`, `dilation`; `padding` as
-            for `gf.nn.conv`, `exact` too.
+        kernel, stride, dilation: an int, or one for each spatial axis.
+        padding, exact: as for `gf.nn.conv`.
+        bias: add a bias.
 
-    Variables: `weight` (outputs, inputs / groups, *kernel) and `bias` (outputs,), uniform on
-    ±1/√(inputs of an output).
+    Variables: `weight` (outputs, inputs / groups, *kernel) and `bias` (outputs,), uniform on ±1/√n
+    for the n products that are summed in an output.
     """
 
     weight: Tensor
@@ -91,10 +92,16 @@ class _Conv(Layer):
 
 @dataclass(frozen=True, eq=False, init=False)
 class _ConvTranspose(Layer):
-    """A transposed convolution of some rank; arguments as for `gf.nn.conv_transpose`.
+    """A transposed convolution of some rank, by `gf.nn.conv_transpose`.
 
-    Variables: `weight` (inputs, outputs / groups, *kernel) and `bias` (outputs,), uniform on
-    ±1/√(outputs of an input).
+    Args:
+        inputs, outputs: channels, multiples of `groups`.
+        kernel, stride, dilation, output_padding: an int, or one for each spatial axis.
+        padding, exact: as for `gf.nn.conv`.
+        bias: add a bias.
+
+    Variables: `weight` (inputs, outputs / groups, *kernel) and `bias` (outputs,), uniform on ±1/√n
+    for n = outputs / groups times the kernel's elements.
     """
 
     weight: Tensor

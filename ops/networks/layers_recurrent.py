@@ -1,5 +1,4 @@
-"""Recurrent layers: cells for one step, and stacks of them along a sequence in one direction or
-both."""
+"""Recurrent layers: cells for one step, and stacks along a sequence. Public in `gf.nn`."""
 
 from __future__ import annotations
 
@@ -32,11 +31,11 @@ from graphflow.ops.tensors.shape import moveaxis
 from graphflow.ops.tensors.slicing import stack
 
 MAX_LAYERS = 10_000
-"""Layers of one network: each is variables and a node of its own."""
+"""Most layers of one network, since each adds variables and nodes."""
 
 
 def _make_cell(layer: Layer, make: Callable[..., Cell], options: Mapping[str, Any]) -> Cell:
-    """The cell of a layer with the options of its kind."""
+    """Make the cell of a layer from the options of its kind."""
     unknown = [name for name in options if name not in signature_of(make).parameters]
     if unknown:
         kind = type(layer).__name__
@@ -49,7 +48,7 @@ def _make_cell(layer: Layer, make: Callable[..., Cell], options: Mapping[str, An
 def _make_weights(
     cell: Cell, inputs: int, size: int, bias: bool, dtype: Any, suffix: str
 ) -> RecurrentWeights:
-    """Variables of one direction, named as torch names them, uniform on ±1/√size."""
+    """Make the variables of one direction under torch's names, uniform on ±1/√size."""
     rows, bound = len(cell.gates) * size, inverse_root(size)
     return RecurrentWeights(
         uniform_parameter(f"weight_ih{suffix}", (rows, inputs), bound, dtype),
@@ -60,7 +59,7 @@ def _make_weights(
 
 
 def _torch_names(weights: RecurrentWeights, suffix: str = "") -> dict[str, Tensor]:
-    """The variables under torch's names, for the layer to hold."""
+    """Return the variables by torch's names, as attributes of the layer."""
     named = {
         f"weight_ih{suffix}": weights.w,
         f"weight_hh{suffix}": weights.r,
@@ -75,11 +74,16 @@ def _torch_names(weights: RecurrentWeights, suffix: str = "") -> dict[str, Tenso
 
 @dataclass(frozen=True, eq=False, init=False)
 class _CellLayer(Layer):
-    """One step: x (B, inputs) and the state before it, (B, size) each and 0 by default, to the
-    state after it.
+    """One step of a recurrent network: x (B, inputs) and a state to the next state.
 
-    Variables: `weight_ih` (G·size, inputs), `weight_hh` (G·size, size), `bias_ih`, `bias_hh`, for
-    the G gates in torch's order.
+    The state is (B, size), zeros by default.
+
+    Args:
+        inputs, size: sizes of the last axis of x and of the state.
+        bias: add biases.
+
+    Variables: `weight_ih` (G·size, inputs), `weight_hh` (G·size, size), `bias_ih` and `bias_hh`
+    (G·size,), for G gates in torch's order, uniform on ±1/√size.
     """
 
     cell: Cell
@@ -125,7 +129,7 @@ def _as_states(layer: Layer, state: Any, number: int) -> State:
 
 
 class RNNCell(_CellLayer):
-    __doc__ = (_CellLayer.__doc__ or "") + "\n    `activation`: a function or its name, tanh.\n"
+    __doc__ = (_CellLayer.__doc__ or "") + "\n    `activation`: a function or its name.\n"
 
     @staticmethod
     def _make(activation: Any = "tanh") -> Cell:
@@ -133,7 +137,7 @@ class RNNCell(_CellLayer):
 
 
 class LSTMCell(_CellLayer):
-    __doc__ = (_CellLayer.__doc__ or "") + "\n    The state is (h, c).\n"
+    __doc__ = (_CellLayer.__doc__ or "") + "\n    The state is a pair (h, c).\n"
 
     @staticmethod
     def _make() -> Cell:
@@ -153,17 +157,21 @@ class GRUCell(_CellLayer):
 
 @dataclass(frozen=True, eq=False, init=False)
 class _Recurrent(Layer):
-    """Layers along a sequence: x (T, B, inputs), or (B, T, inputs) with `batch_first`, to (y, last
-    state), as in torch.
+    """A stack of recurrent layers along a sequence: x to (y, last state), as in torch.
+
+    x is (T, B, inputs), or (B, T, inputs) with `batch_first`; y is (T, B, D·size) or (B, T, D·size)
+    for D directions, and the last state (layers·D, B, size).
 
     Args:
-        layers: how many, one on the other's outputs.
+        inputs, size: sizes of the last axis of x and of the state.
+        layers: number of layers; each takes the outputs of the one before.
+        bias: add biases.
         dropout: rate between layers, in a `gf.nn.training` block.
-        bidirectional: each layer runs in both directions, and outputs stand beside each other.
+        bidirectional: each layer runs in both directions, and their outputs are concatenated.
 
-    Variables, for layer k (`_reverse` at the end for the second direction): `weight_ih_lk`
-    (G·size, inputs), `weight_hh_lk` (G·size, size), `bias_ih_lk`, `bias_hh_lk`, for the G gates in
-    torch's order, uniform on ±1/√size.
+    Variables of layer k (those of the reverse direction end in `_reverse`): `weight_ih_lk`
+    (G·size, inputs), `weight_hh_lk` (G·size, size), `bias_ih_lk` and `bias_hh_lk` (G·size,), for G
+    gates in torch's order, uniform on ±1/√size.
     """
 
     cell: Cell
@@ -203,7 +211,7 @@ class _Recurrent(Layer):
         raise NotImplementedError
 
     def __call__(self, x: Any, state: Any = None, *, lengths: Any = None) -> tuple[Tensor, Any]:
-        """Outputs and last state, (layers·D, B, size) each; `lengths` as for `gf.nn.lstm`."""
+        """Return outputs and last state; `lengths` as for `gf.nn.lstm`."""
         x = as_tensor(x)
         if x.ndim != 3:
             raise ShapeError(
@@ -228,7 +236,7 @@ class _Recurrent(Layer):
 
 
 class RNN(_Recurrent):
-    __doc__ = (_Recurrent.__doc__ or "") + "\n    `activation`: a function or its name, tanh.\n"
+    __doc__ = (_Recurrent.__doc__ or "") + "\n    `activation`: a function or its name.\n"
 
     @staticmethod
     def _cell(activation: Any = "tanh") -> Cell:
@@ -236,7 +244,7 @@ class RNN(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    __doc__ = (_Recurrent.__doc__ or "") + "\n    The state is (h, c).\n"
+    __doc__ = (_Recurrent.__doc__ or "") + "\n    The state is a pair (h, c).\n"
 
     @staticmethod
     def _cell() -> Cell:

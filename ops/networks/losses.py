@@ -1,6 +1,6 @@
-"""Losses of `gf.nn`: how far predictions are from targets.
+"""Losses of `gf.nn` between predictions and targets, other than those of classes.
 
-Each gives one number an element (or row), unless `reduction` is "mean" or "sum".
+Each gives one number for each element (or row), unless `reduction` is "mean" or "sum".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def reduce_loss(loss: Tensor, reduction: Any) -> Tensor:
-    """The loss reduced; means are over the number of elements."""
+    """Reduce a loss; "mean" divides by the number of its elements."""
     if reduction not in _REDUCTIONS:
         raise ArgumentError(f"reduction is 'none', 'mean' or 'sum', not {reduction!r}")
     if reduction == "none":
@@ -55,7 +55,7 @@ def reduce_loss(loss: Tensor, reduction: Any) -> Tensor:
 def _weighted_loss(
     loss_of: Callable[..., Tensor], inputs: Sequence[Tensor], weights: Any, reduction: Any
 ) -> Tensor:
-    """The losses of inputs by their weights, reduced. Inputs whose weight is 0 may hold NaN."""
+    """Return the weighted and reduced loss of inputs, which may hold NaN where the weight is 0."""
     if weights is None:
         return reduce_loss(loss_of(*inputs), reduction)
     factor = as_weights(weights, inputs[0])
@@ -72,7 +72,10 @@ def as_weights(weights: Any, like: Tensor) -> Tensor:
 
 
 def matching_pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
-    """Both of one float dtype and shape: a loss of shapes that broadcast is a mistake."""
+    """Return prediction and target in one float dtype; refuse shapes that differ.
+
+    Shapes that merely broadcast are refused, too, since such a loss is usually a mistake.
+    """
     a, b = autocast_inputs(promote_inputs("loss", (prediction, target)), "high")
     require_kind(a.spec, "float")
     text = f"prediction {show_shape(a.shape)} and target {show_shape(b.shape)} differ in shape"
@@ -89,17 +92,18 @@ def matching_pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
 @composite("prediction", "target", to="high")
 @function
 def mse_loss(prediction: Any, target: Any, weights: Any = None, reduction: str = "none") -> Tensor:
-    """(prediction - target)².
+    """Compute (prediction - target)² for each element.
 
     Args:
-        weights: factors of the losses, which broadcast to them. Where one is 0, the loss and the
-            gradient are 0, even of NaN or infinity.
-        reduction: "none", "mean" or "sum" of the weighted losses.
+        prediction, target: floats of one shape.
+        weights: factors of the losses, which broadcast to them. Where one is 0, loss and gradient
+            are 0, even of NaN or infinity.
+        reduction: "none", or "mean" or "sum" of the weighted losses.
 
     Raises:
-        DTypeError: not floats.
+        DTypeError: prediction or target is not float.
         ShapeError: prediction and target differ in shape.
-        ArgumentError: another reduction.
+        ArgumentError: the reduction is unknown.
     """
     a, b = matching_pair(prediction, target)
     return _weighted_loss(lambda a, b: square(a - b), (a, b), weights, reduction)
@@ -108,7 +112,7 @@ def mse_loss(prediction: Any, target: Any, weights: Any = None, reduction: str =
 @composite("prediction", "target", to="high")
 @function
 def l1_loss(prediction: Any, target: Any, weights: Any = None, reduction: str = "none") -> Tensor:
-    """|prediction - target|; arguments and errors as for `mse_loss`."""
+    """Compute |prediction - target| for each element; arguments and errors as for `mse_loss`."""
     a, b = matching_pair(prediction, target)
     return _weighted_loss(lambda a, b: FUNCTIONS["abs"](a - b), (a, b), weights, reduction)
 
@@ -138,7 +142,7 @@ _huber: Op = elementwise(
 def _require_positive(op_name: str, what: str, value: Any) -> float:
     number = require_finite(op_name, what, value)
     if number <= 0:
-        raise ArgumentError(f"{what} is above 0, not {value!r}")
+        raise ArgumentError(f"{what} is a positive number, not {value!r}")
     return number
 
 
@@ -147,11 +151,13 @@ def _require_positive(op_name: str, what: str, value: Any) -> float:
 def huber_loss(
     prediction: Any, target: Any, delta: float = 1.0, weights: Any = None, reduction: str = "none"
 ) -> Tensor:
-    """d²/2 of the difference d up to `delta`, beyond it delta·(|d| - delta/2).
+    """Compute d²/2 of the difference d up to `delta`, and delta·(|d| - delta/2) beyond it.
+
+    Other arguments as for `mse_loss`.
 
     Raises:
-        DTypeError, ShapeError: as for `mse_loss`.
-        ArgumentError: another reduction; delta is no number above 0.
+        DTypeError, ShapeError: as `mse_loss`.
+        ArgumentError: the reduction is unknown, or delta is not a positive number.
 
     Source: Huber, Ann. Math. Statist. 35, 1964.
     """
@@ -165,7 +171,10 @@ def huber_loss(
 def smooth_l1_loss(
     prediction: Any, target: Any, beta: float = 1.0, weights: Any = None, reduction: str = "none"
 ) -> Tensor:
-    """`huber_loss` of delta = beta, over beta: of slope 1 far out; `l1_loss` for beta 0."""
+    """Compute `huber_loss` with delta = beta, divided by beta; `l1_loss` for beta 0.
+
+    Beyond beta the slope is ±1. Other arguments and errors as for `huber_loss`.
+    """
     if beta == 0:
         return l1_loss(prediction, target, weights, reduction)
     inputs = matching_pair(prediction, target)
@@ -177,7 +186,7 @@ def smooth_l1_loss(
 
 
 def _log_loss(xp: Any, p: Any, y: Any) -> Any:
-    """Logarithms are at least -100, so that p of 0 and 1 give a finite loss."""
+    """Compute the loss of probabilities; logarithms of at least -100 keep it finite at 0 and 1."""
     yes, no = xp.maximum(xp.log(p), -100), xp.maximum(xp.log1p(-p), -100)
     return -(y * yes + (1 - y) * no)
 
@@ -188,7 +197,7 @@ def _log_loss_vjp(g: Tensor, loss: Tensor, p: Tensor, y: Tensor) -> tuple[Tensor
 
 
 def _bounded_log(p: Tensor) -> Tensor:
-    """log p, at least -100, of slope 0 at 0."""
+    """Return log p, at least -100, with slope 0 at p = 0."""
     is_zero = equal(p, 0)
     return where(is_zero, -100.0, maximum(log(where(is_zero, 1, p)), -100.0))
 
@@ -209,10 +218,10 @@ _binary_cross_entropy = elementwise(
 def binary_cross_entropy(
     prediction: Any, target: Any, weights: Any = None, reduction: str = "none"
 ) -> Tensor:
-    """-(target·log p + (1 - target)·log(1 - p)) of probabilities p; logarithms are at least -100.
+    """Compute -(target·log p + (1 - target)·log(1 - p)) for probabilities p = prediction.
 
-    From logits, `binary_cross_entropy_with_logits` is more accurate. Arguments and errors as for
-    `mse_loss`.
+    Logarithms are at least -100. For logits, `binary_cross_entropy_with_logits` is more accurate.
+    Arguments and errors as for `mse_loss`.
     """
     return _weighted_loss(
         _binary_cross_entropy, matching_pair(prediction, target), weights, reduction
@@ -220,7 +229,7 @@ def binary_cross_entropy(
 
 
 def _logit_loss(xp: Any, x: Any, y: Any) -> Any:
-    """|x| counts by the share of the class that the sign of x speaks against."""
+    """Weigh |x| by the share of the class that the sign of x contradicts, so nothing overflows."""
     size, share = xp.abs(x), xp.where(x > 0, 1 - y, y)
     return xp.where(share == 0, 0, size * share) + xp.log1p(xp.exp(-size))  # x may be infinite
 
@@ -242,13 +251,15 @@ def binary_cross_entropy_with_logits(
     logits: Any, target: Any, weights: Any = None, positive_weight: Any = None,
     reduction: str = "none",
 ) -> Tensor:  # fmt: skip
-    """`binary_cross_entropy` of sigmoid(logits), without overflow.
+    """Compute `binary_cross_entropy` of sigmoid(logits), without overflow.
 
     Args:
-        positive_weight: factor of the part of the target (not of 1 - target); broadcasts.
+        logits, target: floats of one shape.
+        weights, reduction: as for `mse_loss`.
+        positive_weight: factor of the term of the target (not of 1 - target); broadcasts.
 
     Raises:
-        DTypeError, ShapeError, ArgumentError: as for `mse_loss`.
+        DTypeError, ShapeError, ArgumentError: as `mse_loss`.
     """
     x, y = matching_pair(logits, target)
     if positive_weight is None:
@@ -270,12 +281,17 @@ def kl_div(
     log_prediction: Any, target: Any, log_target: bool = False, weights: Any = None,
     reduction: str = "none",
 ) -> Tensor:  # fmt: skip
-    """target·(log target - log_prediction); `log_target`: the target is given as its logarithm.
+    """Compute target·(log target - log_prediction) for each element.
 
-    Where the target is 0, the loss and its gradient are 0, even of a log_prediction of -inf.
+    Where the target is 0, loss and gradient are 0, even at a log_prediction of -inf.
+
+    Args:
+        log_prediction, target: floats of one shape.
+        log_target: the target is given as its logarithm.
+        weights, reduction: as for `mse_loss`.
 
     Raises:
-        DTypeError, ShapeError, ArgumentError: as for `mse_loss`.
+        DTypeError, ShapeError, ArgumentError: as `mse_loss`.
     """
 
     def loss_of(x: Tensor, t: Tensor) -> Tensor:
@@ -294,11 +310,16 @@ def kl_div(
 @composite("a", "b", to="high")
 @function
 def cosine_similarity(a: Any, b: Any, axis: int = -1, epsilon: float = 1e-8) -> Tensor:
-    """a·b / (|a|·|b|) along an axis; each norm counts as at least epsilon.
+    """Compute a·b / (|a|·|b|) along an axis; each norm counts as at least epsilon.
+
+    Args:
+        a, b: floats whose shapes broadcast.
+        epsilon: a positive number.
 
     Raises:
-        DTypeError: not floats.
-        ShapeError, ArgumentError: shapes do not broadcast, not an axis, epsilon not above 0.
+        DTypeError: a or b is not float.
+        ShapeError: the shapes do not broadcast, or axis is outside them.
+        ArgumentError: epsilon is not a positive number.
     """
     a, b = promote_inputs("cosine_similarity", (a, b))
     require_kind(a.spec, "float")
@@ -314,7 +335,11 @@ def cosine_similarity(a: Any, b: Any, axis: int = -1, epsilon: float = 1e-8) -> 
 def hinge_embedding_loss(
     distance: Any, target: Any, margin: float = 1.0, reduction: str = "none"
 ) -> Tensor:
-    """The distance where the target is 1; max(0, margin - distance) where it is -1."""
+    """Return the distance where the target is 1, and max(0, margin - distance) where it is -1.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `mse_loss`; or margin is not a finite number.
+    """
     x, y = matching_pair(distance, target)
     margin = require_finite("hinge_embedding_loss", "margin", margin)
     alike = FUNCTIONS["greater"](y, 0)
@@ -326,7 +351,11 @@ def hinge_embedding_loss(
 def margin_ranking_loss(
     a: Any, b: Any, target: Any, margin: float = 0.0, reduction: str = "none"
 ) -> Tensor:
-    """max(0, margin - target·(a - b)): a is to be above b where the target is 1, below for -1."""
+    """Compute max(0, margin - target·(a - b)): a should exceed b for target 1, b should for -1.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `mse_loss`; or margin is not a finite number.
+    """
     x, y = matching_pair(a, b)
     x, y = matching_pair(x - y, target)
     margin = require_finite("margin_ranking_loss", "margin", margin)
@@ -339,10 +368,14 @@ def triplet_margin_loss(
     anchor: Any, positive: Any, negative: Any, margin: float = 1.0, epsilon: float = 1e-6,
     reduction: str = "none",
 ) -> Tensor:  # fmt: skip
-    """max(0, margin + |anchor - positive| - |anchor - negative|), of the vectors on the last axis.
+    """Compute max(0, margin + |anchor - positive| - |anchor - negative|) for vectors.
 
     Args:
-        epsilon: is added to each difference, so that the norm has a gradient that is not 0.
+        anchor, positive, negative: floats of one shape; vectors lie on the last axis.
+        epsilon: is added to each difference, so that the norm has a nonzero gradient.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `mse_loss`; or margin is not a finite number.
     """
     a, p = matching_pair(anchor, positive)
     a, n = matching_pair(a, negative)

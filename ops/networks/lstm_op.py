@@ -1,8 +1,9 @@
-"""Long short-term memory along a whole sequence as one op: what `gf.nn.LSTM` and `gf.nn.lstm` come
-to where nothing is asked for that a scan over the cell is needed for.
+"""Long short-term memory along a whole sequence as one op.
 
-The op keeps the gates and states of all steps for its gradient, which goes back through them in the
-same way; the gradient of that is one of the scan.
+`gf.nn.LSTM` and `gf.nn.lstm` use it unless an option needs a scan over the cell (peepholes, coupled
+gates, clipping, lengths, other activations). The op keeps the gates and states of all steps, and
+its gradient is a second op that runs backwards over them. The gradient of that op is the gradient
+of a scan.
 
 Source: Hochreiter & Schmidhuber, Neural Computation 9, 1997.
 """
@@ -32,7 +33,7 @@ def _infer(
     z: TensorSpec, r: TensorSpec, bias: TensorSpec, h: TensorSpec, c: TensorSpec, gates: str,
     reverse: bool,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
-    """y, the last h and c, all c, and all gates."""
+    """Infer y, the last h, the last c, all c, and all gates."""
     _require_operands(z, r, h, c)
     if bias.dtype != z.dtype or bias.rank != 1:
         raise ShapeError(f"the bias is {bias}, z {z}: one number for each row of r")
@@ -48,7 +49,7 @@ def _require_operands(z: TensorSpec, r: TensorSpec, h: TensorSpec, c: TensorSpec
     if not z.dtype == r.dtype == h.dtype == c.dtype:
         raise DTypeError(f"z is {z.dtype}, r {r.dtype}, h {h.dtype}, c {c.dtype}; use .astype")
     if (z.rank, r.rank, h.rank, c.rank) != (3, 2, 2, 2):
-        raise ShapeError(f"{text}: give (T, B, 4·H), (4·H, H) and twice (B, H)")
+        raise ShapeError(f"expected z (T, B, 4·H), r (4·H, H), h and c (B, H), got {text}")
     equate(z.shape[2], r.shape[0], text)
     equate(r.shape[0], r.shape[1] * 4, text)
     for state in (h, c):
@@ -69,7 +70,9 @@ def _vjp(
     gs: Sequence[Tensor], ys: Sequence[Tensor], z: Tensor, r: Tensor, bias: Tensor, h: Tensor,
     c: Tensor, gates: str, reverse: bool,
 ) -> Sequence[Tensor]:  # fmt: skip
-    if not all(is_zeros(g) for g in gs[3:]):  # somebody looks at what is kept
+    if not all(
+        is_zeros(g) for g in gs[3:]
+    ):  # the kept gates or states have a cotangent of their own
         inputs = _alias_inputs(z, r, bias, h, c)
         found: list[Tensor] = FUNCTIONS["gradients"](
             list(_lstm_by_scan(*inputs, gates=gates, reverse=reverse)), inputs, list(gs)
@@ -81,14 +84,14 @@ def _vjp(
 
 
 def _alias_inputs(*inputs: Tensor) -> list[Tensor]:
-    """Aliases of tensors that do not depend on each other, though what they stand for may."""
+    """Return aliases that are independent of each other even if the tensors are not."""
     return [reshape_op(x, shape=x.shape) for x in inputs]
 
 
 def _lstm_by_scan(
     z: Tensor, r: Tensor, bias: Tensor, h: Tensor, c: Tensor, *, gates: str, reverse: bool
 ) -> tuple[Tensor, ...]:
-    """The outputs of the op by a scan over ordinary ops, for derivatives of any order."""
+    """Compute the outputs of the op by a scan over ordinary ops, for derivatives of any order."""
     size = r.shape[1]
 
     def body(state: tuple[Tensor, Tensor], x: Tensor) -> Any:
@@ -113,7 +116,7 @@ def _infer_grad(
     gy: TensorSpec, gh: TensorSpec, gc: TensorSpec, r: TensorSpec, h: TensorSpec, c: TensorSpec,
     y: TensorSpec, cs: TensorSpec, kept: TensorSpec, gates: str, reverse: bool,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
-    """The cotangents of z, r, h and c."""
+    """Infer the cotangents of z, r, h and c."""
     _require_operands(kept, r, h, c)
     for states in (gy, y, cs):
         text = f"states {states} of gates {kept}, r {r}"
@@ -144,7 +147,7 @@ def _lstm_grad_by_scan(
     gy: Tensor, gh: Tensor, gc: Tensor, r: Tensor, h: Tensor, c: Tensor, y: Tensor, cs: Tensor,
     kept: Tensor, *, gates: str, reverse: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """What `lstm_grad` gives, by ordinary ops."""
+    """Compute the outputs of `lstm_grad` by a scan over ordinary ops."""
     steps, size = kept.shape[0], r.shape[1]
 
     def before(first: Tensor, all_: Tensor) -> Tensor:
@@ -183,7 +186,7 @@ def _cost(z: TensorSpec, r: TensorSpec, *rest: TensorSpec, **attrs: Any) -> Cost
 
 
 def _batch_rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
-    """Examples with weights in common stand side by side in the op's own batch."""
+    """Put examples with shared weights side by side in the op's own batch."""
     if batched[1] or batched[2]:
         return NotImplemented
     n = batching.batch_size(inputs, batched)
@@ -218,7 +221,7 @@ _CASES: tuple[dict[str, Any], ...] = (
     {"gates": "iofg", "reverse": True},
 )
 
-# y, the last h and c, all c, and all gates, of what inputs come to in the gates.
+# From the inputs' part z of the gates: y, the last h, the last c, all c, and all gates.
 lstm_op: Op = register(
     Op(
         "lstm",
@@ -231,7 +234,7 @@ lstm_op: Op = register(
         cost=_cost,
         autocast="high",
         samples=tuple(sample(_GATES, _R, _BIAS, _STATE, _STATE, **attrs) for attrs in _CASES),
-        doc="Long short-term memory along a sequence, of what its inputs come to.",
+        doc="Long short-term memory along a sequence, from the inputs' part of the gates.",
     )
 )
 lstm_grad: Op = register(
@@ -252,6 +255,6 @@ lstm_grad: Op = register(
             )
             for attrs in _CASES
         ),
-        doc="The cotangents of what `lstm` takes.",
+        doc="The cotangents of the inputs of `lstm`.",
     )
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Normalisation: layer, RMS, batch, group and instance norm, and the standardisation inside them.
+"""Layer, RMS, group and instance normalisation, and the standardisation inside them.
 
-One op standardises, scales and shifts for all of them: they differ in the axes that moments are
-taken over, and in those that scale and bias belong to.
+One op standardises, scales and shifts for all of them. They differ in the axes of the moments, and
+in the axes that scale and bias belong to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Axes = tuple[int, ...]
 
 
 def _standardize_rows(xp: Any, x: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
-    """x about its mean (as it is, unless `centred`) over its deviation, and one over that."""
+    """Return x (less its mean if `centred`) over its deviation, and the reciprocal deviation."""
     about = x - xp.mean(x) if centred else x
     per_deviation = xp.reciprocal(xp.sqrt(xp.mean(about * about) + epsilon))
     return about * per_deviation, per_deviation
@@ -47,11 +47,13 @@ def _standardize_grad_of(
 def _standardize_grad_vjp(
     h: Tensor, y: Tensor, g: Tensor, x: Tensor, axis: Axes, epsilon: float, centred: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """With x̂ the standardised x, r its reciprocal deviation and ⟨·⟩ means over the axes:
+    """Differentiate the gradient of standardisation.
+
+    With x̂ the standardised x, r its reciprocal deviation and ⟨·⟩ means over the axes:
 
     y = r·(g - ⟨g⟩ - x̂·⟨g·x̂⟩) is linear and symmetric in g; and from dx̂/dx = y[g := 1_k] and
-    dr/dx = -r²·x̂/count follows dx = -r·(x̂·⟨h·y⟩ + y[g := h]·⟨g·x̂⟩ + y·⟨h·x̂⟩). The same without
-    ⟨g⟩ where x is not centred.
+    dr/dx = -r²·x̂/count follows dx = -r·(x̂·⟨h·y⟩ + y[g := h]·⟨g·x̂⟩ + y·⟨h·x̂⟩). Without
+    `centred`, the same holds without ⟨g⟩.
     """
     attrs: dict[str, Any] = {"axis": axis, "epsilon": epsilon, "centred": centred}
     unit = standardize(x, **attrs)
@@ -93,7 +95,7 @@ standardize_grad = register(
         ),
     )
 )
-# (x - mean) / √(variance + epsilon) over axes; not `centred`: x / √(mean of squares + epsilon).
+# (x - mean) / √(variance + epsilon) over axes; without `centred` x / √(mean of squares + epsilon).
 standardize = register(
     Op(
         "standardize",
@@ -119,11 +121,12 @@ standardize = register(
 
 
 def parameter_shape(shape: Shape, axes: Axes) -> Shape:
+    """Return the shape with which parameters along some axes broadcast to `shape`."""
     return tuple(size if i in axes else 1 for i, size in enumerate(shape))
 
 
 def require_parameters(x: TensorSpec, along: Axes, **parameters: TensorSpec) -> None:
-    """Scale, bias and statistics have the dtype of x, and its shape along some axes."""
+    """Refuse scale, bias or statistics without x's dtype and its shape along some axes."""
     require_kind(x, "float")
     wanted = tuple(x.shape[a] for a in along)
     for what, given in parameters.items():
@@ -172,7 +175,7 @@ def _affine_norm_vjp(
 _V4 = spec("float32", (4,))
 _V3 = spec("float32", (3,))
 _V32 = spec("float32", (3, 2))
-# scale·standardize(x) + bias; the bias may be left out.
+# scale·standardize(x) + bias; the bias is optional.
 _affine_norm = register(
     Op(
         "affine_norm",
@@ -196,6 +199,7 @@ _affine_norm = register(
 
 
 def require_epsilon(value: Any) -> float:
+    """Return epsilon as a float; refuse anything but a number >= 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise ArgumentError(f"epsilon is a number that is not negative, not {value!r}")
     return float(value)
@@ -205,7 +209,7 @@ def _normalize(
     x: Tensor, scale: Any, bias: Any, axis: Axes, along: Axes, epsilon: Any, name: str | None,
     centred: bool = True,
 ) -> Tensor:  # fmt: skip
-    """The standardised x with what there is of scale and bias."""
+    """Standardise x, then apply the scale and bias that are given."""
     attrs: dict[str, Any] = {"axis": axis, "epsilon": require_epsilon(epsilon), "centred": centred}
     if scale is None and bias is None:
         plain: Tensor = standardize(x, **attrs, name=name)
@@ -222,14 +226,17 @@ def layer_norm(
     x: Any, scale: Any = None, bias: Any = None, axis: Any = -1, epsilon: float = 1e-5,
     name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """scale·(x - mean) / √(variance + epsilon) + bias, moments over an axis or several.
+    """Compute scale·(x - mean) / √(variance + epsilon) + bias, with moments over some axes.
 
     Args:
+        x: floats.
         scale, bias: of the shape of x along the axes (in order), or None.
+        axis: an axis or several.
 
     Raises:
         DTypeError: x is not float, or the dtypes differ.
-        ShapeError, ArgumentError: not axes of x, scale or bias of another shape, epsilon negative.
+        ShapeError: an axis is outside x, or scale or bias has another shape.
+        ArgumentError: epsilon is no number >= 0, or an axis is given twice.
 
     Source: Ba, Kiros & Hinton, arXiv:1607.06450.
     """
@@ -242,14 +249,17 @@ def layer_norm(
 def rms_norm(
     x: Any, scale: Any = None, axis: Any = -1, epsilon: float = 1e-5, name: str | None = None
 ) -> Tensor:
-    """scale·x / √(mean of squares + epsilon), the mean over an axis or several.
+    """Compute scale·x / √(mean of squares + epsilon), with the mean over some axes.
 
     Args:
+        x: floats.
         scale: of the shape of x along the axes (in order), or None.
+        axis: an axis or several.
 
     Raises:
         DTypeError: x is not float, or the dtypes differ.
-        ShapeError, ArgumentError: not axes of x, a scale of another shape, epsilon negative.
+        ShapeError: an axis is outside x, or the scale has another shape.
+        ArgumentError: epsilon is no number >= 0, or an axis is given twice.
 
     Source: Zhang & Sennrich, NeurIPS 2019.
     """
@@ -262,6 +272,7 @@ def rms_norm(
 
 
 def channel_axis(x: Tensor, channels_last: Any) -> int:
+    """Return the axis of the channels; refuse tensors without one."""
     if not isinstance(channels_last, bool):
         raise ArgumentError(f"channels_last is True or False, not {channels_last!r}")
     if x.ndim < 2:
@@ -276,15 +287,16 @@ def instance_norm(
     x: Any, scale: Any = None, bias: Any = None, epsilon: float = 1e-5,
     channels_last: bool = False, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Each channel of each example standardised over its places, scaled and shifted by channel.
+    """Standardise each channel of each example over its positions, then scale and shift by channel.
 
     Args:
-        x: (N, C, …), or (N, …, C) with `channels_last`.
+        x: floats (N, C, …), or (N, …, C) with `channels_last`.
         scale, bias: (C,), or None.
 
     Raises:
         DTypeError: x is not float, or the dtypes differ.
-        ShapeError, ArgumentError: x has no places, scale or bias another shape, epsilon negative.
+        ShapeError: x has no positions, or scale or bias has another shape.
+        ArgumentError: epsilon is no number >= 0.
 
     Source: Ulyanov, Vedaldi & Lempitsky, arXiv:1607.08022.
     """
@@ -301,17 +313,17 @@ def group_norm(
     x: Any, groups: int, scale: Any = None, bias: Any = None, epsilon: float = 1e-5,
     channels_last: bool = False, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Each group of channels of each example standardised, scaled and shifted by channel.
+    """Standardise each group of channels of each example, then scale and shift by channel.
 
     Args:
-        x: (N, C, …), or (N, …, C) with `channels_last`.
+        x: floats (N, C, …), or (N, …, C) with `channels_last`.
         groups: a divisor of C; neighbouring channels share a group.
         scale, bias: (C,), or None.
 
     Raises:
         DTypeError: x is not float, or the dtypes differ.
-        ShapeError, ArgumentError: groups do not divide C, scale or bias of another shape, epsilon
-            negative.
+        ShapeError: groups do not divide C, or scale or bias has another shape.
+        ArgumentError: groups is no positive int, or epsilon no number >= 0.
 
     Source: Wu & He, ECCV 2018.
     """

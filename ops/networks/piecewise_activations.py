@@ -1,6 +1,6 @@
-"""Activations that are linear by pieces, and the gates made of them.
+"""Piecewise linear activations and gates made of them. Public in `gf.nn`.
 
-Gradients at a kink are those of one side, as in torch: of the flat one, where there is a flat one.
+At a kink the gradient is that of one side, as in torch: of the flat side if there is one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INNER, _LEFT, _RIGHT = (-0.4, 0.4), (-3.9, -1.1), (1.1, 3.9)
 
 
 def _samples_around_kinks(*inputs: TensorSpec, **attrs: Any) -> tuple[Sample, ...]:
-    """Samples left of, between and right of kinks at ±0.5 to ±1."""
+    """Return samples left of, between and right of kinks at ±0.5 to ±1."""
     return tuple(sample(*inputs, low=a, high=b, **attrs) for a, b in (_INNER, _LEFT, _RIGHT))
 
 
@@ -41,7 +41,10 @@ def _with_attrs(*specs: TensorSpec, **attrs: float) -> TensorSpec:
 
 @function
 def relu6(x: Any, name: str | None = None) -> Tensor:
-    """x limited to [0, 6]; the gradient at both is 0.
+    """Clip x to [0, 6]; the gradient at both limits is 0.
+
+    Raises:
+        DTypeError: x is not float.
 
     Source: Howard et al., arXiv:1704.04861.
     """
@@ -50,7 +53,7 @@ def relu6(x: Any, name: str | None = None) -> Tensor:
 
 @function
 def hard_tanh(x: Any, low: float = -1.0, high: float = 1.0, name: str | None = None) -> Tensor:
-    """x limited to [low, high]; the gradient at both is 0 (`gf.clip` has 1).
+    """Clip x to [low, high]; the gradient at both limits is 0 (that of `gf.clip` is 1).
 
     Raises:
         DTypeError: x is not float.
@@ -93,7 +96,7 @@ _hard_sigmoid: Op = elementwise(
 def hard_sigmoid(
     x: Any, slope: float = 1 / 6, offset: float = 0.5, name: str | None = None
 ) -> Tensor:
-    """slope·x + offset limited to [0, 1]; torch's by default (ONNX: slope 0.2).
+    """Clip slope·x + offset to [0, 1]; the defaults are torch's (ONNX: slope 0.2).
 
     Raises:
         DTypeError: x is not float.
@@ -110,7 +113,7 @@ def _hard_swish_of(xp: Any, x: Any) -> Any:
 
 
 def _hard_swish_grad(g: Tensor, x: Tensor) -> Tensor:
-    """The clipped cotangent is 0 where hard_swish is 0; elsewhere the product rule holds."""
+    """Return 0 where hard_swish is 0, and elsewhere apply the product rule."""
     inside = clip_grad(g, x, min=-3.0, max=None, ends=False)
     slope = _hard_sigmoid(x, **_SIXTH) + _ramp_slope(x, x, **_SIXTH)
     result: Tensor = inside * slope
@@ -171,15 +174,15 @@ _shrink: Op = elementwise(
 
 @function
 def shrink(x: Any, threshold: float = 0.5, bias: float = 0.0, name: str | None = None) -> Tensor:
-    """0 where |x| <= threshold; beyond it x, moved towards 0 by bias.
+    """Return 0 where |x| <= threshold; elsewhere x, moved towards 0 by bias.
 
     Raises:
         DTypeError: x is not float.
-        ArgumentError: threshold or bias is not a finite number, or the threshold negative.
+        ArgumentError: threshold or bias is not a finite number, or the threshold is negative.
     """
     threshold = require_finite("shrink", "threshold", threshold)
     if threshold < 0:
-        raise ArgumentError(f"the threshold is not negative, got {threshold}")
+        raise ArgumentError(f"threshold is a number >= 0, not {threshold}")
     bias = require_finite("shrink", "bias", bias)
     result: Tensor = _shrink(x, threshold=threshold, bias=bias, name=name)
     return result
@@ -187,13 +190,13 @@ def shrink(x: Any, threshold: float = 0.5, bias: float = 0.0, name: str | None =
 
 @function
 def hard_shrink(x: Any, threshold: float = 0.5, name: str | None = None) -> Tensor:
-    """x where |x| > threshold, else 0; errors as for `shrink`."""
+    """Return x where |x| > threshold, else 0; errors as for `shrink`."""
     return shrink(x, threshold, name=name)
 
 
 @function
 def soft_shrink(x: Any, threshold: float = 0.5, name: str | None = None) -> Tensor:
-    """x moved towards 0 by the threshold, 0 where it is no larger; errors as for `shrink`."""
+    """Move x towards 0 by the threshold; 0 where |x| is no larger. Errors as for `shrink`."""
     return shrink(x, threshold, threshold, name=name)
 
 
@@ -213,7 +216,7 @@ _thresholded_relu: Op = elementwise(
 
 @function
 def thresholded_relu(x: Any, threshold: float = 1.0, name: str | None = None) -> Tensor:
-    """x where it is above the threshold, else 0.
+    """Return x where it is above the threshold, else 0.
 
     Raises:
         DTypeError: x is not float.
@@ -254,11 +257,12 @@ prelu: Op = elementwise(
 
 @function
 def hardmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
-    """1 at the (first) largest element along an axis, else 0; flat: no gradient passes.
+    """Return 1 at the (first) largest element along an axis, else 0; the gradient is 0.
 
     Raises:
         DTypeError: x is not float.
-        ShapeError, ArgumentError: not an axis of x, or no elements along it.
+        ShapeError: axis is outside x, or x has no elements along it.
+        ArgumentError: axis is no int.
     """
     x = as_tensor(x)
     with error_location("hardmax"):

@@ -1,7 +1,8 @@
-"""Recurrent networks: cells for one step, and layers that scan a sequence in either direction.
+"""Recurrent networks along a sequence, in one direction or both. Public in `gf.nn`.
 
-A layer multiplies all its inputs at once and scans what is left. How rows of the weights belong to
-gates is said by a word, one letter a gate: torch has "ifgo" and "rzn", ONNX "iofg" and "zrn".
+One product multiplies the inputs of all steps; a scan over the cell does the rest. A plain LSTM is
+one op instead (`lstm_op`). A word with one letter for each gate gives the order of the weights'
+rows: torch has "ifgo" and "rzn", ONNX "iofg" and "zrn".
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DIRECTIONS = ("forward", "reverse", "bidirectional")
 
 
 def project_inputs(cell: Cell, x: Tensor, weights: RecurrentWeights) -> Tensor:
-    """What inputs (…, inputs) come to in all gates, with the biases that need no state."""
+    """Return w·x for all gates, with the biases that can be added before the recurrent product."""
     bias = weights.bias
     if weights.recurrent_bias is not None and cell.joins_biases():
         bias = weights.recurrent_bias if bias is None else bias + weights.recurrent_bias
@@ -56,8 +57,10 @@ def run_direction(
     lengths: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, State]:
-    """Outputs (T, B, H) and the last state of inputs (T, B, inputs); beyond its length a sequence
-    keeps its state, and its outputs are 0."""
+    """Return outputs (T, B, H) and the last state for inputs (T, B, inputs).
+
+    Beyond its length a sequence keeps its state, and its outputs are 0.
+    """
     fused = _run_fused_lstm(cell, x, weights, state, reverse) if lengths is None else None
     if fused is not None:
         return fused
@@ -65,7 +68,7 @@ def run_direction(
     if lengths is not None:
         times = expand_dims(arange(x.shape[0]), 1)
         inside = expand_dims(less(times, expand_dims(lengths.astype("int64"), 0)), 2)
-        x = where(inside, x, 0)  # padding may hold NaN, which gradients of weights multiply by 0
+        x = where(inside, x, 0)  # padding may hold NaN; 0·NaN would reach the weights' gradients
     z = project_inputs(cell, x, weights)
 
     def body(before: State, item: Any) -> tuple[State, Tensor]:
@@ -83,14 +86,14 @@ def run_direction(
 
 @composite("x", "state", "weights")
 def run_step(cell: Cell, x: Tensor, state: State, weights: RecurrentWeights) -> State:
-    """The state after one step of inputs (B, inputs)."""
+    """Return the state after one step of inputs (B, inputs)."""
     return cell.step(project_inputs(cell, x, weights), state, weights)
 
 
 def _run_fused_lstm(
     cell: Cell, x: Tensor, weights: RecurrentWeights, state: State, reverse: bool
 ) -> tuple[Tensor, State] | None:
-    """As `run`, of a plain LSTM by the op of whole sequences; None for other cells."""
+    """Run a plain LSTM by the op for whole sequences; None for other cells."""
     usual = (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"], FUNCTIONS["tanh"])
     plain = type(cell) is LstmCell and not cell.coupled and cell.limit is None
     half = is_half(weights.r.dtype)
@@ -106,7 +109,7 @@ def _run_fused_lstm(
 
 
 def initial_state(cell: Cell, batch: Size, weights: RecurrentWeights) -> State:
-    """Zeros, (B, H) each, in the dtype of the weights: inputs may be autocasted."""
+    """Return zeros (B, H) for each state, in the weights' dtype since inputs may be autocast."""
     shape = (batch, weights.size)
     return tuple(zeros(shape, weights.r.dtype) for _ in range(cell.states))
 
@@ -120,7 +123,7 @@ def run_directions(
     lengths: Tensor | None,
     first_reversed: bool = False,
 ) -> tuple[Tensor, list[State]]:
-    """Outputs (T, B, D·H) and last states of one direction or both."""
+    """Return outputs (T, B, D·H) and the last states of one direction or both."""
     outputs, ends = [], []
     for i, weights in enumerate(sides):
         state = initial_state(cell, x.shape[1], weights) if states is None else states[i]
@@ -134,7 +137,7 @@ def run_directions(
 
 
 def _direction_part(x: Any, i: int) -> Tensor | None:
-    """Direction i of an argument (D, …)."""
+    """Return the part of an argument (D, …) that belongs to direction i."""
     if x is None:
         return None
     if x.shape[0] == 1:
@@ -155,7 +158,7 @@ def _require(what: str, tensor: Tensor, wanted: Sequence[Any], dtype: Any) -> No
 
 def _require_known(what: str, size: Any) -> int:
     if not isinstance(size, int):
-        raise ShapeError(f"the size of {what} is known, not {size}")
+        raise ShapeError(f"the size of {what} must be known while the graph is built, got {size}")
     return size
 
 
@@ -163,7 +166,7 @@ def run_layer(
     cell: Cell, x: Any, w: Any, r: Any, bias: Any, initial: Any, lengths: Any, direction: Any,
     batch_first: Any, peepholes: Any = None,
 ) -> tuple[Tensor, State]:  # fmt: skip
-    """Check what the user gave, run it, and give outputs and last states (D, B, H)."""
+    """Check a user's arguments, run the cell, and return outputs and last states (D, B, H)."""
     if direction not in DIRECTIONS:
         raise ArgumentError(f"direction is one of {', '.join(DIRECTIONS)}, not {direction!r}")
     if not isinstance(batch_first, bool):
@@ -218,7 +221,7 @@ def _not_none(x: Tensor | None) -> Tensor:
 
 
 def _initial_states(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[State] | None:
-    """First states of each direction from h (D, B, H), or such a tuple; None in it is zeros."""
+    """Return the first states of each direction from h (D, B, H) or a tuple; None is zeros."""
     given = initial if isinstance(initial, tuple | list) else (initial,) * cell.states
     if len(given) != cell.states:
         raise ArgumentError(f"initial holds {cell.states} tensors, not {len(given)}")
@@ -231,13 +234,13 @@ def _initial_states(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[St
 
 
 def _configure_cell(cell: Cell, activations: Any, limit: Any, gates: Any) -> Cell:
-    """A cell with what the user chose."""
+    """Return the cell with the user's activations, clipping and order of gates."""
     given = (activations,) if callable(activations) or isinstance(activations, str) else activations
     if not isinstance(given, tuple | list) or len(given) != len(cell.activations):
         raise ArgumentError(f"there are {len(cell.activations)} activations, not {activations!r}")
     number = isinstance(limit, int | float) and not isinstance(limit, bool)
     if limit is not None and not (number and limit > 0):
-        raise ArgumentError(f"clip is a number above 0 or None, not {limit!r}")
+        raise ArgumentError(f"clip is a positive number or None, not {limit!r}")
     if not isinstance(gates, str) or sorted(gates) != sorted(cell.gates):
         raise ArgumentError(f"gates are the letters of {cell.gates!r} in some order, not {gates!r}")
     limit = None if limit is None else float(limit)
@@ -250,9 +253,9 @@ def rnn(
     direction: str = "forward", clip: float | None = None, activations: Any = "tanh",
     batch_first: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """h = f(w·x + r·h + bias) along a sequence, from `initial` h (D, B, H).
+    """Run h = f(w·x + r·h + bias) along a sequence, from `initial` h (D, B, H).
 
-    Arguments, results and errors are those of `lstm`.
+    Arguments, results and errors as for `lstm`.
 
     Source: Elman, Cognitive Science 14, 1990.
     """
@@ -268,28 +271,29 @@ def lstm(
     activations: Any = ("sigmoid", "tanh", "tanh"), input_forget: bool = False,
     batch_first: bool = False, gates: str = "ifgo",
 ) -> tuple[Tensor, State]:  # fmt: skip
-    """Long short-term memory along a sequence, from `initial` (h, c), (D, B, H) each.
+    """Run long short-term memory along a sequence, from `initial` (h, c), (D, B, H) each.
 
-    c = f·c + i·g and h = o·act(c), with the activations of the gates, of g, and of c.
-    `input_forget` couples f = 1 - i. `peepholes` (D, 3·H) let i, o and f see c, in this order.
+    A step computes c = f·c + i·g and h = o·act(c).
 
     Args:
-        x: (T, B, inputs), or (B, T, inputs) with `batch_first`.
+        x: floats (T, B, inputs), or (B, T, inputs) with `batch_first`.
         w, r: (D, G·H, inputs) and (D, G·H, H), for D directions and G gates.
-        bias: (D, 2·G·H): that of w, then that of r.
-        lengths: ints (B,): how much of each sequence there is. Beyond it the state stays as it is,
-            and outputs are 0.
-        direction: "forward", "reverse" or "bidirectional".
-        clip: what activations are applied to is limited to ±clip.
-        activations: names or functions of tensors.
-        gates: which rows of the weights belong to which gate.
+        bias: (D, 2·G·H): the bias of w, then that of r.
         initial: (h, c), zeros by default.
+        peepholes: (D, 3·H): factors by which i, o and f, in this order, see c.
+        lengths: ints (B,), the length of each sequence. Beyond it the state stays, and outputs are
+            0.
+        direction: "forward", "reverse" or "bidirectional".
+        clip: limit the inputs of activations to ±clip.
+        activations: names or functions of tensors: of the gates, of g, and of c.
+        input_forget: couple f = 1 - i.
+        gates: the order of the gates in the weights' rows.
 
     Returns:
         y (T, B, D·H), batch first if x is; and the last state, (D, B, H) each.
 
     Raises:
-        DTypeError, ShapeError: tensors do not fit.
+        DTypeError, ShapeError: tensors do not fit each other.
         ArgumentError: arguments of another form.
 
     Source: Hochreiter & Schmidhuber, Neural Computation 9, 1997.
@@ -310,11 +314,10 @@ def gru(
     activations: Any = ("sigmoid", "tanh"), linear_before_reset: bool = True,
     batch_first: bool = False, gates: str = "rzn",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gated recurrent units along a sequence, from `initial` h (D, B, H): h = (1 - z)·n + z·h.
+    """Run gated recurrent units h = (1 - z)·n + z·h along a sequence, from `initial` h (D, B, H).
 
-    With `linear_before_reset` (torch) the gate r multiplies what h comes to in n, else h itself.
-
-    Arguments, results and errors are those of `lstm`.
+    With `linear_before_reset` (torch) the gate r multiplies the product of h in n, otherwise h
+    itself. Other arguments, results and errors as for `lstm`.
 
     Source: Cho et al., EMNLP 2014.
     """

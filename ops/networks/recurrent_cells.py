@@ -25,10 +25,10 @@ _ACTIVATIONS = (
 
 
 def find_activation(f: Any) -> Activation:
-    """A function by its name in `gf.nn`, or as it is given.
+    """Return a function as given, or the function of `gf.nn` with a given name.
 
     Raises:
-        ArgumentError: no function, or an unknown name.
+        ArgumentError: f is neither a function nor a known name.
     """
     if callable(f):
         given: Activation = f
@@ -43,7 +43,7 @@ def find_activation(f: Any) -> Activation:
 
 @dataclass(frozen=True)
 class RecurrentWeights:
-    """Of one direction: w (G·H, inputs), r (G·H, H), biases (G·H,), peepholes (3·H,) or None."""
+    """Weights of one direction: w (G·H, inputs), r (G·H, H), biases (G·H,), peepholes (3·H,)."""
 
     w: Tensor
     r: Tensor
@@ -53,13 +53,20 @@ class RecurrentWeights:
 
     @property
     def size(self) -> int:
-        """H."""
+        """Size H of the state."""
         return int(self.r.shape[1])
 
 
 @dataclass(frozen=True)
 class Cell:
-    """How a state follows from what a step's input comes to. `gates` says the order of rows."""
+    """A recurrent cell: how the next state follows from the inputs' part of the gates.
+
+    Attributes:
+        gates: one letter for each gate, in the order of the weights' rows.
+        activations: functions of the gates and states.
+        states: number of tensors in the state.
+        limit: limit the inputs of activations to ±limit.
+    """
 
     gates: str
     activations: tuple[Activation, ...]
@@ -67,24 +74,27 @@ class Cell:
     limit: float | None = None
 
     def joins_biases(self) -> bool:
-        """Whether the recurrent bias may be added to the input's, once for all steps."""
+        """Return True if the recurrent bias may be added to that of the inputs, for all steps."""
         return True
 
     def step(self, z: Tensor, state: State, weights: RecurrentWeights) -> State:
-        """The next state (h first) from z = w·x + bias."""
+        """Return the next state (h first) from z = w·x + bias."""
         raise NotImplementedError
 
     def clip_preactivation(self, x: Tensor) -> Tensor:
         return x if self.limit is None else clip(x, -self.limit, self.limit)
 
     def gate_columns(self, x: Tensor, gate: str, size: int) -> Tensor:
-        """The columns of x that belong to a gate."""
+        """Return the columns of x that belong to a gate."""
         return rows_of(x, x.ndim - 1, self.gates.index(gate) * size, size)
 
 
 @dataclass(frozen=True)
 class ElmanCell(Cell):
-    """h = f(w·x + r·h + bias). Source: Elman, Cognitive Science 14, 1990."""
+    """A plain recurrent cell: h = f(w·x + r·h + bias).
+
+    Source: Elman, Cognitive Science 14, 1990.
+    """
 
     def step(self, z: Tensor, state: State, weights: RecurrentWeights) -> State:
         total = z + matmul(state[0], weights.r, transpose_b=True)
@@ -93,7 +103,7 @@ class ElmanCell(Cell):
 
 @dataclass(frozen=True)
 class LstmCell(Cell):
-    """Gates i, f, o and candidates g: c = f·c + i·g; h = o·act(c).
+    """A cell of gates i, f, o and candidates g: c = f·c + i·g; h = o·act(c).
 
     `coupled`: f is 1 - i. Source: Hochreiter & Schmidhuber, Neural Computation 9, 1997; Gers &
     Schmidhuber, IJCNN 2000 (peepholes).
@@ -109,7 +119,7 @@ class LstmCell(Cell):
         peepholes = weights.peepholes
 
         def peek(x: Tensor, at: int, c: Tensor) -> Tensor:
-            """Peepholes of i, o and f stand in this order."""
+            """Add the peephole of a gate; peepholes are stored in the order i, o, f."""
             return x if peepholes is None else x + rows_of(peepholes, 0, at * n, n) * c
 
         i = sigmoid(self.clip_preactivation(peek(i, 0, c)))
@@ -121,10 +131,10 @@ class LstmCell(Cell):
 
 @dataclass(frozen=True)
 class GruCell(Cell):
-    """Gates z and r, candidates n: h = (1 - z)·n + z·h.
+    """A cell of gates z and r and candidates n: h = (1 - z)·n + z·h.
 
-    `before_reset`: r multiplies r·h + bias as in torch, else h itself. Source: Cho et al., EMNLP
-    2014.
+    `before_reset`: r multiplies r·h + bias as in torch, otherwise h itself. Source: Cho et al.,
+    EMNLP 2014.
     """
 
     before_reset: bool = True

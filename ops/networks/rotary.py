@@ -1,4 +1,4 @@
-"""Rotary position embeddings: pairs of a vector's elements turned by angles that grow with place.
+"""Rotary position embeddings: pairs of elements rotated by angles proportional to position.
 
 Source: Su et al., arXiv:2104.09864.
 """
@@ -25,7 +25,7 @@ from graphflow.ops.tensors.shape import expand_dims
 
 
 def _pair_slices(size: Size, interleaved: bool) -> tuple[slice, slice]:
-    """Where the two elements of each pair are, among the first 2·`size`."""
+    """Return slices of the first and second elements of `size` pairs."""
     n = int(size)
     return (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if interleaved else (slice(n), slice(n, 2 * n))
 
@@ -99,17 +99,18 @@ rotate_op: Op = register(
 def rotate(
     x: Any, cos: Any, sin: Any, interleaved: bool = False, name: str | None = None
 ) -> Tensor:
-    """Pairs (a, b) of elements of the last axis as (a·cos - b·sin, b·cos + a·sin).
+    """Rotate pairs (a, b) of elements of the last axis: (a·cos - b·sin, b·cos + a·sin).
 
     Args:
-        x: (…, T, d).
-        cos, sin: (…, T, p), broadcast to the first axes of x; with p below d/2 the elements of x
-            behind the first 2·p stay as they are.
-        interleaved: pairs are neighbours; else element i goes with i + p.
+        x: floats (…, T, d).
+        cos, sin: (…, T, p), which broadcast to the first axes of x. If p < d/2, the elements of x
+            after the first 2·p stay as they are.
+        interleaved: pairs are neighbours; otherwise element i goes with element i + p.
 
     Raises:
-        DTypeError: not floats of one dtype.
-        ShapeError, ArgumentError: shapes do not fit, interleaved is no bool.
+        DTypeError: the tensors are not floats of one dtype.
+        ShapeError: the shapes do not fit each other.
+        ArgumentError: interleaved is no bool.
     """
     if not isinstance(interleaved, bool):
         raise ArgumentError(f"interleaved is True or False, not {interleaved!r}")
@@ -123,19 +124,22 @@ def rotary(
     x: Any, positions: Any = None, *, base: float = 10000.0, size: int | None = None,
     interleaved: bool = False, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Queries or keys with their place in them: pair i of a vector at place t turned by t·base^(-2i
-    / size).
+    """Rotate pair i of the vector at position t by the angle t·base^(-2i / size).
+
+    Queries and keys that are encoded so have products that depend on relative positions.
 
     Args:
-        x: (…, T, d).
-        positions: the places, (…, T) of ints or floats, broadcast to the first axes of x; default
-            0, 1, ….
-        size: how many elements of d are turned, even; default all.
+        x: floats (…, T, d).
+        positions: (…, T) of ints or floats, which broadcast to the first axes of x; default 0, 1,
+            ….
+        base: a positive number.
+        size: number of elements of d that are rotated, even; default: all.
+        interleaved: pairs are neighbours; otherwise element i goes with element i + size/2.
 
     Raises:
         DTypeError: x is not float.
-        ShapeError, ArgumentError: an odd or unknown size, places of another shape, base not above
-            0.
+        ShapeError: x has fewer than two axes, or positions have another shape.
+        ArgumentError: size is odd or unknown, or base is not positive.
     """
     x = as_tensor(x)
     require_kind(x.spec, "float")
@@ -143,11 +147,11 @@ def rotary(
         raise ShapeError(f"x is (…, T, d), not {show_shape(x.shape)}")
     number = isinstance(base, int | float) and not isinstance(base, bool)
     if not number or not 0 < base < math.inf:
-        raise ArgumentError(f"base is a finite number above 0, not {base!r}")
+        raise ArgumentError(f"base is a positive finite number, not {base!r}")
     turned: Any = x.shape[-1] if size is None else size
     whole = isinstance(turned, int) and not isinstance(turned, bool)
     if not whole or turned < 2 or turned % 2:
-        raise ArgumentError(f"an even number of elements is turned, from 2, not {turned!r}")
+        raise ArgumentError(f"the number of rotated elements is an even int >= 2, not {turned!r}")
     require_buildable(turned)
     wide = "float64" if x.dtype == np.float64 else "float32"
     places = astype(arange(x.shape[-2]) if positions is None else as_tensor(positions), wide)

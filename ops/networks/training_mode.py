@@ -1,7 +1,7 @@
 """The mode in which layers are built: for training inside `with gf.nn.training():`, else for use.
 
-A graph has no hidden side effects: what layers would remember of a training step (running
-statistics) is a list of assignments that the block hands out, to be run with the step.
+A graph has no hidden side effects. So the running statistics that layers update in a training step
+are a list of assignments, which the block returns for the step to run.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _updates: ContextVar[list[Tensor] | None] = ContextVar("updates", default=None)
 
 
 class training:
-    """Layers called in the block train: Dropout drops, BatchNorm goes by the batch's moments.
+    """A block in which layers train: Dropout drops elements, BatchNorm uses the batch's moments.
 
-    The block gives a list that fills with the assignments of running statistics; they happen in
-    the steps that fetch them:
+    The block returns a list that collects the assignments of running statistics. They happen in
+    steps that fetch them:
 
         with gf.nn.training() as updates:
             loss = gf.mean(gf.nn.cross_entropy(model(x), labels))
         step = gf.optim.Adam(1e-3).minimize(loss)
         session.run([step, *updates], {x: images, labels: classes})
 
-    Outside of such a block, `model(x)` is the model in use. A layer that keeps statistics is called
-    once in a block: a variable has one new value in a step.
+    Outside of such a block, `model(x)` is the model in use. Call a layer that keeps statistics once
+    in a block, since a variable has one new value in a step.
     """
 
     def __init__(self) -> None:
@@ -47,5 +47,5 @@ class training:
 
 
 def current_updates() -> list[Tensor] | None:
-    """Where updates of the innermost block go; None: not training."""
+    """Return the list of updates of the innermost block, or None outside of training."""
     return _updates.get()

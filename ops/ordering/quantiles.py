@@ -1,4 +1,4 @@
-"""Quantiles and the median: made of a sort and of what stands at some places of it."""
+"""Quantiles and the median, read off sorted elements."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ Array = np.ndarray[Any, Any]
 @composite("x")
 @function
 def quantile(x: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """The values below which shares q of the elements over axes (None: all) lie; between two
-    elements on the line through them. NaN if there is one.
+    """Compute the values below which shares q of the elements over axes (None: all) lie.
+
+    Between two elements it interpolates linearly. The result is NaN if an element is NaN.
 
     Args:
+        x: floats.
         q: a number from 0 to 1, or an array of them, whose axes come first in the result.
 
     Raises:
         DTypeError: x is not float.
-        ShapeError, ArgumentError: not axes of x, one given twice, no elements, or no such q.
+        ShapeError: an axis is outside x, or there are no elements.
+        ArgumentError: an axis is given twice, or q is outside [0, 1].
     """
     x, axes = normalize_arguments("quantile", x, axis, keepdims)
     with error_location("quantile"):
@@ -47,12 +50,17 @@ def quantile(x: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Tensor
 @composite("x")
 @function
 def median(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """The middle element over axes (None: all), or the mean of the two in the middle; NaN if there
-    is one.
+    """Compute the middle element over axes (None: all), or the mean of the two middle ones.
+
+    The result is NaN if an element is NaN.
+
+    Args:
+        x: floats.
 
     Raises:
         DTypeError: x is not float.
-        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+        ShapeError: an axis is outside x, or there are no elements.
+        ArgumentError: an axis is given twice.
     """
     x, axes = normalize_arguments("median", x, axis, keepdims)
     with error_location("median"):
@@ -72,7 +80,7 @@ def _require_shares(q: Any) -> Array:
 
 
 def _interpolate_sorted(x: Tensor, shares: Array, axes: Axes, keepdims: bool) -> Tensor:
-    """What stands at the shares of the sorted elements, or between two of them."""
+    """Sort the elements over axes and interpolate between them at the shares."""
     kept = [d for d in range(x.ndim) if d not in axes]
     size = product(x.shape[a] for a in axes)
     front = tuple(x.shape[d] for d in kept)
@@ -84,7 +92,7 @@ def _interpolate_sorted(x: Tensor, shares: Array, axes: Axes, keepdims: bool) ->
     )
     share = astype(place - floor(place), x.dtype)
     found = where(equal(below, above), below, below * (1.0 - share) + above * share)
-    largest = ordered[..., -1:]  # of which NaN is one
+    largest = ordered[..., -1:]  # NaN sorts last, so this is NaN if any element is
     found = moveaxis(where(isnan(largest), largest, found), -1, 0)
     shape = reduced_shape(x.shape, axes, keepdims)
     return reshape(found, (*shares.shape, *shape))

@@ -1,7 +1,7 @@
-"""Searching: where elements are not zero, which differ, where values belong in a sorted list.
+"""Searching: nonzero elements, distinct elements, positions in a sorted tensor, counts.
 
-How many there are depends on the values, and shapes do not: such results have a `size` that the
-caller states, what is left of it is padding, and their number comes with them.
+The number of results depends on values, but shapes may not. So such functions take a `size`, the
+most results that there may be. They pad the rest, and return the number of results, too.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def _require_size(size: Any) -> Size:
 
 def _require_room(count: int, size: int, what: str) -> None:
     if count > size:
-        raise CheckError(f"{count} {what}, but size is {size}; state a larger size")
+        raise CheckError(f"{count} {what}, but size is {size}; give a larger size")
 
 
 def _take_padded(x: Tensor, places: Tensor, count: Tensor, axis: int, fill: Any) -> Tensor:
-    """The slices of x at `places` along an axis; those after the first `count` are filled."""
+    """Return the slices of x at `places` along an axis; after the first `count` they are filled."""
     size = places.shape[0]
     padding = astype(full((), fill), x.dtype)
-    if x.shape[axis] == 0:  # there is nothing that padding could name
+    if x.shape[axis] == 0:  # no index is valid, not even that of padding
         return broadcast_to(padding, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
-    if isinstance(x.shape[axis], Dim):  # there may be nothing
+    if isinstance(x.shape[axis], Dim):  # the axis may turn out empty
         x = pad(x, tuple((0, int(i == axis)) for i in range(x.ndim)))
     used = reshape(less(arange(size), count), (size, *(1,) * (x.ndim - axis - 1)))
     return where(used, take(x, places, axis), padding)
@@ -71,7 +71,7 @@ def _nonzero_kernel(xp: Any, x: Any, size: int, fill: int) -> tuple[Any, Any]:
     return places, xp.asarray(count, I64)
 
 
-# Places (rank, size) in row-major order, and how many there are.
+# Indices (rank, size) in row-major order, and their number.
 _nonzero = register(
     Op(
         "nonzero",
@@ -90,10 +90,12 @@ _nonzero = register(
 
 @function
 def nonzero(x: Any, size: Size, fill: int = 0) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Where x is not zero: for each axis, int64 positions (size,) in row-major order, and their
-    number.
+    """Find the nonzero elements of x: int64 positions (size,) for each axis, and their number.
 
-    Positions after that number are `fill`. More than `size` are a CheckError in the step.
+    Positions are in row-major order; those after the number are `fill`.
+
+    Args:
+        size: most nonzero elements; more are a CheckError in the step.
 
     Raises:
         ArgumentError: size or fill is no int.
@@ -105,7 +107,7 @@ def nonzero(x: Any, size: Size, fill: int = 0) -> tuple[tuple[Tensor, ...], Tens
 
 
 def nonzero_places(x: Any, size: Size, fill: int = 0) -> tuple[Tensor, Tensor]:
-    """As `nonzero`, the positions as one tensor (rank, size)."""
+    """Find nonzero elements as `nonzero` does, with positions as one tensor (rank, size)."""
     x = as_tensor(x)
     if not x.ndim:
         raise ShapeError("x has no axis along which there are positions")
@@ -117,10 +119,11 @@ def nonzero_places(x: Any, size: Size, fill: int = 0) -> tuple[Tensor, Tensor]:
 
 @function
 def count_nonzero(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """How many elements over axes (None: all) are not zero, as int64.
+    """Count the elements over axes (None: all) that are not 0, as int64.
 
     Raises:
-        ShapeError, ArgumentError: not axes of x, or one given twice.
+        ShapeError: an axis is outside x.
+        ArgumentError: an axis is given twice.
     """
     x = as_tensor(x)
     marks = x if kind(x.dtype) == "bool" else not_equal(x, x.dtype.type(0).item())
@@ -131,16 +134,18 @@ def count_nonzero(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
 def compress(
     condition: Any, x: Any, size: Size, axis: int | None = None, fill: Any = 0
 ) -> tuple[Tensor, Tensor]:
-    """The slices of x along an axis (None: the elements) where a condition holds, and their number.
+    """Return the slices of x where a condition holds, and their number.
 
     Args:
         condition: bool, one axis, no longer than that of x.
-        size: how many there may be; more are a CheckError in the step.
-        fill: what slices after the last are filled with.
+        size: most slices; more are a CheckError in the step.
+        axis: the axis of the slices; None: the elements of the flattened x.
+        fill: value of the slices after the last.
 
     Raises:
         DTypeError: the condition is not bool.
-        ShapeError, ArgumentError: it has another rank or is too long; size is no int.
+        ShapeError: the condition has another rank or is too long.
+        ArgumentError: size is no int.
     """
     x, condition = as_tensor(x), as_tensor(condition)
     if condition.dtype != np.bool_:
@@ -175,9 +180,9 @@ def _infer_unique(
 def _unique_kernel(
     xp: Any, x: Any, size: int, axis: int | None, sorted: bool
 ) -> tuple[Any, Any, Any, Any]:
-    """First places, inverse, counts and number of the distinct rows.
+    """Return first positions, inverse, counts and number of the distinct rows.
 
-    A stable sort puts equal rows together, the first of them ahead.
+    A stable sort puts equal rows together, the first of them in front.
     """
     n = x.size if axis is None else x.shape[axis]
     width = 1 if axis is None else math.prod(x.shape) // n if n else 0
@@ -198,7 +203,7 @@ def _unique_kernel(
     _require_room(count, size, "elements differ")
     heads, group = order[starts], xp.cumsum(new) - 1
     lengths = xp.diff(starts, append=xp.asarray([n]))
-    if not sorted:  # by where each occurs first
+    if not sorted:  # order by first occurrence
         rank = xp.argsort(heads)
         heads, lengths = heads[rank], lengths[rank]
         group = xp.argsort(rank)[group]
@@ -227,14 +232,14 @@ _unique = register(
 
 
 class Unique(NamedTuple):
-    """The distinct elements of x, padded to `size`.
+    """The distinct elements of a tensor, padded to `size`.
 
     Attributes:
         values: (size,), or slices of x along an axis of that size.
-        indices: (size,) int64, where each occurs first (0 in the padding).
-        inverse: int64, of the shape of x (or its axis): where in `values` each element is.
-        counts: (size,) int64, how often each occurs (0 in the padding).
-        number: int64 scalar, how many there are.
+        indices: (size,) int64, the first occurrence of each (0 in the padding).
+        inverse: int64, of the shape of x (or its axis): the position of each element in `values`.
+        counts: (size,) int64, the number of occurrences of each (0 in the padding).
+        number: int64 scalar, the number of distinct elements.
     """
 
     values: Tensor
@@ -248,17 +253,22 @@ class Unique(NamedTuple):
 def unique_all(
     x: Any, size: Size, fill: Any = 0, sorted: bool = True, axis: int | None = None
 ) -> Unique:
-    """The distinct elements of x (of its slices along an axis), with all that is known of them.
+    """Find the distinct elements of x, or its distinct slices along an axis.
 
     Args:
-        size: how many there may be; more are a CheckError in the step.
+        x: bools, ints or floats. Each NaN counts as distinct.
+        size: most distinct elements; more are a CheckError in the step.
         fill: the value in the padding.
-        sorted: in ascending order (slices by their first element, then the second …); else in the
-            order in which they occur first. Each NaN is one of its own.
+        sorted: in ascending order (slices by their first element, then the second …); otherwise in
+            order of first occurrence.
+
+    Returns:
+        A `Unique` of values, indices, inverse, counts and number.
 
     Raises:
         DTypeError: x is complex.
-        ShapeError, ArgumentError: not an axis of x, or size is no int.
+        ShapeError: axis is outside x.
+        ArgumentError: size or axis is no int.
     """
     x = as_tensor(x)
     if not isinstance(sorted, bool):
@@ -276,7 +286,7 @@ def unique_all(
 def unique_values(
     x: Any, size: Size, fill: Any = 0, sorted: bool = True, axis: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`values` and `number` of `unique_all`."""
+    """Return `values` and `number` of `unique_all`; arguments and errors as there."""
     found = unique_all(x, size, fill, sorted, axis)
     return found.values, found.number
 
@@ -285,7 +295,7 @@ def unique_values(
 def unique_inverse(
     x: Any, size: Size, fill: Any = 0, sorted: bool = True, axis: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`values`, `inverse` and `number` of `unique_all`."""
+    """Return `values`, `inverse` and `number` of `unique_all`; arguments and errors as there."""
     found = unique_all(x, size, fill, sorted, axis)
     return found.values, found.inverse, found.number
 
@@ -294,7 +304,7 @@ def unique_inverse(
 def unique_counts(
     x: Any, size: Size, fill: Any = 0, sorted: bool = True, axis: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`values`, `counts` and `number` of `unique_all`."""
+    """Return `values`, `counts` and `number` of `unique_all`; arguments and errors as there."""
     found = unique_all(x, size, fill, sorted, axis)
     return found.values, found.counts, found.number
 
@@ -329,15 +339,18 @@ _searchsorted = register(
 
 @function
 def searchsorted(sorted: Any, values: Any, side: str = "left", sorter: Any = None) -> Tensor:
-    """The int64 positions in an ascending tensor before which values keep it sorted.
+    """Find the int64 positions in an ascending tensor before which values keep it sorted.
 
     Args:
+        sorted: one axis of ints or floats.
+        values: of any shape.
         side: "left": before equal elements; "right": after them.
-        sorter: positions that sort it, if it is not.
+        sorter: int positions that sort `sorted`, if it is not.
 
     Raises:
-        ArgumentError: another side.
-        ShapeError, DTypeError: it has several axes, or the kinds mix.
+        ArgumentError: the side is unknown.
+        ShapeError: `sorted` has several axes.
+        DTypeError: the kinds mix.
     """
     if side not in ("left", "right"):
         raise ArgumentError(f"side is 'left' or 'right', not {side!r}")
@@ -374,7 +387,7 @@ _bincount = register(
 
 @function
 def bincount(x: Any, size: Size, weights: Any = None) -> Tensor:
-    """How often each int in [0, size) occurs in x, as int64; with weights of x's shape, their sums.
+    """Count each int in [0, size) in x, as int64; with weights of x's shape, sum them instead.
 
     An int outside is an OpError in the step.
 

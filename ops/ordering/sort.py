@@ -1,6 +1,6 @@
-"""Order along an axis: sort, argsort, the k largest, running extrema.
+"""Sorting along an axis: sort, argsort, the k largest, running extrema.
 
-All sorts are stable: equal elements keep their order, whichever the direction, on any device. NaN
+All sorts are stable: equal elements keep their order, in either direction and on any device. NaN
 counts as larger than every number.
 """
 
@@ -27,12 +27,12 @@ I64 = np.dtype("int64")
 
 
 def _sort_cost(x: TensorSpec, **attrs: Any) -> Cost:
-    """About log2 n for each of n elements; n is not always known, and most are of this order."""
+    """Estimate 12 flops an element: log2 of typical sizes, since the size is not always known."""
     return Cost(flops=x.size * 12)
 
 
 def _scatter_cotangent(g: Tensor, x: Tensor, places: Tensor, axis: int) -> Tensor:
-    """A cotangent of chosen elements, where these are in x."""
+    """Put the cotangent of selected elements at their positions in x."""
     return scatter_add_along_axis(zeros(x.shape, x.dtype), places, g, axis)
 
 
@@ -61,7 +61,7 @@ def _sort_kernel(xp: Any, x: Any, axis: int, descending: bool) -> Any:
 def _argsort_kernel(xp: Any, x: Any, axis: int, descending: bool) -> Any:
     if not descending:
         return xp.argsort(x, axis=axis, kind="stable")
-    # From the back, equal elements come in the order that turning the result around undoes.
+    # Sort from the back: equal elements come in reverse order, which flipping the result undoes.
     backwards = xp.argsort(xp.flip(x, axis), axis=axis, kind="stable")
     return xp.ascontiguousarray(x.shape[axis] - 1 - xp.flip(backwards, axis))
 
@@ -108,11 +108,17 @@ sort_op = register(
 
 @function
 def sort(x: Any, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """x sorted along an axis; NaN is the largest. Always stable, whatever is asked.
+    """Sort x along an axis, always stably; NaN counts as the largest.
+
+    Args:
+        x: bools, ints or floats.
+        descending: the largest first.
+        stable: either value gives a stable sort.
 
     Raises:
         DTypeError: x is complex.
-        ShapeError, ArgumentError: not an axis of x, or flags that are no bools.
+        ShapeError: axis is outside x.
+        ArgumentError: axis is no int, or a flag no bool.
     """
     x, axis = _arguments(x, axis, descending=descending, stable=stable)
     result: Tensor = sort_op(x, axis=axis, descending=descending)
@@ -121,11 +127,14 @@ def sort(x: Any, axis: int = -1, descending: bool = False, stable: bool = True) 
 
 @function
 def argsort(x: Any, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """The int64 positions along an axis that sort x; equal elements stay in order.
+    """Return the int64 positions along an axis that sort x; equal elements stay in order.
+
+    Arguments as for `sort`.
 
     Raises:
         DTypeError: x is complex.
-        ShapeError, ArgumentError: not an axis of x, or flags that are no bools.
+        ShapeError: axis is outside x.
+        ArgumentError: axis is no int, or a flag no bool.
     """
     x, axis = _arguments(x, axis, descending=descending, stable=stable)
     result: Tensor = argsort_op(x, axis=axis, descending=descending)
@@ -161,7 +170,7 @@ def _top_k_kernel(
         raise IndexError(f"k is {k}, but there are {x.shape[axis]} elements along axis {axis}")
     rows = xp.moveaxis(x, axis, -1)
     places = _partition_top_k(xp, rows, k, largest)
-    if places is None:  # few are left out, or NaN are about: order them all
+    if places is None:  # k is a large part of the axis, or there are NaN: sort everything
         places = _argsort_kernel(xp, rows, rows.ndim - 1, largest)[..., :k]
         if not sorted:
             places = xp.sort(places, axis=-1)
@@ -174,13 +183,16 @@ def _top_k_kernel(
 
 
 def _partition_top_k(xp: Any, rows: Any, k: int, largest: bool) -> Any:
-    """Positions along the last axis of the k largest (or smallest), in order of position: all that
-    are beyond the k-th, and as many of its equals as are missing, the first ones. None: not so."""
+    """Return the positions of the k largest (or smallest) on the last axis, in order of position.
+
+    Ties at the k-th value go to the lowest positions. None if partitioning would not be faster than
+    sorting, or if NaN make comparisons unreliable.
+    """
     n = rows.shape[-1]
     if not 0 < k <= n // 4 or not rows.size:
         return None
     if xp is not np and rows.dtype.kind == "f" and bool(xp.isnan(rows).any()):
-        return None  # CuPy's partition does not put them behind all others
+        return None  # CuPy's partition does not put NaN last
     edge = n - k if largest else k - 1
     kth = xp.partition(rows, edge, axis=-1)[..., edge : edge + 1]
     inside = rows >= kth if largest else rows <= kth
@@ -219,14 +231,20 @@ _top_k = register(
 def top_k(
     x: Any, k: Size, axis: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The k largest (or smallest) elements along an axis, and their int64 positions.
+    """Return the k largest (or smallest) elements along an axis, and their int64 positions.
 
-    Of equal elements the first come first. `sorted`: the extreme ones first; else in order of
-    position. NaN is the largest.
+    Of equal elements the first come first. NaN counts as the largest.
+
+    Args:
+        x: ints or floats.
+        k: an int, or the size of another tensor.
+        largest: False for the smallest.
+        sorted: order by value, the extreme one first; otherwise by position.
 
     Raises:
         DTypeError: x is bool or complex.
-        ShapeError, ArgumentError: not an axis of x, or k is no int from 0 to its size.
+        ShapeError: axis is outside x, or k exceeds its size.
+        ArgumentError: k is no int >= 0.
     """
     x, axis = _arguments(x, axis, largest=largest, sorted=sorted)
     k = int(k) if isinstance(k, np.integer) else k
@@ -240,7 +258,7 @@ def top_k(
 
 
 def _running_places(xp: Any, y: Any, x: Any, axis: int) -> Any:
-    """Where each running extremum was last attained."""
+    """Return the position at which each running extremum was last attained."""
     shape = [1] * x.ndim
     shape[axis] = x.shape[axis]
     here = xp.arange(x.shape[axis]).reshape(shape)
@@ -294,12 +312,13 @@ _cummin = _running_extremum("cummin", "minimum", "minimum")
 
 @function
 def cummax(x: Any, axis: int = -1) -> Tensor:
-    """The largest of each element and those before it along an axis. Of equals the last one has the
-    gradient.
+    """Return the largest of each element and those before it along an axis.
+
+    Of equal elements the last one has the gradient.
 
     Raises:
         DTypeError: x is bool or complex.
-        ShapeError, ArgumentError: not an axis of x.
+        ShapeError: axis is outside x.
     """
     x, axis = _arguments(x, axis)
     result: Tensor = _cummax(x, axis=axis)
@@ -308,11 +327,13 @@ def cummax(x: Any, axis: int = -1) -> Tensor:
 
 @function
 def cummin(x: Any, axis: int = -1) -> Tensor:
-    """The smallest of each element and those before it along an axis, as `cummax`.
+    """Return the smallest of each element and those before it along an axis.
+
+    Of equal elements the last one has the gradient.
 
     Raises:
         DTypeError: x is bool or complex.
-        ShapeError, ArgumentError: not an axis of x.
+        ShapeError: axis is outside x.
     """
     x, axis = _arguments(x, axis)
     result: Tensor = _cummin(x, axis=axis)

@@ -1,7 +1,7 @@
-"""Activation functions of `gf.nn`: elementwise ops, each with its gradient as one more.
+"""Smooth activation functions of `gf.nn`: elementwise ops, each with its gradient as another op.
 
-Gradients select with `where` and do not multiply by 0 or 1: an infinite cotangent on the flat side
-of an activation gives 0, not NaN.
+Where a factor of a product is exactly 0 for large |x|, the other factor is clipped: an infinite x
+times 0 would be NaN.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PAIRS = (sample(F, F), sample(SCALAR, SCALAR))
 SIDE_PAIRS = (sample(F, F, low=0.2, high=3.0), sample(F, F, low=-3.0, high=-0.2))
 
 
-# Sigmoid and its kin --------------------------------------------------------------------------
+# Sigmoids -------------------------------------------------------------------------------------
 
 sigmoid_grad: Op = elementwise(
     "sigmoid_grad",
@@ -49,7 +49,7 @@ sigmoid_grad: Op = elementwise(
 
 
 def _sigmoid(xp: Any, x: Any) -> Any:
-    if hasattr(xp, "sigmoid"):  # where kernels are generated
+    if hasattr(xp, "sigmoid"):  # in generated kernels
         return xp.sigmoid(x)
     # exp(-x) may overflow to infinity: the quotient is then 0, as it should be.
     return xp.reciprocal(1 + xp.exp(-x))
@@ -68,8 +68,8 @@ sigmoid = elementwise(
 
 
 _SATURATED = 1000.0
-"""Beyond it sigmoids and normal distributions are exactly 0 and 1. Products with them are taken of
-x within these limits, since an infinite x times 0 would be NaN."""
+"""Beyond ±this, sigmoids and normal distributions are exactly 0 or 1. Products with them clip x to
+these limits, since an infinite x times 0 would be NaN."""
 
 
 def _silu_grad_vjp(h: Tensor, y: Tensor, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ softplus = elementwise(
 )
 
 
-# Other smooth ones ----------------------------------------------------------------------------
+# Other smooth activations ---------------------------------------------------------------------
 
 log_sigmoid = elementwise(
     "log_sigmoid",
@@ -173,11 +173,11 @@ mish = elementwise(
 
 @function
 def swish(x: Any, beta: float = 1.0, name: str | None = None) -> Tensor:
-    """x·sigmoid(beta·x); `silu` is that of beta 1.
+    """Compute x·sigmoid(beta·x); `silu` is the case beta = 1.
 
     Raises:
         DTypeError: x is not float.
-        ArgumentError: beta is not a number.
+        ArgumentError: beta is not a finite number.
     """
     beta = require_finite("swish", "beta", beta)
     x = as_tensor(x)
@@ -191,12 +191,12 @@ def swish(x: Any, beta: float = 1.0, name: str | None = None) -> Tensor:
 
 
 def _split_halves(x: Any, axis: int) -> list[Tensor]:
-    """x in two halves along an axis."""
+    """Split x into two halves along an axis."""
     x = as_tensor(x)
     same_float(x.spec)
     size = x.shape[normalize_axis(axis, x.ndim)]
     if not isinstance(size, int) or size % 2:
-        raise ShapeError(f"axis {axis} is halved, but has size {size}")
+        raise ShapeError(f"the size of axis {axis} must be known and even, got {size}")
     halves: list[Tensor] = FUNCTIONS["split"](x, 2, axis)
     return halves
 
@@ -204,7 +204,7 @@ def _split_halves(x: Any, axis: int) -> list[Tensor]:
 @composite("x")
 @function
 def glu(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
-    """a·sigmoid(b), with a and b the halves of x along an axis.
+    """Compute a·sigmoid(b), with a and b the halves of x along an axis.
 
     Raises:
         DTypeError: x is not float.
@@ -220,7 +220,7 @@ def glu(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
 @composite("x")
 @function
 def swiglu(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
-    """silu(a)·b, with a and b the halves of x along an axis; errors as for `glu`.
+    """Compute silu(a)·b, with a and b the halves of x along an axis; errors as for `glu`.
 
     Source: Shazeer, arXiv:2002.05202.
     """
@@ -316,11 +316,15 @@ gelu_tanh: Op = elementwise(
 
 @function
 def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Tensor:
-    """x·Φ(x), with Φ the normal distribution function; approximate="tanh" for the tanh form.
+    """Compute x·Φ(x), with Φ the normal distribution function.
+
+    Args:
+        x: floats.
+        approximate: None, or "tanh" for the approximation by a tanh.
 
     Raises:
         DTypeError: x is not float.
-        ArgumentError: another approximation is asked for.
+        ArgumentError: approximate is neither.
 
     Source: Hendrycks & Gimpel, arXiv:1606.08415.
     """

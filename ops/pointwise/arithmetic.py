@@ -1,8 +1,7 @@
-"""Elementwise ops: arithmetic, comparison, logic and rounding; and how such ops are declared.
+"""Elementwise arithmetic, comparison, logic and rounding; `elementwise` declares such ops.
 
-Each gives `expr`, the value of one element, which serves numpy and cupy as it stands (and the
-kernel generators); an op that is one ufunc also gives `into`, so that it writes straight to its
-buffer.
+Each op gives `expr`, the value of one element. It serves numpy, CuPy and the kernel generators
+alike. An op that is a single ufunc also gets `into`, so that it writes straight to its buffer.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ RATIO = tuple(sample(*s.inputs, low=0.4, high=3.0) for s in BINARY)
 
 
 def per_element(flops: int) -> Callable[..., Cost]:
-    """A cost rule: so many flops for each element of the broadcast inputs."""
+    """Return a cost rule of `flops` for each element of the broadcast inputs."""
 
     def cost(*specs: TensorSpec, **attrs: Any) -> Cost:
         return Cost(flops=product(broadcast_shapes(*(s.shape for s in specs))) * flops)
@@ -95,10 +94,14 @@ def elementwise(
     sharding: Callable[..., Sharding] | None = None,
     jvp: Callable[..., Tensor | None] | None = None,
 ) -> Op:
-    """Register an elementwise op: `expr` is a ufunc's name, or a function (xp, *scalars, **attrs).
+    """Register an elementwise op.
 
-    `into` may find its output in the buffer of an input, so it writes there last.
-    `vjp` gives cotangents of the result's shape, whatever was broadcast to it (see `autodiff`).
+    Args:
+        expr: the name of a ufunc, or a function (xp, *scalars, **attrs).
+        into: (xp, out, *arrays, **attrs). `out` may share the buffer of an input, so it is written
+            last.
+        vjp: gives cotangents of the result's shape, whatever was broadcast to it; reverse mode
+            reduces them to the inputs' shapes.
     """
     ufunc = None
     if isinstance(expr, str):
@@ -131,7 +134,7 @@ def elementwise(
 
 
 def no_gradient(g: Tensor, y: Tensor, *inputs: Tensor, **attrs: Any) -> tuple[None, ...]:
-    """The vjp of what is flat almost everywhere."""
+    """Return no cotangents: the vjp of functions that are flat almost everywhere."""
     return (None,) * len(inputs)
 
 
@@ -176,7 +179,7 @@ _divide = elementwise(
 
 @function
 def divide(a: Any, b: Any, name: str | None = None) -> Tensor:
-    """a / b, elementwise over broadcast shapes; ints and bools give float64, as in numpy.
+    """Compute a / b over broadcast shapes; ints and bools give float64, as in numpy.
 
     Raises:
         DTypeError: the kinds of the dtypes mix.
@@ -214,8 +217,10 @@ remainder = elementwise(
 
 
 def _pow_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """d/da is 0 where b is 0, d/db is 0 where a is not positive (where it has no real value), or
-    is 0."""
+    """Return g·∂/∂a and g·∂/∂b; the first is 0 where b is 0.
+
+    The second is 0 where a or the result is 0, or a is negative: there it has no real value.
+    """
     number = constant_value(b)
     if number is None:
         less = FUNCTIONS["where"](equal(b, 0), 0, b - 1)  # 0·a⁰ is 0 for an infinite a, too
@@ -235,16 +240,17 @@ _pow = elementwise(
 
 @function
 def pow(x: Any, exponent: Any, name: str | None = None) -> Tensor:
-    """x ** exponent, elementwise; exponents 1, 2, 0.5 and -1 as Python numbers become cheaper ops.
+    """Compute x ** exponent; Python numbers 1, 2, 0.5 and -1 as exponents become cheaper ops.
 
     Raises:
         DTypeError: the kinds of the dtypes mix.
-        ArgumentError: ints to a negative power.
+        ArgumentError: x is int and the exponent negative.
     """
     if isinstance(x, Tensor) and type(exponent) in (int, float):
         if kind(x.dtype) == "int" and exponent < 0:
             raise ArgumentError(
-                f"pow at {user_location()}: ints have no power {exponent}; convert with .astype"
+                f"pow at {user_location()}: ints cannot be raised to a negative power, {exponent}; "
+                "convert them with .astype"
             )
         cheaper: dict[float, Any] = {1: positive, 2: square}
         if is_inexact(x.dtype):
@@ -270,7 +276,7 @@ def _sign(xp: Any, x: Any) -> Any:
 
 
 def _sign_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None]:
-    """Only the part of g across the direction of a complex number turns it; 0 at 0."""
+    """Return the part of g across the direction of a complex number, over its size; 0 at 0."""
     if kind(x.dtype) != "complex":
         return (None,)
     size = abs(x)
@@ -318,7 +324,7 @@ copysign = elementwise(
 
 @function
 def signbit(x: Any, name: str | None = None) -> Tensor:
-    """Whether x has a minus, as -0.0 and some NaN have, too.
+    """Return True where x has a negative sign, as -0.0 and some NaN have, too.
 
     Raises:
         DTypeError: x is not float.
@@ -338,7 +344,7 @@ reciprocal = elementwise(
 )
 
 
-# Rounding: flat almost everywhere, and the identity of ints -------------------------------------
+# Rounding: flat almost everywhere; ints stay as they are ----------------------------------------
 
 
 def _rounding(name: str, ufunc: str, doc: str) -> Op:

@@ -1,4 +1,4 @@
-"""Bits: logic on the bits of ints, shifts, the bits of one dtype read as another; C's remainder.
+"""Bitwise logic on ints, shifts, bitcast, and C's remainder fmod.
 
 On bools, the operators `& | ^ ~` are the logical ones.
 """
@@ -44,7 +44,7 @@ bitwise_and = elementwise("bitwise_and", "bitwise_and", None, _bits, _PAIRS)
 bitwise_or = elementwise("bitwise_or", "bitwise_or", None, _bits, _PAIRS)
 bitwise_xor = elementwise("bitwise_xor", "bitwise_xor", None, _bits, _PAIRS)
 bitwise_invert = elementwise("bitwise_invert", "invert", None, _bits, (sample(INT), sample(BOOL)))
-# By as many bits as the type has, or more, all are gone (the sign stays, to the right).
+# A shift by the width of the type or more gives 0 (to the right, -1 for negative numbers).
 bitwise_left_shift = elementwise("bitwise_left_shift", "left_shift", None, _ints, _SHIFTS)
 bitwise_right_shift = elementwise("bitwise_right_shift", "right_shift", None, _ints, _SHIFTS)
 
@@ -53,7 +53,7 @@ def _fmod_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tenso
     return g, divisor_cotangent(g, FUNCTIONS["trunc"](a / b))
 
 
-# The remainder of a division that truncates: the sign of the result is that of a.
+# The remainder of a truncating division: the result has the sign of a.
 fmod: Op = elementwise(
     "fmod",
     "fmod",
@@ -103,10 +103,10 @@ _bitcast = elementwise(
 
 @function
 def bitcast(x: Any, dtype: Any, name: str | None = None) -> Tensor:
-    """The bits of x read as another dtype of the same size.
+    """Read the bits of x as another dtype of the same size.
 
     Raises:
-        DTypeError: the sizes differ, or not all bits are values of the dtype (bool).
+        DTypeError: the sizes differ, or some bits are no value of the dtype (bool).
     """
     wanted = as_dtype(dtype)
     result: Tensor = _bitcast(as_tensor(x), dtype=wanted.name, name=name)

@@ -1,8 +1,8 @@
-"""Complex numbers: their parts, conjugates and angles, and how they are made of real numbers.
+"""Complex numbers: parts, conjugates, angles, and making them from real numbers.
 
-For a real loss L the cotangent of z is dL/dRe z + i·dL/dIm z (as in torch), so that z - lr·g
-descends; a holomorphic f passes g on as g·conj(f'(z)). In real graphs nothing changes, since `conj`
-of a real tensor is the tensor itself.
+For a real loss L the cotangent of z is dL/dRe z + i·dL/dIm z (as in torch), so z - lr·g descends. A
+holomorphic f passes g on as g·conj(f'(z)). Real graphs gain no nodes, since `conj` returns a real
+tensor as it is.
 
 Source: Kreutz-Delgado, "The complex gradient operator and the CR-calculus", arXiv:0906.4835.
 """
@@ -80,7 +80,7 @@ _complex: Op = elementwise(
 
 @function
 def conj(x: Any, name: str | None = None) -> Tensor:
-    """The complex conjugate of each element; a real tensor is returned as it is."""
+    """Return the complex conjugate of each element; a real tensor is returned as it is."""
     x = as_tensor(x)
     result: Tensor = _conj(x, name=name) if kind(x.dtype) == "complex" else x
     return result
@@ -88,7 +88,7 @@ def conj(x: Any, name: str | None = None) -> Tensor:
 
 @function
 def real(x: Any, name: str | None = None) -> Tensor:
-    """The real part of each element; a real tensor is returned as it is."""
+    """Return the real part of each element; a real tensor is returned as it is."""
     x = as_tensor(x)
     result: Tensor = _real(x, name=name) if kind(x.dtype) == "complex" else x
     return result
@@ -96,7 +96,7 @@ def real(x: Any, name: str | None = None) -> Tensor:
 
 @function
 def imag(x: Any, name: str | None = None) -> Tensor:
-    """The imaginary part of each element; zeros for a real tensor."""
+    """Return the imaginary part of each element; zeros for a real tensor."""
     x = as_tensor(x)
     result: Tensor = _imag(x, name=name) if kind(x.dtype) == "complex" else zeros_like(x)
     return result
@@ -104,7 +104,7 @@ def imag(x: Any, name: str | None = None) -> Tensor:
 
 @function
 def complex(re: Any, im: Any, name: str | None = None) -> Tensor:
-    """re + i·im over broadcast shapes: complex128 of float64, else complex64.
+    """Compute re + i·im over broadcast shapes: complex128 for float64, else complex64.
 
     Raises:
         DTypeError: the parts are not floats.
@@ -117,7 +117,7 @@ def complex(re: Any, im: Any, name: str | None = None) -> Tensor:
 
 @function
 def angle(x: Any, name: str | None = None) -> Tensor:
-    """The angle of each number in the complex plane, in (-π, π] radians; of floats too.
+    """Return the angle of each float or complex number in the complex plane, in (-π, π] radians.
 
     Raises:
         DTypeError: x is neither float nor complex.

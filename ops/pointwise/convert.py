@@ -1,4 +1,4 @@
-"""Ops about a tensor as a whole: its dtype, whether a gradient passes, its size, others like it."""
+"""Conversion of dtypes, stop_gradient, sizes as tensors, and constants like a tensor."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _astype = elementwise(
 
 @function
 def astype(x: Any, dtype: Any, name: str | None = None) -> Tensor:
-    """x converted to another dtype; floats to ints truncate towards zero.
+    """Convert x to another dtype; floats become ints by truncation towards zero.
 
     Raises:
         DTypeError: the dtype is not supported, or x is complex and the dtype is not.
@@ -80,11 +80,11 @@ def astype(x: Any, dtype: Any, name: str | None = None) -> Tensor:
     return result
 
 
-# No gradient passes. Its sample is of ints: finite differences would see one.
+# Passes no gradient. Its sample is of ints, since finite differences would see one of floats.
 stop_gradient = register(
     Op(
         "stop_gradient",
-        doc="x, as a constant for gradients: of any shape and dtype, which it keeps.",
+        doc="Return x as a constant for gradients, in its shape and dtype.",
         infer=lambda x: x,
         kernel=lambda xp, x: x,
         into=lambda xp, out, x: xp.copyto(out, x),
@@ -97,7 +97,7 @@ stop_gradient = register(
     )
 )
 
-# A size as a scalar: how a factor depends on a size that is known only when a step is fed.
+# A size as a scalar tensor, for factors that depend on a size known only when a step is fed.
 size_of = register(
     Op(
         "size_of",
@@ -112,7 +112,7 @@ size_of = register(
 
 @function
 def full_like(x: Any, value: Any, dtype: Any = None) -> Tensor:
-    """A tensor of the shape (and dtype, unless given) of x, filled with a number.
+    """Return a tensor of the shape (and, by default, dtype) of x, filled with a number.
 
     It does not depend on x itself.
 
@@ -126,7 +126,7 @@ def full_like(x: Any, value: Any, dtype: Any = None) -> Tensor:
 
 @function
 def zeros_like(x: Any, dtype: Any = None) -> Tensor:
-    """A tensor of the shape (and dtype, unless given) of x, filled with 0."""
+    """Return a tensor of the shape (and, by default, dtype) of x, filled with 0."""
     x = as_tensor(x)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     return full_like(x, wanted.type(0).item(), wanted)
@@ -134,7 +134,7 @@ def zeros_like(x: Any, dtype: Any = None) -> Tensor:
 
 @function
 def ones_like(x: Any, dtype: Any = None) -> Tensor:
-    """A tensor of the shape (and dtype, unless given) of x, filled with 1."""
+    """Return a tensor of the shape (and, by default, dtype) of x, filled with 1."""
     x = as_tensor(x)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     return full_like(x, wanted.type(1).item(), wanted)

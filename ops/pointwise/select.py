@@ -1,4 +1,4 @@
-"""Elementwise choices: the larger, the smaller, where, clip.
+"""Elementwise choices: maximum, minimum, where, clip.
 
 Gradients select, too: an infinite cotangent on the side that was not chosen gives 0. Its product
 with a truth value would be NaN.
@@ -31,7 +31,7 @@ def _greater_grad_of(xp: Any, g: Any, a: Any, b: Any) -> Any:
     return xp.where(a > b, g, xp.where(a == b, g * 0.5, 0))
 
 
-# The share of g that goes to a, where the larger of a and b was taken: half at a tie.
+# The share of g that goes to a if the result is the larger of a and b; half of it at a tie.
 greater_grad: Op = elementwise(
     "greater_grad",
     _greater_grad_of,
@@ -88,7 +88,7 @@ _where = elementwise(
 
 @function
 def where(condition: Any, a: Any, b: Any, name: str | None = None) -> Tensor:
-    """a where the condition holds, else b; the three broadcast.
+    """Return a where the condition holds, else b; the three shapes broadcast.
 
     Raises:
         DTypeError: the condition is not bool, or the kinds of a and b mix.
@@ -100,8 +100,7 @@ def where(condition: Any, a: Any, b: Any, name: str | None = None) -> Tensor:
 
 
 def stop_gradient_unless(condition: Tensor, x: Tensor) -> Tensor:
-    """x, whose gradient is 0 where the condition does not hold, even if that of what follows is
-    NaN there."""
+    """Return x, with gradient 0 where the condition does not hold, even for a NaN cotangent."""
     return where(condition, x, stop_gradient(x))
 
 
@@ -117,7 +116,7 @@ def _infer_clip(x: TensorSpec, *others: TensorSpec, min: Any, max: Any, ends: bo
 
 
 def _clip_grad_of(xp: Any, g: Any, x: Any, min: Any, max: Any, ends: bool) -> Any:
-    """g where x is in [min, max], or between them if the ends do not count."""
+    """Return g where x is in [min, max], or strictly between them without `ends`."""
     above = None if min is None else x >= min if ends else x > min
     below = None if max is None else x <= max if ends else x < max
     inside = below if above is None else above if below is None else above & below
@@ -138,7 +137,7 @@ clip_grad: Op = elementwise(
     flops=3,
     into=lambda xp, out, g, x, **limits: xp.copyto(out, _clip_grad_of(xp, g, x, **limits)),
 )
-# `ends`: whether the gradient passes where x is a limit.
+# `ends`: the gradient passes where x equals a limit.
 clip_op: Op = elementwise(
     "clip",
     lambda xp, x, min, max, ends: xp.clip(x, min, max),
@@ -152,9 +151,9 @@ clip_op: Op = elementwise(
 
 @function
 def clip(x: Any, min: Any = None, max: Any = None, name: str | None = None) -> Tensor:
-    """x limited to [min, max]: numbers or tensors, None for no limit.
+    """Limit x to [min, max], which are numbers or tensors; None is no limit.
 
-    The gradient is that of x where min <= x <= max, else 0 (between tensors: see `maximum`).
+    The gradient is that of x where min <= x <= max, else 0 (for tensors as limits: see `maximum`).
 
     Raises:
         DTypeError: a limit does not fit the dtype of x.

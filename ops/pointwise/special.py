@@ -1,7 +1,6 @@
-"""The logarithm of the gamma function and its derivatives, the complement of the error function,
-and that function's inverse: elementwise, of floats.
+"""Special functions of floats: lgamma and its derivatives, erfc and erfinv.
 
-Each is one expression for every backend: all its branches are computed, and one is chosen.
+Each is one expression for every backend: it computes all branches and selects one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _NEAR_TWO = (
     0.020580808427784546, -0.0673523010531981, 0.3224670334241132, 0.42278433509846713,
 )  # fmt: skip
 _SINGLE = 12
-"""Of its coefficients, those that float32 needs."""
+"""Number of its last coefficients that float32 needs."""
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
 """B₂, B₄ … of the asymptotic series."""
 _FAR = 8.0  # from here on the asymptotic series of log Γ is exact
@@ -44,14 +43,17 @@ _SIDES = (
 
 
 def _offset_from_integer(xp: Any, x: Any) -> Any:
-    """How far a number is from the nearest whole one, from -½ to ½."""
-    inside = xp.maximum(xp.minimum(x, 2.0**60), -(2.0**60))  # beyond, all are whole
+    """Return the signed distance of x from the nearest integer, from -½ to ½."""
+    inside = xp.maximum(xp.minimum(x, 2.0**60), -(2.0**60))  # larger floats all are integers
     return inside - xp.rint(inside)
 
 
 def _lgamma(xp: Any, x: Any) -> Any:
-    """The series at 2, and the factors that lead there; Stirling's series from 8 on; from -½ down
-    by Γ(x)·Γ(-x) = -π / (x·sin πx)."""
+    """Compute log |Γ(x)|.
+
+    Below 8 a recurrence leads to the series at 2, from 8 on Stirling's series applies. From -½ down
+    it uses Γ(x)·Γ(-x) = -π / (x·sin πx).
+    """
     size = xp.abs(x)
     is_small, is_low, is_far = size < 0.5, size < 1.5, size >= _FAR
     y, factors = xp.minimum(size, _FAR), xp.where(is_low, size, 1.0)
@@ -84,8 +86,10 @@ lgamma = elementwise(
 
 
 def _cotangent_derivative(n: int) -> list[float]:
-    """Coefficients, highest first, of the polynomial of cot πx that is the n-th derivative of
-    π·cot πx, but for πⁿ⁺¹."""
+    """Return the n-th derivative of π·cot πx as coefficients of a polynomial of cot πx.
+
+    The highest comes first; the factor πⁿ⁺¹ is left out.
+    """
     found = [0.0, 1.0]
     for _ in range(n):
         slope = [k * c for k, c in enumerate(found)][1:]
@@ -94,7 +98,7 @@ def _cotangent_derivative(n: int) -> list[float]:
 
 
 def _integer_power(x: Any, power: int) -> Any:
-    """x to a whole power from 1 on, by multiplication."""
+    """Return x to an integer power of at least 1, by multiplication."""
     if power == 1:
         return x
     half = _integer_power(x, power // 2)
@@ -102,8 +106,10 @@ def _integer_power(x: Any, power: int) -> Any:
 
 
 def _polygamma(xp: Any, x: Any, n: int) -> Any:
-    """A sum of the first terms of Hurwitz's zeta function, and Euler's and Maclaurin's for the
-    rest; below ½ by the derivatives of ψ(1 - x) - ψ(x) = π·cot πx."""
+    """Sum the first terms of Hurwitz's zeta function, and the rest by Euler and Maclaurin.
+
+    Below ½ it uses the derivatives of ψ(1 - x) - ψ(x) = π·cot πx.
+    """
     is_left = x < 0.5
     t = xp.where(is_left, 1 - x, x)
     terms = (5 if x.dtype.itemsize == 4 else 10) + n
@@ -125,7 +131,7 @@ def _polygamma(xp: Any, x: Any, n: int) -> Any:
         found = (total + tail) * float((-1) ** (n + 1) * math.factorial(n))
     rest = _offset_from_integer(xp, x)
     sine = xp.sin(rest * math.pi)
-    turned = xp.sin((0.5 - xp.abs(rest)) * math.pi) / sine  # the cosine is 0 half-way
+    turned = xp.sin((0.5 - xp.abs(rest)) * math.pi) / sine  # as a sine, exactly 0 at ±½
     if n % 2 == 0:  # on both sides of a pole the signs differ
         turned = xp.where((sine == 0) & (x < 0), math.nan, turned)
     mirrored = horner(_cotangent_derivative(n), turned) * math.pi ** (n + 1)
@@ -152,7 +158,7 @@ polygamma_op: Op = elementwise(
 
 @function
 def digamma(x: Any, name: str | None = None) -> Tensor:
-    """The derivative of log Γ(x): that of `lgamma`.
+    """Compute ψ(x), the derivative of log Γ(x).
 
     Raises:
         DTypeError: x is not float.
@@ -163,7 +169,7 @@ def digamma(x: Any, name: str | None = None) -> Tensor:
 
 @function
 def polygamma(n: int, x: Any, name: str | None = None) -> Tensor:
-    """The n-th derivative of `digamma`.
+    """Compute the n-th derivative of `digamma` at x.
 
     Raises:
         DTypeError: x is not float.
@@ -189,9 +195,11 @@ _FAR_TAIL = (
 
 
 def _erfc(xp: Any, x: Any) -> Any:
-    """1 - erf(x) near 0, else exp(-x²) times a ratio. The square is rounded; so x is parted into
-    16ths, whose squares are exact, and the rest."""
-    size = xp.minimum(xp.abs(x), 28.0)  # here it is 0
+    """Compute 1 - erf(x) near 0, elsewhere exp(-x²) times a ratio.
+
+    Since x² is rounded, x is split into sixteenths, whose squares are exact, and the rest.
+    """
+    size = xp.minimum(xp.abs(x), 28.0)  # erfc(28) rounds to 0
     small, large = xp.minimum(size, 4.0), xp.maximum(size, 4.0)
     middle = horner(ERFC_PARTS[0], small) / horner(ERFC_PARTS[1], small)
     w = 1 / (large * large)

@@ -1,8 +1,7 @@
-"""Roots, exponentials, logarithms, trigonometry and the error function: elementwise, of floats
-(and complex numbers, but for `atan2`, `hypot`, `logaddexp` and `erf`; principal values, branch cuts
-as in numpy).
+"""Roots, exponentials, logarithms, trigonometry and the error function: elementwise, of floats.
 
-They take no ints: what the float type of an int would be is better said by `astype`.
+All but `atan2`, `hypot`, `logaddexp` and `erf` take complex numbers, too: principal values, with
+numpy's branch cuts. None takes ints, since `astype` says better which float type is meant.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ log10 = _function("log10", lambda g, y, x: (g / (conj(x) * math.log(10)),), samp
 
 
 def _logaddexp(xp: Any, a: Any, b: Any) -> Any:
-    gap = xp.where(a == b, 0, a - b)  # infinities of one sign have none
+    gap = xp.where(a == b, 0, a - b)  # inf - inf would be NaN
     return xp.maximum(a, b) + xp.log1p(xp.exp(-xp.abs(gap)))
 
 
@@ -102,7 +101,7 @@ tan = _function("tan", lambda g, y, x: (g * conj(square(y) + 1),), samples=_INSI
 
 
 def _one_less_square(x: Tensor) -> Tensor:
-    """1 - x², of real numbers by factors, which keep their digits near 1."""
+    """Return 1 - x²; for real x as (1 - x)·(1 + x), which keeps its digits near 1."""
     result: Tensor = 1 - square(x) if kind(x.dtype) == "complex" else (1 - x) * (1 + x)
     return result
 
@@ -127,7 +126,7 @@ def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
 
 
 def _direction(y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """a·s, b·s, y·s and s, of the hypotenuse y of a and b; s makes y finite where it is not."""
+    """Return a·s, b·s, y·s and s for the hypotenuse y of a and b; s keeps y·s finite."""
     largest = float(limits(a.dtype)[1])
     scale = 1.0 - 0.75 * FUNCTIONS["astype"](isinf(y), y.dtype)
     a, b = (FUNCTIONS["clip"](t, -largest, largest) * scale for t in (a, b))
@@ -142,7 +141,7 @@ atan2 = _function(
 
 def _hypot_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     quotient = divide_out(g, y)
-    if quotient is not None:  # y² has derivatives of any order at 0, y has none
+    if quotient is not None:  # g comes from y², which is smooth at 0, unlike y
         return a * quotient, b * quotient
     up, along, length, _ = _direction(y, a, b)
     y, length = one_where_masked(g, y), one_where_masked(g, length)
@@ -169,8 +168,7 @@ asinh = _function("asinh", _asinh_vjp, "arcsinh", flops=20)
 
 
 def _acosh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """By two roots: x² - 1 may overflow, and of complex numbers with Re x < 0 its root has another
-    sign."""
+    """Divide by two roots: x² - 1 may overflow, and its root has another sign if Re x < 0."""
     return (g * conj(rsqrt(x - 1) * rsqrt(x + 1)),)
 
 
@@ -231,7 +229,10 @@ _Q = (1.3541983617394452e-05, -0.00034620312169174783, 0.003738810919811754,
 
 
 def horner(coefficients: Sequence[float], x: Any) -> Any:
-    """A polynomial, highest power first, in the dtype of x; in place: fresh memory costs more."""
+    """Evaluate a polynomial, highest power first, in the dtype of x.
+
+    It works in place, since fresh memory costs more time.
+    """
     total = x * coefficients[0]
     total += coefficients[1]
     for coefficient in coefficients[2:]:
@@ -241,8 +242,8 @@ def horner(coefficients: Sequence[float], x: Any) -> Any:
 
 
 def erf_of(xp: Any, x: Any) -> Any:
-    """erf of each element of x, float32 or float64; one expression for every backend."""
-    if hasattr(xp, "erf"):  # where kernels are generated
+    """Compute erf of each element of x, float32 or float64, by one expression for every backend."""
+    if hasattr(xp, "erf"):  # in generated kernels
         return xp.erf(x)
     if x.dtype.itemsize == 4:
         t = xp.minimum(xp.abs(x), 4.0)  # erf(4) rounds to 1
@@ -259,7 +260,7 @@ def erf_of(xp: Any, x: Any) -> Any:
         s = t * t
         small = t * horner(_A, s) / horner(_B, s)
         large = 1 - xp.exp(-s) * horner(_C, t) / horner(_D, t)
-    # Both are finite: multiplying by truth values chooses exactly, and much faster than `where`.
+    # Both are finite, so multiplying by truth values selects exactly, and much faster than `where`.
     small *= is_small
     large *= ~is_small
     small += large

@@ -1,7 +1,7 @@
-"""Philox 4x32-10: random words as a function of (seed, stream, step, index), with no state.
+"""Philox 4x32-10: random words as a function of (seed, stream, step, index), without state.
 
-A node draws the words of one stream; its elements have global indices, so that any part of a tensor
-can be drawn anywhere and comes out the same. numpy and cupy give the same words.
+A node draws the words of one stream. Its elements have global indices, so any part of a tensor can
+be drawn anywhere and comes out the same. numpy and CuPy give the same words.
 
 Source: Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -17,13 +17,13 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
 _FEW = 256
-"""Words below which numpy draws them, rather than a loop that has to be loaded."""
-# Blocks drawn at once: what they need in passing stays in a core's cache (a GPU takes more).
+"""Number of words below which numpy draws them; a generated loop would have to be loaded first."""
+# Blocks drawn at once. On the CPU their intermediates fit a core's cache; a GPU takes more.
 _BLOCKS = {"numpy": 1 << 13, "cupy": 1 << 24}
 
 
 def philox(xp: Any, counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, ...]:
-    """Four arrays of words (in uint64) from counters of four words and a key of two."""
+    """Return four arrays of words (as uint64) from counters of four words and a key of two."""
     c0, c1, c2, c3 = (xp.asarray(c, "uint64") for c in counter)
     m0, m1 = map(np.uint64, _MULTIPLIERS)
     low, half = np.uint64(_LOW), np.uint64(32)
@@ -36,10 +36,10 @@ def philox(xp: Any, counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) ->
 
 
 def words(xp: Any, count: int, stream: tuple[int, int], step: int, first: int = 0) -> Any:
-    """The words of a stream in a step from `first` on, as uint32, shape (count,).
+    """Return the words of a stream in a step from `first` on, as uint32, shape (count,).
 
     Word i is word i % 4 of block i // 4. The counter is (block, step, number of the stream), the
-    key the seed: no two streams, steps or blocks share one.
+    key is the seed. So no two streams, steps or blocks share words.
     """
     if _is_generated(xp, count):
         from graphflow.ops.kernels import philox_kernel as random_words
@@ -67,7 +67,7 @@ def words(xp: Any, count: int, stream: tuple[int, int], step: int, first: int = 
 def draw_below(
     xp: Any, count: int, bound: int, stream: tuple[int, int], step: int, first: int = 0
 ) -> Any:
-    """Whether each word from `first` on is below a bound (< 2³²), bool, shape (count,)."""
+    """Return for each word from `first` on whether it is below a bound < 2³²; bool, (count,)."""
     if _is_generated(xp, count):
         from graphflow.ops.kernels import philox_kernel as random_words
 
@@ -76,7 +76,7 @@ def draw_below(
 
 
 def _is_generated(xp: Any, count: int) -> bool:
-    """Whether a generated loop draws them: the same words."""
+    """Return True if a generated loop draws the words, with the same result."""
     if xp is not np or count < _FEW:
         return False
     from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
@@ -87,7 +87,7 @@ def _is_generated(xp: Any, count: int) -> bool:
 def uniform(
     xp: Any, count: int, dtype: str, stream: tuple[int, int], step: int, first: int = 0
 ) -> Any:
-    """Uniform on [0, 1): multiples of 2**-8 (bfloat16), 2**-11, 2**-24 or 2**-53, by the dtype.
+    """Draw numbers uniform on [0, 1): multiples of 2**-8 (bfloat16), 2**-11, 2**-24 or 2**-53.
 
     Args:
         first: the element of the stream to begin with.
@@ -103,8 +103,9 @@ def uniform(
 def integers(
     xp: Any, count: int, below: int, stream: tuple[int, int], step: int, first: int = 0
 ) -> Any:
-    """Integers from 0 up to, and without, a bound of at most 2**64, uint64, shape (count,): the
-    upper halves of the products of 64 random bits and the bound.
+    """Draw integers in [0, below) with below at most 2**64; uint64, shape (count,).
+
+    Each is the upper half of the product of 64 random bits and `below`.
 
     Source: Lemire, Fast Random Integer Generation in an Interval, ACM TOMACS 29(1), 2019.
     """
@@ -122,7 +123,7 @@ def integers(
 def normal(
     xp: Any, count: int, dtype: str, stream: tuple[int, int], step: int, first: int = 0
 ) -> Any:
-    """Normal of mean 0 and deviation 1, by pairs of uniforms.
+    """Draw normal numbers of mean 0 and deviation 1, two from each pair of uniforms.
 
     Source: Box & Muller, Annals of Mathematical Statistics 29(2), 1958.
     """

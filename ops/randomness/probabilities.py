@@ -1,4 +1,4 @@
-"""Probabilities that samplers draw with, checked as they come: what a step computed may be none."""
+"""Checks of probabilities that a step computes, before samplers draw with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphflow.ops.sharding import rules as sharding
 
 
 def _find_invalid(xp: Any, values: Any, right: Any) -> tuple[int, tuple[int, ...], float]:
-    """Count the values that are not right; return the index and the value of the first, too."""
+    """Return the number of invalid values, and the index and value of the first."""
     wrong = xp.argwhere(~xp.atleast_1d(right))
     place = tuple(int(i) for i in wrong[0])
     return len(wrong), place, float(xp.atleast_1d(values)[place])
@@ -25,14 +25,14 @@ def _infer_logits(x: TensorSpec, axis: int) -> TensorSpec:
 
 
 def _logits_kernel(xp: Any, x: Any, axis: int) -> Any:
-    largest = x.max(axis=axis, initial=-xp.inf)  # of a fed axis without elements, too
+    largest = x.max(axis=axis, initial=-xp.inf)  # `initial`: a fed axis may have no elements
     drawable = xp.isfinite(largest)  # the largest of a row with NaN is NaN
     if not bool(drawable.all()):
         count, row, value = _find_invalid(xp, largest, drawable)
-        told = f" of row {row}" if largest.ndim else ""
+        where = f" of row {row}" if largest.ndim else ""
         raise CheckError(
             f"{count} of {largest.size} rows of logits along axis {axis} have no "
-            f"probabilities: the largest logit{told} is {value}"
+            f"probabilities: the largest logit{where} is {value}"
         )
     return x
 
@@ -41,7 +41,7 @@ def _logits_into(xp: Any, out: Any, x: Any, axis: int) -> None:
     xp.copyto(out, _logits_kernel(xp, x, axis))
 
 
-# Logits themselves, of which every row has a softmax: one with NaN, with inf, or all -inf has none.
+# Returns the logits after checking that each row has a softmax: no NaN, no inf, not only -inf.
 categorical_logits: Op = register(
     Op(
         "categorical_logits",
@@ -60,12 +60,14 @@ categorical_logits: Op = register(
 def _probabilities_kernel(xp: Any, p: Any) -> Any:
     if p.size and not (float(p.min()) >= 0.0 and float(p.max()) <= 1.0):
         count, place, value = _find_invalid(xp, p, (p >= 0.0) & (p <= 1.0))
-        told = f" at index {place}" if p.ndim else ""
-        raise CheckError(f"{count} of {p.size} probabilities are not in [0, 1]: p{told} is {value}")
+        where = f" at index {place}" if p.ndim else ""
+        raise CheckError(
+            f"{count} of {p.size} probabilities are not in [0, 1]: p{where} is {value}"
+        )
     return p
 
 
-# Numbers themselves, all of which are in [0, 1].
+# Returns the numbers after checking that all are in [0, 1].
 bernoulli_probabilities: Op = register(
     Op(
         "bernoulli_probabilities",

@@ -1,7 +1,8 @@
-"""Random tensors: each node draws a stream of its own, anew in each step. Public as `gf.random`.
+"""Random tensors. Public as `gf.random`.
 
-The numbers depend on the seed, the stream (given when the node is built), the step and the
-element's index: not on where or in which order nodes run.
+Each node draws from a stream of its own, anew in each step. The numbers depend on the seed, on the
+stream (given when the node is built), on the step and on the element's index, but not on where or
+in which order nodes run.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from graphflow.ops.tensors.take import take_op
 
 
 class SeedScope:
-    """What `seed` gives: forget it, or use it as a block to return to the streams from before."""
+    """The result of `seed`. As a context manager it restores the earlier streams at its end."""
 
     def __init__(self, token: Token[NameScope]) -> None:
         self._token = token
@@ -57,13 +58,13 @@ class SeedScope:
 
 @checks_argument_names(ArgumentError)
 def seed(value: int) -> SeedScope:
-    """Count the streams of random nodes (and initializers) built from here on from 0 under a seed.
+    """Set the seed; random nodes and initializers built from here on count their streams from 0.
 
-    As a statement it holds until the next one (inside a name scope: until its end); as a block,
-    `with gf.random.seed(0):`, until the block ends.
+    As a statement it holds until the next `seed` (inside a name scope: until its end). As a block,
+    `with gf.random.seed(0):`, it holds until the block ends.
 
     Raises:
-        ArgumentError: not an int in [0, 2**64).
+        ArgumentError: value is not an int in [0, 2**64).
     """
     with error_location("random.seed"):
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -79,10 +80,11 @@ def uniform(
     shape: Any = (), low: float = 0.0, high: float = 1.0, dtype: Any = "float32",
     name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Uniform on [low, high), anew in each step.
+    """Draw numbers uniform on [low, high), anew in each step.
 
     Args:
         shape: ints, or sizes of other tensors (`x.shape`).
+        dtype: a float dtype.
 
     Raises:
         DTypeError: dtype is not float.
@@ -104,10 +106,11 @@ def normal(
     shape: Any = (), mean: float = 0.0, std: float = 1.0, dtype: Any = "float32",
     name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Normal of the given mean and standard deviation, anew in each step.
+    """Draw normal numbers of the given mean and standard deviation, anew in each step.
 
     Args:
         shape: ints, or sizes of other tensors (`x.shape`).
+        dtype: a float dtype.
 
     Raises:
         DTypeError: dtype is not float.
@@ -126,12 +129,12 @@ def normal(
 
 @checks_argument_names(ArgumentError)
 def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
-    """True with probability p, anew in each step; bool.
+    """Draw bools that are True with probability p, anew in each step.
 
     Args:
-        p: a number in [0, 1], or a float tensor of probabilities. One outside [0, 1], or NaN, is
-            an OpError in the step.
-        shape: ints, or sizes of other tensors; by default that of p.
+        p: a number in [0, 1], or a float tensor of probabilities. A tensor's element outside [0,
+            1], or NaN, is an OpError in the step.
+        shape: ints, or sizes of other tensors; default: that of p.
 
     Raises:
         DTypeError: p is a tensor of another kind.
@@ -157,18 +160,18 @@ def randint(
     low: int, high: int | None = None, shape: Any = (), dtype: Any = "int64",
     name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Integers from low up to, and without, high, each as likely, anew in each step.
+    """Draw integers in [low, high) with equal probabilities, anew in each step.
 
-    64 random bits choose among them: no two probabilities differ by more than 2**-64.
+    64 random bits select one, so no two probabilities differ by more than 2**-64.
 
     Args:
-        high: by default low, and 0 in its place, as numpy has it.
+        high: if None, the range is [0, low), as in numpy.
         shape: ints, or sizes of other tensors (`x.shape`).
+        dtype: an int dtype.
 
     Raises:
         DTypeError: dtype is no integer.
-        ArgumentError: low and high are not ints, low is not below high, or the dtype cannot hold
-            them.
+        ArgumentError: low and high are not ints, low >= high, or the dtype cannot hold them.
     """
     with error_location("random.randint"):
         first, end = (0, low) if high is None else (low, high)
@@ -193,16 +196,17 @@ def randint(
 
 @checks_argument_names(ArgumentError)
 def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
-    """The slices of x along an axis in a random order, or the integers below x in one, anew in each
-    step; every order is as likely.
+    """Permute the slices of x along an axis, or the integers below x, anew in each step.
 
-    Made of random integers of 64 bits, which are sorted: O(n log n).
+    Every order has the same probability. It sorts 64-bit random integers: O(n log n).
 
     Args:
-        x: a tensor; or how many, an int or the size of another tensor (`x.shape[0]`): int64.
+        x: a tensor; or a number n for the int64 integers below n: an int, or the size of another
+            tensor (`x.shape[0]`).
 
     Raises:
-        ArgumentError: x is a scalar tensor or a negative number, or has no such axis.
+        ArgumentError: x is a scalar tensor or a negative number.
+        ShapeError: axis is outside x.
     """
     with error_location("random.permutation"):
         count = isinstance(x, int | np.integer | Dim) and not isinstance(x, bool)
@@ -220,15 +224,21 @@ def permutation(x: Any, axis: int = 0, name: str | None = None) -> Tensor:
 
 @checks_argument_names(ArgumentError)
 def categorical(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
-    """Indices along an axis, each drawn with its softmax(logits), anew in each step; int64, of the
-    shape of the logits without the axis. A logit of -inf is never drawn. Logits that have NaN or
-    inf, or only -inf, along the axis have no softmax: an OpError in the step.
+    """Draw int64 indices along an axis with probabilities softmax(logits), anew in each step.
 
-    The largest of the logits with Gumbel noise, which is float64, so that ties are none.
+    It takes the largest of the logits plus Gumbel noise, in float64, so that ties are practically
+    impossible.
+
+    Args:
+        logits: floats. A logit of -inf is never drawn. Logits with NaN or inf, or only -inf, along
+            the axis are an OpError in the step.
+
+    Returns:
+        int64, of the shape of the logits without the axis.
 
     Raises:
         DTypeError: the logits are not float.
-        ShapeError: no such axis.
+        ShapeError: axis is outside the logits.
 
     Source: Gumbel, Statistical theory of extreme values, 1954.
     """
@@ -243,7 +253,7 @@ def categorical(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
 
 
 def keep_mask(shape: Shape, probability: float, name: str | None = None) -> Tensor:
-    """True with a probability, of a stream of its own: what dropout keeps."""
+    """Draw bools that are True with a probability, from a stream of their own, for dropout."""
     result: Tensor = bernoulli_op(
         shape=shape, probability=probability, stream=next_stream(), name=name
     )

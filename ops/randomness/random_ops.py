@@ -1,4 +1,4 @@
-"""Ops that draw random tensors."""
+"""Ops that draw random tensors: uniform, normal, Bernoulli and integers."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def _infer_random(shape: Shape, dtype: str, **attrs: Any) -> TensorSpec:
 
 
 def _cost(flops: int) -> Any:
-    # About what Philox takes for a word, plus what is made of it.
+    # About 30 flops for a Philox word, plus the distribution's.
     return lambda shape, **attrs: Cost(flops=product(shape) * (30 + flops))
 
 
 def draw_part(
     xp: Any, shape: tuple[int, ...], part: Part | None, draw: Callable[[int, int], Any]
 ) -> Any:
-    """What `draw(count, first)` gives for a tensor, or for a part of one.
+    """Draw a tensor, or a part of one, by `draw(count, first)`.
 
     Args:
-        part: the shape of the whole, and where the part begins in it.
+        part: the shape of the whole tensor, and the part's start in it; None: the whole.
     """
     if part is None:
         return draw(math.prod(shape), 0).reshape(shape)
@@ -68,14 +68,14 @@ def _uniform_kernel(
         last, wide = as_dtype(dtype).type, _compute_type(dtype)
         drawn = drawn.astype(wide, copy=False) * wide(high - low) + wide(low)
         drawn = drawn.astype(dtype, copy=False)
-        # Rounding may reach `high`, which is left out.
+        # Rounding may reach `high`, which is excluded.
         below = np.nextafter(last(high), last(low))
         drawn = xp.minimum(drawn, below) if low < high else drawn
     return drawn
 
 
 def _compute_type(dtype: str) -> Any:
-    """The type to compute in."""
+    """Return the type to compute in."""
     return np.float64 if dtype == "float64" else np.float32
 
 
@@ -168,7 +168,7 @@ def _integers_kernel(
     drawn = draw_part(
         xp, shape, part, lambda n, f: philox.integers(xp, n, last - low + 1, stream, step, f)
     )
-    moved = drawn + np.uint64(low % 2**64)  # of two's complement, whichever the sign
+    moved = drawn + np.uint64(low % 2**64)  # two's complement: correct for either sign
     return moved if dtype == "uint64" else moved.view("int64").astype(dtype, copy=False)
 
 

@@ -1,1 +1,1 @@
-"""Reductions along axes: sums, extrema, softmax, cumulative and linear recurrences."""
+"""Reductions along axes: sums, extrema, softmax, cumulative ops and linear recurrences."""

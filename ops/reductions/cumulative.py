@@ -46,7 +46,7 @@ def _prod_vjp(
     return (g * conj(prod_others(x, axis=axis)),) if is_inexact(x.dtype) else (None,)
 
 
-# Over one axis, which stays with size 1.
+# Multiplies along one axis, which stays with size 1.
 _prod = register(
     Op(
         "prod",
@@ -75,7 +75,7 @@ _prod = register(
 
 
 def _prod_others_kernel(xp: Any, x: Any, axis: int) -> Any:
-    """What comes before each element times what comes after it: exact for zeros."""
+    """Multiply the elements before each element by those after it, which is exact for zeros."""
     ahead = (slice(None),) * axis
     first, but_first = (*ahead, slice(0, 1)), (*ahead, slice(1, None))
     but_last = (*ahead, slice(None, -1))
@@ -90,9 +90,10 @@ def _prod_others_kernel(xp: Any, x: Any, axis: int) -> Any:
 
 
 def _prod_others_vjp(g: Tensor, y: Tensor, x: Tensor, axis: int) -> tuple[Tensor]:
-    """Row i of a matrix along (axis, axis + 1) holds x with 1 in place of x[i]; its products are y.
+    """Differentiate by a matrix along (axis, axis + 1) whose row i holds x with 1 in place of x[i].
 
-    Takes memory of the square of the axis: second derivatives of a product are as many.
+    It needs memory of the square of the axis, as there are that many second derivatives of a
+    product.
     """
     others = (*x.shape[: axis + 1], x.shape[axis], *x.shape[axis + 1 :])
     size = x.shape[axis]
@@ -122,10 +123,15 @@ prod_others = register(
 def prod(
     x: Any, axis: Any = None, keepdims: bool = False, dtype: Any = None, name: str | None = None
 ) -> Tensor:
-    """Product over axes (None: all); dtypes as for `sum`. The gradient is exact at zeros.
+    """Multiply the elements over axes (None: all); the gradient is exact at zeros.
+
+    Args:
+        x: bools, ints, floats or complex numbers.
+        dtype: dtype of the result; default as for `sum`.
 
     Raises:
-        ShapeError, ArgumentError: not axes of x, or one given twice.
+        ShapeError: an axis is outside x.
+        ArgumentError: an axis is given twice.
     """
     x, axes = normalize_arguments("prod", x, axis, keepdims)
     if dtype is None:
@@ -152,8 +158,11 @@ _WIDER = {"float32": "float64", "complex64": "complex128"}
 
 
 def _running_dtype(xp: Any, dtype: Any) -> Any:
-    """In which dtype a running sum runs. numpy's begins anew for no block, and would lose a tenth
-    of ten million equal numbers in float32; CuPy's is a tree."""
+    """Return the dtype in which a running sum runs.
+
+    numpy adds strictly in order: in float32 it would lose a tenth of ten million equal numbers.
+    CuPy adds in a tree.
+    """
     return _WIDER.get(dtype.name, dtype) if xp is np else dtype
 
 
@@ -197,19 +206,26 @@ _cumsum: Op = register(
 
 
 def require_one_axis(x: Any, axis: int | None) -> tuple[Tensor, int]:
-    """What the user gave, as a tensor and the axis from the front along which something runs."""
+    """Return x as a tensor, and the axis counted from the front along which something runs."""
     x = as_tensor(x)
     if axis is None and x.ndim != 1:
-        raise ArgumentError(f"x has rank {x.ndim}; say along which axis")
+        raise ArgumentError(f"x has rank {x.ndim}; give the axis")
     return x, normalize_axis(0 if axis is None else axis, x.ndim)
 
 
 @function
 def cumsum(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
-    """Running sum along an axis (which only a 1-d x may leave out); dtypes as for `sum`.
+    """Sum the elements up to each position along an axis.
+
+    Args:
+        axis: may be left out if x has one axis.
+
+    Returns:
+        A tensor of the shape of x; dtypes as for `sum`.
 
     Raises:
-        ShapeError, ArgumentError: not an axis of x.
+        ShapeError: axis is outside x.
+        ArgumentError: axis is left out and x does not have one axis.
     """
     with error_location("cumsum"):
         x, axis = require_one_axis(x, axis)

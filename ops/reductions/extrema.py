@@ -1,4 +1,4 @@
-"""The largest and smallest elements over axes, where they are, and logsumexp, their smooth kin."""
+"""Largest and smallest elements over axes, their indices, and logsumexp."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from graphflow.ops.sharding import rules as sharding
 
 
 def _extremum_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
-    """Equal shares for all elements that attain the extremum."""
+    """Share the cotangent equally among all elements that attain the extremum."""
     g, y = (restore_reduced_axes(t, x.shape, axis, keepdims) for t in (g, y))
     attained = equal(x, y)
     ties = sum(astype(attained, x.dtype), axis, keepdims=True)
@@ -76,10 +76,14 @@ _max, _min = _extremum("max"), _extremum("min")
 
 @function
 def max(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Largest element over axes (None: all); NaN if there is one. Ties share the gradient equally.
+    """Return the largest element over axes (None: all), or NaN if there is one.
+
+    Equal elements share the gradient equally.
 
     Raises:
-        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+        DTypeError: x is bool or complex.
+        ShapeError: an axis is outside x, or there are no elements.
+        ArgumentError: an axis is given twice.
     """
     x, axes = normalize_arguments("max", x, axis, keepdims)
     result: Tensor = _max(x, axis=axes, keepdims=keepdims, name=name)
@@ -88,10 +92,14 @@ def max(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = Non
 
 @function
 def min(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Smallest element over axes (None: all); NaN if there is one. Ties share the gradient equally.
+    """Return the smallest element over axes (None: all), or NaN if there is one.
+
+    Equal elements share the gradient equally.
 
     Raises:
-        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+        DTypeError: x is bool or complex.
+        ShapeError: an axis is outside x, or there are no elements.
+        ArgumentError: an axis is given twice.
     """
     x, axes = normalize_arguments("min", x, axis, keepdims)
     result: Tensor = _min(x, axis=axes, keepdims=keepdims, name=name)
@@ -132,10 +140,14 @@ _argmax, _argmin = _arg("argmax"), _arg("argmin")
 def argmax(
     x: Any, axis: int | None = None, keepdims: bool = False, name: str | None = None
 ) -> Tensor:
-    """int64 index of the first largest element along an axis (None: of the flattened x).
+    """Return the int64 index of the first largest element along an axis.
+
+    Args:
+        axis: None: the index in the flattened x.
 
     Raises:
-        ShapeError, ArgumentError: not an axis of x, or no elements.
+        DTypeError: x is bool or complex.
+        ShapeError: axis is outside x, or there are no elements.
     """
     return _first_index("argmax", _argmax, x, axis, keepdims, name)
 
@@ -144,10 +156,14 @@ def argmax(
 def argmin(
     x: Any, axis: int | None = None, keepdims: bool = False, name: str | None = None
 ) -> Tensor:
-    """int64 index of the first smallest element along an axis (None: of the flattened x).
+    """Return the int64 index of the first smallest element along an axis.
+
+    Args:
+        axis: None: the index in the flattened x.
 
     Raises:
-        ShapeError, ArgumentError: not an axis of x, or no elements.
+        DTypeError: x is bool or complex.
+        ShapeError: axis is outside x, or there are no elements.
     """
     return _first_index("argmin", _argmin, x, axis, keepdims, name)
 
@@ -165,14 +181,14 @@ def _first_index(
 
 def _logsumexp_of(xp: Any, x: Any, axis: Axes, keepdims: bool) -> Any:
     top = xp.max(x)
-    # Infinite rows keep their infinity: shift by something finite.
+    # Shift rows whose maximum is infinite by 0 instead: inf - inf would be NaN.
     top = xp.where(xp.isfinite(top), top, 0.0)
     return xp.log(xp.sum(xp.exp(x - top))) + top
 
 
 def _logsumexp_vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes, keepdims: bool) -> tuple[Tensor]:
     g, y = (restore_reduced_axes(t, x.shape, axis, keepdims) for t in (g, y))
-    # An infinite element is all of the sum, or nothing, also where y is that infinity.
+    # An infinite element is the whole sum (inf) or adds nothing (-inf); x - y could be NaN there.
     gap = where(isinf(x), minimum(x, 0), x - y)
     return (g * exp(gap),)
 
@@ -196,11 +212,12 @@ _logsumexp = register(
 
 @function
 def logsumexp(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """log of the sum of exp(x) over axes (None: all), without overflow.
+    """Compute log Σ exp(x) over axes (None: all), without overflow.
 
     Raises:
         DTypeError: x is not float.
-        ShapeError, ArgumentError: not axes of x, one given twice, or no elements.
+        ShapeError: an axis is outside x, or there are no elements.
+        ArgumentError: an axis is given twice.
     """
     x, axes = normalize_arguments("logsumexp", x, axis, keepdims)
     result: Tensor = _logsumexp(x, axis=axes, keepdims=keepdims, name=name)

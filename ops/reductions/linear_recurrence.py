@@ -1,5 +1,8 @@
-"""Running products, and what their gradients are made of: linear recurrences along an axis, whose
-gradients are recurrences that run the other way, so that nothing is divided by what may be zero."""
+"""Running products, and linear recurrences along an axis.
+
+The gradients of both are recurrences in the opposite direction, so nothing is divided by an element
+that may be 0.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from graphflow.ops.sharding import rules as sharding
 
 
 def _axis_indices(axis: int, *which: Any) -> list[tuple[Any, ...]]:
-    """Indices along an axis."""
+    """Return full indices that select positions along an axis."""
     return [((slice(None),) * axis + (each,)) for each in which]
 
 
@@ -35,7 +38,7 @@ def _shifted_kernel(xp: Any, x: Any, axis: int, by: int, value: float) -> Any:
     return out
 
 
-# Each element goes one place on (by = 1) or back (-1); `value` fills what is left.
+# Moves each element one position forward (by = 1) or back (-1); `value` fills the gap.
 shifted: Op = register(
     Op(
         "shifted",
@@ -74,16 +77,17 @@ def _recurrence_kernel(xp: Any, a: Any, b: Any, axis: int, reverse: bool) -> Any
 def _recurrence_vjp(
     g: Tensor, y: Tensor, a: Tensor, b: Tensor, axis: int, reverse: bool
 ) -> tuple[Tensor, Tensor]:
-    """What a step's result is asked for reaches the step before it by the next step's factor."""
+    """Propagate the cotangent of each step to the step before it, times the later step's factor."""
     by = -1 if reverse else 1
     factors = shifted(conj(a), axis=axis, by=-by, value=0.0)
     total = linear_recurrence(factors, g, axis=axis, reverse=not reverse)
-    # The first step reads no factor. The shift selects; y[-1] = 0 times an infinite total is NaN.
+    # The first step uses no factor. Shifting drops it; multiplying by y[-1] = 0 would give NaN for
+    # an infinite total.
     behind = shifted(total, axis=axis, by=-by, value=0.0) * conj(y)
     return shifted(behind, axis=axis, by=by, value=0.0), total
 
 
-# y[i] = a[i]·y[i - 1] + b[i] along an axis, from its front or its end; before it there is 0.
+# y[i] = a[i]·y[i - 1] + b[i] along an axis, from its front or its end, with 0 before the first.
 linear_recurrence: Op = register(
     Op(
         "linear_recurrence",
@@ -104,7 +108,7 @@ linear_recurrence: Op = register(
 
 
 def _cumprod_vjp(g: Tensor, y: Tensor, x: Tensor, axis: int) -> tuple[Tensor | None]:
-    """What stands before an element, times what is asked of all that stands behind it."""
+    """Multiply the product before an element by the recurrence of the cotangents behind it."""
     if not is_inexact(x.dtype):
         return (None,)
     factors = shifted(conj(x), axis=axis, by=-1, value=0.0)
@@ -136,11 +140,17 @@ _cumprod = register(
 @composite("x")
 @function
 def cumprod(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
-    """Running product along an axis (which only a 1-d x may leave out); dtypes as for `sum`. The
-    gradient is exact at zeros.
+    """Multiply the elements up to each position along an axis; the gradient is exact at zeros.
+
+    Args:
+        axis: may be left out if x has one axis.
+
+    Returns:
+        A tensor of the shape of x; dtypes as for `sum`.
 
     Raises:
-        ShapeError, ArgumentError: not an axis of x.
+        ShapeError: axis is outside x.
+        ArgumentError: axis is left out and x does not have one axis.
     """
     with error_location("cumprod"):
         x, axis = require_one_axis(x, axis)

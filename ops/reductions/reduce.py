@@ -1,8 +1,8 @@
-"""Reductions: sums, moments, truth.
+"""Sums, means, any and all over axes; and parts that other reductions share.
 
-The raw ops take normalised axes (a sorted tuple); the public functions of the same names normalise
-what the user gives. Their gradients spread a cotangent back over the reduced axes; factors that
-depend on a count read it from the spec where it is known, else from `size_of` when the step runs.
+The ops take normalised axes (a sorted tuple); the public functions of the same names normalise the
+user's arguments. Gradients spread a cotangent back over the reduced axes. Factors that depend on a
+count read it from the spec if it is known, otherwise from `size_of` when the step runs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ FLOAT_SAMPLES = (
 
 
 def normalize_arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple[Tensor, Axes]:
-    """What the user gave, as a tensor and normalised axes; errors name op and line."""
+    """Return x as a tensor and its normalised axes; errors name the op and the user's line."""
     x = as_tensor(x)
     with error_location(op_name):
         if not isinstance(keepdims, bool):
@@ -74,19 +74,19 @@ def normalize_arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple
 
 
 def element_count(shape: Shape, axes: Axes) -> Size:
-    """Number of elements that a reduction over axes takes together."""
+    """Return the number of elements that a reduction over axes combines."""
     return product(shape[a] for a in axes)
 
 
 def broadcast_cotangent(g: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
-    """The cotangent of a reduction's result, repeated over the axes of its input."""
+    """Repeat the cotangent of a reduction's result over the axes of its input."""
     g = restore_reduced_axes(g, x.shape, axes, keepdims)
     result: Tensor = FUNCTIONS["broadcast_to"](g, x.shape)
     return result
 
 
 def divide_by_count(g: Tensor, size: Size, correction: float = 0.0) -> Tensor:
-    """g / (size - correction), for sizes known or not."""
+    """Return g / (size - correction), for known and unknown sizes."""
     if isinstance(size, int):
         known: Tensor = g / float(size - correction)
         return known
@@ -103,7 +103,12 @@ def per_element(flops: int) -> Callable[..., Cost]:
 def infer_reduction(
     *kinds: str, dtype: Any = None, empty: bool = False
 ) -> Callable[..., TensorSpec]:
-    """A shape rule for (x, axis, keepdims), for x of some kinds; `empty`: no elements are fine."""
+    """Return a shape rule for (x, axis, keepdims), for x of some kinds.
+
+    Args:
+        dtype: dtype of the result; default: that of x.
+        empty: allow reductions over no elements.
+    """
 
     def infer(x: TensorSpec, axis: Axes, keepdims: bool) -> TensorSpec:
         require_kind(x, *kinds)
@@ -115,13 +120,13 @@ def infer_reduction(
 
 
 def require_elements(x: TensorSpec, axes: Axes) -> None:
-    """Refuse a reduction over no elements that has no value for none."""
+    """Refuse a reduction over no elements if it has no value for none."""
     if element_count(x.shape, axes) == 0:
         raise ShapeError(f"there are no elements to reduce in {x} over axes {axes}")
 
 
 def sum_dtype(x: TensorSpec, dtype: str | None) -> np.dtype[Any]:
-    """Floats and complex numbers stay; bools and ints are summed in 64 bits (array API)."""
+    """Return the dtype of a sum: 64 bits for bools and ints (array API), else that of x."""
     if dtype is not None:
         return as_dtype(dtype)
     if is_inexact(x.dtype):
@@ -182,12 +187,16 @@ _sum = register(
 def sum(
     x: Any, axis: Any = None, keepdims: bool = False, dtype: Any = None, name: str | None = None
 ) -> Tensor:
-    """Sum over axes (None: all).
+    """Sum x over axes (None: all).
 
-    Ints and bools are summed as int64 (unsigned: uint64) unless `dtype` says else.
+    Args:
+        x: bools, ints, floats or complex numbers.
+        dtype: dtype of the result; default: int64 for bools and ints, uint64 for unsigned ints,
+            else that of x.
 
     Raises:
-        ShapeError, ArgumentError: not axes of x, or one given twice.
+        ShapeError: an axis is outside x.
+        ArgumentError: an axis is given twice.
     """
     x, axes = normalize_arguments("sum", x, axis, keepdims)
     if dtype is not None:
@@ -232,10 +241,14 @@ _mean = register(
 
 @function
 def mean(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Mean over axes (None: all); of ints and bools as float64; NaN of no elements.
+    """Average x over axes (None: all); NaN for no elements.
+
+    Args:
+        x: floats or complex numbers; ints and bools are averaged as float64.
 
     Raises:
-        ShapeError, ArgumentError: not axes of x, or one given twice.
+        ShapeError: an axis is outside x.
+        ArgumentError: an axis is given twice.
     """
     x, axes = normalize_arguments("mean", x, axis, keepdims)
     result: Tensor = _mean(as_float(x), axis=axes, keepdims=keepdims, name=name)
@@ -278,7 +291,12 @@ _any, _all = _truth("any"), _truth("all")
 
 @function
 def any(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Whether some element over axes (None: all) is true (not zero); False of none."""
+    """Return True where some element over axes (None: all) is not 0; False for no elements.
+
+    Raises:
+        ShapeError: an axis is outside x.
+        ArgumentError: an axis is given twice.
+    """
     x, axes = normalize_arguments("any", x, axis, keepdims)
     result: Tensor = _any(x, axis=axes, keepdims=keepdims, name=name)
     return result
@@ -286,7 +304,12 @@ def any(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = Non
 
 @function
 def all(x: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Whether each element over axes (None: all) is true (not zero); True of none."""
+    """Return True where each element over axes (None: all) is not 0; True for no elements.
+
+    Raises:
+        ShapeError: an axis is outside x.
+        ArgumentError: an axis is given twice.
+    """
     x, axes = normalize_arguments("all", x, axis, keepdims)
     result: Tensor = _all(x, axis=axes, keepdims=keepdims, name=name)
     return result

@@ -1,6 +1,7 @@
-"""Moments along axes that are cut: what shards tell each other, in one exchange, so that all have
-the mean and the variance of the whole. Ops that look along such axes (norms, variances) are made of
-it; see `row_ops.py` and `graphflow/parallel/resharding/local_ops.py`.
+"""Moments along sharded axes: one exchange gives each shard the mean and variance of the whole.
+
+Ops that reduce along such axes (norms, variances) use it; see `ops/sharding/row_ops.py` and
+`graphflow/parallel/resharding/local_ops.py`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def _vjp(g: Tensor, y: Tensor, x: Tensor, axis: Axes) -> tuple[Tensor]:
     return (divide_by_count(g[1], number) + (x - y[1]) * divide_by_count(2 * g[2], number),)
 
 
-# The part of all values that these are (1, of a whole tensor), their mean and their variance: a
-# part, and not a number, which short floats could not hold.
+# The share of all values that x holds (1 for a whole tensor), their mean and their variance. It is
+# a share and not a count, which 16-bit floats could not hold.
 moments = register(
     Op(
         "moments",

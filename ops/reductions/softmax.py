@@ -1,6 +1,6 @@
 """Softmax, its logarithm, and cross entropy of integer labels.
 
-Each is one op with one numerically stable expression along rows, and a gradient that is one more.
+Each is one op with a numerically stable expression along rows; its gradient is another op.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ _log_softmax = register(
 
 @function
 def softmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
-    """exp(x) / Σ exp(x) along an axis, without overflow; NaN for a row of -inf.
+    """Compute exp(x) / Σ exp(x) along an axis, without overflow; NaN for a row of -inf.
 
     Raises:
         DTypeError: x is not float.
-        ShapeError, ArgumentError: not an axis of x, or no elements along it.
+        ShapeError: axis is outside x, or x has no elements along it.
     """
     x = as_tensor(x)
     with error_location("softmax"):
@@ -150,11 +150,11 @@ def softmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
 
 @function
 def log_softmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
-    """The logarithm of `softmax`, without overflow or loss of small probabilities.
+    """Compute the logarithm of `softmax`, without overflow or loss of small probabilities.
 
     Raises:
         DTypeError: x is not float.
-        ShapeError, ArgumentError: not an axis of x, or no elements along it.
+        ShapeError: axis is outside x, or x has no elements along it.
     """
     x = as_tensor(x)
     with error_location("log_softmax"):
@@ -167,7 +167,7 @@ def log_softmax(x: Any, axis: int = -1, name: str | None = None) -> Tensor:
 
 
 def require_labels(logits: TensorSpec, labels: TensorSpec) -> None:
-    """Refuse what are no labels of rows of logits."""
+    """Refuse labels whose dtype or shape does not fit rows of logits."""
     require_kind(logits, "float")
     if kind(labels.dtype) != "int":
         raise DTypeError(
@@ -195,7 +195,7 @@ def _infer_cross_entropy_grad(g: TensorSpec, logits: TensorSpec, labels: TensorS
 def refuse_labels(xp: Any, *inputs: Any) -> None:
     """Refuse labels, the last input, that are no class of the logits before them."""
     logits, labels = inputs[-2:]
-    # As unsigned numbers, negative ones are large: one comparison finds both.
+    # Read as unsigned, negative labels are large, so one comparison finds both errors.
     if labels.size and int(labels.view(_UNSIGNED[labels.dtype.itemsize]).max()) >= logits.shape[-1]:
         low, high = int(labels.min()), int(labels.max())
         raise IndexError(
@@ -208,7 +208,7 @@ _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 def label_places(xp: Any, logits: Any, labels: Any) -> tuple[Any, Any]:
-    """Row and column of each label in the logits as a matrix; refuses labels that are no class."""
+    """Return the row and column of each label in the logits as a matrix; refuse invalid labels."""
     refuse_labels(xp, logits, labels)
     return xp.arange(labels.size), labels.reshape(-1).astype("int64")
 
@@ -242,8 +242,8 @@ def _cross_entropy_grad_vjp(
     return sum(h * slope, -1), spread * softmax_grad(h, softmax(logits), axis=logits.ndim - 1), None
 
 
-# (softmax(logits) - one_hot(labels))·g. It checks the labels too:
-# the loss itself may not be computed.
+# (softmax(logits) - one_hot(labels))·g. It checks the labels, too, since a step may compute the
+# gradient without the loss.
 cross_entropy_grad = register(
     Op(
         "cross_entropy_grad",

@@ -1,4 +1,4 @@
-"""Variance and standard deviation along axes."""
+"""Variance and standard deviation over axes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _var = register(
 def reduction_jvp_from_slope(
     vjp: Callable[..., Sequence[Tensor | None]],
 ) -> Callable[..., Tensor | None]:
-    """The jvp of a reduction to real numbers: see `along_slopes`."""
+    """Return the jvp of a reduction to real numbers, made of its slope (see `jvp_from_slopes`)."""
 
     def jvp(
         tangents: Sequence[Tensor], y: Tensor, x: Tensor, axis: Axes, keepdims: bool, **attrs: Any
@@ -137,12 +137,15 @@ def var(
     correction: float = 0.0,
     name: str | None = None,
 ) -> Tensor:
-    """Variance over axes (None: all): squares about the mean, over (count - correction).
+    """Compute the variance over axes (None: all): Σ (x - mean)² / (count - correction).
 
-    Of ints and bools as float64.
+    Args:
+        x: floats; ints and bools count as float64.
+        correction: 0 for the population's variance, 1 for the unbiased one.
 
     Raises:
-        ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
+        ShapeError: an axis is outside x.
+        ArgumentError: an axis is given twice, or correction is no number.
     """
     x, axes = normalize_arguments("var", x, axis, keepdims)
     with error_location("var"):
@@ -161,10 +164,13 @@ def std(
     correction: float = 0.0,
     name: str | None = None,
 ) -> Tensor:
-    """Standard deviation: the root of `var`; where that is 0, so is its gradient, as in torch.
+    """Compute the standard deviation over axes (None: all), the root of `var`.
+
+    Where it is 0, its gradient is 0, as in torch. Arguments as for `var`.
 
     Raises:
-        ShapeError, ArgumentError: not axes of x, one given twice, or correction is not a number.
+        ShapeError: an axis is outside x.
+        ArgumentError: an axis is given twice, or correction is no number.
     """
     x, axes = normalize_arguments("std", x, axis, keepdims)
     with error_location("std"):

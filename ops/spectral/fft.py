@@ -1,7 +1,7 @@
-"""Discrete Fourier transforms, public as `gf.fft`: the array API's names.
+"""Discrete Fourier transforms, public as `gf.fft` with the array API's names.
 
-Transforms along several axes, the sizes that users wish for, and real or complex tensors all come
-down to the three ops of ops/fourier.py.
+All functions reduce transforms along several axes, user-defined sizes, and real or complex tensors
+to the three ops of `ops/spectral/fft_ops.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _as_complex(x: Tensor) -> Tensor:
 
 def _require_real(x: Tensor, instead: str) -> None:
     if kind(x.dtype) == "complex":
-        raise DTypeError(f"takes real tensors, not {x.dtype}; use gf.fft.{instead}")
+        raise DTypeError(f"expected a real tensor, got {x.dtype}; use gf.fft.{instead}")
 
 
 def _require_length(n: Any) -> Size:
@@ -65,7 +65,7 @@ def _require_length(n: Any) -> Size:
 
 
 def _resize_axis(x: Tensor, axis: int, size: Size) -> Tensor:
-    """The first elements along an axis, and zeros after them where it is shorter."""
+    """Return the first `size` elements along an axis, followed by zeros if it is shorter."""
     if x.shape[axis] == size:
         return x
     x = window(x, axis, 0, minimum(x.shape[axis], size))
@@ -77,21 +77,21 @@ def _resize_axis(x: Tensor, axis: int, size: Size) -> Tensor:
 
 
 def _axes_and_sizes(x: Tensor, s: Any, axes: Any) -> tuple[list[int], list[Size | None]]:
-    """Axes as the user orders them, and the sizes wanted (None: as they are)."""
+    """Return axes in the user's order, and the wanted sizes (None: as they are)."""
     if s is not None and not isinstance(s, tuple | list):
         raise ArgumentError(f"s is a list of sizes, one for each axis, not {s!r}")
     if axes is None:
         chosen = list(range(0 if s is None else max(x.ndim - len(s), 0), x.ndim))
         if s is not None and len(s) > x.ndim:
-            raise ArgumentError(f"{len(s)} sizes for a tensor of rank {x.ndim}")
+            raise ArgumentError(f"s has {len(s)} sizes, but the tensor has rank {x.ndim}")
     else:
         normalize_axes(axes, x.ndim)  # refuses an axis given twice
         given = axes if isinstance(axes, tuple | list) else [axes]
         chosen = [normalize_axis(a, x.ndim) for a in given]
     if not chosen:
-        raise ArgumentError("there is no axis to transform")
+        raise ArgumentError("axes is empty; give at least one axis to transform")
     if s is not None and len(s) != len(chosen):
-        raise ArgumentError(f"{len(s)} sizes for {len(chosen)} axes")
+        raise ArgumentError(f"s has {len(s)} sizes for {len(chosen)} axes; give one for each")
     return chosen, [None] * len(chosen) if s is None else [_require_length(n) for n in s]
 
 
@@ -118,20 +118,20 @@ def _one_axis_arguments(x: Any, n: Any, axis: Any, norm: Any) -> tuple[Tensor, i
 
 @function
 def fft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
-    """y[k] = Σⱼ x[j]·exp(-2πi·jk/n) along an axis; complex.
+    """Compute y[k] = Σⱼ x[j]·exp(-2πi·jk/n) along an axis; the result is complex.
+
+    A transform costs 5·n·log2(n) flops.
 
     Args:
-        x: float or complex.
-        n: how many elements along the axis count (zeros after them where there are less); default
-            all.
-        norm: which direction divides: "backward" the inverse one by n, "forward" this one by n,
+        x: floats or complex numbers.
+        n: number of elements along the axis; x is cut or padded with zeros to it. Default: all.
+        norm: the direction that divides: "backward" the inverse one by n, "forward" this one by n,
             "ortho" both by √n.
-
-    Costs 5·n·log2(n) flops a transform.
 
     Raises:
         DTypeError: x is neither float nor complex.
-        ShapeError, ArgumentError: no axis of x, n or norm is none, or nothing to transform.
+        ShapeError: axis is outside x, or there are no elements to transform.
+        ArgumentError: n or norm is invalid.
     """
     tensor, at, size = _one_axis_arguments(x, n, axis, norm)
     return _complex_transform(tensor, [at], [size], False, norm)
@@ -139,21 +139,26 @@ def fft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor
 
 @function
 def ifft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
-    """The inverse of `fft`: x[j] = 1/n·Σₖ y[k]·exp(2πi·jk/n). Arguments and errors as there."""
+    """Compute x[j] = 1/n·Σₖ y[k]·exp(2πi·jk/n), the inverse of `fft`.
+
+    Arguments and errors as for `fft`.
+    """
     tensor, at, size = _one_axis_arguments(x, n, axis, norm)
     return _complex_transform(tensor, [at], [size], True, norm)
 
 
 @function
 def fftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
-    """`fft` along several axes.
+    """Apply `fft` along several axes.
 
     Args:
-        s: the n of each axis; default: sizes as they are.
-        axes: default: all, or the last len(s).
+        x: floats or complex numbers.
+        s: the n of each axis; default: the sizes of x.
+        axes: default: all axes, or the last len(s).
+        norm: as for `fft`.
 
     Raises:
-        DTypeError, ShapeError, ArgumentError: as `fft`, or an axis given twice.
+        DTypeError, ShapeError, ArgumentError: as `fft`, or an axis is given twice.
     """
     tensor = _require_transformable(x, norm)
     return _complex_transform(tensor, *_axes_and_sizes(tensor, s, axes), False, norm)
@@ -161,20 +166,20 @@ def fftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Ten
 
 @function
 def ifftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
-    """The inverse of `fftn`. Arguments and errors as there."""
+    """Apply `ifft` along several axes, the inverse of `fftn`; arguments and errors as there."""
     tensor = _require_transformable(x, norm)
     return _complex_transform(tensor, *_axes_and_sizes(tensor, s, axes), True, norm)
 
 
 @function
 def fft2(x: Any, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Tensor:
-    """`fftn` along two axes, by default the last."""
+    """Apply `fftn` along two axes, by default the last; arguments and errors as there."""
     return fftn(x, s, axes, norm)
 
 
 @function
 def ifft2(x: Any, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Tensor:
-    """`ifftn` along two axes, by default the last."""
+    """Apply `ifftn` along two axes, by default the last; arguments and errors as there."""
     return ifftn(x, s, axes, norm)
 
 
@@ -202,7 +207,9 @@ def _real_inverse(x: Tensor, axis: int, size: Size | None, norm: str) -> Tensor:
 
 @function
 def rfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
-    """The first n//2 + 1 elements of `fft` of a real tensor, which determine the others.
+    """Compute the first n//2 + 1 elements of `fft` of a real tensor, which determine the others.
+
+    Other arguments as for `fft`.
 
     Raises:
         DTypeError: x is not float.
@@ -214,11 +221,12 @@ def rfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tenso
 
 @function
 def irfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
-    """The inverse of `rfft`: a real tensor of n elements along the axis.
+    """Compute the real tensor of n elements whose `rfft` is x.
 
     Args:
-        x: n//2 + 1 frequencies (the first ones count; zeros after them where there are less).
-        n: default: twice the frequencies but one, an even number.
+        x: n//2 + 1 frequencies; x is cut or padded with zeros to them.
+        n: default: an even number, 2·(frequencies - 1).
+        norm: as for `fft`.
 
     Raises:
         DTypeError, ShapeError, ArgumentError: as `fft`.
@@ -229,7 +237,9 @@ def irfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tens
 
 @function
 def rfftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
-    """`rfft` along the last of several axes, then `fft` along the others. Arguments as `fftn`.
+    """Apply `rfft` along the last of several axes, then `fft` along the others.
+
+    Arguments as for `fftn`.
 
     Raises:
         DTypeError: x is not float.
@@ -243,7 +253,11 @@ def rfftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Te
 
 @function
 def irfftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
-    """The inverse of `rfftn`; s gives sizes of the result. Arguments and errors as `fftn`."""
+    """Apply the inverse of `rfftn`; s gives sizes of the result. Other arguments as for `fftn`.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `fftn`.
+    """
     tensor = _require_transformable(x, norm)
     chosen, sizes = _axes_and_sizes(tensor, s, axes)
     tensor = _complex_transform(tensor, chosen[:-1], sizes[:-1], True, norm)
@@ -252,21 +266,26 @@ def irfftn(x: Any, s: Any = None, axes: Any = None, norm: str = "backward") -> T
 
 @function
 def rfft2(x: Any, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Tensor:
-    """`rfftn` along two axes, by default the last."""
+    """Apply `rfftn` along two axes, by default the last; arguments and errors as there."""
     return rfftn(x, s, axes, norm)
 
 
 @function
 def irfft2(x: Any, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Tensor:
-    """`irfftn` along two axes, by default the last."""
+    """Apply `irfftn` along two axes, by default the last; arguments and errors as there."""
     return irfftn(x, s, axes, norm)
 
 
 @function
 def hfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
-    """`fft` of a signal whose second half mirrors the conjugate of the first, so real.
+    """Compute the real `fft` of a signal whose second half is the mirrored conjugate of the first.
 
-    x holds n//2 + 1 elements of the signal. Arguments and errors as `irfft`.
+    Args:
+        x: the first n//2 + 1 elements of the signal.
+        n: default: an even number, 2·(elements - 1).
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `irfft`.
     """
     tensor, at, size = _one_axis_arguments(x, n, axis, norm)
     return _real_inverse(conj(tensor), at, size, OPPOSITE[norm])
@@ -274,7 +293,10 @@ def hfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tenso
 
 @function
 def ihfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tensor:
-    """The inverse of `hfft`: n//2 + 1 complex elements. Arguments and errors as `rfft`."""
+    """Compute the n//2 + 1 complex elements whose `hfft` is x.
+
+    Arguments and errors as for `rfft`.
+    """
     tensor, at, size = _one_axis_arguments(x, n, axis, norm)
     return conj(_real_forward(tensor, at, size, OPPOSITE[norm]))
 
@@ -285,7 +307,9 @@ def ihfft(x: Any, n: Any = None, axis: int = -1, norm: str = "backward") -> Tens
 def _frequencies(n: Any, d: Any, dtype: Any, one_sided: bool) -> Tensor:
     size = _require_length(n)
     if isinstance(d, bool) or not isinstance(d, int | float) or not math.isfinite(d) or d == 0:
-        raise ArgumentError(f"d is a number of units between samples, not {d!r}")
+        raise ArgumentError(
+            f"d is the distance of samples, a finite number other than 0, not {d!r}"
+        )
     wanted = as_dtype(dtype)
     if kind(wanted) != "float":
         raise DTypeError(f"frequencies are floats, not {wanted}")
@@ -303,9 +327,13 @@ def _frequencies(n: Any, d: Any, dtype: Any, one_sided: bool) -> Tensor:
 
 @function
 def fftfreq(n: Any, d: float = 1.0, dtype: Any = "float32") -> Tensor:
-    """The frequency of each element of an `fft` of n samples, d units apart: cycles a unit.
+    """Return the frequency of each element of an `fft` of n samples: float, (n,).
 
-    Zero and the positive ones first, then the negative ones.
+    Zero and the positive frequencies come first, then the negative ones.
+
+    Args:
+        d: distance of samples; frequencies are in cycles per unit of d.
+        dtype: a float dtype.
 
     Raises:
         ArgumentError, ShapeError: n is no size of at least 1, or d is 0 or no number.
@@ -316,7 +344,11 @@ def fftfreq(n: Any, d: float = 1.0, dtype: Any = "float32") -> Tensor:
 
 @function
 def rfftfreq(n: Any, d: float = 1.0, dtype: Any = "float32") -> Tensor:
-    """The frequency of each element of an `rfft` of n samples. All else as `fftfreq`."""
+    """Return the frequency of each element of an `rfft` of n samples; arguments as for `fftfreq`.
+
+    Raises:
+        ArgumentError, ShapeError, DTypeError: as `fftfreq`.
+    """
     return _frequencies(n, d, dtype, one_sided=True)
 
 
@@ -332,17 +364,22 @@ def _shift_frequencies(given: Any, axes: Any, forward: bool) -> Tensor:
 
 @function
 def fftshift(x: Any, axes: Any = None) -> Tensor:
-    """Frequency zero moved to the middle, along axes (None: all).
+    """Move frequency zero to the middle, along axes (None: all).
 
     Raises:
-        ShapeError, ArgumentError: not axes of x.
+        ShapeError: an axis is outside x.
+        ArgumentError: an axis is given twice.
     """
     return _shift_frequencies(x, axes, forward=True)
 
 
 @function
 def ifftshift(x: Any, axes: Any = None) -> Tensor:
-    """The inverse of `fftshift`."""
+    """Move frequency zero from the middle to the front, the inverse of `fftshift`.
+
+    Raises:
+        ShapeError, ArgumentError: as `fftshift`.
+    """
     return _shift_frequencies(x, axes, forward=False)
 
 

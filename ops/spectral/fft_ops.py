@@ -1,9 +1,8 @@
-"""The ops under `gf.fft`: `fft` between complex tensors, `rfft` from real ones to the half of the
-spectrum that says all, `irfft` back.
+"""The ops under `gf.fft`: `fft` of complex tensors, `rfft` of real ones, and `irfft` back.
 
-Single precision stays single. The transform's matrix is symmetric, so that gradients are
-transforms, too: the inverse ones under the opposite norm. Of half a spectrum, each frequency but
-the first and the one at n/2 stands for two.
+`rfft` gives the half of the spectrum that determines the rest. Single precision stays single. The
+transform's matrix is symmetric, so gradients are transforms, too: the inverse ones under the
+opposite norm. In half a spectrum, each frequency but the first and the one at n/2 stands for two.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ CUBE = spec("complex64", (2, 3, 4))
 
 
 def _cost(size: Size, along: Sequence[Size]) -> Cost:
-    """5·N·log2(N) flops, of complex numbers; sizes that are not known count as 1024."""
+    """Estimate 5·N·log2(N) flops of complex numbers; unknown sizes count as 1024."""
     levels = sum(math.ceil(math.log2(max(n, 2))) if isinstance(n, int) else 10 for n in along)
     return Cost(flops=size * 5 * levels)
 
@@ -48,17 +47,17 @@ def _require_samples(x: TensorSpec, axis: int) -> None:
         raise ShapeError(f"axis {axis} of {x} has no elements to transform")
 
 
-# (least flops, blocks) as matmul has them: handing a block to a thread takes about 50 µs, a
-# transform about 1 ns a flop.
+# (least flops, blocks), as in matmul: a block on another thread costs about 50 µs, and a flop of a
+# transform about 1 ns.
 _BLOCKS = ((2e7, 8), (1e6, 2))
 
 
 def _transform_by_blocks(
     out: Any, x: Any, axes: Sequence[int], transform: Callable[[Any, Any], object]
 ) -> None:
-    """transform(x, out), in blocks of an axis that it does not mix, which threads share.
+    """Run transform(x, out) on blocks of an axis that it does not mix, which threads share.
 
-    The blocks depend on the shape only, and so do the bits of each transform.
+    The blocks, and so the bits of each transform, depend on the shape only.
     """
     free = [i for i in range(x.ndim) if i not in axes]
     flops: Any = _cost(x.size, [x.shape[a] for a in axes]).flops
@@ -105,7 +104,7 @@ def _fft_into(xp: Any, out: Any, x: Any, axes: tuple[int, ...], inverse: bool, n
 
 
 def _scale(x: Any, axes: Sequence[int], inverse: bool, norm: str) -> float:
-    """What a transform along some axes is multiplied by."""
+    """Return the factor of a transform along some axes."""
     size = math.prod(x.shape[a] for a in axes)
     if norm == "ortho":
         return 1 / math.sqrt(size)
@@ -171,7 +170,7 @@ def _rfft_kernel(xp: Any, x: Any, axis: int, norm: str, inner: float) -> Any:
 
 def _infer_irfft(x: TensorSpec, size: Size, axis: int, norm: str, inner: float) -> TensorSpec:
     require_kind(x, "complex")
-    what = f"{x} is no half of a spectrum of {size} along axis {axis}"
+    what = f"{x} is no half of the spectrum of {size} elements along axis {axis}"
     equate(x.shape[axis], floordiv(size, 2) + 1, what)
     if size == 0:
         raise ShapeError(f"{what}: give at least 1 element")
@@ -205,8 +204,8 @@ def _irfft_kernel(xp: Any, x: Any, size: int, axis: int, norm: str, inner: float
     return out
 
 
-# Half of the spectrum of a real tensor; the frequencies but the first and that at n/2 are
-# multiplied by `inner`.
+# Half of the spectrum of a real tensor. `inner` multiplies all frequencies but the first and the
+# one at n/2.
 rfft_op: Op = register(
     Op(
         "rfft",
@@ -229,8 +228,8 @@ rfft_op: Op = register(
         ),
     )
 )
-# The real tensor of `size` elements along the axis that has such a spectrum; `inner` as there, on
-# the way in.
+# The real tensor of `size` elements along the axis with such a spectrum. `inner` multiplies the
+# same frequencies of the input.
 irfft_op: Op = register(
     Op(
         "irfft",

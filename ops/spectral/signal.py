@@ -1,7 +1,7 @@
 """Signals over time, public as `gf.signal`: windows, frames, short-time spectra, mel filters.
 
-Spectra are complex tensors. ONNX keeps real and imaginary parts in a last axis of size 2 instead:
-its STFT of a real signal is `stft(x[..., 0], …)`, with `gf.real` and `gf.imag` of that stacked.
+Spectra are complex tensors. ONNX keeps real and imaginary parts in a last axis of size 2 instead.
+Its STFT of a real signal is `stft(x[..., 0], …)`, with `gf.real` and `gf.imag` of that stacked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from graphflow.ops.tensors.slicing import window as part
 
 
 def _cosine_window(size: Any, periodic: Any, dtype: Any, *factors: float) -> Tensor:
-    """Σₖ factors[k]·cos(2πk·j/n) at j < size; n is the size, or one less if not periodic."""
+    """Compute Σₖ factors[k]·cos(2πk·j/n) for j < size; n is size, or size - 1 if not periodic."""
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
         raise ArgumentError(f"the size is an int that is not negative, not {size!r}")
     if not isinstance(periodic, bool):
@@ -56,13 +56,16 @@ def _cosine_window(size: Any, periodic: Any, dtype: Any, *factors: float) -> Ten
 
 @function
 def hann_window(size: int, periodic: bool = True, dtype: Any = "float32") -> Tensor:
-    """0.5 - 0.5·cos(2πj/n), j < size.
+    """Return the window 0.5 - 0.5·cos(2πj/n), j < size.
 
     Args:
-        periodic: n is the size, for spectra; else size - 1, so that the window is symmetric.
+        size: an int.
+        periodic: n is the size, for spectra; otherwise size - 1, which makes the window symmetric.
+        dtype: a float dtype.
 
     Raises:
-        ArgumentError, DTypeError: the size is no int, or the dtype not float.
+        ArgumentError: size is no int >= 0, or periodic no bool.
+        DTypeError: the dtype is not float.
     """
     return _cosine_window(size, periodic, dtype, 0.5, -0.5)
 
@@ -71,13 +74,13 @@ def hann_window(size: int, periodic: bool = True, dtype: Any = "float32") -> Ten
 def hamming_window(
     size: int, periodic: bool = True, alpha: float = 0.54, dtype: Any = "float32"
 ) -> Tensor:
-    """alpha - (1 - alpha)·cos(2πj/n), j < size; ONNX takes alpha = 25/46.
+    """Return the window alpha - (1 - alpha)·cos(2πj/n), j < size; ONNX has alpha = 25/46.
 
-    Args:
-        periodic: see `hann_window`.
+    Other arguments as for `hann_window`.
 
     Raises:
-        ArgumentError, DTypeError: the size is no int, alpha no number, or the dtype not float.
+        ArgumentError: size is no int >= 0, periodic no bool, or alpha no finite number.
+        DTypeError: the dtype is not float.
     """
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ArgumentError(f"alpha is a number, not {alpha!r}")
@@ -86,13 +89,9 @@ def hamming_window(
 
 @function
 def blackman_window(size: int, periodic: bool = True, dtype: Any = "float32") -> Tensor:
-    """0.42 - 0.5·cos(2πj/n) + 0.08·cos(4πj/n), j < size.
+    """Return the window 0.42 - 0.5·cos(2πj/n) + 0.08·cos(4πj/n), j < size.
 
-    Args:
-        periodic: see `hann_window`.
-
-    Raises:
-        ArgumentError, DTypeError: the size is no int, or the dtype not float.
+    Arguments and errors as for `hann_window`.
     """
     return _cosine_window(size, periodic, dtype, 0.42, -0.5, 0.08)
 
@@ -107,7 +106,7 @@ def _frame_count(n: Size, length: Size, step: int) -> Size:
 def _infer_frame(x: TensorSpec, length: Size, step: int) -> TensorSpec:
     require_kind(x, "int", "float", "complex")
     if not x.rank:
-        raise ShapeError("takes signals along the last axis, not a scalar")
+        raise ShapeError("expected signals along the last axis, got a scalar")
     n = x.shape[-1]
     require_nonnegative(
         n - length, f"a signal of {n} elements has no frame of {length}; pad it first"
@@ -123,7 +122,7 @@ def _frame_kernel(xp: Any, x: Any, length: int, step: int) -> Any:
 def _infer_overlap(x: TensorSpec, size: Size, step: int) -> TensorSpec:
     require_kind(x, "int", "float", "complex")
     if x.rank < 2:
-        raise ShapeError(f"takes frames in the last two axes, not {show_shape(x.shape)}")
+        raise ShapeError(f"expected frames in the last two axes, got {show_shape(x.shape)}")
     frames, length = x.shape[-2:]
     what = f"frames {show_shape(x.shape)}, {step} apart, are not those of {size} elements"
     equate(frames, _frame_count(size, length, step), what)
@@ -131,7 +130,7 @@ def _infer_overlap(x: TensorSpec, size: Size, step: int) -> TensorSpec:
 
 
 def _overlap_kernel(xp: Any, x: Any, size: int, step: int) -> Any:
-    """Sums in the order of the elements of a frame, by blocks of one step."""
+    """Add frames in the order of their elements, in blocks of one step."""
     frames, length = x.shape[-2:]
     blocks = -(-length // step)
     out = xp.zeros((*x.shape[:-2], frames + blocks, step), x.dtype)
@@ -145,7 +144,8 @@ def _overlap_kernel(xp: Any, x: Any, size: int, step: int) -> Any:
     return result
 
 
-# Pieces of `length` elements of the last axis, `step` apart; and their sum, each at its place.
+# `frame` cuts the last axis into frames of `length` elements, `step` apart. `overlap_add` adds
+# frames at these positions.
 frame_op: Op = register(
     Op(
         "frame",
@@ -190,14 +190,18 @@ def _require_positive(what: str, value: Any) -> int:
 
 @function
 def frame(x: Any, length: int, step: int) -> Tensor:
-    """Pieces of `length` elements, `step` apart: (…, n) -> (…, (n - length)//step + 1, length).
+    """Cut the last axis into frames, `step` apart: (…, n) -> (…, (n - length)//step + 1, length).
 
-    What is left at the end is dropped.
+    Elements after the last whole frame are dropped.
+
+    Args:
+        x: ints, floats or complex numbers.
 
     Raises:
-        ArgumentError: length or step is no int of at least 1.
-        ShapeError: the signal is shorter than a frame (a size not known before: FeedError).
-        DTypeError: bools.
+        ArgumentError: length or step is no positive int.
+        ShapeError: the signal is shorter than a frame (FeedError if its size is known only when
+            fed).
+        DTypeError: x is bool.
     """
     result: Tensor = frame_op(
         as_tensor(x),
@@ -209,16 +213,19 @@ def frame(x: Any, length: int, step: int) -> Tensor:
 
 @function
 def overlap_add(x: Any, step: int) -> Tensor:
-    """The sum of frames, each `step` after the one before: (…, k, m) -> (…, (k - 1)·step + m).
+    """Add frames, each `step` after the one before: (…, k, m) -> (…, (k - 1)·step + m).
+
+    Args:
+        x: ints, floats or complex numbers.
 
     Raises:
-        ArgumentError: step is no int of at least 1.
-        ShapeError: x has no two axes.
-        DTypeError: bools.
+        ArgumentError: step is no positive int.
+        ShapeError: x has fewer than two axes.
+        DTypeError: x is bool.
     """
     tensor, apart = as_tensor(x), _require_positive("step", step)
     if tensor.ndim < 2:
-        raise ShapeError(f"takes frames in the last two axes, not {show_shape(tensor.shape)}")
+        raise ShapeError(f"expected frames in the last two axes, got {show_shape(tensor.shape)}")
     frames, length = tensor.shape[-2:]
     result: Tensor = overlap_add_op(tensor, size=(frames - 1) * apart + length, step=apart)
     return result
@@ -258,20 +265,22 @@ def stft(
     fft_length: int | None = None,
     onesided: bool = True,
 ) -> Tensor:
-    """The spectrum of each frame of a signal: (…, n) -> (…, frames, bins), complex.
+    """Compute the spectrum of each frame of a signal: (…, n) -> (…, frames, bins), complex.
 
-    Frames begin at the first element and lie within the signal: (n - frame_length)//frame_step + 1
-    of them. Pad the signal for frames about its ends.
+    Frames begin at the first element and lie within the signal: there are
+    (n - frame_length)//frame_step + 1. Pad the signal to have frames around its ends.
 
     Args:
-        window: what multiplies each frame, of shape (frame_length,); default: nothing.
-        fft_length: elements of each transform (zeros after the frame's); default: frame_length.
-        onesided: the fft_length//2 + 1 bins that determine the others, of a real signal; else all.
+        x: floats or complex numbers.
+        frame_length, frame_step: elements of a frame, and between the starts of frames.
+        window: (frame_length,) factors of each frame; default: none.
+        fft_length: elements of each transform, zeros after the frame's; default: frame_length.
+        onesided: only the fft_length//2 + 1 bins of a real signal that determine the others.
 
     Raises:
         DTypeError: x is neither float nor complex, or complex and onesided.
-        ShapeError: the window is of another shape, or the signal is shorter than a frame.
-        ArgumentError: a length is no int of at least 1, or fft_length below frame_length.
+        ShapeError: the window has another shape, or the signal is shorter than a frame.
+        ArgumentError: a length is no positive int, or fft_length is below frame_length.
 
     Source: Allen & Rabiner, Proc. IEEE 65(11), 1977.
     """
@@ -297,10 +306,10 @@ def istft(
     fft_length: int | None = None,
     onesided: bool = True,
 ) -> Tensor:
-    """The signal whose `stft` is nearest in squares: (…, frames, bins) -> (…, n).
+    """Compute the signal whose `stft` is nearest in squares: (…, frames, bins) -> (…, n).
 
-    n is (frames - 1)·frame_step + frame_length. Arguments as `stft`; what no window covers is 0.
-    The signal is real where onesided, else complex.
+    n is (frames - 1)·frame_step + frame_length. Elements that no window covers are 0. The signal is
+    real if onesided, else complex. Other arguments as for `stft`.
 
     Raises:
         DTypeError: the spectra are neither float nor complex.
@@ -314,7 +323,7 @@ def istft(
     length, points = _lengths(frame_length, fft_length)
     step = _require_positive("frame_step", frame_step)
     if tensor.ndim < 2:
-        raise ShapeError(f"takes spectra in the last two axes, not {show_shape(tensor.shape)}")
+        raise ShapeError(f"expected spectra in the last two axes, got {show_shape(tensor.shape)}")
     bins = points // 2 + 1 if onesided else points
     equate(tensor.shape[-1], bins, f"bins of {show_shape(tensor.shape)} for {points} elements")
     frames = irfft(tensor, points) if onesided else ifft(tensor)
@@ -333,9 +342,9 @@ def istft(
 
 
 def _mel_edges(bands: int, points: int, rate: float, low: float, high: float) -> Any:
-    """Bins where triangles begin, peak and end: evenly spaced in mel(f) = 2595·log10(1 + f/700).
+    """Return the bins where triangles begin, peak and end, evenly spaced in 2595·log10(1 + f/700).
 
-    The step divides the whole range by bands + 2, as ONNX has it.
+    As in ONNX, the step is the whole range divided by bands + 2.
     """
     lowest, highest = (2595 * math.log10(1 + f / 700) for f in (low, high))
     mels = lowest + np.arange(bands + 2) * ((highest - lowest) / (bands + 2))
@@ -352,16 +361,17 @@ def mel_weight_matrix(
     upper_edge_hertz: float,
     dtype: Any = "float32",
 ) -> Tensor:
-    """Triangular filters evenly spaced in mel, (dft_length//2 + 1, num_mel_bins), peaks of 1.
+    """Return triangular filters of peak 1, evenly spaced in mel: (dft_length//2 + 1, num_mel_bins).
 
     `abs(stft(…)) @ mel_weight_matrix(…)` is a mel spectrogram.
 
     Args:
-        sample_rate: elements of the signal a second.
-        lower_edge_hertz, upper_edge_hertz: between which frequencies the filters lie.
+        sample_rate: elements of the signal per second.
+        lower_edge_hertz, upper_edge_hertz: the range of frequencies that the filters cover.
+        dtype: a float dtype.
 
     Raises:
-        ArgumentError: no ints of at least 1, or not 0 <= lower < upper <= sample_rate / 2.
+        ArgumentError: a count is no positive int, or not 0 <= lower < upper <= sample_rate / 2.
         DTypeError: the dtype is not float.
 
     Source: the operator MelWeightMatrix of ONNX; Davis & Mermelstein, IEEE Trans. ASSP 28(4), 1980.

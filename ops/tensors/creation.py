@@ -1,4 +1,7 @@
-"""Tensors out of nothing: filled, counted, the identity. Shapes may hold symbolic sizes."""
+"""Creation of tensors: filled, counted, evenly spaced, the identity.
+
+Shapes may hold symbolic sizes.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +55,17 @@ fill = register(
 
 @function
 def full(shape: Any, value: Any, dtype: Any = None) -> Tensor:
-    """A tensor of one value: a Python scalar (int64, float32, bool unless told), a size or a scalar
-    tensor.
+    """Return a tensor filled with one value.
+
+    Args:
+        shape: ints, or sizes of other tensors.
+        value: a Python scalar, a size, or a scalar tensor.
+        dtype: default: int64, float32 or bool for Python scalars, else the dtype of the value.
 
     Raises:
-        ShapeError: `shape` is no shape (ints, or sizes of other tensors).
+        ShapeError: shape is no shape.
         DTypeError: the value does not fit the dtype.
+        ArgumentError: the value is no scalar.
     """
     if isinstance(value, Tensor | Dim):
         scalar = as_tensor(value)
@@ -75,14 +83,28 @@ def full(shape: Any, value: Any, dtype: Any = None) -> Tensor:
 
 @function
 def zeros(shape: Any, dtype: Any = "float32") -> Tensor:
-    """All 0."""
+    """Return a tensor of zeros.
+
+    Args:
+        shape: ints, or sizes of other tensors.
+
+    Raises:
+        ShapeError, DTypeError: shape is no shape, or dtype no dtype.
+    """
     dtype = as_dtype(dtype)
     return full(shape, dtype.type(0).item(), dtype)
 
 
 @function
 def ones(shape: Any, dtype: Any = "float32") -> Tensor:
-    """All 1."""
+    """Return a tensor of ones.
+
+    Args:
+        shape: ints, or sizes of other tensors.
+
+    Raises:
+        ShapeError, DTypeError: shape is no shape, or dtype no dtype.
+    """
     dtype = as_dtype(dtype)
     return full(shape, dtype.type(1).item(), dtype)
 
@@ -98,7 +120,7 @@ def _arange_kernel(xp: Any, start: Any, step: Any, size: int, dtype: str) -> Any
 
 
 def exact_scalar(dtype: str, value: Any) -> Any:
-    """A numpy scalar of the dtype, so that arithmetic stays in it."""
+    """Return a numpy scalar of the dtype, so that arithmetic with it stays in that dtype."""
     return np.dtype(dtype).type(value)
 
 
@@ -121,12 +143,15 @@ arange_op = register(
 
 @function
 def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) -> Tensor:
-    """start, start + step, … before `stop`; `arange(stop)` starts at 0.
+    """Return start, start + step, … before `stop`; `arange(stop)` starts at 0.
 
-    Sizes of tensors may be bounds. Ints give int64, floats float32 unless a dtype is named.
+    Args:
+        start, stop: numbers, or sizes of tensors.
+        step: a number other than 0.
+        dtype: default: int64 for ints and sizes, float32 for floats.
 
     Raises:
-        ArgumentError: the step is 0, a bound is no number, or sizes and floats mix.
+        ArgumentError: step is 0, a bound is no finite number, or sizes and floats mix.
     """
     if stop is None:
         start, stop = 0, start
@@ -160,10 +185,13 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
 def linspace(
     start: float, stop: float, num: int, *, dtype: Any = "float32", endpoint: bool = True
 ) -> Tensor:
-    """`num` evenly spaced numbers from start to stop (left out unless `endpoint`).
+    """Return `num` evenly spaced numbers from start to stop, which is left out without `endpoint`.
+
+    Args:
+        dtype: a dtype; default float32.
 
     Raises:
-        ArgumentError: `num` is no int >= 0, or more than a graph can hold; start or stop no number.
+        ArgumentError: num is no int >= 0 or too large for a graph, or start or stop is no number.
     """
     for bound in (start, stop):
         if isinstance(bound, bool) or not isinstance(bound, int | float | np.number):
@@ -208,10 +236,14 @@ eye_op = register(
 
 @function
 def eye(n_rows: Any, n_cols: Any = None, *, k: int = 0, dtype: Any = "float32") -> Tensor:
-    """1 on the diagonal number k (above the main one where positive), else 0.
+    """Return a matrix with ones on diagonal number k (above the main one if positive), else 0.
+
+    Args:
+        n_rows, n_cols: ints, or sizes of other tensors; n_cols defaults to n_rows.
 
     Raises:
-        ShapeError, ArgumentError, DTypeError: the numbers are no sizes; k is no int; no dtype.
+        ShapeError, ArgumentError, DTypeError: a number of rows or columns is no size, k no int, or
+            dtype no dtype.
     """
     rows, columns = normalize_shape((n_rows, n_rows if n_cols is None else n_cols), "eye")
     result: Tensor = eye_op(

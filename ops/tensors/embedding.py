@@ -1,7 +1,7 @@
-"""Embedding: rows of a table, looked up by number.
+"""Embedding: rows of a table, looked up by number. Public as `gf.nn.embedding`.
 
-The gradient of a lookup is a `take_grad` node: the rows and where they belong. Where an optimiser
-takes it, only these rows of the table (and of the optimiser's slots) are read and written.
+The gradient of a lookup is a `take_grad` node, which holds the rows and their numbers. An optimiser
+that finds this node reads and writes only these rows of the table and of its own slots.
 """
 
 from __future__ import annotations
@@ -20,26 +20,32 @@ from graphflow.ops.tensors.take import as_indices, take
 
 @function
 def embedding(ids: Any, table: Any, padding_id: int | None = None) -> Tensor:
-    """The rows of a table: ids of any shape, table (rows, …), result ids.shape + table.shape[1:].
+    """Return the rows of a table whose numbers are `ids`.
 
     An id outside [-rows, rows) is an OpError in the step. A step of `SGD` without momentum, or of
-    `Adagrad`, touches only the rows that occur; other optimisers do so with `sparse=True`.
+    `Adagrad`, changes only rows that occur; other optimisers do so with `sparse=True`.
 
     Args:
-        padding_id: the row of this id is looked up, but has no gradient, whether ids count it
-            from the front or from the end.
+        ids: ints of any shape.
+        table: floats or complex numbers (rows, …).
+        padding_id: the row of this id gets no gradient, whether ids count it from the front or from
+            the end.
+
+    Returns:
+        A tensor of shape ids.shape + table.shape[1:].
 
     Raises:
         DTypeError: ids are not ints, or the table is not float.
-        ShapeError: the table has no rows, or no padding_id among them.
+        ShapeError: the table is a scalar, or has no row padding_id.
+        ArgumentError: padding_id is no int >= 0.
     """
     ids, table = as_indices(ids), as_tensor(table)
     if kind(ids.dtype) == "float" and kind(table.dtype) == "int":
-        raise DTypeError("the table is given before the ids; give embedding(ids, table)")
+        raise DTypeError("ids are floats and the table ints; give embedding(ids, table)")
     require_kind(ids.spec, "int")
     require_kind(table.spec, "float", "complex")
     if not table.ndim:
-        raise ShapeError("the table is a scalar; it has one row for each id")
+        raise ShapeError("expected a table of (rows, …), got a scalar")
     rows = take(table, ids, 0)
     if padding_id is None:
         return rows
@@ -48,7 +54,7 @@ def embedding(ids: Any, table: Any, padding_id: int | None = None) -> Tensor:
         raise ArgumentError(f"padding_id is an id, an int from 0, not {padding_id!r}")
     if isinstance(n, int) and padding_id >= n:
         raise ShapeError(f"padding_id {padding_id} is no row of a table of {n}")
-    signed = astype(ids, "int64")  # of few bits, padding_id - n might have no number
+    signed = astype(ids, "int64")  # padding_id - n may not fit a dtype of few bits
     front, end = not_equal(signed, padding_id), not_equal(signed, padding_id - n)
     wanted = FUNCTIONS["logical_and"](front, end)
     wanted = FUNCTIONS["reshape"](wanted, (*ids.shape, *(1,) * (table.ndim - 1)))

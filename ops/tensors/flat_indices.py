@@ -1,7 +1,7 @@
-"""Where indices of several axes lead: the numbers of rows or elements of a flattened tensor.
+"""Indices of several axes as row or element numbers of a flattened tensor.
 
-Each op checks its indices and gives numbers that `take` and the scatters take, so that what reads
-and what writes several axes at once is made of what does so along one.
+Each op checks its indices. `take` and the scatter ops take its numbers, so reads and writes along
+several axes use the ops along one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from graphflow.ops.sharding import rules as sharding
 I64 = np.dtype("int64")
 
 
-# Rows: each index is a vector along the last axis -------------------------------------------------
+# Rows: an index is a vector along the last axis ---------------------------------------------------
 
 
 def _infer_rows(indices: TensorSpec, sizes: Shape, batch_dims: int) -> TensorSpec:
@@ -59,7 +59,7 @@ def _rows_kernel(xp: Any, indices: Any, sizes: tuple[int, ...], batch_dims: int)
     return out
 
 
-# The row numbers that vectors of indices choose in a tensor whose first axes have `sizes`.
+# The row numbers that vectors of indices select in a tensor whose first axes have `sizes`.
 flat_rows = register(
     Op(
         "flat_rows",
@@ -78,11 +78,11 @@ flat_rows = register(
 )
 
 
-# Elements: each index replaces the position along one axis ----------------------------------------
+# Elements: an index replaces the position along one axis ------------------------------------------
 
 
 def element_places(xp: Any, indices: Any, shape: tuple[int, ...], axis: int) -> Any:
-    """For each index, where its element is in the flattened tensor of `shape`.
+    """Return the position of each index's element in the flattened tensor of `shape`.
 
     Raises:
         IndexError: an index is outside the axis, or there are more than the tensor has positions.
@@ -111,7 +111,7 @@ def _infer_elements(indices: TensorSpec, shape: Shape, axis: int) -> TensorSpec:
     return indices.with_dtype(I64)
 
 
-# The numbers of the elements of a tensor of `shape` whose position along `axis` is given.
+# The numbers of the elements of a tensor of `shape` whose positions along `axis` are the indices.
 flat_elements = register(
     Op(
         "flat_elements",
@@ -175,14 +175,18 @@ ravel_op = register(
 
 @function
 def ravel_multi_index(indices: Any, shape: Any) -> Tensor:
-    """The int64 position in a flattened tensor of `shape` of each element whose index along every
-    axis is given by a tensor of its own; they broadcast, and negative ones count from the end.
+    """Convert an index for each axis to int64 positions in a flattened tensor of `shape`.
 
     An index outside its axis is an OpError in the step.
 
+    Args:
+        indices: a list of int tensors, one for each axis, which broadcast; negative ones count from
+            the end.
+        shape: ints, or sizes of other tensors.
+
     Raises:
         DTypeError: the indices are not ints.
-        ShapeError: not one tensor of indices for each axis, or they do not broadcast.
+        ShapeError: there is not one tensor for each axis, or they do not broadcast.
     """
     sizes = normalize_shape(shape, "ravel_multi_index")
     if not sizes:

@@ -1,5 +1,7 @@
-"""`x[...]`, lowered to slice, squeeze, expand_dims and take; what several arrays index becomes one
-axis first."""
+"""`x[...]`, lowered to slice, squeeze, expand_dims and take.
+
+Axes that several arrays index are merged into one first.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,17 @@ _Window = tuple[Size, Size, Size]  # start, size, step
 
 @function
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """`x[index]` for ints, slices, None, Ellipsis, and arrays or tensors of ints (one: as `take`;
-    several broadcast, and name the places together, as in numpy).
+    """Return `x[index]` for ints, slices, None, Ellipsis, and int arrays or tensors.
 
-    On an axis of unknown size n, bounds clip as in numpy, and n is at least 1 where a bound is 1 or
-    -1 away from an end; a window between a bound from the front and one from the back must not be
-    inside out (checked when fed).
+    One array selects as `take` does. Several broadcast and select positions together, as in numpy.
+    On an axis of unknown size n, bounds clip as in numpy, but n must be at least 1 if a bound is 1
+    or -1 away from an end. A slice between a bound from the front and one from the back must not be
+    inside out. Both are checked when a size is fed.
 
     Raises:
-        ArgumentError: a boolean mask, or anything else.
-        ShapeError: an int outside its axis, too many indices, or arrays that do not broadcast.
+        ArgumentError: the index holds a boolean mask, or anything else.
+        ShapeError: an int is outside its axis, there are too many indices, or arrays do not
+            broadcast.
     """
     items = _expand_ellipsis(index, x.ndim)
     windows: list[_Window] = []
@@ -74,7 +77,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 
 def _merge_indexed_axes(x: Tensor, indices: list[Tensor], axes: list[int]) -> tuple[Tensor, Tensor]:
-    """x with the axes that are indexed as one, in the place of the first; and the places in it."""
+    """Merge the indexed axes of x at the first of them; return x and the indices into that axis."""
     if len(axes) == 1:
         return x, indices[0]
     first, end = axes[0], axes[0] + len(axes)
@@ -85,7 +88,7 @@ def _merge_indexed_axes(x: Tensor, indices: list[Tensor], axes: list[int]) -> tu
 
 
 def _expand_ellipsis(index: Any, rank: int) -> list[Any]:
-    """The index of each axis (and None for new ones), the Ellipsis written out."""
+    """Return the index of each axis (and None for new ones), with Ellipsis written out."""
     items = list(index) if isinstance(index, tuple) else [index]
     used = sum(item is not None and item is not Ellipsis for item in items)
     if used > rank:
@@ -98,7 +101,7 @@ def _expand_ellipsis(index: Any, rank: int) -> list[Any]:
 
 
 def _are_separated(items: Sequence[Any]) -> bool:
-    """Whether slices or new axes stand between the ints and arrays of an index."""
+    """Return True if slices or new axes stand between the ints and arrays of an index."""
     advanced = [
         i for i, item in enumerate(items) if item is not None and not isinstance(item, slice)
     ]
@@ -107,7 +110,10 @@ def _are_separated(items: Sequence[Any]) -> bool:
 
 def _index_tensor(item: Any) -> Tensor:
     if not isinstance(item, Tensor | np.ndarray | list | bool | np.bool_):
-        raise ArgumentError(f"cannot index with {type(item).__name__} {item!r}")
+        raise ArgumentError(
+            "an index is an int, a slice, None, Ellipsis or an int tensor, not "
+            f"{type(item).__name__} {item!r}"
+        )
     tensor = as_indices(item)
     if tensor.dtype.kind == "b":
         raise ArgumentError(
@@ -120,14 +126,14 @@ def _index_tensor(item: Any) -> Tensor:
 
 
 def _position(i: int, n: Size, axis: int) -> Size:
-    """An int index counted from the front; on an unknown size it is checked when fed."""
+    """Return an int index as counted from the front; an unknown size is checked when it is fed."""
     if isinstance(n, int) and not -n <= i < n:
         raise ShapeError(f"index {i} is outside axis {axis} of size {n}")
     return i if i >= 0 else n + i
 
 
 def _window_of(item: slice, n: Size, axis: int) -> _Window:
-    """A Python slice on an axis of size n."""
+    """Return start, size and step of a Python slice on an axis of size n."""
     stride = 1 if item.step is None else item.step
     bounds = (item.start, item.stop)
     if not isinstance(stride, int | np.integer) or stride == 0:
@@ -156,14 +162,17 @@ def _window_of(item: slice, n: Size, axis: int) -> _Window:
 
 
 def _is_empty_range(start: Any, stop: Any) -> bool:
-    """Whether two int bounds count from one end and leave nothing between them."""
+    """Return True if two int bounds count from one end and leave nothing between them."""
     if not isinstance(start, int) or not isinstance(stop, int):
         return False
     return (start < 0) == (stop < 0) and start >= stop
 
 
 def _clip_bound(bound: int | Dim, n: Size) -> Size:
-    """A slice's bound on an unknown size, clipped as in numpy; 1 and -1 stay, which is checked."""
+    """Return a slice's bound on an unknown size, clipped as in numpy.
+
+    Bounds of 1 and -1 stay as they are; the window is checked when the size is fed.
+    """
     if isinstance(bound, Dim):
         return bound
     inside = abs(bound) if abs(bound) <= 1 else minimum(n, abs(bound))

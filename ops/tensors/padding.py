@@ -1,7 +1,7 @@
 """`gf.pad`: elements before and after those of a tensor, in numpy's modes.
 
-No op of its own: a filled tensor with x inside is the op `pad`, and what repeats x's own elements
-is windows of it, turned round or not, joined to it. So gradients, batches and strategies know it.
+It has no op of its own. Mode "constant" is the op `pad`; other modes concatenate windows of x,
+flipped or not. So gradients, batching and sharding need no rules of their own.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 @function
 def pad(x: Tensor, widths: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    """Elements before and after those of each axis, in one of numpy's modes.
+    """Add elements before and after those of each axis, in one of numpy's modes.
 
     Args:
         widths: one count for all sides, (before, after) for all axes, or one such pair for each
             axis.
-        mode: "constant" (`value`; 0, or False), "edge" (the outermost element again), "reflect"
-            (mirrored at the outermost element), "symmetric" (mirrored behind it), "wrap" (from the
+        mode: "constant" (`value`), "edge" (repeats the outermost element), "reflect" (mirrors at
+            the outermost element), "symmetric" (mirrors behind it), "wrap" (continues from the
             other end). PyTorch calls "edge" replicate, and "wrap" circular.
+        value: for "constant"; default: 0 or False.
 
     Raises:
-        ArgumentError: another mode, widths of another form, or a value where the mode takes none.
-        ShapeError: a negative width, or no elements to repeat. Where the size of an axis is not
-            known, elements cannot be repeated further than the axis is long.
-        DTypeError: the value does not fit.
+        ArgumentError: the mode is unknown, widths have another form, or a mode takes no value.
+        ShapeError: a width is negative, or there are no elements to repeat. An axis of unknown size
+            cannot be extended by more than its own length.
+        DTypeError: the value does not fit the dtype of x.
     """
     x = as_tensor(x)
     if not (isinstance(mode, str) and mode in _MODES):
@@ -70,7 +71,7 @@ def _pad_pairs(widths: Any, rank: int) -> list[tuple[Any, Any]]:
 
 
 def _extend_axis(x: Tensor, axis: int, before: Size, after: Size, mode: str) -> Tensor:
-    """x with its own elements before and after those of an axis."""
+    """Add x's own elements before and after those of an axis."""
     n = x.shape[axis]
     if not before and not after:
         return x
@@ -80,8 +81,8 @@ def _extend_axis(x: Tensor, axis: int, before: Size, after: Size, mode: str) -> 
         first = repeat(window(x, axis, 0, 1), before, axis)
         last = repeat(window(x, axis, n - 1, 1), after, axis)
         return _join_parts(x, axis, (first, before), (last, after))
-    shared = 1 if mode == "reflect" else 0  # the element at which it is mirrored is not repeated
-    while before or after:  # again where it goes further than x does, from what there is by then
+    shared = 1 if mode == "reflect" else 0  # the mirror element itself is not repeated
+    while before or after:  # each turn extends x by at most its own length
         size = x.shape[axis]
         most = _whole_periods(size - shared, n - shared)
         left, right = _at_most(before, most), _at_most(after, most)
@@ -102,12 +103,12 @@ def _join_parts(
 
 
 def _whole_periods(size: Size, period: Size) -> Size:
-    """As much of `size` as is whole periods: what is copied from there continues the pattern."""
+    """Return the part of `size` that is whole periods, so that copies continue the pattern."""
     if isinstance(size, int) and isinstance(period, int):
         return size // period * period
     return size
 
 
 def _at_most(count: Size, most: Size) -> Size:
-    """As many at once, where both are known; windows are checked when they are fed, else."""
+    """Return the smaller of two known counts; unknown ones are checked when they are fed."""
     return min(count, most) if isinstance(count, int) and isinstance(most, int) else count

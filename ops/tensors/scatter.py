@@ -1,8 +1,8 @@
-"""Writing at computed places: rows and elements that are set, added, multiplied, or compared.
+"""Writes at computed positions: rows and elements that are set, added, multiplied or compared.
 
-One op does it, `scatter_rows`; where several axes are indexed, `flat_rows` or `flat_elements`
-first make one of them. An assignment whose new value is such an op writes straight into its
-variable, when it commits, and touches only the rows that change.
+All use one op, `scatter_rows`. For indices along several axes, `flat_rows` or `flat_elements` first
+compute row numbers. If the new value of an assignment is such an op, the commit writes straight
+into the variable and touches only the rows that change.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _vjp(
 
 
 def _vjp_of_setting(g: Tensor, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
-    """Of several updates of a row, the last one stays: it alone has a gradient."""
+    """Differentiate "none": of several updates of a row the last one stays and has the gradient."""
     numbers = reshape(arange(rows.size), rows.shape)
     stamps = full((g.shape[0],), -1, "int64")
     stamps = scatter_rows(stamps, rows, numbers, reduction="none")
@@ -102,8 +102,10 @@ def _vjp_of_setting(g: Tensor, rows: Tensor, updates: Tensor) -> tuple[Tensor, T
 
 
 def _vjp_of_products(g: Tensor, x: Tensor, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
-    """Each factor's share is the product of the others: a division by what is not 0, and for
-    zeros a count of them, since two leave nothing. (Second derivatives at two zeros are not told.)
+    """Differentiate "mul": the slope of a factor is the product of the others.
+
+    It divides by factors that are not 0. A count of zeros handles the rest, since two zeros leave
+    no slope. Second derivatives at two zeros are not computed.
     """
     is_zero = equal(updates, 0)
     factors = where(is_zero, 1, updates)
@@ -118,7 +120,7 @@ def _vjp_of_products(g: Tensor, x: Tensor, rows: Tensor, updates: Tensor) -> tup
 def _vjp_of_extrema(
     g: Tensor, y: Tensor, x: Tensor, rows: Tensor, updates: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Equal shares for all that attain the extremum, as `max` has it."""
+    """Differentiate "min" and "max": all elements that attain the extremum share equally."""
     old, new = equal(x, y), equal(updates, take(y, rows, 0))
     ties = take_grad(astype(new, g.dtype), rows, shape=x.shape, axis=0)
     share = g / (astype(old, g.dtype) + ties)
@@ -131,8 +133,8 @@ def _cost(
     return Cost(flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 3 + rows.nbytes)
 
 
-# x with updates combined into its rows, in the order of the row numbers; rows are slices along the
-# first `axes`, which count as one.
+# x with updates combined into its rows, in the order of the row numbers. Rows are slices along the
+# first `axes`, which count as one axis.
 scatter_rows: Op = register(
     Op(
         "scatter_rows",
@@ -180,7 +182,7 @@ def _update_into(xp: Any, out: Any, x: Any, rows: Any, updates: Any, number: Any
     out[rows[:used]] = updates[:used]
 
 
-# x with the first `number` of the rows set, which are different ones. Its cost is that of a commit.
+# x with the first `number` of the rows set; these rows are distinct. The cost is that of a commit.
 update_rows: Op = register(
     Op(
         "update_rows",
@@ -201,15 +203,21 @@ update_rows: Op = register(
 
 @function
 def gather_nd(x: Any, indices: Any, batch_dims: int = 0) -> Tensor:
-    """The elements or slices of x that vectors of indices, along the last axis of `indices`, name.
+    """Return the elements or slices of x that vectors of indices select.
 
-    With k numbers in each vector and b `batch_dims`, the result has the shape indices.shape[:-1] +
-    x.shape[b+k:]; the first b axes of x and `indices` go together. Negative indices count from the
-    end; one outside its axis is an OpError in the step.
+    An index outside its axis is an OpError in the step.
+
+    Args:
+        x: a tensor.
+        indices: ints; vectors lie on the last axis. Negative ones count from the end.
+        batch_dims: number b of leading axes that x and `indices` share.
+
+    Returns:
+        For vectors of k numbers, a tensor of shape indices.shape[:-1] + x.shape[b+k:].
 
     Raises:
         DTypeError: the indices are not ints.
-        ShapeError: they have another rank or batch, or more numbers than x has axes.
+        ShapeError: indices have another rank or batch, or more numbers than x has axes.
     """
     x, indices = as_tensor(x), as_indices(indices)
     rows, axes = _rows_of(x, indices, batch_dims)
@@ -221,15 +229,15 @@ def gather_nd(x: Any, indices: Any, batch_dims: int = 0) -> Tensor:
 def scatter_nd(
     x: Any, indices: Any, updates: Any, reduction: str = "none", batch_dims: int = 0
 ) -> Tensor:
-    """x with `updates` written to the places that `gather_nd(x, indices, batch_dims)` would read.
+    """Return x with `updates` written where `gather_nd(x, indices, batch_dims)` reads.
 
     Args:
-        updates: of the shape of that result.
-        reduction: "none" sets; "add", "mul", "min" and "max" combine with what is there. Updates of
-            one place happen in order: the last one set stays.
+        updates: a tensor of the shape of that result.
+        reduction: "none" sets; "add", "mul", "min" and "max" combine with x. Updates of one
+            position apply in order, so the last one set stays.
 
     Raises:
-        ArgumentError: another reduction.
+        ArgumentError: the reduction is unknown.
         DTypeError, ShapeError: indices or updates do not fit.
     """
     x, indices, updates = as_tensor(x), as_indices(indices), as_tensor(updates)
@@ -250,7 +258,7 @@ def _scatter_updates(x: Tensor, rows: Tensor, updates: Tensor, reduction: str, a
 
 
 def _rows_of(x: Tensor, indices: Tensor, batch_dims: int) -> tuple[Tensor, int]:
-    """Checked row numbers, and how many axes of x they index."""
+    """Return row numbers, and how many axes of x they index."""
     if isinstance(batch_dims, bool) or not isinstance(batch_dims, int) or batch_dims < 0:
         raise ArgumentError(f"batch_dims is an int from 0, not {batch_dims!r}")
     if indices.ndim <= batch_dims or not isinstance(indices.shape[-1], int):
@@ -275,14 +283,15 @@ def _require_reduction(reduction: Any) -> None:
 
 @function
 def scatter(x: Any, indices: Any, updates: Any, axis: int = -1, reduction: str = "none") -> Tensor:
-    """x with `updates` written to the elements that `gather(x, indices, axis)` would read.
+    """Return x with `updates` written at the elements that `gather(x, indices, axis)` reads.
 
     Args:
-        updates: of the shape of `indices`, which may be shorter than x along the other axes.
+        indices: ints; along the other axes they may be shorter than x.
+        updates: a tensor of the shape of `indices`.
         reduction: as for `scatter_nd`.
 
     Raises:
-        ArgumentError: another reduction.
+        ArgumentError: the reduction is unknown.
         DTypeError, ShapeError: indices or updates do not fit.
     """
     x, indices, updates = as_tensor(x), as_indices(indices), as_tensor(updates)
@@ -294,9 +303,11 @@ def scatter(x: Any, indices: Any, updates: Any, axis: int = -1, reduction: str =
 
 @function
 def put_along_axis(x: Any, indices: Any, values: Any, axis: int = -1) -> Tensor:
-    """x with `values` set at the positions that `indices` give along `axis`.
+    """Return x with `values` set at the positions that `indices` give along `axis`.
 
-    Along the other axes, `indices` have the sizes of x or 1; `values` broadcast to the indices.
+    Args:
+        indices: ints; along the other axes they have the sizes of x or 1.
+        values: broadcast to the indices.
 
     Raises:
         DTypeError, ShapeError: indices or values do not fit.

@@ -1,4 +1,4 @@
-"""Ops that give elements another shape: reshape, permute, broadcast, tile, repeat.
+"""Ops that change the shape of tensors: reshape, permute, broadcast, tile, repeat.
 
 Every tensor is C-contiguous, so only `reshape`, `expand_dims` and `squeeze` share their input's
 memory; the others copy.
@@ -42,7 +42,7 @@ def _copy_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=0)
 
 
-# Aliases: the input's memory under another shape ------------------------------------------------
+# Aliases of the input's memory ------------------------------------------------------------------
 
 
 def _infer_reshape(x: TensorSpec, shape: Shape) -> TensorSpec:
@@ -73,16 +73,19 @@ reshape_op = register(
 
 @function
 def reshape(x: Tensor, shape: Any) -> Tensor:
-    """The same elements, in C order, under another shape; one size may be -1: whatever remains.
+    """Return the elements of x, in C order, in another shape.
+
+    Args:
+        shape: ints, or sizes of other tensors. One may be -1: the size that remains.
 
     Raises:
-        ShapeError: the number of elements differs.
+        ShapeError: the number of elements differs, or more than one size is -1.
     """
     x = as_tensor(x)
     entries = list(shape) if isinstance(shape, tuple | list) else [shape]
     unknown = [i for i, s in enumerate(entries) if isinstance(s, int | np.integer) and s == -1]
     if any(s is None for s in entries):
-        raise ShapeError("write -1, not None, for the size that remains")
+        raise ShapeError("a size of the new shape is None; give -1 for the size that remains")
     if len(unknown) > 1:
         raise ShapeError(f"reshape to {tuple(entries)}: only one size may be -1")
     if not unknown:
@@ -128,7 +131,10 @@ expand_dims_op = register(
 
 @function
 def expand_dims(x: Tensor, axis: int | Sequence[int] = 0) -> Tensor:
-    """Insert axes of size 1 so that they stand at `axis` in the result.
+    """Insert axes of size 1 that stand at `axis` in the result.
+
+    Args:
+        axis: an int or several.
 
     Raises:
         ShapeError: an axis is outside the result's rank.
@@ -170,10 +176,13 @@ squeeze_op = register(
 
 @function
 def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
-    """Drop axes of size 1; without `axis`, all whose size is known to be 1.
+    """Remove axes of size 1.
+
+    Args:
+        axis: an int or several; None: all axes whose size is known to be 1.
 
     Raises:
-        ShapeError: an axis is not of size 1.
+        ShapeError: an axis is not of size 1, or outside x.
     """
     x = as_tensor(x)
     ones = tuple(i for i, s in enumerate(x.shape) if s == 1)
@@ -209,10 +218,10 @@ permute_dims_op = register(
 
 @function
 def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Axis i of the result is axis `axes[i]` of x.
+    """Permute the axes of x: axis i of the result is axis `axes[i]` of x.
 
     Raises:
-        ArgumentError, ShapeError: `axes` is no permutation of the axes.
+        ArgumentError, ShapeError: axes is no permutation of x's axes.
     """
     x = as_tensor(x)
     order = tuple(normalize_axis(a, x.ndim) for a in require_list("axes", axes))
@@ -221,24 +230,28 @@ def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
     if order == tuple(range(x.ndim)):
         return x
     if x.node.op is permute_dims_op and tuple(x.node.attrs["axes"]) == _inverse(order):
-        return x.node.inputs[0]  # there and back
+        return x.node.inputs[0]  # this permutation undoes the one before
     result: Tensor = permute_dims_op(x, axes=order)
     return result
 
 
 @function
 def matrix_transpose(x: Tensor) -> Tensor:
-    """The last two axes exchanged.
+    """Exchange the last two axes of x.
 
     Raises:
-        ShapeError: the rank is below 2.
+        ShapeError: x has fewer than two axes.
     """
     return swapaxes(x, -1, -2)
 
 
 @function
 def swapaxes(x: Tensor, axis1: int, axis2: int) -> Tensor:
-    """Two axes exchanged."""
+    """Exchange two axes of x.
+
+    Raises:
+        ShapeError: an axis is outside x.
+    """
     x = as_tensor(x)
     order = list(range(x.ndim))
     a, b = normalize_axis(axis1, x.ndim), normalize_axis(axis2, x.ndim)
@@ -248,10 +261,11 @@ def swapaxes(x: Tensor, axis1: int, axis2: int) -> Tensor:
 
 @function
 def moveaxis(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Axes `source` moved to the positions `destination`, the others kept in order.
+    """Move the axes `source` to the positions `destination`; the others keep their order.
 
     Raises:
-        ArgumentError: the two have different lengths, or name an axis twice.
+        ArgumentError: the two differ in length, or name an axis twice.
+        ShapeError: an axis is outside x.
     """
     x = as_tensor(x)
     sources, targets = (
@@ -262,7 +276,9 @@ def moveaxis(x: Tensor, source: int | Sequence[int], destination: int | Sequence
         for given in (source, destination)
     )
     if len(sources) != len(targets) or len({*sources}) + len({*targets}) != 2 * len(sources):
-        raise ArgumentError(f"{source} to {destination} is no one-to-one move")
+        raise ArgumentError(
+            f"source and destination name as many distinct axes, not {source} and {destination}"
+        )
     order = [i for i in range(x.ndim) if i not in sources]
     for target, origin in sorted(zip(targets, sources, strict=True)):
         order.insert(target, origin)
@@ -306,10 +322,10 @@ broadcast_to_op = register(
 
 @function
 def broadcast_to(x: Tensor, shape: Any) -> Tensor:
-    """x repeated along axes of size 1 and new leading axes.
+    """Repeat x along axes of size 1 and along new leading axes.
 
     Raises:
-        ShapeError: a size is neither 1 nor the wanted one.
+        ShapeError: a size of x is neither 1 nor the wanted one.
     """
     x = as_tensor(x)
     wanted = normalize_shape(shape, "broadcast_to")
@@ -321,10 +337,10 @@ def broadcast_to(x: Tensor, shape: Any) -> Tensor:
 
 @function
 def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
-    """Tensors broadcast to their common shape.
+    """Broadcast tensors to their common shape.
 
     Raises:
-        ShapeError: there is none.
+        ShapeError: they have none.
     """
     tensors = [as_tensor(x) for x in arrays]
     shape = broadcast_shapes(*(x.shape for x in tensors))
@@ -333,11 +349,15 @@ def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
 
 @function
 def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> list[Tensor]:
-    """Coordinates of a grid: each of n vectors along an axis of its own of n axes, repeated along
-    the others; "xy": the first two axes change places, as in pictures.
+    """Return coordinates of a grid: n vectors, each repeated along the axes of the others.
+
+    Args:
+        arrays: vectors or scalars.
+        indexing: "ij": vector i varies along axis i; "xy": the first two axes are exchanged, as in
+            pictures.
 
     Raises:
-        ShapeError: one is no vector or scalar.
+        ShapeError: an array is neither vector nor scalar.
     """
     vectors = [as_tensor(x) for x in arrays]
     if any(x.ndim > 1 for x in vectors):
@@ -355,7 +375,14 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> list[Tens
 
 @function
 def tile(x: Tensor, repetitions: int | Sequence[Any]) -> Tensor:
-    """x as a tile, laid out `repetitions` times along each axis (left out: once)."""
+    """Lay out x `repetitions` times along each axis.
+
+    Args:
+        repetitions: counts for the last axes; other axes have one copy.
+
+    Raises:
+        ShapeError: a count is negative.
+    """
     x = as_tensor(x)
     times = normalize_shape(repetitions, "tile")
     x = reshape(x, (1,) * (len(times) - x.ndim) + x.shape)
@@ -372,7 +399,11 @@ def tile(x: Tensor, repetitions: int | Sequence[Any]) -> Tensor:
 
 @function
 def repeat(x: Tensor, repeats: Size | Sequence[int], axis: int | None = None) -> Tensor:
-    """Each element `repeats` times in a row: one count, or one for each element of a known axis.
+    """Repeat each element of x `repeats` times in a row.
+
+    Args:
+        repeats: one count, or one for each element of an axis of known size.
+        axis: None: of the flattened x.
 
     Raises:
         ArgumentError: the counts do not fit the axis.
@@ -387,7 +418,10 @@ def repeat(x: Tensor, repeats: Size | Sequence[int], axis: int | None = None) ->
         except ValueError:  # lists of different lengths
             counts = np.empty(0)
         if counts.dtype.kind not in "iu" or counts.shape != (x.shape[at],) or (counts < 0).any():
-            raise ArgumentError(f"axis {at} of size {x.shape[at]} takes as many counts >= 0")
+            raise ArgumentError(
+                f"repeats is one count >= 0, or one for each of the {x.shape[at]} elements of axis "
+                f"{at}, not {repeats!r}"
+            )
         taken: Tensor = REGISTRY["take"](x, np.repeat(np.arange(len(counts)), counts), axis=at)
         return taken
     (times,) = normalize_shape(repeats, "repeat")

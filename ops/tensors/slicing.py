@@ -1,8 +1,8 @@
-"""Windows of tensors, and tensors put together: slice, flip, roll, concat, stack, split.
+"""Windows of tensors, and joining tensors: slice, flip, roll, concat, stack, split.
 
 Two linear ops are each other's gradient: `slice` takes a window out of a tensor, `pad` puts one
-into a filled tensor; with them flip, roll, split and indexing need no ops of their own. Where a
-size is a symbol, what cannot be known of a window is checked when the symbol's size is fed.
+into a filled tensor. With them flip, roll, split and indexing need no ops of their own. Conditions
+on symbolic sizes are checked when the sizes are fed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _check_window(shape: Shape, start: Shape, size: Shape, step: Shape) -> None:
 
 
 def _windows(start: Sequence[int], size: Sequence[int], step: Sequence[int]) -> tuple[Any, ...]:
-    """Python slices of the indices start + i*step, i < size, on each axis."""
+    """Return Python slices of the indices start + i*step, i < size, on each axis."""
     result = []
     for first, count, stride in zip(start, size, step, strict=True):
         stop: int | None = first + count * stride
@@ -72,7 +72,7 @@ def _into_slice(xp: Any, out: Any, x: Any, start: Any, size: Any, step: Any) -> 
     xp.copyto(out, x[(*_windows(start, size, step), ...)])
 
 
-# The elements start + i*step, i < size, on each axis.
+# The elements at the indices start + i*step, i < size, of each axis.
 slice_op: Op = register(
     Op(
         "slice",
@@ -139,7 +139,11 @@ pad_op: Op = register(
 
 @function
 def flip(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
-    """The order of elements reversed along `axis` (default: every axis)."""
+    """Reverse the order of elements along `axis` (default: every axis).
+
+    Raises:
+        ShapeError: an axis is outside x.
+    """
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     if not axes:
@@ -154,7 +158,7 @@ def flip(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
 
 
 def window(x: Tensor, axis: int, start: Size, size: Size) -> Tensor:
-    """`size` elements of one axis, from `start`."""
+    """Return `size` elements of one axis, from `start` on."""
     if start == 0 and size == x.shape[axis]:
         return x
     result: Tensor = slice_op(
@@ -168,12 +172,15 @@ def window(x: Tensor, axis: int, start: Size, size: Size) -> Tensor:
 
 @function
 def roll(x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
-    """Elements moved by `shift` along `axis`, those that leave come in at the other end.
+    """Move elements by `shift` along `axis`; those that leave come in at the other end.
 
-    Without `axis` the tensor is rolled as if it were flat.
+    Args:
+        shift: an int, or one for each axis.
+        axis: None: roll x as if it were flat.
 
     Raises:
-        ArgumentError: as many shifts as axes are needed.
+        ArgumentError: shifts are no ints, or not as many as axes.
+        ShapeError: an axis is outside x.
     """
     x = as_tensor(x)
     if axis is None:
@@ -183,7 +190,9 @@ def roll(x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None
     if not all(isinstance(s, int | np.integer) for s in shifts):
         raise ArgumentError(f"shifts are ints, not {shift!r}")
     if len(shifts) != len(axes):
-        raise ArgumentError(f"{len(shifts)} shifts for {len(axes)} axes")
+        raise ArgumentError(
+            f"shift has {len(shifts)} entries for {len(axes)} axes; give one for each"
+        )
     for a, s in zip((normalize_axis(a, x.ndim) for a in axes), shifts, strict=True):
         n = x.shape[a]
         at_least_one = maximum(n, 1)
@@ -195,24 +204,24 @@ def roll(x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None
 
 @function
 def diff(x: Tensor, n: int = 1, axis: int = -1) -> Tensor:
-    """Differences of neighbours along an axis, n times: each time one element less, and none where
-    there is none.
+    """Take differences of neighbours along an axis, n times; each time removes one element.
 
     Raises:
-        ArgumentError: n is negative, or above 1000: each time is three nodes.
+        ArgumentError: n is negative, or above 1000 (each time adds three nodes).
         DTypeError: x is bool.
+        ShapeError: axis is outside x.
     """
     x = as_tensor(x)
     at = normalize_axis(axis, x.ndim)
     if not 0 <= n <= _MAX_DIFFERENCES:
-        raise ArgumentError(f"differences are taken n times, from 0 to {_MAX_DIFFERENCES}, not {n}")
+        raise ArgumentError(f"n is from 0 to {_MAX_DIFFERENCES}, not {n}")
     before = (slice(None),) * at
     for _ in range(n):
         x = x[(*before, slice(1, None))] - x[(*before, slice(None, -1))]
     return x
 
 
-# Joining and parting ----------------------------------------------------------------------------
+# Joining and splitting --------------------------------------------------------------------------
 
 
 def _infer_concat(*specs: TensorSpec, axis: int) -> TensorSpec:
@@ -258,11 +267,15 @@ concat_op = register(
 
 @function
 def concat(arrays: Sequence[Tensor], axis: int | None = 0) -> Tensor:
-    """Tensors joined along an axis (None: flattened first).
+    """Join tensors along an axis.
+
+    Args:
+        arrays: a list of tensors of one rank.
+        axis: None: flatten them first.
 
     Raises:
-        ArgumentError: nothing to join.
-        ShapeError: ranks or other sizes differ.
+        ArgumentError: arrays is empty.
+        ShapeError: ranks or sizes of other axes differ.
     """
     tensors = require_list("arrays", arrays)
     if not tensors:
@@ -277,10 +290,10 @@ def concat(arrays: Sequence[Tensor], axis: int | None = 0) -> Tensor:
 
 @function
 def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors of one shape joined along a new axis.
+    """Join tensors of one shape along a new axis.
 
     Raises:
-        ArgumentError: nothing to join.
+        ArgumentError: arrays is empty.
         ShapeError: shapes differ.
     """
     tensors = [as_tensor(t) for t in require_list("arrays", arrays)]
@@ -299,11 +312,13 @@ def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 @function
 def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
-    """A tensor cut along an axis into equal parts (an int) or parts of given sizes.
+    """Split a tensor along an axis into equal parts, or into parts of given sizes.
+
+    Args:
+        parts: the number of equal parts, or a list of sizes.
 
     Raises:
-        ShapeError: the sizes do not add up to the axis; where its size is a symbol, FeedError when
-            it is fed.
+        ShapeError: the sizes do not add up to that of the axis (FeedError for a symbolic size).
     """
     x = as_tensor(x)
     at = normalize_axis(axis, x.ndim)
@@ -330,10 +345,10 @@ def split(x: Tensor, parts: int | Sequence[Any], axis: int = 0) -> list[Tensor]:
 
 @function
 def unstack(x: Tensor, axis: int = 0) -> list[Tensor]:
-    """The tensors along an axis, which is dropped.
+    """Return the slices along an axis as tensors without that axis.
 
     Raises:
-        ShapeError: the size of the axis is not known.
+        ShapeError: the size of the axis is unknown.
     """
     x = as_tensor(x)
     at = normalize_axis(axis, x.ndim)

@@ -1,9 +1,7 @@
-"""Indexing by computed places: taking or adding elements.
+"""Reading and adding slices at computed positions along an axis, and one_hot.
 
-Two groups of ops are each other's gradient: `take`, `take_grad` and `scatter_add` (whole slices
-along an axis), `take_along_axis` and `scatter_add_along_axis` (single elements). Additions to one
-place happen in the order of the indices, on any device, so that results do not change from run to
-run.
+`take`, `take_grad` and `scatter_add` are each other's gradients. Additions at one position happen
+in the order of the indices, on any device, so results do not change from run to run.
 """
 
 from __future__ import annotations
@@ -42,8 +40,10 @@ NUMBERS = ("int", "float", "complex")
 
 
 def _from_front(xp: Any, indices: Any, n: int, axis: int) -> Any:
-    """Indices as int64, counted from the front; those that a GPU is given were looked at before
-    (`refuse`), since it would have to be waited for."""
+    """Return indices as int64, counted from the front.
+
+    On a GPU they were checked before the step (`refuse`), since a check would wait for the device.
+    """
     if xp is np:
         return normalize_indices(xp, indices, n, axis)
     indices = indices.astype(np.int64, copy=False)
@@ -100,26 +100,33 @@ take_op = register(
 
 @function
 def take(x: Tensor, indices: Any, axis: int | None = None) -> Tensor:
-    """The slices of x at integer `indices` (any shape, negative ones from the end) along an axis.
+    """Return the slices of x at `indices` along an axis.
 
-    The result has the shape x.shape[:axis] + indices.shape + x.shape[axis+1:]. The axis may be left
-    out if there is one only. An index outside the axis is an OpError in the step.
+    An index outside the axis is an OpError in the step.
+
+    Args:
+        indices: ints of any shape; negative ones count from the end.
+        axis: may be left out if x has one axis.
+
+    Returns:
+        A tensor of shape x.shape[:axis] + indices.shape + x.shape[axis+1:].
 
     Raises:
         DTypeError: the indices are not ints.
         ArgumentError: x has several axes and none is named.
+        ShapeError: axis is outside x.
     """
     x = as_tensor(x)
     if axis is None:
         if x.ndim != 1:
-            raise ArgumentError(f"name the axis of x, which has {x.ndim}")
+            raise ArgumentError(f"x has {x.ndim} axes; give the axis")
         axis = 0
     result: Tensor = take_op(x, as_indices(indices), axis=normalize_axis(axis, x.ndim))
     return result
 
 
 def as_indices(indices: Any) -> Tensor:
-    """Indices as a tensor; an empty list counts as ints."""
+    """Return indices as a tensor; an empty list counts as ints."""
     if isinstance(indices, list | tuple) and not len(indices):
         return as_tensor(np.zeros(0, np.int64))
     return as_tensor(indices)
@@ -151,8 +158,7 @@ def _scatter_add_kernel(xp: Any, x: Any, indices: Any, updates: Any, axis: int) 
 
 
 def _add_slices(xp: Any, out: Any, where: Any, updates: Any, axis: int) -> None:
-    """Add `updates` to the slices of `out` along an axis, in order; `where` counts from the
-    front."""
+    """Add `updates` to slices of `out` along an axis, in order; `where` counts from the front."""
     n, where = out.shape[axis], where.reshape(-1)
     if not updates.size:
         return
@@ -193,10 +199,13 @@ scatter_add_op = register(
 
 @function
 def scatter_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tensor:
-    """x with `updates` added to its slices at `indices` along an axis, in order.
+    """Add `updates` to the slices of x at `indices` along an axis, in order.
 
-    `updates` has the shape of `take(x, indices, axis)`. An index outside the axis is an OpError in
-    the step.
+    An index outside the axis is an OpError in the step.
+
+    Args:
+        indices: ints of any shape; negative ones count from the end.
+        updates: a tensor of the shape of `take(x, indices, axis)`.
 
     Raises:
         ShapeError, DTypeError: updates or indices do not fit.
@@ -231,8 +240,8 @@ def _take_grad_kernel(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axi
     return out
 
 
-# Zeros of `shape` with the slices g added at the indices. Until it is computed it is the slices and
-# where they belong: optimisers look for it, to update only the rows of a table that occur.
+# Zeros of `shape` with the slices g added at the indices. Optimisers look for this node: its inputs
+# are the slices and their positions, so they update only the rows of a table that occur.
 take_grad: Op = register(
     Op(
         "take_grad",
@@ -258,7 +267,7 @@ take_grad: Op = register(
 
 @function
 def index_add(x: Tensor, indices: Any, updates: Tensor, axis: int = 0) -> Tensor:
-    """`scatter_add` under its other name."""
+    """Add `updates` to slices of x: another name of `scatter_add`."""
     return scatter_add(x, indices, updates, axis)
 
 
@@ -302,12 +311,17 @@ one_hot_op = register(
 
 @function
 def one_hot(indices: Tensor, depth: int | Dim, dtype: Any = "float32") -> Tensor:
-    """1 where the new last axis, of size `depth`, equals the index, else 0.
+    """Return 1 where a new last axis of size `depth` equals the index, else 0.
 
     An index outside [0, depth) is an OpError in the step.
 
+    Args:
+        indices: ints of any shape.
+        depth: an int, or the size of another tensor.
+
     Raises:
         DTypeError: the indices are not ints.
+        ArgumentError: depth is no int.
     """
     if not isinstance(depth, int | np.integer | Dim):
         raise ArgumentError(f"the depth is an int or a size, not {depth!r}")

@@ -1,4 +1,8 @@
-"""Reading and adding single elements at computed places along an axis."""
+"""Reading and adding single elements at computed positions along an axis.
+
+`take_along_axis` and `scatter_add_along_axis` are each other's gradients. Additions at one position
+happen in the order of the indices.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +75,15 @@ take_along_axis_op = register(
 
 @function
 def take_along_axis(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
-    """Elements of x whose position along `axis` is given by `indices`.
+    """Return the elements of x whose positions along `axis` are `indices`.
 
-    `indices` has x's shape but for that axis. An index outside the axis is an OpError in the step.
+    An index outside the axis is an OpError in the step.
+
+    Args:
+        indices: ints of x's shape, but for that axis.
+
+    Returns:
+        A tensor of the shape of `indices`.
 
     Raises:
         ShapeError, DTypeError: the indices do not fit.
@@ -85,10 +95,16 @@ def take_along_axis(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
 
 @function
 def gather(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
-    """Elements of x whose position along `axis` is given by `indices`, of the shape of `indices`.
+    """Return the elements of x at `indices` along `axis`, as ONNX's GatherElements.
 
-    As `take_along_axis`, but `indices` may be shorter than x along the other axes, too: of these,
-    the first positions are read. An index outside the axis is an OpError in the step.
+    As `take_along_axis`, but along the other axes, too, `indices` may be shorter than x; the first
+    positions of x are read there. An index outside the axis is an OpError in the step.
+
+    Args:
+        indices: ints of the rank of x.
+
+    Returns:
+        A tensor of the shape of `indices`.
 
     Raises:
         ShapeError, DTypeError: the indices do not fit.
@@ -149,10 +165,12 @@ scatter_add_along_axis_op = register(
 
 @function
 def scatter_add_along_axis(x: Tensor, indices: Any, updates: Tensor, axis: int = -1) -> Tensor:
-    """x with each of `updates` added at the position that `indices` gives along `axis`, in order.
+    """Add each of `updates` to x at the position that `indices` gives along `axis`, in order.
 
-    `indices` and `updates` have x's shape but for that axis. An index outside is an OpError in the
-    step.
+    An index outside the axis is an OpError in the step.
+
+    Args:
+        indices, updates: of x's shape, but for that axis.
 
     Raises:
         ShapeError, DTypeError: updates or indices do not fit.

@@ -1,4 +1,4 @@
-"""Convolution of any rank and its transpose, as users call them."""
+"""Convolution of any rank and its transpose. Public in `gf.nn`."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ def conv(
     name: str | None = None,
     exact: bool | None = None,
 ) -> Tensor:
-    """Convolution (cross-correlation) over all axes of x but the first two.
+    """Convolve x (by cross-correlation) over all axes but the first two.
 
     Args:
-        x: (batch, channels, *space), or (batch, *space, channels) with `channels_last`.
+        x: floats (batch, channels, *space), or (batch, *space, channels) with `channels_last`.
         weight: (outputs, channels / groups, *kernel).
-        bias: (outputs,), added.
+        bias: (outputs,), or None.
         stride, dilation: an int, or one for each spatial axis.
         padding: an int, an int or a pair (before, after) for each spatial axis, "valid" (none), or
             "same" (output sizes are input sizes divided by the stride, rounded up; an odd element
             goes after, with "same_lower" before).
         groups: output channels see only the input channels of their group.
-        exact: sum the products themselves. Else 3×3 windows of stride 1 over float32 images of 16
-            channels and more are computed by Winograd's F(4×4, 3×3) on CPUs, gradients too: about
-            twice as fast, off by 1e-6 of the result's scale where plain sums are off by 1e-7; a
-            pixel that is infinite or NaN makes NaN of all tiles of 4×4 results that look at it.
-            Default: whether GRAPHFLOW_WINOGRAD=off in the environment as the graph is built.
+        exact: sum the products themselves. Otherwise 3×3 windows of stride 1 over float32 images of
+            16 channels and more use Winograd's F(4×4, 3×3) on CPUs, gradients too. That is about
+            twice as fast, but off by 1e-6 of the result's scale where plain sums are off by 1e-7.
+            An infinite or NaN pixel makes all tiles of 4×4 results that read it NaN. Default: True
+            if the environment has GRAPHFLOW_WINOGRAD=off while the graph is built.
 
     Returns:
         (batch, outputs, *positions), channels last if x's are.
 
     Raises:
         ShapeError: ranks or channels do not fit, or no window does.
-        DTypeError, ArgumentError: not floats, or arguments of another form.
+        DTypeError, ArgumentError: the tensors are not floats, or arguments have another form.
     """
     x, w, b = _operands("conv", x, weight, bias, channels_last)
     rank = x.ndim - 2
@@ -82,19 +82,23 @@ def conv_transpose(
     output_size: Any = None,
     exact: bool | None = None,
 ) -> Tensor:
-    """The transpose of `conv` as a linear map of its input: what is often called deconvolution.
+    """Apply the transpose of `conv` as a linear map of its input, also called deconvolution.
 
     An axis of n positions becomes one of (n - 1)·stride - before - after + (kernel - 1)·dilation +
-    1 + output_padding elements; `output_padding` of these, below the stride or the dilation, are at
-    its end. `output_size` says the sizes themselves instead: then "same" padding is what makes the
-    difference, and numbers leave it to the end.
+    1 + output_padding elements.
 
     Args:
-        weight: (channels of x, outputs / groups, *kernel), as the convolution it transposes has it.
-        exact: as in `conv`.
+        x: floats (batch, channels, *positions), channels last with `channels_last`.
+        weight: (channels of x, outputs / groups, *kernel), as in the convolution that is
+            transposed.
+        bias, stride, padding, dilation, groups, exact: as for `conv`.
+        output_padding: extra elements at the end of each axis, fewer than the stride or the
+            dilation.
+        output_size: the spatial sizes, in place of `output_padding`. "same" padding is then derived
+            from them; given numbers stay, and the end of each axis takes the difference.
 
     Raises:
-        As `conv`.
+        ShapeError, DTypeError, ArgumentError: as `conv`.
     """
     x, w, b = _operands("conv_transpose", x, weight, bias, channels_last)
     rank = x.ndim - 2
@@ -137,8 +141,10 @@ def _check_extra(extra: Ints, stride: Ints, dilation: Ints) -> None:
 def _transpose_padding(
     padding: Any, sizes: Shape, kernel: Shape, stride: Ints, dilation: Ints, full: Shape
 ) -> Pairs:
-    """Padding with which a convolution of `sizes` has exactly the positions that were given: what
-    goes after may be negative, where the last elements are under no window."""
+    """Return the padding with which a convolution over `sizes` has exactly the given positions.
+
+    The padding after an axis is negative if its last elements lie under no window.
+    """
     pairs = padding_pairs(padding, sizes, kernel, stride, dilation)
     return tuple(
         (before, whole - n - before)
@@ -155,8 +161,8 @@ def _operands(
     require_kind(x.spec, "float")
     if x.ndim < 3 or x.ndim != w.ndim:
         raise ShapeError(
-            f"x {show_shape(x.shape)}, weight {show_shape(w.shape)}: takes (batch, channels, "
-            "*space) and a weight of that rank"
+            "expected x of (batch, channels, *space) and a weight of that rank, got x "
+            f"{show_shape(x.shape)} and weight {show_shape(w.shape)}"
         )
     b = tensors[2] if bias is not None else None
     if b is not None and b.ndim != 1:
@@ -178,8 +184,10 @@ def _add_bias(y: Tensor, bias: Tensor | None, channels_last: bool) -> Tensor:
 
 
 def _exact_attribute(exact: bool | None) -> dict[str, bool]:
-    """The attribute that forbids Winograd's way, where it is wanted: part of the graph, so that all
-    devices compute the same."""
+    """Return the attribute that forbids Winograd, if it is wanted.
+
+    It is part of the graph, so that all devices compute the same.
+    """
     if exact is not None and not isinstance(exact, bool):
         raise ArgumentError(f"exact is True, False or None, not {exact!r}")
     if exact is None:
@@ -198,16 +206,16 @@ P = ParamSpec("P")
 
 
 def for_rank(f: Callable[P, Tensor], rank: int) -> Callable[P, Tensor]:
-    """A function of any number of spatial axes for tensors that have `rank` of them."""
+    """Return a version of f for tensors with `rank` spatial axes."""
 
     @functools.wraps(f)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         if not args and "x" not in kwargs:
-            return f(*args, **kwargs)  # which says that it is missing
+            return f(*args, **kwargs)  # raises the error about the missing argument
         x = as_tensor(args[0] if args else kwargs["x"])
         if x.ndim != rank + 2:
             raise ShapeError(
-                f"takes (batch, channels) and {rank} spatial axes, not {show_shape(x.shape)}"
+                f"expected a batch, channels and {rank} spatial axes, got {show_shape(x.shape)}"
             )
         return f(*args, **kwargs)
 

@@ -1,7 +1,7 @@
 """Convolution of any rank: one op, and its gradients in the input and in the weight.
 
 The three are the partial derivatives of one trilinear form, Σ y[n,o,p] · w[o,c,k] · x[n,c,q] with
-q = p·stride - before + k·dilation, so that each one's gradients are the two others. Transposed
+q = p·stride - before + k·dilation. So the gradients of each are the two others. Transposed
 convolution is the gradient in the input.
 """
 
@@ -28,11 +28,13 @@ from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, positio
 
 
 def _require_weight(x: TensorSpec, w: TensorSpec, groups: int, axis: int) -> None:
-    """Refuse weights that do not fit the channels of x; `axis` of w is what x's channels meet."""
+    """Refuse weights that do not fit the channels of x, which axis `axis` of w multiplies."""
     require_kind(x, "float")
     shapes = f"x {show_shape(x.shape)}, weight {show_shape(w.shape)}, groups {groups}"
     if x.rank < 3 or x.rank != w.rank:
-        raise ShapeError(f"{shapes}: takes (batch, channels, *space) and a weight of that rank")
+        raise ShapeError(
+            f"expected x of (batch, channels, *space) and a weight of that rank, got {shapes}"
+        )
     if x.dtype != w.dtype:
         raise ArgumentError(f"x is {x.dtype}, the weight {w.dtype}; convert one with .astype")
     channels = w.shape[axis] * (groups if axis else 1)
@@ -85,7 +87,9 @@ def _infer_weight(
     require_kind(x, "float")
     shapes = f"x {show_shape(x.shape)}, gradient {show_shape(g.shape)}, groups {groups}"
     if x.rank != g.rank or x.dtype != g.dtype:
-        raise ShapeError(f"{shapes}: takes two of one rank and dtype, not {x.dtype} and {g.dtype}")
+        raise ShapeError(
+            f"expected x and gradient of one rank and dtype, got {shapes}, {x.dtype} and {g.dtype}"
+        )
     for channels in (x.shape[1], g.shape[1]):
         if isinstance(channels, int) and channels % groups:
             raise ShapeError(f"{shapes}: {channels} channels are no multiple of the groups")
@@ -118,12 +122,12 @@ def _cost_weight(x: TensorSpec, g: TensorSpec, groups: int, **attrs: Any) -> Cos
 
 
 def _columns(images: Size, kernel: Shape, windows: Shape) -> Size:
-    """Elements of the windows, laid out for a product; a window of one element stays in place."""
+    """Count the elements of all windows laid out for a product; 1×1 windows stay in place."""
     return 0 if all(k == 1 for k in kernel) else images * product(kernel) * product(windows)
 
 
 def _cost(products: Size, columns: Size, specs: tuple[TensorSpec, ...]) -> Cost:
-    """Two flops a product; the windows are written and read beside what goes in and out."""
+    """Return two flops for a product, and the bytes of inputs, outputs and laid-out windows."""
     moved = sum((s.nbytes for s in specs), columns * 2 * specs[0].dtype.itemsize)
     return Cost(flops=products * 2, bytes=moved)
 
@@ -160,7 +164,7 @@ def _shape(
     exact: bool = False,
 ) -> ConvShape:  # fmt: skip
     """Describe a convolution by its three arrays."""
-    windows = Windows.of(w.shape[2:], stride, padding, dilation, y.shape[2:])
+    windows = Windows.from_attributes(w.shape[2:], stride, padding, dilation, y.shape[2:])
     return ConvShape(
         xp, x.dtype, x.shape[0], x.shape[1], w.shape[0], x.shape[2:], windows, groups, exact
     )
@@ -226,6 +230,7 @@ conv_op: Op = register(
         batch=batching.convolution(1, 0, out=1),
         sharding=window_sharding.conv,
         cost=_cost_conv,
+        rate="half_product",
         autocast="low",
         samples=(
             sample(_f(2, 3, 5, 4), _f(4, 3, 3, 2), **_STRIDED),
@@ -250,6 +255,7 @@ conv_transpose_op: Op = register(
         batch=batching.convolution(1, 0, out=1),
         sharding=window_sharding.conv_transpose,
         cost=_cost_transpose,
+        rate="half_product",
         autocast="low",
         samples=(
             sample(_f(2, 4, 2, 2), _f(4, 3, 3, 2), sizes=(5, 4), **_STRIDED),
@@ -272,6 +278,7 @@ conv_weight_op: Op = register(
         batch=batching.convolution(1, 1, out=0),
         sharding=window_sharding.conv_weight_grad,
         cost=_cost_weight,
+        rate="half_product",
         samples=(
             sample(_f(2, 3, 5, 4), _f(2, 4, 2, 2), kernel=(3, 2), **_STRIDED),
             sample(_f(3, 2, 5), _f(3, 4, 6), kernel=(2,), **_DILATED),

@@ -1,4 +1,4 @@
-"""Pooling, as users call it: the largest element, the mean or the norm of sliding windows."""
+"""Pooling: the largest element, the mean or the p-norm of sliding windows. Public in `gf.nn`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def pool_arguments(
     ceil_mode: bool,
     channels_last: bool,
 ) -> tuple[Tensor, dict[str, Any]]:
+    """Return x as (batch, channels, *space), and the attributes of a pooling op."""
     x = require_image(x)
     require_kind(x.spec, "int", "float")
     if not isinstance(ceil_mode, bool):
@@ -60,23 +61,27 @@ def max_pool(
     channels_last: bool = False,
     name: str | None = None,
 ) -> Any:
-    """The largest element of each window over all axes of x but the first two.
+    """Return the largest element of each window over all axes of x but the first two.
 
     Padding never wins; NaN does. The gradient goes to the first of equal elements in row-major
     order.
 
     Args:
-        x: (batch, channels, *space), or (batch, *space, channels) with `channels_last`.
-        kernel: size of the windows, an int or one for each spatial axis, as are stride (default:
-            the kernel) and dilation.
-        padding: as in `conv`.
+        x: ints or floats (batch, channels, *space), or (batch, *space, channels) with
+            `channels_last`.
+        kernel: size of the windows, an int or one for each spatial axis.
+        stride, dilation: an int or one for each spatial axis; stride defaults to the kernel.
+        padding: as for `conv`.
         ceil_mode: keep the window that hangs over the end of an axis.
-        return_indices: give also where the elements are: int64, positions in the flattened spatial
-            axes of x.
+        return_indices: also return the elements' positions: int64, in the flattened spatial axes of
+            x.
+
+    Returns:
+        (batch, channels, *positions), channels last if x's are; a pair with `return_indices`.
 
     Raises:
-        ShapeError: no window fits.
-        DTypeError, ArgumentError: bools, or arguments of another form.
+        ShapeError: x has no spatial axes, or no window fits.
+        DTypeError, ArgumentError: x is bool or complex, or arguments have another form.
     """
     x, attrs = pool_arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
     y: Tensor = max_pool_op(x, name=name, **attrs)
@@ -100,15 +105,16 @@ def avg_pool(
     channels_last: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """The mean of each window over all axes of x but the first two.
+    """Return the mean of each window over all axes of x but the first two.
 
     Args:
-        kernel, stride, padding, dilation, ceil_mode: as in `max_pool`.
-        count_include_pad: whether zeros of the padding count. What hangs over it does not.
+        x: floats (batch, channels, *space), or (batch, *space, channels) with `channels_last`.
+        kernel, stride, padding, dilation, ceil_mode: as for `max_pool`.
+        count_include_pad: count zeros of the padding, but never elements beyond it.
         divisor: divide the sums by this number instead.
 
     Raises:
-        As `max_pool`.
+        ShapeError, DTypeError, ArgumentError: as `max_pool`; or divisor is no number other than 0.
     """
     x, attrs = pool_arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
     wanted: Any = "padded" if count_include_pad else "inside"
@@ -132,10 +138,15 @@ def lp_pool(
     ceil_mode: bool = False,
     channels_last: bool = False,
 ) -> Tensor:
-    """(Σ |x|^p)^(1/p) over each window; the gradient of a window of zeros is 0.
+    """Compute (Σ |x|^p)^(1/p) over each window; the gradient of a window of zeros is 0.
+
+    Args:
+        x: floats (batch, channels, *space), or (batch, *space, channels) with `channels_last`.
+        p: a positive number.
+        kernel, stride, padding, dilation, ceil_mode: as for `max_pool`.
 
     Raises:
-        As `max_pool`; ArgumentError: p is not positive.
+        ShapeError, DTypeError, ArgumentError: as `max_pool`; or p is not positive.
     """
     x, attrs = pool_arguments(x, kernel, stride, padding, dilation, ceil_mode, channels_last)
     sums = avg_pool_op(lp_power(x, p), **attrs, divisor=1)
@@ -143,6 +154,7 @@ def lp_pool(
 
 
 def lp_power(x: Tensor, p: float) -> Tensor:
+    """Return |x|^p; refuse a p that is not positive."""
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 < p < math.inf:
         raise ArgumentError(f"p is a positive number, not {p!r}")
     require_kind(x.spec, "float")
@@ -152,7 +164,7 @@ def lp_power(x: Tensor, p: float) -> Tensor:
 
 
 def lp_root(sums: Tensor, p: float) -> Tensor:
-    """sums^(1/p), with gradient 0 at 0."""
+    """Return sums^(1/p), with gradient 0 at 0."""
     empty = FUNCTIONS["equal"](sums, 0)
     safe = FUNCTIONS["where"](empty, 1.0, sums)
     result: Tensor = FUNCTIONS["where"](empty, 0.0, safe ** (1.0 / p))

@@ -1,7 +1,7 @@
-"""The largest element of windows, and where it is.
+"""Maximum pooling, and the taps of the largest elements.
 
-Where windows had their largest element is a tensor of its own (`max_pool_taps`); given that, taking
-these elements and putting cotangents back are linear and each other's gradients.
+`max_pool_taps` gives the tap of each window's largest element. Given the taps, reading these
+elements and putting cotangents back are linear ops, each the other's gradient.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _max_into(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
 def _plain_max(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
     rank = len(windows.kernel)
-    # one axis after the other: kernel sizes add up instead of multiplying
+    # One axis after the other: the work grows with the sum of kernel sizes, not their product.
     source = x
     for axis in reversed(range(rank)):
         at = 2 + axis
@@ -96,15 +96,15 @@ def _taps_into(xp: Any, out: Any, x: Any, y: Any, **attrs: Any) -> None:
 @run_in_pieces
 def _plain_taps(xp: Any, out: Any, x: Any, y: Any, **attrs: Any) -> None:
     windows = windows_of(out, **attrs)
-    # on a GPU to look at the results would cost more than to compare once more
+    # On a GPU, reading the results back would cost more than one more comparison.
     unordered = x.dtype.kind == "f" and (xp is not np or bool(np.isnan(y).any()))
     out[...] = 0
-    # from the last to the first, so that the first of equals is what remains
+    # From the last tap to the first, so that the first of equal elements stays.
     for number, where, elements in reversed(list(taps(x.shape[2:], windows))):
         found = x[elements] == y[where]
         if unordered:
             found |= xp.isnan(x[elements])
-        # chosen += (number - chosen)·found, in arithmetic that wraps round: quick for small ints
+        # chosen += (number - chosen)·found in wrapping arithmetic, which is fast for small ints.
         chosen = out[where]
         change = out.dtype.type(number) - chosen
         xp.multiply(change, found, out=change)
@@ -131,7 +131,7 @@ def _plain_put(xp: Any, out: Any, g: Any, chosen: Any, sizes: Ints, **attrs: Any
     out[...] = 0
     for number, where, elements in taps(sizes, windows_of(g, **attrs)):
         view = out[elements]
-        # no product with 0: an infinite gradient would leave NaN at the other elements
+        # Select instead of multiplying by 0: an infinite gradient would make other elements NaN.
         xp.add(view, xp.where(chosen[where] == number, g[where], g.dtype.type(0)), out=view)
 
 
@@ -153,8 +153,8 @@ max_pool_op: Op = register(
         ),
     )
 )
-# The number of the tap, in row-major order, where each window of x has its largest element, y; the
-# first of several.
+# The number of the tap, in row-major order, at which each window of x has its largest element y;
+# the first of equals.
 max_pool_taps_op: Op = register(
     Op(
         "max_pool_taps",
@@ -186,7 +186,7 @@ pool_take_op: Op = register(
         ),
     )
 )
-# Its transpose: the sums of what windows have at a tap, for each element.
+# Its transpose: for each element the sum of the windows' values whose tap lies on it.
 pool_put_op: Op = register(
     Op(
         "pool_put",
@@ -217,7 +217,7 @@ def _take_kernel(xp: Any, x: Any, chosen: Any, attrs: Any) -> Any:
     return out
 
 
-# Where the largest elements are, for users
+# Positions of the largest elements, for users
 
 
 def _positions_into(xp: Any, out: Any, chosen: Any, sizes: Ints, **attrs: Any) -> None:

@@ -34,7 +34,7 @@ def _infer_mean(x: TensorSpec, divisor: Any, **attrs: Any) -> TensorSpec:
 
 
 def _factors(n: int, windows: Windows, after: int, divisor: str) -> list[float]:
-    """1 / the number of elements that each window of one axis counts."""
+    """Return 1 / the number of elements that each window of one axis counts."""
     ((kernel,), (stride,), (before,), (dilation,), (out,)) = windows
     low, high = (0, n) if divisor == "inside" else (-before, n + after)
     return [
@@ -44,7 +44,7 @@ def _factors(n: int, windows: Windows, after: int, divisor: str) -> list[float]:
 
 
 def _all_factors(sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> Any:
-    """What the sum of each window is multiplied by, in float64."""
+    """Return the factor of each window's sum, in float64."""
     if not isinstance(divisor, str):
         return np.full(windows.out, 1.0 / divisor)
     total: Any = 1.0
@@ -57,12 +57,12 @@ def _all_factors(sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> A
 
 @lru_cache(maxsize=64)
 def _cached_factors(sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> Any:
-    """The same in float32, for kernels."""
+    """Return the factors in float32, for kernels."""
     return np.ascontiguousarray(_all_factors(sizes, windows, padding, divisor), np.float32)
 
 
 def _scale_sums(xp: Any, y: Any, sizes: Ints, windows: Windows, padding: Any, divisor: Any) -> None:
-    """Divide sums over windows, in place, by what they count."""
+    """Multiply sums over windows, in place, by their factors."""
     if divisor == 1:
         return
     total = _all_factors(sizes, windows, padding, divisor)

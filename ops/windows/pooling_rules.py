@@ -1,4 +1,7 @@
-"""What the ops of pooling share: attributes, shape rules, costs, sample calls."""
+"""Parts that pooling ops share: attributes, shape rules, costs, sample calls.
+
+Every op has the attributes kernel, stride, padding, dilation and ceil_mode.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,13 @@ from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, position_count
 
-# Attributes of every op here: kernel, stride, padding, dilation and `ceil_mode`.
-
 
 def pooled_shape(
     x: TensorSpec, kernel: Ints, stride: Ints, padding: Pairs, dilation: Ints, ceil_mode: bool
 ) -> Shape:
-    """(batch, channels, *positions)."""
+    """Return (batch, channels, *positions)."""
     if x.rank != len(kernel) + 2:
-        raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
+        raise ShapeError(f"expected x of (batch, channels, *space), got {show_shape(x.shape)}")
     axes = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
     return (*x.shape[:2], *(position_count(*axis, ceil_mode) for axis in axes))
 
@@ -31,19 +32,25 @@ def pooled_shape(
 def windows_of(
     out: Any, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, **attrs: Any
 ) -> Windows:
-    return Windows.of(kernel, stride, padding, dilation, out.shape[2:])
+    """Return the windows of an op from its attributes and its array of positions."""
+    return Windows.from_attributes(kernel, stride, padding, dilation, out.shape[2:])
 
 
 def require_pooled(x: TensorSpec, y: TensorSpec, attrs: Any) -> TensorSpec:
+    """Return y; refuse it unless it has a value for each window of x."""
     shape = pooled_shape(x, **attrs)
     if len(shape) != y.rank:
-        raise ShapeError(f"{show_shape(y.shape)} are no windows of {show_shape(x.shape)}")
+        raise ShapeError(
+            f"expected a value for each window of {show_shape(x.shape)}, {show_shape(shape)}, got "
+            f"{show_shape(y.shape)}"
+        )
     for have, want in zip(y.shape, shape, strict=True):
         equate(have, want, f"{show_shape(y.shape)}, windows {show_shape(shape)}")
     return y
 
 
 def infer_put(g: TensorSpec, chosen: TensorSpec, sizes: Shape, **attrs: Any) -> TensorSpec:
+    """Infer the spec with spatial `sizes` that the transpose of pooling gives."""
     whole = g.with_shape((*g.shape[:2], *sizes))
     require_pooled(whole, g, attrs)
     return whole
@@ -54,6 +61,7 @@ def pooling_cost(x: TensorSpec, *others: TensorSpec, kernel: Ints, **attrs: Any)
 
 
 def infer_pooling(x: TensorSpec, **attrs: Any) -> TensorSpec:
+    """Infer the spec of a pooling result."""
     require_kind(x, "int", "float")
     return x.with_shape(pooled_shape(x, **attrs))
 
@@ -66,7 +74,7 @@ def repeat_on_axes(
     dilation: int = 1,
     ceil_mode: bool = False,
 ) -> dict[str, Any]:
-    """Attributes with the same on each axis."""
+    """Return attributes that are the same on each of `rank` axes."""
     return {
         "kernel": (kernel,) * rank,
         "stride": (stride,) * rank,
@@ -82,11 +90,14 @@ CEIL = repeat_on_axes(1, 2, stride=3, padding=(0, 1), dilation=2, ceil_mode=True
 CASES = ((IMAGE, (2, 2, 3, 2), OVERLAP), (LINE, (3, 2, 3), CEIL))
 
 
-_PIECE_ELEMENTS = 1 << 16  # elements of a piece
+_PIECE_ELEMENTS = 1 << 16
 
 
 def run_in_pieces(into: Callable[..., None]) -> Callable[..., None]:
-    """`into` on pieces of (batch, channels), which stay in the cache and share the threads."""
+    """Return a version of `into` that runs on pieces of (batch, channels).
+
+    Pieces stay in the cache, and threads share them.
+    """
 
     def pieces(xp: Any, out: Any, *arrays: Any, **attrs: Any) -> None:
         planes = out.shape[0] * out.shape[1]

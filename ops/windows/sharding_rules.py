@@ -1,9 +1,8 @@
-"""How ops over windows are cut along space: each shard takes what its windows see beyond its own
-piece from its neighbours, a halo.
+"""Sharding rules of ops over windows: each shard fetches a halo from its neighbours.
 
-For windows of k elements that are d apart and s to the next, the results from `first` to `last`
-see the elements from first·s - before to (last - 1)·s - before + (k - 1)·d; outside is padding,
-which only the shards at the ends have.
+Let windows have k elements that are d apart, and move by s. Then the results from `first` to `last`
+read the elements from first·s - before to (last - 1)·s - before + (k - 1)·d. Elements outside are
+padding, which only the shards at the ends have.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ class _WindowGeometry:
         self.names = _SPACE[: len(sizes)] if _are_known(sizes, out) else "." * len(sizes)
 
     def span(self, i: int) -> int:
-        """Elements from the first to the last of a window."""
+        """Return the number of elements from the first to the last of a window."""
         return int((self.kernel[i] - 1) * self.dilation[i] + 1)
 
-    # What results see ---------------------------------------------------------------------------
+    # Elements that results read -----------------------------------------------------------------
 
     def elements_read(self, letter: str, first: int, last: int) -> Range:
-        """The elements that results see."""
+        """Return the range of elements that a range of results reads."""
         i = self.names.index(letter)
         start = first * self.stride[i] - self.padding[i][0]
         stop = (last - 1) * self.stride[i] - self.padding[i][0] + self.span(i)
@@ -50,7 +49,7 @@ class _WindowGeometry:
         return low, max(low + 1, min(stop, self.sizes[i]))
 
     def input_padding(self, cut: ShardView) -> tuple[tuple[int, int], ...]:
-        """The padding of a shard that has what its results see."""
+        """Return the padding of a shard that holds the elements which its results read."""
         pairs = []
         for i, letter in enumerate(self.names):
             if letter not in cut.ranges:
@@ -63,10 +62,10 @@ class _WindowGeometry:
             pairs.append((low - int(start), int(stop) - high))
         return tuple(pairs)
 
-    # What sees elements -------------------------------------------------------------------------
+    # Results that read elements -----------------------------------------------------------------
 
     def results_reading(self, letter: str, first: int, last: int) -> Range:
-        """The results that see elements."""
+        """Return the range of results that read a range of elements."""
         i = self.names.index(letter)
         before, step = self.padding[i][0], self.stride[i]
         low = -(-(first + before - self.span(i) + 1) // step)
@@ -75,7 +74,7 @@ class _WindowGeometry:
         return low, max(low + 1, high)
 
     def transpose_padding(self, cut: ShardView) -> tuple[tuple[int, int], ...]:
-        """The padding of a shard that has the results which see its elements."""
+        """Return the padding of a shard that holds the results which read its elements."""
         pairs = []
         for i, letter in enumerate(self.names):
             if letter not in cut.ranges:
@@ -89,7 +88,7 @@ class _WindowGeometry:
         return tuple(pairs)
 
     def own_sizes(self, cut: ShardView, sizes: Sequence[Any]) -> tuple[Any, ...]:
-        """The sizes of a shard's elements."""
+        """Return the sizes of a shard's elements."""
         return tuple(
             cut.size[letter] if letter in cut.ranges else size
             for letter, size in zip(self.names, sizes, strict=True)
@@ -104,15 +103,17 @@ def _positions(n: Any, kernel: Any, stride: int, padding: Any, dilation: int) ->
 
 
 def _channels(groups: int, inner: Size, outer: Size) -> tuple[str, str, str, str, dict[str, Size]]:
-    """Letters of the channels of x, of the weights' outputs and inputs, and of y; and how many
-    there are of each for an element of its letter."""
+    """Return the letters of the channels of x, of the weight's outputs and inputs, and of y.
+
+    The dict gives the number of channels for one element of the group's letter.
+    """
     if groups == 1:
         return "c", "o", "c", "o", {}
     return "g", "g", ".", "g", {"x": inner // groups, "w": outer // groups, "y": outer // groups}
 
 
 def conv(x: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Sharding:
-    """conv: (n, c, *space), (o, c / groups, *kernel) -> (n, o, *positions)."""
+    """Shard conv: (n, c, *space), (o, c / groups, *kernel) -> (n, o, *positions)."""
     kernel = tuple(w.shape[2:])
     if not _are_known(kernel):
         return Sharding(
@@ -143,7 +144,7 @@ def conv(x: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Sharding:
 def conv_transpose(
     y: TensorSpec, w: TensorSpec, sizes: Sequence[Any], groups: int, **attrs: Any
 ) -> Sharding:
-    """conv_transpose: (n, o, *positions), (o, c / groups, *kernel) -> (n, c, *space)."""
+    """Shard conv_transpose: (n, o, *positions), (o, c / groups, *kernel) -> (n, c, *space)."""
     kernel = tuple(w.shape[2:])
     if not _are_known(kernel):
         return Sharding(
@@ -169,7 +170,7 @@ def conv_transpose(
 def conv_weight_grad(
     x: TensorSpec, g: TensorSpec, kernel: Sequence[int], groups: int, **attrs: Any
 ) -> Sharding:
-    """conv_weight_grad: (n, c, *space), (n, o, *positions) -> (o, c / groups, *kernel)."""
+    """Shard conv_weight_grad: (n, c, *space), (n, o, *positions) -> (o, c / groups, *kernel)."""
     windows = _WindowGeometry(x.shape[2:], g.shape[2:], kernel, **attrs)
     cx, wo, wc, cy, scale = _channels(groups, x.shape[1], g.shape[1])
     space = windows.names
@@ -190,7 +191,7 @@ def conv_weight_grad(
 
 
 def pool(outputs: int = 1) -> Callable[..., Sharding]:
-    """Pooling: of (n, c, *space), further inputs and the output being (n, c, *positions)."""
+    """Return the rule of pooling: (n, c, *space), other inputs and outputs (n, c, *positions)."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
         x = specs[0]
@@ -219,8 +220,7 @@ def pool(outputs: int = 1) -> Callable[..., Sharding]:
 def _close_whole_axes(
     windows: _WindowGeometry, cut: ShardView, padding: Any
 ) -> tuple[tuple[int, int], ...]:
-    """Padding with which as many windows fit along axes that are whole as there were, no window
-    being left over."""
+    """Return padding with which whole axes keep their number of windows, none left over."""
     pairs = []
     for i, (letter, pair) in enumerate(zip(windows.names, padding, strict=True)):
         if letter not in cut.ranges:
@@ -231,7 +231,7 @@ def _close_whole_axes(
 
 
 def pool_transpose(count: int) -> Callable[..., Sharding]:
-    """The transposes of pooling: of (n, c, *positions), the output being (n, c, *space)."""
+    """Return the rule of pooling's transposes: inputs (n, c, *positions), output (n, c, *space)."""
 
     def rule(*specs: TensorSpec, sizes: Sequence[Any], **attrs: Any) -> Sharding:
         g = specs[0]
@@ -258,12 +258,12 @@ def pool_transpose(count: int) -> Callable[..., Sharding]:
 
 
 def unfold(x: TensorSpec, **attrs: Any) -> Sharding:
-    """unfold: cut along the batch."""
+    """Shard unfold along the batch."""
     return Sharding(equation(["n" + "." * (x.rank - 1)], ["n.."]), linear=((0,),))
 
 
 def fold(x: TensorSpec, sizes: Sequence[Any], **attrs: Any) -> Sharding:
-    """fold: cut along the batch."""
+    """Shard fold along the batch."""
     return Sharding(equation(["n.."], ["n." + "." * len(sizes)]), linear=((0,),))
 
 
@@ -271,7 +271,7 @@ def resize(
     x: TensorSpec, axes: Sequence[int], sizes: Sequence[Any], rules: Any, transpose: bool,
     parts: Any = None,
 ) -> Sharding:  # fmt: skip
-    """resize: along its axes each shard gets what its results are made of."""
+    """Shard resize: along its axes each shard fetches the elements that its results need."""
     names = letters(x.rank)
     before = tuple(x.shape[a] for a in axes)
     if parts is not None or not _are_known(before, sizes):

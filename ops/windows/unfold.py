@@ -1,4 +1,4 @@
-"""Windows side by side (unfold) and put back together (fold): each is the other's gradient."""
+"""Windows as columns (unfold) and columns added to an image (fold), each the other's gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _infer_unfold(
 ) -> TensorSpec:
     require_kind(x, "int", "float")
     if x.rank != len(kernel) + 2:
-        raise ShapeError(f"takes (batch, channels, *space), not {show_shape(x.shape)}")
+        raise ShapeError(f"expected x of (batch, channels, *space), got {show_shape(x.shape)}")
     out = positions_shape(x.shape[2:], kernel, stride, padding, dilation)
     return x.with_shape((x.shape[0], x.shape[1] * math.prod(kernel), product(out)))
 
@@ -39,7 +39,7 @@ def _infer_fold(g: TensorSpec, sizes: Shape, **attrs: Any) -> TensorSpec:
     out = positions_shape(sizes, **attrs)
     what = f"columns {show_shape(g.shape)}, windows {show_shape(out)} of {show_shape(kernel)}"
     if g.rank != 3:
-        raise ShapeError(f"{what}: takes (batch, channels·taps, positions)")
+        raise ShapeError(f"expected columns of (batch, channels·taps, positions), got {what}")
     equate(g.shape[2], product(out), what)
     taps = math.prod(kernel)
     channels = floordiv(g.shape[1], taps)
@@ -49,7 +49,7 @@ def _infer_fold(g: TensorSpec, sizes: Shape, **attrs: Any) -> TensorSpec:
 
 def _windows(sizes: Ints, kernel: Ints, stride: Ints, padding: Any, dilation: Ints) -> Windows:
     out = positions_shape(sizes, kernel, stride, padding, dilation)
-    return Windows.of(kernel, stride, padding, dilation, out)  # type: ignore[arg-type]
+    return Windows.from_attributes(kernel, stride, padding, dilation, out)  # type: ignore[arg-type]
 
 
 def _unfold_into(xp: Any, out: Any, x: Any, **attrs: Any) -> None:
@@ -136,12 +136,18 @@ def _attrs(sizes: Shape, kernel: Any, stride: Any, padding: Any, dilation: Any) 
 
 @function
 def unfold(x: Any, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
-    """The windows of x (batch, channels, *space) as columns: (batch, channels·taps, positions).
+    """Return the windows of x as columns, also known as im2col.
 
-    Also known as im2col. Arguments as in `conv`.
+    Args:
+        x: ints or floats (batch, channels, *space).
+        kernel, stride, padding, dilation: as for `conv`.
+
+    Returns:
+        (batch, channels·taps, positions).
 
     Raises:
-        ShapeError, ArgumentError: no window fits, or arguments of another form.
+        ShapeError: x has no spatial axes, or no window fits.
+        DTypeError, ArgumentError: x is bool or complex, or arguments have another form.
     """
     x = require_image(x)
     result: Tensor = unfold_op(x, **_attrs(x.shape[2:], kernel, stride, padding, dilation))
@@ -157,11 +163,21 @@ def fold(
     padding: Any = 0,
     dilation: Any = 1,
 ) -> Tensor:
-    """Columns (batch, channels·taps, positions) put back as windows of (batch, channels,
-    *output_size), summed where they overlap. Also known as col2im; the transpose of `unfold`.
+    """Add columns to an image at the positions of their windows, the transpose of `unfold`.
+
+    Also known as col2im.
+
+    Args:
+        columns: ints or floats (batch, channels·taps, positions).
+        output_size: spatial sizes of the result, an int or one for each axis.
+        kernel, stride, padding, dilation: as for `conv`.
+
+    Returns:
+        (batch, channels, *output_size).
 
     Raises:
-        ShapeError, ArgumentError: the columns are not as many, or arguments of another form.
+        ShapeError: the number of columns does not fit the windows.
+        DTypeError, ArgumentError: columns are bool or complex, or arguments have another form.
     """
     x = as_tensor(columns)
     if not isinstance(output_size, tuple | list):

@@ -1,6 +1,6 @@
 """Sliding windows over spatial axes: users' arguments, sizes, and the elements under a tap.
 
-Convolution, pooling and unfolding share this. Tap k of the window at position o of an axis looks at
+Convolution, pooling and unfolding share them. Tap k of the window at position o of an axis reads
 element o·stride - before + k·dilation; elements outside the axis are padding.
 """
 
@@ -32,7 +32,7 @@ Pairs = tuple[tuple[Size, Size], ...]
 
 
 class Windows(NamedTuple):
-    """Windows whose sizes are known, as kernels take them; one entry for each spatial axis."""
+    """Windows of known sizes, as kernels take them; one entry for each spatial axis."""
 
     kernel: Ints
     stride: Ints
@@ -41,7 +41,9 @@ class Windows(NamedTuple):
     out: Ints  # positions
 
     @classmethod
-    def of(cls, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints) -> Windows:
+    def from_attributes(
+        cls, kernel: Ints, stride: Ints, padding: Any, dilation: Ints, out: Ints
+    ) -> Windows:
         """Return the windows that the attributes of an op describe; `padding` holds pairs."""
         return cls(kernel, stride, tuple(before for before, _ in padding), dilation, out)
 
@@ -82,10 +84,10 @@ def spatial_axes(rank: int, channels_last: bool) -> Ints:
 
 
 def per_axis(what: str, value: Any, rank: int, least: int = 1) -> Ints:
-    """One int for all spatial axes or one for each, none below `least`.
+    """Return one int for each spatial axis, none below `least`, from an int or a list.
 
     Raises:
-        ArgumentError: anything else.
+        ArgumentError: the value has another form.
     """
     entries = list(value) if isinstance(value, tuple | list) else [value] * rank
     for entry in entries:
@@ -97,10 +99,10 @@ def per_axis(what: str, value: Any, rank: int, least: int = 1) -> Ints:
 
 
 def require_known(what: str, sizes: Shape) -> Ints:
-    """Sizes as ints.
+    """Return sizes as ints.
 
     Raises:
-        ShapeError: one is a symbol.
+        ShapeError: a size is symbolic.
     """
     result = tuple(n for n in sizes if isinstance(n, int))
     if len(result) != len(sizes):
@@ -111,12 +113,15 @@ def require_known(what: str, sizes: Shape) -> Ints:
 def padding_pairs(
     padding: Any, sizes: Shape, kernel: Sequence[Size], stride: Ints, dilation: Ints
 ) -> Pairs:
-    """(before, after) for each axis from: an int, an int or a pair for each axis, "valid" (none),
-    "same" or "same_lower" (as many outputs as inputs divided by the stride; an odd element of
-    padding goes after, or before).
+    """Return (before, after) for each axis.
+
+    Args:
+        padding: an int, an int or a pair for each axis, "valid" (none), "same" or "same_lower" (as
+            many outputs as inputs divided by the stride, rounded up; an odd element of padding goes
+            after, or before).
 
     Raises:
-        ArgumentError: anything else.
+        ArgumentError: padding has another form.
     """
     if isinstance(padding, str):
         if padding == "valid":
@@ -174,19 +179,21 @@ def position_count(
     dilation: int,
     ceil_mode: bool = False,
 ) -> Size:
-    """How many windows fit on an axis; with `ceil_mode` also the one that hangs over its end, if
-    it begins inside the axis or the padding before it.
+    """Return how many windows fit on an axis.
+
+    With `ceil_mode` it counts the window that hangs over the end, too, if that begins inside the
+    axis or the padding before it.
 
     Raises:
-        ShapeError: not one fits.
+        ShapeError: no window fits.
     """
     span = (kernel - 1) * dilation + 1
     what = f"windows of size {span} on an axis of size {n} padded by {show_shape(padding)}"
     require_nonnegative(kernel - 1, f"{what}: a window has one element at least, not {kernel}")
     if min(stride, dilation) < 1:
         raise ShapeError(f"{what}: stride and dilation are from 1 on, not {stride} and {dilation}")
-    # Numbers below 0 crop: a shard of a convolution begins inside its input. The padding behind may
-    # be negative for transposes, too: see `conv._closing`.
+    # Negative padding crops: a shard of a convolution may begin inside its input. The padding after
+    # an axis may be negative for transposes, too: see `conv._transpose_padding`.
     if isinstance(padding[0], Dim):
         require_nonnegative(padding[0], f"{what}: the padding before it is negative")
     room = n + padding[0] + padding[1] - span
@@ -204,7 +211,7 @@ def position_count(
 def positions_shape(
     sizes: Shape, kernel: Sequence[Size], stride: Ints, padding: Pairs, dilation: Ints
 ) -> Shape:
-    """`positions` on each axis."""
+    """Return `position_count` for each axis."""
     axes = zip(sizes, kernel, stride, padding, dilation, strict=True)
     return tuple(position_count(*axis) for axis in axes)
 
@@ -213,8 +220,10 @@ def positions_shape(
 
 
 def tap_slices(n: int, out: int, stride: int, offset: int) -> tuple[slice, slice]:
-    """The positions o for which element o·stride + offset lies inside an axis of size n, and these
-    elements."""
+    """Return the positions o for which element o·stride + offset lies inside an axis of size n.
+
+    The second slice selects these elements.
+    """
     first = max(0, -(offset // stride))
     last = min(out - 1, (n - 1 - offset) // stride)
     if last < first:
@@ -224,8 +233,10 @@ def tap_slices(n: int, out: int, stride: int, offset: int) -> tuple[slice, slice
 
 
 def taps(sizes: Ints, windows: Windows) -> Iterator[tuple[int, tuple[Any, ...], tuple[Any, ...]]]:
-    """For each tap in row-major order: its number, the positions where it lies inside, and the
-    elements there, as indices of the last axes."""
+    """Yield for each tap in row-major order its number, its valid positions and their elements.
+
+    A position is valid if the tap lies inside the axes. Both are indices of the last axes.
+    """
     per: list[list[tuple[slice, slice]]] = []
     for n, kernel, stride, before, dilation, out in zip(sizes, *windows, strict=True):
         per.append([tap_slices(n, out, stride, k * dilation - before) for k in range(kernel)])

@@ -23,7 +23,7 @@ from graphflow.base.interrupts import is_interrupt
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import REGISTRY, Op, Sample, owner_module
 from graphflow.ir.spec import Size, TensorSpec, is_inexact, nbytes
-from graphflow.placement.calibration.roofline import MATMUL, interpolate_seconds, op_class, work
+from graphflow.placement.calibration.roofline import interpolate_seconds, op_class, work
 from graphflow.placement.clusters.host_facts import cache_bytes, cores
 
 SIDE = 192
@@ -140,7 +140,7 @@ class KernelTimer:
         if small is None:
             return None
         entry = {"launch": self.seconds(small)}
-        large = None if op.alias or op.name in MATMUL else scale_sample(op, make_scaler(SIDE))
+        large = None if op.alias or op.rate is not None else scale_sample(op, make_scaler(SIDE))
         run = self.call(op, large)
         if large is not None and run is not None:
             busy = max(self.seconds(run, 3) - entry["launch"], 1e-8)

@@ -33,7 +33,7 @@ from graphflow.placement.calibration.measure import (
     measure_handoff,
     scale_sample,
 )
-from graphflow.placement.calibration.roofline import MATMUL, is_generated
+from graphflow.placement.calibration.roofline import is_generated
 from graphflow.placement.clusters.host_facts import gpu_memory
 
 SIDES = (192, 640, 2048, 1 << 20, 1 << 24)
@@ -271,8 +271,8 @@ class GpuKernelTimer(KernelTimer):
         if is_generated(op):
             entry = {"launch": self.launch}
         elif self._is_captured(small):
-            entry = {"launch": self.launch if op.name in MATMUL else min(called, least)}
-        if op.name in MATMUL:
+            entry = {"launch": self.launch if op.rate is not None else min(called, least)}
+        if op.rate is not None:
             return entry
         found = self._choose_larger_sample(op, called, least)
         if found is not None:

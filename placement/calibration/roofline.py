@@ -20,15 +20,6 @@ from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec, evaluate, is_half, nbytes, real_dtype
 from graphflow.ops.control_flow.control import cond, is_control, iteration_count
 
-MATMUL = frozenset(
-    {
-        "matmul", "einsum", "vecdot", "tensordot", "conv", "conv_transpose", "conv_weight_grad",
-        "attention", "attention_grad", "attention_mask_grad", "gram",
-    }
-)  # fmt: skip
-"""Ops whose time is that of matrix products."""
-HALVES = frozenset({"matmul", "conv", "conv_transpose", "conv_weight_grad", "attention"})
-"""Those of them that a GPU's libraries compute in 16 bits; others convert their operands."""
 LEAST_SHARE = 0.05
 """Share of an op's time by itself that it takes at least among others in one kernel."""
 STATELESS = frozenset({"constant", "placeholder", "variable", "group"})
@@ -65,7 +56,7 @@ def work(
 
 def op_class(op: Op) -> str:
     """matmul, random, alias, elementwise, or other (reductions, copies, indexing)."""
-    if op.name in MATMUL:
+    if op.rate is not None:
         return "matmul"
     if op.random:
         return "random"
@@ -193,7 +184,7 @@ class Rates:
     def _product(self, op: Op, flops: float, dtype: np.dtype[Any]) -> float:
         tables = self.speeds["matmul"]
         name = "float32" if is_half(dtype) else real_dtype(dtype).name  # what is computed in
-        if is_half(dtype) and op.name in HALVES and "float16" in tables:
+        if is_half(dtype) and op.rate == "half_product" and "float16" in tables:
             name = "float16"
         alone = interpolate_seconds(tables.get(name, tables["other"]), flops)
         if self.threads == 1:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from graphflow.ir.device_name import DeviceName
-from graphflow.runtime.memory.backend import Backend, CpuBackend
+from graphflow.runtime.memory.backend import CpuBackend, DeviceBackend
 
 
-def backend_for(device: DeviceName, threads: int) -> Backend:
+def backend_for(device: DeviceName, threads: int) -> DeviceBackend:
     """Make the backend of a device.
 
     Args:

@@ -17,11 +17,11 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.collectives.exchanges import DeviceCollective, ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
-from graphflow.runtime.memory.backend import Backend
+from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS
-from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 
 class EdgeTransport(Protocol):
@@ -29,7 +29,9 @@ class EdgeTransport(Protocol):
 
     mail: TensorMailbox
 
-    def send(self, step: int, edge: int, target: DeviceName, array: Any, backend: Backend) -> None:
+    def send(
+        self, step: int, edge: int, target: DeviceName, array: Any, backend: DeviceBackend
+    ) -> None:
         """Send a tensor to a device: by reference, or as a message to its worker."""
 
     def send_signal(self, step: int, what: str, device: DeviceName) -> None:
@@ -58,7 +60,7 @@ class CrossDeviceEdges:
     """The edges of one device that lead to other devices; implements `Channel`."""
 
     session: EdgeTransport
-    backend: Backend
+    backend: DeviceBackend
     incoming: Mapping[int, Awaited]  # the tensor of each edge, for errors
     sources: Mapping[int, DeviceName]  # its source device
     part: ProgramCollectives  # this device's part of the program's exchanges
@@ -70,7 +72,7 @@ class CrossDeviceEdges:
         partition: Partition,
         bindings: Mapping[str, int],
         session: EdgeTransport,
-        backend: Backend,
+        backend: DeviceBackend,
         part: ProgramCollectives,
     ) -> CrossDeviceEdges:
         """Return the edges of a partition, for some sizes."""

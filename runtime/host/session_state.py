@@ -26,11 +26,11 @@ from graphflow.runtime.collectives.exchanges import ProgramCollectives, SessionC
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.host.edge_channel import CrossDeviceEdges, exchanges_with_other_workers
 from graphflow.runtime.memory.arenas import Arena, Arenas
-from graphflow.runtime.memory.backend import Backend, ResultExporter
+from graphflow.runtime.memory.backend import DeviceBackend, ResultExporter
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
 from graphflow.runtime.program.program import Program, Span
+from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
 from graphflow.runtime.wire.messages import Computed, HostUsage, TensorParcel, step_of
-from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
 
 Array = np.ndarray[Any, Any]
 
@@ -85,7 +85,7 @@ class SessionState:
         self,
         name: str,
         worker: int,
-        backends: Mapping[str, Backend],
+        backends: Mapping[str, DeviceBackend],
         outbox: Callable[[TensorParcel], None],
     ) -> None:
         self.mail = TensorMailbox(worker)
@@ -163,7 +163,7 @@ class SessionState:
                 )
         return fresh
 
-    def _allocate(self, backend: Backend, value: Array) -> Any:
+    def _allocate(self, backend: DeviceBackend, value: Array) -> Any:
         shared = self._private.array(value) if backend.xp is np else None
         if shared is not None:
             return shared
@@ -344,7 +344,9 @@ class SessionState:
             fetches |= future.result()
         return fetches
 
-    def send(self, step: int, edge: int, target: DeviceName, array: Any, backend: Backend) -> None:
+    def send(
+        self, step: int, edge: int, target: DeviceName, array: Any, backend: DeviceBackend
+    ) -> None:
         """Send a tensor to another device: by reference, or as a message."""
         if self._departures is not None:
             self._departures.append((edge, monotonic_ns()))

@@ -17,7 +17,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import DeviceOutOfMemory, TransportError
-from graphflow.runtime.memory.backend import Backend
+from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
 _GROWTH = 1.5
@@ -43,7 +43,7 @@ class Arena:
 class Arenas:
     """The arenas of one device; new programs use the newest."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: DeviceBackend) -> None:
         self._backend = backend
         self._on_host = backend.xp is np  # a GPU's memory no other process maps
         self._newest: Callable[[], Arena | None] = lambda: None

@@ -20,7 +20,7 @@ ResultExporter = Callable[[Array], Array | None]
 """Copies an array to where another process sees it; None where it belongs to its own."""
 
 
-class Backend(Protocol):
+class DeviceBackend(Protocol):
     """A device's array module `xp`, the threads that share a kernel's work, and the ways between
     host and device.
 

@@ -32,7 +32,7 @@ from graphflow.ops.kernels.fusion.region_kernels import (
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
 from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.memory.backend import Backend, require_dtype
+from graphflow.runtime.memory.backend import DeviceBackend, require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.native_calls.native_segments import (
     FeedBinding,
@@ -80,7 +80,7 @@ class CpuCode:
         bindings: Mapping[str, int],
         layout: MemoryLayout,
         variables: Mapping[str, Any],
-        backend: Backend,
+        backend: DeviceBackend,
         channel: EdgeChannel,
         memory: Any,
         loops: LoopEdgeChannel | None = None,

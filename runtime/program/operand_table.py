@@ -15,7 +15,7 @@ from graphflow.errors import OpError
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.runtime.memory.backend import Backend
+from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.native_calls.native_segments import FeedBinding, PointerSource
 from graphflow.runtime.program.generated_call_support import Reshaped
@@ -42,7 +42,7 @@ class OperandTable:
     def __init__(
         self,
         layout: MemoryLayout,
-        backend: Backend,
+        backend: DeviceBackend,
         memory: Any,
         scope: dict[str, Any],
         numbers: Mapping[Node, int],

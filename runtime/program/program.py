@@ -31,7 +31,7 @@ from graphflow.placement.calibration.roofline import work
 from graphflow.runtime.collectives.shared_memory_transport import has_mapped_collectives
 from graphflow.runtime.diagnostics.crash_recorder import is_generated_code
 from graphflow.runtime.memory.arenas import Arena, Arenas
-from graphflow.runtime.memory.backend import Backend
+from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import WorkspaceMeter, memory_use
 from graphflow.runtime.partitioning.partition import Partition
@@ -66,7 +66,7 @@ class Program:
         partition: Partition,
         bindings: Mapping[str, int],
         variables: Mapping[str, Any],
-        backend: Backend,
+        backend: DeviceBackend,
         channel: EdgeChannel,
         arenas: Arenas | None = None,
     ) -> None:

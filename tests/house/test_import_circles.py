@@ -9,14 +9,7 @@ import networkx as nx
 from tests.house.sources import ROOT, Source, imports, sources
 
 NOT_YET = (
-    ("graphflow.ops.control_flow", "control loop_reverse_mode reverse_mode"),
-    ("graphflow.parallel.resharding", "communication_log halos resharder"),
-    ("graphflow.parallel.sharding", "control_flow emitter"),
-    ("graphflow.runtime", "gpu.gpu_backend memory.backend"),
-    ("graphflow.runtime", "memory.memory_layout program.nonfinite_check"),
-    ("graphflow.runtime.collectives", "exchanges shared_memory_edges"),
     ("graphflow.runtime.host", "edge_channel session_state"),
-    ("graphflow.runtime.observability", "edge_traffic perfetto_export trace"),
 )  # fmt: skip
 """Circles that are still there: files of a folder that need each other. The table only shrinks."""
 

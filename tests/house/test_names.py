@@ -13,13 +13,26 @@ import pytest
 
 from tests.house.sources import PACKAGES, ROOT, Source, sources
 
-NOT_YET = ("graphflow/parallel/", "ops/", "placement/", "runtime/")
+NOT_YET: tuple[str, ...] = ()
 """Folders that still have names of the old kind; the list only gets shorter."""
 
 EXEMPT = {
+    "graphflow/parallel/pipelining/schedules.py:interleaved": "the schedule's name, public",
+    "graphflow/parallel/report.py:StrategyReport.between": "public",
+    "ops/base/batching_rules.py:along": "public: ops of users name it",
+    "ops/pointwise/arithmetic.py:elementwise.into": "it stands in for the parameter of that name",
+    "placement/clusters/cluster.py:Cluster.pinned": "public",
+    "placement/simulation/simulator.py:Timeline.on": "public",
+    "placement/solvers/python_to_llvm.py:_Body._for": "named after the statement it translates",
+    "runtime/tracing/trace.py:Trace.measured": "public",
     "ops/ordering/search.py:searchsorted": "the name that numpy and the array API standard have",
 }
 """Functions that break a rule on purpose, as `file:qualified name`, and why."""
+
+
+EXEMPT_CLASSES = {
+    "runtime/wire/messages.py:Tensor": "the class name is the message's kind on the wire",
+}
 
 
 def words(text: str) -> frozenset[str]:
@@ -42,7 +55,7 @@ NO_PARTICIPLES = words(
     bearing bed bfloat bleed breed bring cling den embed embedding encoding even exceed feed flatten
     garden gen happen heading lengthen listen mapping need open padding pen ping pooling proceed red
     ring rounding screen seed setting shed shorten speed spelling spring strengthen string succeed
-    sing ten then thing tighten token warning weed when wing
+    reopen sing ten then thing tighten token warning weed when widen wing
     """
 )
 # A function that is called only so says where, when or how, but not what it does.
@@ -64,12 +77,12 @@ QUESTIONS = words(
 ACTIONS = words(
     """
     abort accept acknowledge acquire add admit answer attend advance apply ask begin borrow cancel
-    check claim clear close collect compare confirm connect copy deliver descend discard drain emit
-    ensure exchange extend fill finish flush fold give grow handle improve insert join keep kill
-    learn lend load look match meet merge note offer place poll pop preempt process push put read
-    reap receive record reduce refuse register reject release relax remove replace report reserve
-    resend resolve restore resume retry reuse run save schedule send settle share shrink skip spin
-    start stop swap take tell try update visit wait wake write
+    check claim clear close collect compare confirm connect copy deliver descend discard drain drive
+    emit ensure exchange extend fill finish flush fold give grow handle improve insert join keep
+    kill learn lend load look match meet merge note offer place poll pop preempt process push put
+    read reap receive record reduce refuse register reject release relax remove replace report
+    reserve reset resend resolve restore resume retry reuse run save schedule send settle share
+    shrink skip span spin start stop swap switch take tell try update visit wait wake write
     """
 )
 
@@ -172,7 +185,8 @@ def shared_class_names(files: Iterable[Source]) -> list[str]:
     places: dict[str, list[str]] = defaultdict(list)
     for source in files:
         for _, node in _definitions(source.tree):
-            if isinstance(node, ast.ClassDef):
+            exempt = f"{_path(source)}:{getattr(node, 'name', '')}" in EXEMPT_CLASSES
+            if isinstance(node, ast.ClassDef) and not exempt:
                 places[node.name].append(_place(source, node))
     return [
         f"class {name} stands for {len(found)} things, at {', '.join(found)}; give each its own"
@@ -199,7 +213,7 @@ def test_every_class_name_is_unique() -> None:
 
 def test_every_exemption_is_still_needed() -> None:
     files = {_path(source): source for source in sources()}
-    for exempt in EXEMPT:
+    for exempt in (*EXEMPT, *EXEMPT_CLASSES):
         path, _, qualname = exempt.partition(":")
         assert qualname in dict(_definitions(files[path].tree)), exempt
 

@@ -15,9 +15,10 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 from graphflow.ir.spec import Dim, product
-from graphflow.parallel.mesh.device_mesh import SizePartitioner
 from graphflow.parallel.mesh.layouts import SentTensor
-from graphflow.parallel.pipelining.schedule import Schedule, Task, Timeline, execution_order, run
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.pipelining.schedule import Schedule, Task, execution_order
+from graphflow.parallel.pipelining.timeline import ScheduleTimeline, run
 
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
@@ -204,7 +205,7 @@ def _bytes_by_task(
 
 def predict_timeline(
     pipeline: StagedPipeline, cut: Graph, partitioner: SizePartitioner, cluster: Cluster
-) -> Timeline:
+) -> ScheduleTimeline:
     """The schedule with the seconds that a cluster's cost model gives the tasks of each stage;
     transfers take no time."""
     from graphflow.placement.cost_model.problem_builder import build_problems

@@ -10,8 +10,10 @@ from dataclasses import field
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, product
-from graphflow.parallel.mesh.device_mesh import AxisSplit, Mesh, SizePartitioner
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, ShardedTensor
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.sharding.rules import ShardingRule, rules_of
 
 KEEP_PARTIAL = "+"
@@ -303,7 +305,7 @@ class RuleSelector:
             if t in self.preferred
         ]
         sharding = rule.sharding
-        placed = sharding.build is not None and not sharding.placeless
+        placed = sharding.build is not None and not sharding.ignores_start
         stretches = placed or rule.is_ordered(letter)
         for number, names, layout in every:
             for d, split in enumerate(layout.dims):

@@ -10,7 +10,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Sharding
 from graphflow.ir.spec import Dim, Outer, Size, floordiv, segment_count
 from graphflow.ops.sharding import rules
-from graphflow.parallel.mesh.device_mesh import WHOLE, AxisSplit, ShardExtent
+from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit, ShardExtent
 from graphflow.parallel.sharding.packed_axes import Readers, segment_of_slice, segment_rule
 from graphflow.passes.duplicates import key_of
 
@@ -61,8 +61,8 @@ class ShardingRule:
 
     def meets(self, letter: str) -> bool:
         """Whether shards along a letter tell each other something."""
-        meeting = self.sharding.meeting
-        return meeting is not None and letter == meeting.letter
+        exchange = self.sharding.exchange
+        return exchange is not None and letter == exchange.letter
 
     def is_ordered(self, letter: str) -> bool:
         """Whether pieces along a letter are to be whole stretches, in order of place."""

@@ -95,7 +95,7 @@ class ConvKernel(NamedTuple):
 # Winograd -----------------------------------------------------------------------------------------
 
 
-def _winograd_fits(s: ConvShape, target: Target) -> bool:
+def _fits_winograd(s: ConvShape, target: Target) -> bool:
     read, written = (s.windows.out, s.space) if target == "x" else (s.space, s.windows.out)
     return (
         not s.exact
@@ -116,7 +116,7 @@ def _winograd_fits(s: ConvShape, target: Target) -> bool:
 # Direct -------------------------------------------------------------------------------------------
 
 
-def _direct_fits(s: ConvShape, target: Target) -> bool:
+def _fits_direct(s: ConvShape, target: Target) -> bool:
     if not s.is_native or len(s.space) > 2 or math.prod(s.windows.kernel) == 1:
         return False
     if s.groups > 1:
@@ -150,7 +150,7 @@ def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
 # Implicit GEMM ------------------------------------------------------------------------------------
 
 
-def _implicit_gemm_fits(s: ConvShape, target: Target) -> bool:
+def _fits_implicit_gemm(s: ConvShape, target: Target) -> bool:
     return (
         s.is_native
         and s.groups == 1
@@ -166,7 +166,7 @@ def _implicit_gemm_fits(s: ConvShape, target: Target) -> bool:
 # Pointwise ----------------------------------------------------------------------------------------
 
 
-def _pointwise_fits(s: ConvShape, target: Target) -> bool:
+def _fits_pointwise(s: ConvShape, target: Target) -> bool:
     w = s.windows
     axes = zip(w.before, w.out, w.stride, s.space, strict=True)
     return (
@@ -185,13 +185,13 @@ def _pointwise_fits(s: ConvShape, target: Target) -> bool:
 
 
 def _im2col_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
-    if s.has_unit_stride and _flip_pays(s):
+    if s.has_unit_stride and _should_flip(s):
         im2col.convolve(s.xp, x, g, _flip(s, w), s.transposed, s.groups)
     else:
         im2col.input_gradient(s.xp, x, g, w, s.windows, s.groups)
 
 
-def _flip_pays(s: ConvShape) -> bool:
+def _should_flip(s: ConvShape) -> bool:
     """Whether turning the weight round costs less than adding windows to each other."""
     return s.images * math.prod(s.windows.out) >= 2 * s.outputs
 
@@ -213,7 +213,7 @@ TABLE = (
     # A quarter of the products.
     ConvKernel(
         "winograd",
-        _winograd_fits,
+        _fits_winograd,
         lambda s, y, x, w: winograd.convolve(y, x, w, s.windows),
         lambda s, x, g, w: winograd.convolve(x, g, w, s.transposed, turned=True),
         lambda s, w, x, g: winograd.weight_gradient(w, x, g, s.windows),
@@ -221,7 +221,7 @@ TABLE = (
     # No copies for each tap: planes are read in vectors along their rows. For few channels.
     ConvKernel(
         "direct",
-        _direct_fits,
+        _fits_direct,
         lambda s, y, x, w: direct.convolve(y, x, w, s.windows, s.groups),
         _direct_back_to_input,
         lambda s, w, x, g: direct.weight_gradient(w, x, g, s.windows, s.groups),
@@ -229,7 +229,7 @@ TABLE = (
     # No copies for each tap: products of rows whose addresses a table gives. For many channels.
     ConvKernel(
         "implicit_gemm",
-        _implicit_gemm_fits,
+        _fits_implicit_gemm,
         lambda s, y, x, w: implicit_gemm.convolve(y, x, w, s.windows),
         lambda s, x, g, w: implicit_gemm.convolve(x, g, w, s.windows, turned=True),
         lambda s, w, x, g: implicit_gemm.weight_gradient(w, x, g, s.windows),
@@ -237,7 +237,7 @@ TABLE = (
     # Windows of one element: products of matrices where they are.
     ConvKernel(
         "pointwise",
-        _pointwise_fits,
+        _fits_pointwise,
         lambda s, y, x, w: pointwise.convolve(y, x, w, s.windows),
         lambda s, x, g, w: pointwise.input_gradient(x, g, w, s.windows),
         lambda s, w, x, g: pointwise.weight_gradient(w, x, g, s.windows),

@@ -46,14 +46,14 @@ class Loops:
 
     def floats(self, count: int, value: float = 0.0) -> Any:
         """Room for seconds or bytes."""
-        return _filled(count, value) if self.compiled else [value] * count
+        return _allocate(count, value) if self.compiled else [value] * count
 
     def ints(self, count: int, value: int = 0) -> Any:
         """Room for indices."""
-        return _filled(count, value) if self.compiled else [value] * count
+        return _allocate(count, value) if self.compiled else [value] * count
 
 
-def _filled(count: int, value: float) -> Any:
+def _allocate(count: int, value: float) -> Any:
     """An array of one number; the pages of zeros that are never written take no memory."""
     dtype = np.float64 if isinstance(value, float) else np.int64
     return np.full(count, value, dtype) if value else np.zeros(count, dtype)

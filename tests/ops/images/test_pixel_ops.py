@@ -351,13 +351,21 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "mode": (lambda: nn.grid_sample(X, GRID, "lanczos"), ArgumentError, "'lanczos'"),
     "padding": (lambda: nn.grid_sample(X, GRID, padding="wrap"), ArgumentError, "'wrap'"),
     "ints": (lambda: nn.grid_sample(X.astype(int), GRID.astype(int)), DTypeError, "float"),
-    "theta": (lambda: nn.affine_grid(GRID[0], X.shape), ShapeError, "takes .batch, r, r . 1."),
+    "theta": (
+        lambda: nn.affine_grid(GRID[0], X.shape),
+        ShapeError,
+        "expected theta of .batch, r, r . 1.",
+    ),
     "unknown": (
         lambda: nn.affine_grid(np.zeros((2, 2, 3)), (2, 1, placeholder("f4", (None,)).shape[0], 3)),
         ShapeError,
         "must be known",
     ),
-    "offsets": (lambda: nn.deform_conv(X, W, OFFSET[:, 1:]), ShapeError, "is needed.*17 != 18"),
+    "offsets": (
+        lambda: nn.deform_conv(X, W, OFFSET[:, 1:]),
+        ShapeError,
+        "expected offset of shape .2, 18, 4, 4., got .*17 != 18",
+    ),
     "parts": (
         lambda: nn.deform_conv(X, W, OFFSET, offset_groups=3),
         ShapeError,
@@ -366,14 +374,18 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "mask": (
         lambda: nn.deform_conv(X, W, OFFSET, mask=OFFSET),
         ShapeError,
-        "mask .*where .* is needed",
+        "expected mask of shape .2, 9, 4, 4., got",
     ),
     "bias": (lambda: nn.deform_conv(X, W, OFFSET, X[0, 0, 0]), ShapeError, "one number for each"),
     "boxes": (lambda: nn.roi_align(X, BOX[:, :3], ONE, 2), ShapeError, "numbers of a box: 3 != 4"),
     "images": (lambda: nn.roi_align(X, BOX, BOX[0], 2), DTypeError, "int"),
     "region's mode": (lambda: nn.roi_align(X, BOX, ONE, 2, mode="sum"), ArgumentError, "'sum'"),
     "region's scale": (lambda: nn.roi_align(X, BOX, ONE, 2, 0), ArgumentError, "scale is a"),
-    "scores": (lambda: nn.non_max_suppression(BOX, X, 2), ShapeError, "takes .batch, n, 4."),
+    "scores": (
+        lambda: nn.non_max_suppression(BOX, X, 2),
+        ShapeError,
+        "expected boxes of .batch, n, 4.",
+    ),
     "how many": (
         lambda: nn.non_max_suppression(BOX, BOX[:, 0], -1),
         ArgumentError,
@@ -382,7 +394,7 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "threshold": (
         lambda: nn.non_max_suppression(BOX, BOX[:, 0], 1, "0.5"),
         ArgumentError,
-        "iou_threshold is a number",
+        "iou_threshold must be a number",
     ),
     "block": (lambda: nn.depth_to_space(X, 3), ShapeError, "no multiple of 9"),
     "blocks": (lambda: nn.space_to_depth(X, 4), ShapeError, "no multiple of 4"),

@@ -157,7 +157,7 @@ def test_unknown_sizes_take_whole_factors() -> None:
 
 X = np.zeros((2, 4, 6, 6), "float32")
 WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
-    "neither": (lambda: nn.resize(X), ArgumentError, "give size or scale"),
+    "neither": (lambda: nn.resize(X), ArgumentError, "neither size nor scale is given"),
     "mode": (lambda: nn.resize(X, 2, mode="lanczos"), ArgumentError, "'lanczos' is none of"),
     "torch's mode": (lambda: nn.interpolate(X, 2, mode="lanczos"), ArgumentError, "is none of"),
     "coordinates": (lambda: nn.resize(X, 2, coordinates="x"), ArgumentError, "'x' is none of"),

@@ -210,7 +210,7 @@ def test_recurrent_functions_refuse_what_does_not_fit() -> None:
         nn.lstm(x, w, r, activations="tanh")
     with pytest.raises(ArgumentError, match="gates are the letters"):
         nn.gru(x, w[:, :6], r[:, :6], gates="zrh")
-    with pytest.raises(ArgumentError, match="clip is a number above 0"):
+    with pytest.raises(ArgumentError, match="clip is a positive number"):
         nn.lstm(x, w, r, clip=0)
     with pytest.raises(ArgumentError, match="initial holds 2 tensors"):
         nn.lstm(x, w, r, initial=(x,))

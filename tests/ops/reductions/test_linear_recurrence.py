@@ -23,7 +23,7 @@ def test_running_products_are_numpys() -> None:
     (whole,) = evaluate([gf.cumprod(small)])
     assert whole.tolist() == [2, 6, 600] and whole.dtype == np.int64
     assert gf.cumprod(np.ones((0,))).shape == (0,)
-    with pytest.raises(ArgumentError, match="rank 3; say along which axis"):
+    with pytest.raises(ArgumentError, match="rank 3; give the axis"):
         gf.cumprod(x)
 
 

@@ -116,7 +116,7 @@ def test_nonnegativity_of_symbolic_sizes_is_seen_where_it_is_certain() -> None:
         (lambda x: G["stack"]([x, x[:1]]), ShapeError, r": shapes \(2, 3, 4\) and \(1, 3, 4\)"),
         (lambda x: G["split"](x, 2, 1), ShapeError, "no 2 equal parts"),
         (lambda x: G["split"](x, (1, 1), 1), ShapeError, "add up to 2"),
-        (lambda x: G["roll"](x, (1, 2), 0), ArgumentError, "2 shifts"),
+        (lambda x: G["roll"](x, (1, 2), 0), ArgumentError, "2 entries for 1 axes"),
         (lambda x: G["unstack"](placeholder("float32", (None, 2))), ShapeError, "not known"),
     ],
 )
