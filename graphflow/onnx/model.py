@@ -135,13 +135,13 @@ class Model:
             n for n in self.input_names if n not in feeds and n not in self._optional | self._fixed
         ]
         if unknown or missing:
-            told = [
+            problems = [
                 f"{n!r} has its value from load(values=…)" if n in self._fixed
                 else f"no input {n!r}" for n in unknown
             ]  # fmt: skip
-            told += [f"{n!r} is missing" for n in missing]
+            problems += [f"{n!r} is missing" for n in missing]
             raise FeedError(
-                f"{self.file} at {user_location()}: {', '.join(told)}; its inputs are "
+                f"{self.file} at {user_location()}: {', '.join(problems)}; its inputs are "
                 f"{', '.join(self.input_names)}"
             )
         values = {name: self._value(name, value) for name, value in feeds.items()}

@@ -168,8 +168,8 @@ def execute(
     except GraphflowError:
         raise
     except Exception as error:  # numpy and onnx raise errors of many types
-        told = f"{type(error).__name__}: {error}"
-        raise OpError(f"{node.label} failed: {told}") from error
+        message = f"{type(error).__name__}: {error}"
+        raise OpError(f"{node.label} failed: {message}") from error
 
 
 def _run_body(run: HostRun, node: HostNode, inputs: Sequence[Any], body: Any) -> Sequence[Any]:

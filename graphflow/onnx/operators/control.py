@@ -48,8 +48,8 @@ def _if(call: NodeCall) -> Outputs:
     """
     condition = call.value(0)
     if not isinstance(condition, Tensor) or condition.ndim > 1:
-        taken = bool(call.known_array(0).reshape(-1)[0])
-        return call.inline("then_branch" if taken else "else_branch", [])
+        holds = bool(call.known_array(0).reshape(-1)[0])
+        return call.inline("then_branch" if holds else "else_branch", [])
     pred = squeeze(condition) if condition.ndim else condition
     try:
         chosen = control.cond(
@@ -58,8 +58,8 @@ def _if(call: NodeCall) -> Outputs:
             lambda: _tensors(call.inline("else_branch", [])),
         )
     except (Signal, GraphflowError):
-        taken = bool(call.known_array(0).reshape(-1)[0])
-        return call.inline("then_branch" if taken else "else_branch", [])
+        holds = bool(call.known_array(0).reshape(-1)[0])
+        return call.inline("then_branch" if holds else "else_branch", [])
     return list(chosen)
 
 

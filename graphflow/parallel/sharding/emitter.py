@@ -115,9 +115,9 @@ class Emitter:
             self._emit_expansion(node, choice)
             return
         inputs = self._inputs.convert_inputs(node, choice)
-        meeting = rule.sharding.meeting
-        if meeting is not None and meeting.letter in choice.splits:
-            split = choice.splits[meeting.letter]
+        exchange = rule.sharding.exchange
+        if exchange is not None and exchange.letter in choice.splits:
+            split = choice.splits[exchange.letter]
             outputs = emit_meeting(self.resharder, node, rule, split, inputs.shards)
         else:
             outputs = emit_local(self.resharder, node, choice, inputs)

@@ -61,8 +61,8 @@ class ShardingRule:
 
     def meets(self, letter: str) -> bool:
         """Whether shards along a letter tell each other something."""
-        meeting = self.sharding.meeting
-        return meeting is not None and letter == meeting.letter
+        exchange = self.sharding.exchange
+        return exchange is not None and letter == exchange.letter
 
     def is_ordered(self, letter: str) -> bool:
         """Whether pieces along a letter are to be whole stretches, in order of place."""
