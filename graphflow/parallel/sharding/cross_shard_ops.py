@@ -1,4 +1,5 @@
-"""Meetings: ops whose shards begin with their own pieces, tell each other a little, and finish."""
+"""Ops that shards finish together: each computes on its shard, tells the others a little, and
+finishes."""
 
 from __future__ import annotations
 
@@ -21,11 +22,18 @@ def emit_meeting(
     split: AxisSplit,
     inputs: Sequence[tuple[Tensor, ...]],
 ) -> list[tuple[Tensor, ...]]:
-    """The outputs of a node at each place, made in a meeting along its letter.
+    """Write a node whose shards exchange intermediate results along one letter
+    (`Sharding.meeting`).
 
     Args:
-        split: of that letter.
-        inputs: their parts.
+        resharder: records the exchange.
+        node: the node.
+        rule: its rule.
+        split: the split of the letter.
+        inputs: for each input, its shards by place.
+
+    Returns:
+        For each place, the outputs.
     """
     meeting, mesh = rule.sharding.meeting, resharder.mesh
     assert meeting is not None
