@@ -1,7 +1,17 @@
-"""Strategies: what divides a graph before it is optimised and placed.
+"""The interface of strategies: what partitions a graph before it is optimised and placed.
 
-A training node carries its strategy; whoever places a graph asks for it here. Strategies themselves
-are in `graphflow.parallel`, which builds on everything: this is what the rest knows of them.
+A training node carries its strategy. Sessions, plans and the search look it up here. The strategies
+of the package are in `graphflow.parallel`, which builds on everything else.
+
+A new strategy is a class in one file. What is asked of it:
+
+    minimize, Session, plan      `divide`, and a `line` for errors, if it has one
+    search, reports              `divide` returns a `sharded_graph.ShardedGraph`
+    Pipeline * strategy          `partitioner.MeshStrategy`: mesh, layouts, replication, …
+    strategy * strategy          `__mul__` and `__rmul__` of its own
+
+`divide_over_mesh` in `graphflow/parallel/sharding/partitioner.py` does the work for every strategy
+that lays a mesh over a graph.
 """
 
 from __future__ import annotations
@@ -20,44 +30,44 @@ Array = np.ndarray[Any, Any]
 
 
 class VariableShards(Protocol):
-    """The variables that stand for one of the user's."""
+    """The variables that stand for one variable of the user's."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """A variable for each shard; shards that share a device may share it."""
+        """A variable for each shard. Shards that share a device may share a variable."""
 
     @property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
-        """What part of the whole each one has."""
+        """Which part of the whole variable each one has."""
 
 
 class PartitionedGraph(Protocol):
-    """A graph that was divided."""
+    """A graph that a strategy has partitioned."""
 
     @property
     def graph(self) -> Graph:
-        """Output i stands for that of the whole graph."""
+        """The graph of shards. Its output i stands for output i of the whole graph."""
 
     @property
     def variables(self) -> Mapping[Node, Any]:
-        """`Pieces` of the user's variables."""
+        """The `VariableShards` of each of the user's variables."""
 
     @property
     def tasks(self) -> Sequence[str]:
-        """What the nodes of a pipeline belong to, by their turns; else nothing."""
+        """The labels of a pipeline's tasks by turn; () if there is no pipeline."""
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Sizes of all symbols, by those of the whole graph."""
+        """Return the sizes of all symbols, given those of the whole graph."""
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether a step with symbols of these sizes would be divided as this is."""
+        """Return True if a step with symbols of these sizes would be partitioned as this one."""
 
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> Mapping[Node, Array]:
-        """What the divided graph is fed, by what the user feeds."""
+        """Return what the partitioned graph is fed, given what the user feeds."""
 
 
 class Strategy(Protocol):
-    """Divides graphs."""
+    """Partitions graphs."""
 
     def divide(
         self,
@@ -66,19 +76,21 @@ class Strategy(Protocol):
         known: Mapping[Node, Any] | None = None,
         fed: Mapping[str, int] | None = None,
     ) -> PartitionedGraph:
-        """A graph for the devices of a cluster.
+        """Return a graph for the devices of a cluster.
 
         Args:
-            known: variables that are divided already.
-            fed: sizes of symbols, where a step is about to be fed.
+            graph: the whole graph, with gradients and updates.
+            cluster: the cluster.
+            known: the shards of variables that exist already.
+            fed: the sizes of symbols, if a step is about to be fed.
         """
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuse what is no strategy.
+    """Check that an argument is a strategy.
 
     Raises:
-        ArgumentError: it divides nothing.
+        ArgumentError: it is a class, or has no `divide`.
     """
     if isinstance(strategy, type) or not callable(getattr(strategy, "divide", None)):
         raise ArgumentError(
@@ -88,10 +100,10 @@ def check_strategy(strategy: object) -> None:
 
 
 def strategy_of(graph: Graph) -> Strategy | None:
-    """The strategy by which a graph is to be divided; None where it is not.
+    """Return the strategy of a graph's training steps; None if it has none.
 
     Raises:
-        ShardingError: there are two.
+        ShardingError: there are two different ones.
     """
     found: dict[int, tuple[Strategy, Node]] = {}
     for node in graph.of_op("group"):
@@ -112,7 +124,7 @@ def strategy_of(graph: Graph) -> Strategy | None:
 def divide_graph(
     graph: Graph, cluster: Any, fed: Mapping[str, int] | None = None
 ) -> tuple[Graph, PartitionedGraph | None]:
-    """A graph as it is to be placed, and how it was divided, if it was."""
+    """Return the graph that is to be placed, and its partitioning if a strategy partitioned it."""
     strategy = strategy_of(graph)
     if strategy is None:
         return graph, None
@@ -127,10 +139,10 @@ def divide_with(
     known: Mapping[Node, Any] | None = None,
     fed: Mapping[str, int] | None = None,
 ) -> PartitionedGraph:
-    """A graph as a strategy divides it; what it refuses names the line that made the strategy.
+    """Partition a graph by a strategy. Errors name the line that made the strategy.
 
     Raises:
-        ShardingError, ScheduleError, DeviceError: see the strategy.
+        ShardingError, ScheduleError, DeviceError: the strategy refuses the graph or the cluster.
     """
     try:
         return strategy.divide(graph, cluster, known, fed)

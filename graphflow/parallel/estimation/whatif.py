@@ -4,12 +4,13 @@
                                 devices=1024, batch=1536)
     print(found)
 
-The costs of a block come from its graph (weights are declared, never made), planned on one device
-of the product; those of a pipeline from its schedule, task by task; those of collectives from the
-links. A network of a hundred billion weights on a thousand devices takes seconds to search.
+The costs of a block come from its graph, planned on one device of the product; its weights are
+declared, never allocated. The costs of a pipeline come from its schedule, task by task, and those
+of collectives from the links. Searching a network of a hundred billion weights on a thousand
+devices takes seconds.
 
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", SC 2021, for the layout (tensor parallel within a host, pipelines across hosts).
+    Megatron-LM", SC 2021, for the layout (tensor parallel within a host, pipelines across hosts).
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ from graphflow.parallel.estimation.gpt import GPT, check_count
 from graphflow.placement.clusters.hardware_catalog import wire
 
 MAX_SIMULATED = 16
-"""Strategies whose pipelines are simulated task by task: those that are best by closed forms."""
+"""How many configurations are simulated task by task: those that are best by closed forms."""
 
 MAX_SHOWN = 10
-"""Of these, how many are printed."""
+"""How many of these are printed."""
 
 MAX_DEVICES = 10_000_000
-"""Devices that a cluster may have: all meshes of them are gone through."""
+"""The most devices of a cluster. All its meshes are gone through."""
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What was estimated, best first. Print it."""
+    """The estimates, the fastest first. Print it."""
 
     model: GPT
     tried: tuple[Estimate, ...]
 
     @property
     def best(self) -> Estimate:
-        """The strategy whose step takes the least time."""
+        """The configuration with the fastest step."""
         return self.tried[0]
 
     def __str__(self) -> str:
@@ -81,19 +82,21 @@ def what_if(
     """Estimate every mesh of data, tensor and pipeline parallelism on a cluster.
 
     Args:
+        model: the GPT.
         hardware: a product, see docs/clusters.md; "+half" computes 16 bits on tensor cores.
-        devices: how many.
+        devices: their number.
         batch: samples of a step.
-        hosts_of: devices of a host, between which tensor parallelism stays.
-        network: link of each device to other hosts.
-        tensor, stages, recompute: only strategies with this; default: all.
-        sequence: whether norms and sums are cut along tokens where products are along the model.
-        shard_state: whether replicas have shares of the optimiser's state. Both cost nothing here,
-            so that there is nothing to search: systems before them had neither.
+        hosts_of: devices of a host. Tensor parallelism stays within it.
+        network: the link of each device to other hosts.
+        tensor, stages, recompute: only configurations with these; default: all.
+        sequence: whether norms and sums are split along tokens where products are split along the
+            model.
+        shard_state: whether replicas have parts of the optimiser's state. Both options cost nothing
+            here, so they are not searched; older systems had neither.
 
     Raises:
         MemoryLimitError: nothing fits.
-        ScheduleError: a number without sense, or a mesh that there is not.
+        ScheduleError: a number is invalid, or there is no such mesh.
         ClusterError: unknown hardware.
     """
     where = f"what_if at {user_location()}"
@@ -147,7 +150,7 @@ def what_if(
 def _parallel_configs(
     model: GPT, devices: int, batch: int, hosts_of: int, sequence: bool, shard_state: bool
 ) -> Iterator[ParallelConfig]:
-    """All that divide."""
+    """Yield all configurations whose sizes divide evenly."""
     for tensor in _divisors(min(hosts_of, devices)):
         if model.heads % tensor or model.width % tensor or devices % tensor:
             continue
@@ -170,5 +173,6 @@ def _parallel_configs(
 
 
 def _divisors(n: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
     small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
