@@ -15,7 +15,7 @@ Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from math import isqrt
 
 from graphflow.base.argument_checks import checks_arguments
@@ -100,20 +100,20 @@ def what_if(
         ClusterError: unknown hardware.
     """
     where = f"what_if at {user_location()}"
-    if not isinstance(model, GPT):
-        raise ScheduleError(f"{where}: the model is a gf.parallel.GPT, not {model!r}")
-    counts = {"devices": devices, "batch": batch, "hosts_of": hosts_of}
-    asked_for = {"tensor": tensor, "stages": stages}
-    for what, number in (counts | {k: n for k, n in asked_for.items() if n is not None}).items():
-        check_count(where, what, number)
-    devices, batch, hosts_of = map(int, counts.values())  # numpy's would overflow
-    flags = {"recompute": recompute, "sequence": sequence, "shard_state": shard_state}
-    for what, flag in flags.items():
-        if not isinstance(flag, bool) and (what, flag) != ("recompute", None):
-            raise ScheduleError(f"{where}: {what} is True or False, not {flag!r}")
-    if devices > MAX_DEVICES:
-        raise ScheduleError(f"{where}: {devices:,} devices are more than {MAX_DEVICES:,}")
-    wire(network)  # of one host, too: who names none that there is meant another
+    _check(
+        where,
+        model,
+        {
+            "devices": devices,
+            "batch": batch,
+            "hosts_of": hosts_of,
+            "tensor": tensor,
+            "stages": stages,
+        },
+        {"recompute": recompute, "sequence": sequence, "shard_state": shard_state},
+    )
+    devices, batch, hosts_of = int(devices), int(batch), int(hosts_of)  # numpy's would overflow
+    wire(network)  # refuses an unknown link, also if one host has all devices
     site = HardwareSite(hardware, hosts_of, network)
     asked = [
         layout
@@ -129,10 +129,7 @@ def what_if(
             f"{model.layers} layers, replicas the batch of {batch}, and all of them together the "
             "devices; leave one of them open"
         )
-    layouts = [layout for layout in asked if fits(model, site, batch, layout)]
-    rough = {layout: estimate(model, site, batch, layout, exact=False) for layout in layouts}
-    close = sorted(layouts, key=lambda layout: rough[layout].seconds)[:MAX_SIMULATED]
-    found = [estimate(model, site, batch, layout) for layout in close]
+    found = _fastest(model, site, batch, asked)
     if not found:
         needed = model.weights * BYTES_PER_WEIGHT / devices
         remedy = "more of them" if needed > site.memory else "more of them, or a smaller batch"
@@ -142,6 +139,38 @@ def what_if(
             f"{hardware} has; give it {remedy}"
         )
     return WhatIf(model, tuple(sorted(found, key=lambda e: e.seconds)))
+
+
+def _check(
+    where: str, model: object, counts: Mapping[str, int | None], flags: Mapping[str, bool | None]
+) -> None:
+    """Check the arguments of `what_if`. Of the counts, `tensor` and `stages` may be None; of the
+    flags, `recompute`.
+
+    Raises:
+        ScheduleError: one of them is invalid.
+    """
+    if not isinstance(model, GPT):
+        raise ScheduleError(f"{where}: the model is a gf.parallel.GPT, not {model!r}")
+    for what, number in counts.items():
+        if number is not None or what not in ("tensor", "stages"):
+            check_count(where, what, number)
+    for what, flag in flags.items():
+        if not isinstance(flag, bool) and (what, flag) != ("recompute", None):
+            raise ScheduleError(f"{where}: {what} is True or False, not {flag!r}")
+    devices = counts["devices"]
+    if devices is not None and devices > MAX_DEVICES:
+        raise ScheduleError(f"{where}: {devices:,} devices are more than {MAX_DEVICES:,}")
+
+
+def _fastest(
+    model: GPT, site: HardwareSite, batch: int, configs: Sequence[ParallelConfig]
+) -> list[Estimate]:
+    """Simulate those configurations that fit in memory and are best by closed forms."""
+    fitting = [each for each in configs if fits(model, site, batch, each)]
+    rough = {each: estimate(model, site, batch, each, exact=False) for each in fitting}
+    close = sorted(fitting, key=lambda each: rough[each].seconds)[:MAX_SIMULATED]
+    return [estimate(model, site, batch, each) for each in close]
 
 
 # Layouts --------------------------------------------------------------------------------------
