@@ -26,8 +26,8 @@ from graphflow.ir.spec import TensorSpec, nbytes, spec
 from graphflow.ops.communication.reduction_order import shares
 from graphflow.runtime.collectives.exchanges import ProgramCollectives, SessionCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
+from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import TensorParcel
-from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import arguments, report, write

@@ -140,11 +140,11 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
         )
         if not _converts_safely(array, spec.dtype, plain):
             name = repr(spec.dtype.name)
-            told = f"{what} is {spec.dtype}, the given value {array.dtype}"
+            message = f"{what} is {spec.dtype}, the given value {array.dtype}"
             if array.dtype.kind not in "biufcV" or array.dtype.fields:
-                raise error(f"{told}; give numbers that some dtype holds")
+                raise error(f"{message}; give numbers that some dtype holds")
             remedy = f"np.asarray(value, {name})" if plain else f"value.astype({name})"
-            raise error(f"{told}, which does not convert safely; give {remedy}")
+            raise error(f"{message}, which does not convert safely; give {remedy}")
         try:
             array = cast_in_range(array, spec.dtype)
         except OverflowError as cause:

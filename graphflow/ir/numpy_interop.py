@@ -186,9 +186,9 @@ class HintingModule(ModuleType):
         own = self.__dict__.get("__getattr__")
         if own is not None:
             return own(name)
-        told = f"module {self.__name__!r} has no attribute {name!r}"
+        message = f"module {self.__name__!r} has no attribute {name!r}"
         hint = "" if name.startswith("__") else did_you_mean(name, self.__dict__.get("__all__", ()))
-        raise AttributeError(f"{told}; {hint}" if hint else told, name=name, obj=self)
+        raise AttributeError(f"{message}; {hint}" if hint else message, name=name, obj=self)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         shown = vars(sys.modules["graphflow"]).items()  # a file's name may be another
@@ -220,15 +220,15 @@ def attribute_hint(name: str) -> str:
 
 def missing_attribute_error(path: str, name: str) -> AttributeError:
     """Return the error for a name that the public module at `path`, `gf.<last part>`, lacks."""
-    told = f"gf.{path.rpartition('.')[2]} has no attribute {name!r}"
+    message = f"gf.{path.rpartition('.')[2]} has no attribute {name!r}"
     module = sys.modules[path]
     if name in FUNCTION_HINTS:
-        told += f"; it is {FUNCTION_HINTS[name]}"
+        message += f"; it is {FUNCTION_HINTS[name]}"
     elif not name.startswith("__") and (
         hint := did_you_mean(name, module.__dict__.get("__all__", ()))
     ):
-        told += f"; {hint}"
-    return AttributeError(told, name=name, obj=module)
+        message += f"; {hint}"
+    return AttributeError(message, name=name, obj=module)
 
 
 def unsupported_message(function: Any, what: str) -> str:

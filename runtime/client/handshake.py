@@ -28,7 +28,7 @@ from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.protocol.worker import MAX_LEASE
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.transport.tcp import HANDSHAKE_ENDED
+from graphflow.runtime.transport.interface import HANDSHAKE_ENDED
 from graphflow.runtime.wire.messages import Hello, Meet, Met, Open, Welcome
 
 if TYPE_CHECKING:

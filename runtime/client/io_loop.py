@@ -16,8 +16,6 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-import zmq
-
 from graphflow.base.interrupts import DeferredSignals
 from graphflow.errors import (
     GraphflowError,
@@ -62,7 +60,7 @@ from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.array_lending import DeferredCopies, PeerSharedMemory
 from graphflow.runtime.transport.shared_memory_arrays import SharedArrayReader
-from graphflow.runtime.transport.tcp import abandon_context
+from graphflow.runtime.transport.zmq_sockets import abandon_context, open_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import Chunk
 
@@ -108,7 +106,7 @@ class SessionIOLoop:
         token: str,
         dead_after: float,
     ) -> None:
-        self._context: zmq.Context[Any] = zmq.Context()
+        self._context = open_context()
         self._local = local
         self._activity = activity
         self._addresses = addresses
@@ -142,7 +140,7 @@ class SessionIOLoop:
         try:
             guard = None if pair is None else ZapAuthenticator(self._context, pair, Keyring())
             for address, key in zip(addresses, keys, strict=True):
-                channel = transport_of(address).Channel(
+                channel = transport_of(address).connect(
                     self._context, address, insecure=insecure, watch=True, guard=guard, key=key
                 )
                 self._connections.append(WorkerConnection(channel, address, secured=bool(key)))
@@ -170,8 +168,8 @@ class SessionIOLoop:
             for worker, _ in enumerate(self._connections)
         ]
         for worker, way in enumerate(self._connections):
-            self._waiter.add(way.channel.socket.getsockopt(zmq.FD), worker)
-            self._waiter.add(way.channel.monitor.getsockopt(zmq.FD), ~worker)
+            self._waiter.add(way.channel.fileno(), worker)
+            self._waiter.add(way.channel.monitor_fileno(), ~worker)
 
     # From any thread ---------------------------------------------------------------------------
 

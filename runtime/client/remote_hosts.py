@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from graphflow.base.addresses import is_loopback
 from graphflow.base.interrupts import Interrupt, defer_signals, is_interrupt, passing_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import show_progress
@@ -39,7 +40,7 @@ from graphflow.runtime.protocol.coordinator_events import (
 )
 from graphflow.runtime.protocol.fast_path import SteadyStateStep
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, encode_small, may_be_remote
+from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, encode_small
 from graphflow.runtime.wire.messages import (
     Array,
     Chunk,
@@ -148,7 +149,7 @@ class RemoteHosts(WorkerMembership):
     @property
     def is_single_host(self) -> bool:
         """Whether all workers are on this host."""
-        return not any(map(may_be_remote, self._addresses))
+        return all(map(is_loopback, self._addresses))
 
     # Programs and steps --------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from graphflow.runtime.protocol.coordinator_events import SendToWorker
+from graphflow.runtime.transport.interface import Channel
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 from graphflow.runtime.wire.messages import Hello, Open, Ping
 
@@ -27,7 +28,7 @@ class WorkerConnection:
 
     __slots__ = ("_address", "_secured", "channel", "fast_channel", "unsent")
 
-    def __init__(self, channel: Any, address: str, secured: bool) -> None:
+    def __init__(self, channel: Channel, address: str, secured: bool) -> None:
         self.channel = channel
         self.fast_channel: UnixSocketChannel | None = None
         self.unsent: deque[list[Any]] = deque()

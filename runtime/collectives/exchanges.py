@@ -52,8 +52,8 @@ from graphflow.runtime.collectives.shared_memory_transport import (
     uses_mapped_tensors,
 )
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
-from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 
 EdgeEnd = TypeVar("EdgeEnd", ShmEdgeReceiver, ShmEdgeSender)
 

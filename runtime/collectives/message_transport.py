@@ -18,8 +18,8 @@ from graphflow.errors import ProtocolError
 from graphflow.ops.communication.reduction_order import combine_function, finish, starts
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.collectives.schedules import all_reduce, broadcast
+from graphflow.runtime.transport.tensor_mailbox import Awaited
 from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
-from graphflow.runtime.wire.tensor_mailbox import Awaited
 
 CHUNK_BYTES = 1 << 20
 """Bytes that travel together."""

@@ -28,7 +28,7 @@ from graphflow.errors import (
     ShapeError,
 )
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.codegen.elementwise_emitter import Region
+from graphflow.ops.kernels.codegen.region import Region
 from graphflow.ops.kernels.cuda.cupy_module import capture_graph, import_cupy
 from graphflow.ops.kernels.cuda.nvrtc import compile_module
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide, module_text

@@ -20,8 +20,8 @@ from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, S
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.transport.tensor_mailbox import Awaited
 from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS
-from graphflow.runtime.wire.tensor_mailbox import Awaited
 
 if TYPE_CHECKING:
     from graphflow.runtime.host.session_state import SessionState

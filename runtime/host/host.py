@@ -23,6 +23,7 @@ from graphflow.runtime.host.session_state import SessionState
 from graphflow.runtime.memory.backend import ResultExporter
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import Program
+from graphflow.runtime.transport.tensor_mailbox import TransferObserver
 from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.wire.messages import (
     CREDIT_PREFIX,
@@ -32,7 +33,6 @@ from graphflow.runtime.wire.messages import (
     Key,
     TensorParcel,
 )
-from graphflow.runtime.wire.tensor_mailbox import TransferObserver
 
 Array = np.ndarray[Any, Any]
 

@@ -29,8 +29,8 @@ from graphflow.runtime.memory.arenas import Arena, Arenas
 from graphflow.runtime.memory.backend import DeviceBackend, ResultExporter
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
 from graphflow.runtime.program.program import Program, Span
+from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
 from graphflow.runtime.wire.messages import Computed, HostUsage, TensorParcel, step_of
-from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
 
 Array = np.ndarray[Any, Any]
 

@@ -13,7 +13,7 @@ from graphflow.ir.graph import Body, Graph, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, is_inexact, nbytes
 from graphflow.ops.control_flow.control import cond, scan, while_loop
-from graphflow.ops.kernels.codegen.elementwise_emitter import freeze_attributes
+from graphflow.ops.kernels.codegen.region import freeze_attributes
 from graphflow.ops.kernels.fusion.fusion import FusedRegion, plan_regions, roots_of
 from graphflow.ops.kernels.fusion.region_kernels import THREADING_NANOSECONDS, is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import align_up

@@ -92,7 +92,7 @@ def out_kernel(
     op: Op, xp: Any, inputs: Sequence[TensorSpec], attrs: Mapping[str, Any], plain: bool
 ) -> Callable[..., None]:
     """The kernel as a function (out, *arrays); `plain`: by way of a result of its own."""
-    into = op.writer(inputs)
+    into = op.into_for(inputs)
     if into is not None and not op.random and not plain:
         return partial(into, xp, **attrs) if attrs else partial(into, xp)
 

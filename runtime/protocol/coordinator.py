@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from sys import intern
 
+from graphflow.base.addresses import is_loopback
 from graphflow.errors import (
     GraphflowError,
     ProtocolError,
@@ -55,7 +56,7 @@ from graphflow.runtime.protocol.reliable_stream import (
     stale_error,
 )
 from graphflow.runtime.protocol.remote_errors import error_from_message, printable_text
-from graphflow.runtime.wire.frame_codec import Buffer, may_be_remote, return_borrowed
+from graphflow.runtime.wire.frame_codec import Buffer, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     UNNUMBERED,
@@ -109,7 +110,7 @@ class CoordinatorMachine:
         home: str = "",
     ) -> None:
         self._version = Version.own()
-        self._far = [may_be_remote(address) for address in addresses]
+        self._far = [not is_loopback(address) for address in addresses]
         self._session, self._epoch, self._token = session, epoch, intern(token)
         self._peers = [
             Peer(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from graphflow.base.addresses import is_loopback
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import (
     GraphflowError,
@@ -51,7 +52,7 @@ from graphflow.runtime.protocol.worker_events import (
 )
 from graphflow.runtime.protocol.worker_session import WorkerSession
 from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
-from graphflow.runtime.wire.frame_codec import Buffer, decode_small, may_be_remote, return_borrowed
+from graphflow.runtime.wire.frame_codec import Buffer, decode_small, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,
@@ -370,7 +371,7 @@ class WorkerMachine:
         )
         stream.outbound.last_sent = 1  # Welcome, whatever came of others before it
         inbox = ChunkAssembler(shared_budget=self._shared_budget)
-        far = may_be_remote(message.peers[message.worker])
+        far = not is_loopback(message.peers[message.worker])
         served = WorkerSession(route, stream, count, message.lease, now, inbox, far)
         self._sessions[name] = served
         return [RunJob(name, message, 0, epoch, token=envelope.token)]

@@ -42,6 +42,7 @@ from graphflow.runtime.transport.shared_memory_arrays import (
     SharedArrayReader,
     is_whole,
 )
+from graphflow.runtime.transport.tensor_mailbox import TransferObserver
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 from graphflow.runtime.wire.frame_codec import BorrowedBuffer
 from graphflow.runtime.wire.graph_limits import GraphLimits
@@ -69,7 +70,6 @@ from graphflow.runtime.wire.messages import (
     Write,
     step_of,
 )
-from graphflow.runtime.wire.tensor_mailbox import TransferObserver
 from graphflow.runtime.worker.link_probe import DriveUntil, LinkProber
 from graphflow.runtime.worker.peer_link import PeerLink
 from graphflow.runtime.worker.worker_activity import WorkerActivity
@@ -366,7 +366,7 @@ class HostedSession:
         import_allowed(self._ops, self._allowed)
         for worker, address in enumerate(self._addresses):
             if worker != self._index:
-                channel = transport_of(address).Channel(
+                channel = transport_of(address).connect(
                     self._context, address, insecure=self._insecure, watch=True, guard=self._guard,
                     key=self._keys[worker] if self._keys else "",
                 )  # fmt: skip

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from graphflow.base.addresses import is_loopback
 from graphflow.errors import TransportError
 from graphflow.runtime.protocol.reliable_stream import Outbound, OutgoingMessage, with_checksum
 from graphflow.runtime.protocol.worker_events import UpdatePeerLink
 from graphflow.runtime.security.receive_accounting import UNFRAMED_CAP
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.transport.bulk_tcp import BulkChannel, BulkSender
+from graphflow.runtime.transport.interface import Channel
 from graphflow.runtime.transport.shared_memory_arrays import (
     LEND_MIN_BYTES,
     SharedArrayPool,
@@ -28,7 +30,6 @@ from graphflow.runtime.wire.frame_codec import (
     encode,
     encode_small,
     lend_array,
-    may_be_remote,
     split_array,
 )
 from graphflow.runtime.wire.messages import Ack, Array, Chunk, Key, Share, Tensor
@@ -54,7 +55,7 @@ class PeerLink:
 
     def __init__(
         self,
-        channel: Any,
+        channel: Channel,
         outbound: Outbound,
         lane: UnixSocketChannel | None = None,
         bulk_sender: BulkSender | None = None,
@@ -69,7 +70,7 @@ class PeerLink:
         self._changed = threading.Condition(channel.lock)
         self._array_pool = SharedArrayPool()
         # A piece is encrypted here while the one before it is decrypted there.
-        self._far = sealed or may_be_remote(channel.address)
+        self._far = sealed or not is_loopback(channel.address)
         self._offered_at = -inf  # when, last
         self._offers = 0
         self._unanswered_asks = 0  # times since the peer last took anything, in one step

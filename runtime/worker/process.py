@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import zmq
-
 from graphflow.errors import (
     DeviceLost,
     MessageTooLarge,
@@ -58,8 +56,8 @@ from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bulk_tcp import BulkChannel, BulkReceivers
-from graphflow.runtime.transport.tcp import abandon_context
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel, UnixSocketListener
+from graphflow.runtime.transport.zmq_sockets import abandon_context, open_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     Broken,
@@ -110,13 +108,13 @@ class WorkerProcess:
         checkpoints: str | None = None,
         exit_report: ExitReport | None = None,
     ) -> None:
-        self._context: zmq.Context[Any] = zmq.Context()
+        self._context = open_context()
         self._wakeup = WakeupFd()
         self._guard: ZapAuthenticator | None = None
         try:
             if key is not None:
                 self._guard = ZapAuthenticator(self._context, key, ring or Keyring())
-            self._listener = transport_of(listen).Listener(
+            self._listener = transport_of(listen).listen(
                 self._context, listen, insecure=insecure, guard=self._guard,
                 most=connections, wake=self._recheck_listener,
             )  # fmt: skip
@@ -146,7 +144,7 @@ class WorkerProcess:
         self._driver = SocketDriverLock(self._wakeup)
         self._waiter = EpollWaiter()
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
-        self._waiter.add(self._listener.socket.getsockopt(zmq.FD), _LISTENER)
+        self._waiter.add(self._listener.fileno(), _LISTENER)
         # A socket tells of what comes only once it has been found empty.
         self._has_unread = True
         self._lanes = UnixSocketListener(self.address if self._guard is None else "")
@@ -164,7 +162,7 @@ class WorkerProcess:
         self._end_reason = "it was asked to end"
         self._started = time.monotonic()
         register_worker_gauges(
-            self.meters, self.address, self._sessions, self._unsent, self._listener.limiter
+            self.meters, self.address, self._sessions, self._unsent, self._listener
         )
 
     def stop(self) -> None:
@@ -279,7 +277,7 @@ class WorkerProcess:
         for route in list(self._unsent) if self._unsent else ():
             self._flush(route)
         if self._has_unread and not self._listener.has_message():
-            self._listener.limiter.note_drained()
+            self._listener.note_drained()
             self._has_unread = False
         soon = now + _RETRY if self._unsent else self._tick_at
         if self._has_unread or self._has_drained():

@@ -15,9 +15,8 @@ import platform
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
-
-import zmq
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import (
@@ -27,6 +26,7 @@ from graphflow.errors import (
     TransportError,
     VersionMismatch,
 )
+from graphflow.runtime.polling.wakeup import EpollWaiter
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.protocol.remote_errors import error_from_message
 from graphflow.runtime.security.authenticator import ZapAuthenticator
@@ -35,7 +35,8 @@ from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
 from graphflow.runtime.security.receive_accounting import UNFRAMED_CAP
 from graphflow.runtime.telemetry.metrics import Meters, peak_resident_bytes, resident_bytes
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.tcp import HANDSHAKE_ENDED, describe_unknown_host
+from graphflow.runtime.transport.interface import HANDSHAKE_ENDED, Channel
+from graphflow.runtime.transport.zmq_sockets import open_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
@@ -55,7 +56,7 @@ MAX_WAITS = 20
 """Tensors that a session waits for of which a report tells; of more, only how many."""
 _MAX_TEXT = 200  # characters of what is waited for
 _SESSION_DIGITS = 8  # digits of a session's name
-_LOOK_MS = 50  # between two looks at how much has come
+_LOOK_SECONDS = 0.05  # between two looks at how much has come
 _BATCH = 64  # messages taken from one worker before the others have their turn, and the deadline
 
 Report = Mapping[str, Any]
@@ -223,7 +224,7 @@ def request_reports(
     Raises:
         TransportError: an address is malformed, or insecure.
     """
-    context: zmq.Context[Any] = zmq.Context()
+    context = open_context()
     guard = None if pair is None else ZapAuthenticator(context, pair, ring or Keyring())
     asked: list[_StatusRequest] = []
     try:
@@ -234,10 +235,7 @@ def request_reports(
             left = until - time.monotonic()
             if left <= 0:
                 break
-            poller = zmq.Poller()
-            for each in waiting:
-                poller.register(each.channel.socket, zmq.POLLIN)
-            poller.poll(max(1, min(_LOOK_MS, int(left * 1000))))
+            _wait_for_any([each.channel for each in waiting], min(_LOOK_SECONDS, left))
             for each in waiting:
                 each.receive()
         return [each.outcome or each.silence_error(seconds) for each in asked]
@@ -247,6 +245,16 @@ def request_reports(
         if guard is not None:
             guard.close()
         context.destroy(linger=0)
+
+
+def _wait_for_any(channels: Sequence[Channel], seconds: float) -> None:
+    """Wait until one of `channels` may have a message, at most for some seconds."""
+    if any(channel.has_message() for channel in channels):
+        return
+    with closing(EpollWaiter()) as waiter:
+        for tag, channel in enumerate(channels):
+            waiter.add(channel.fileno(), tag)
+        waiter.wait(seconds)
 
 
 class _StatusRequest:
@@ -263,13 +271,13 @@ class _StatusRequest:
         parts = transport.check_address(
             worker.address, insecure=insecure or bool(worker.key), listening=False
         )
-        self.channel = transport.Channel(
+        self.channel = transport.connect(
             context, worker.address, insecure=insecure, watch=True, guard=guard, key=worker.key
         )
         try:
-            socket.getaddrinfo(parts.host, parts.port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            self.outcome = TransportError(describe_unknown_host(parts, error))
+            transport.check_host(parts)
+        except TransportError as error:
+            self.outcome = error
             return
         own = Version.own()
         for message in (Hello(1, own.version, own.wire, own.python), Status(2)):

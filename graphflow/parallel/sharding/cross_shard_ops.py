@@ -15,7 +15,7 @@ from graphflow.parallel.resharding.resharder import Resharder
 from graphflow.parallel.sharding.rules import ShardingRule
 
 
-def emit_meeting(
+def emit_exchange(
     resharder: Resharder,
     node: Node,
     rule: ShardingRule,
@@ -23,7 +23,7 @@ def emit_meeting(
     inputs: Sequence[tuple[Tensor, ...]],
 ) -> list[tuple[Tensor, ...]]:
     """Write a node whose shards exchange intermediate results along one letter
-    (`Sharding.meeting`).
+    (`Sharding.exchange`).
 
     Args:
         resharder: records the exchange.
@@ -35,26 +35,26 @@ def emit_meeting(
     Returns:
         For each place, the outputs.
     """
-    meeting, mesh = rule.sharding.meeting, resharder.mesh
-    assert meeting is not None
+    exchange, mesh = rule.sharding.exchange, resharder.mesh
+    assert exchange is not None
     (axis,) = split.axes
     attrs = dict(node.attrs)
     begun: dict[Place, Any] = {}
     known: dict[Any, Any] = {}
     for number, place in enumerate(mesh.places):
         own = tuple(parts[number] for parts in inputs)
-        start = resharder.partitioner.piece(rule.sizes[meeting.letter], split, place).start
+        start = resharder.partitioner.piece(rule.sizes[exchange.letter], split, place).start
         key: Any = (resharder.device_index(node, place), own, start) if mesh.sequential else place
         if key not in known:
             with resharder.on_device(place, node):
-                known[key] = meeting.tell(node.op, start, *own, **attrs)
+                known[key] = exchange.contribute(node.op, start, *own, **attrs)
         begun[place] = known[key]
     sent: dict[SentTensor, float] = {}
     outputs = []
     for place in mesh.places:
         group = mesh.group(place, axis)
         at = group.index(place)
-        heard = {"before": group[:at], "after": group[at + 1 :], "all": group}[meeting.who]
+        heard = {"before": group[:at], "after": group[at + 1 :], "all": group}[exchange.senders]
         kept, told = begun[place][0], [begun[other][1] for other in heard]
         for other, tensors in zip(heard, told, strict=True):
             sent |= resharder.sent_bytes([(other, t) for t in tensors], place, node)
@@ -65,10 +65,10 @@ def emit_meeting(
         )
         if key not in known:
             with resharder.on_device(place, node):
-                known[key] = meeting.hear(node.op, kept, told, **attrs)
+                known[key] = exchange.combine(node.op, kept, told, **attrs)
         outputs.append(known[key])
     CommunicationLog(resharder, node, user_name(node))("meeting", (axis,), sent)
     return outputs
 
 
-__all__ = ["emit_meeting"]
+__all__ = ["emit_exchange"]

@@ -322,7 +322,7 @@ class RuleSelector:
             if t in self.preferred
         ]
         sharding = rule.sharding
-        placed = sharding.build is not None and not sharding.placeless
+        placed = sharding.build is not None and not sharding.ignores_start
         stretches = placed or rule.is_ordered(letter)
         for number, names, layout in every:
             for d, split in enumerate(layout.dims):

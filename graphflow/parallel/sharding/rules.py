@@ -72,8 +72,8 @@ class ShardingRule:
 
     def meets(self, letter: str) -> bool:
         """Return True if shards along a letter exchange intermediate results."""
-        meeting = self.sharding.meeting
-        return meeting is not None and letter == meeting.letter
+        exchange = self.sharding.exchange
+        return exchange is not None and letter == exchange.letter
 
     def is_ordered(self, letter: str) -> bool:
         """Return True if extents along a letter have to be contiguous and in order of place."""

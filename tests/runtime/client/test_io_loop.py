@@ -303,11 +303,11 @@ def test_large_messages_that_wait_while_a_session_is_held_up_lose_nobody() -> No
         channel = made._connections[0].channel
         for number in range(300):
             if number % 100 == 0:
-                wait_for(lambda number=number: channel._taken == number)
+                wait_for(lambda number=number: channel._received == number)
                 made._deferred.append(lambda: time.sleep(0.5))
                 made._wakeup.wake()
             wait_for(lambda: listener.send(route, [said, data]))
-        wait_for(lambda: channel._taken == 300)
+        wait_for(lambda: channel._received == 300)
         assert made.loss_reasons() == {} and channel.read_link_changes() == []
     finally:
         made.stop()

@@ -27,7 +27,7 @@ from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.exchanges import SessionCollectives
 from graphflow.runtime.collectives.nccl import Communicator, NcclCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
+from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
 from tests.house.sources import ROOT
 from tests.runtime.collectives.test_exchanges import collective, plain, same_bits, together
 

@@ -20,7 +20,7 @@ from graphflow.runtime.collectives.schedules import Round, all_reduce, broadcast
 from graphflow.runtime.collectives.shared_counters import COUNTER_BYTES, SharedCounters
 from graphflow.runtime.collectives.shared_memory_transport import private_memory
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
-from graphflow.runtime.wire.tensor_mailbox import TensorMailbox
+from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
 from tests.runtime.collectives.test_exchanges import together
 
 
