@@ -20,7 +20,8 @@ from graphflow.ir.op import (
 )
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.shape_rules import normalize_axis, require_finite, same_float
-from graphflow.ops.pointwise.arithmetic import ROW, SCALAR, F, elementwise, greater
+from graphflow.ops.pointwise.comparison import greater
+from graphflow.ops.pointwise.elementwise import ROW, SCALAR, F, elementwise
 from graphflow.ops.pointwise.select import clip_grad, clip_op, where
 from graphflow.ops.reductions.extrema import argmax
 

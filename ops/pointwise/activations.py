@@ -13,15 +13,8 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, error_location, function, sample
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, require_finite, same_float
-from graphflow.ops.pointwise.arithmetic import (
-    SCALAR,
-    F,
-    divide,
-    elementwise,
-    multiply,
-    reciprocal,
-    square,
-)
+from graphflow.ops.pointwise.arithmetic import divide, multiply, reciprocal, square
+from graphflow.ops.pointwise.elementwise import SCALAR, F, elementwise
 from graphflow.ops.pointwise.select import clip
 from graphflow.ops.pointwise.transcendental import erf_of, exp, tanh
 

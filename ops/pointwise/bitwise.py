@@ -13,14 +13,8 @@ from graphflow.errors import DTypeError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, sample
 from graphflow.ir.spec import TensorSpec, as_dtype, spec
 from graphflow.ops.base.shape_rules import require_kind, same, same_numeric
-from graphflow.ops.pointwise.arithmetic import (
-    COLUMN,
-    ROW,
-    SCALAR,
-    F,
-    divisor_cotangent,
-    elementwise,
-)
+from graphflow.ops.pointwise.arithmetic import divisor_cotangent
+from graphflow.ops.pointwise.elementwise import COLUMN, ROW, SCALAR, F, elementwise
 
 INT = spec("int32", (3, 4))
 BYTES = spec("uint8", (4,))

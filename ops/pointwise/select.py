@@ -14,7 +14,8 @@ from graphflow.errors import ArgumentError, DTypeError
 from graphflow.ir.op import Op, Tensor, as_tensor, error_location, function, promote_inputs, sample
 from graphflow.ir.spec import TensorSpec, kind, spec
 from graphflow.ops.base.shape_rules import same, same_float, same_numeric
-from graphflow.ops.pointwise.arithmetic import (
+from graphflow.ops.pointwise.convert import stop_gradient
+from graphflow.ops.pointwise.elementwise import (
     BINARY_INT,
     BOOL,
     COLUMN,
@@ -24,7 +25,6 @@ from graphflow.ops.pointwise.arithmetic import (
     F,
     elementwise,
 )
-from graphflow.ops.pointwise.convert import stop_gradient
 
 
 def _greater_grad_of(xp: Any, g: Any, a: Any, b: Any) -> Any:

@@ -19,7 +19,9 @@ from graphflow.ops.base.shape_rules import (
     same_float,
     same_inexact,
 )
-from graphflow.ops.pointwise.arithmetic import (
+from graphflow.ops.pointwise.arithmetic import square
+from graphflow.ops.pointwise.comparison import equal, isinf, logical_and
+from graphflow.ops.pointwise.elementwise import (
     BINARY,
     COMPLEX,
     POSITIVE,
@@ -28,10 +30,6 @@ from graphflow.ops.pointwise.arithmetic import (
     UNARY,
     F,
     elementwise,
-    equal,
-    isinf,
-    logical_and,
-    square,
 )
 
 
